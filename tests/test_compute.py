@@ -1,0 +1,86 @@
+"""Device, precision and threads are settled by static rules."""
+
+import os
+
+import pytest
+import torch
+
+from transformer.compute import autocast, dtype_of, resolve_device, resolve_precision, resolve_threads
+from transformer.config import Device, Precision
+from transformer.errors import InputError
+
+CPU = torch.device("cpu")
+BF16_PROBES = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "expected"),
+    [
+        (Device.auto, False, "cpu"),
+        (Device.auto, True, "cuda"),
+        (Device.cpu, True, "cpu"),
+        (Device.cpu, False, "cpu"),
+        (Device.cuda, True, "cuda"),
+    ],
+)
+def test_device(monkeypatch: pytest.MonkeyPatch, asked: Device, gpu: bool, expected: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert resolve_device(asked).type == expected
+
+
+def test_a_gpu_that_is_absent_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="device=cpu") as caught:
+        resolve_device(Device.cuda)
+    assert caught.value.exit_status == 2
+
+
+@pytest.mark.parametrize("asked", [Precision.fp32, Precision.bf16, Precision.fp64])
+def test_a_precision_that_is_asked_for_is_given(asked: Precision) -> None:
+    assert resolve_precision(asked, CPU) is asked
+
+
+@pytest.mark.parametrize("amx", [False, True])
+@pytest.mark.parametrize("avx512", [False, True])
+def test_auto_precision_on_a_cpu_asks_the_hardware(monkeypatch: pytest.MonkeyPatch, amx: bool, avx512: bool) -> None:
+    for probe, answer in zip(BF16_PROBES, (amx, avx512), strict=True):
+        monkeypatch.setattr(torch.cpu, probe, lambda answer=answer: answer, raising=False)
+    assert resolve_precision(Precision.auto, CPU) is (Precision.bf16 if amx or avx512 else Precision.fp32)
+
+
+def test_auto_precision_without_the_private_probes_is_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    for probe in BF16_PROBES:
+        monkeypatch.delattr(torch.cpu, probe, raising=False)
+    assert resolve_precision(Precision.auto, CPU) is Precision.fp32
+
+
+@pytest.mark.parametrize("supported", [False, True])
+def test_auto_precision_on_a_gpu_asks_the_gpu(monkeypatch: pytest.MonkeyPatch, supported: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
+    chosen = resolve_precision(Precision.auto, torch.device("cuda"))
+    assert chosen is (Precision.bf16 if supported else Precision.fp32)
+
+
+def test_parameters_are_never_bf16() -> None:
+    kept = {precision: dtype_of(precision) for precision in (Precision.fp32, Precision.bf16, Precision.fp64)}
+    assert kept == {Precision.fp32: torch.float32, Precision.bf16: torch.float32, Precision.fp64: torch.float64}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "expected"),
+    [
+        (Precision.bf16, torch.float32, torch.bfloat16),
+        (Precision.fp32, torch.float32, torch.float32),
+        (Precision.fp64, torch.float64, torch.float64),
+    ],
+)
+def test_autocast_multiplies_in_that_precision(precision: Precision, dtype: torch.dtype, expected: torch.dtype) -> None:
+    x = torch.ones(2, 2, dtype=dtype)
+    with autocast(CPU, precision):
+        assert (x @ x).dtype == expected
+    assert (x @ x).dtype == dtype
+
+
+def test_threads_are_the_cores_this_process_may_use() -> None:
+    assert resolve_threads(None) == len(os.sched_getaffinity(0))
+    assert resolve_threads(3) == 3

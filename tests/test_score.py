@@ -1,0 +1,137 @@
+"""Scores against the sacreBLEU command line and published ones; and what must be refused."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transformer.errors import InputError
+from transformer.evaluate.score import measure, score
+
+SCORES = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data")) / "scores"
+
+needs_scores = pytest.mark.skipif(not SCORES.is_dir(), reason="needs the corpora of TRANSFORMER_DATA")
+
+REFERENCES = [
+    "Der Hund läuft durch den tiefen Schnee.",
+    "Zwei Frauen stehen an der Ecke, und eine von ihnen lacht.",
+    "„Das ist nicht wahr“, sagte er.",
+    "Sie kaufte 3,5 kg Äpfel für 7.20 Euro!",
+]
+HYPOTHESES = [
+    "Ein Hund läuft durch den Schnee.",
+    "Zwei Frauen stehen an einer Ecke, eine von ihnen lacht laut.",
+    "„Das stimmt nicht“, sagte er.",
+    "Sie kaufte 3,5 kg Äpfel für 7.20 Euro.",
+]
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_bytes().decode("utf-8").split("\n")[:-1]
+
+
+def command_line(folder: Path, hypotheses: list[str], references: list[str], pair: str) -> dict[str, tuple[float, str]]:
+    """What `sacrebleu` prints, at full precision, with its signatures."""
+    for name, texts in (("hyp", hypotheses), ("ref", references)):
+        (folder / name).write_bytes("".join(f"{text}\n" for text in texts).encode("utf-8"))
+    command = [sys.executable, "-m", "sacrebleu", "ref", "-i", "hyp", "-l", pair, "-m", "bleu", "chrf", "-w", "12"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    return {found["name"]: (found["score"], found["signature"]) for found in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize("pair", ["en-de", "en-zh"])
+def test_equals_the_command_line(tmp_path: Path, pair: str) -> None:
+    draw = random.Random(2)
+    words = [*" ".join(REFERENCES).split(), "今天", "天气很好。", "", "»quoted«", "U.S.", "it's"]
+    references = REFERENCES + [" ".join(draw.choices(words, k=draw.randint(1, 30))) for _ in range(100)]
+    hypotheses = HYPOTHESES + [" ".join(w for w in text.split() if draw.random() < 0.8) for text in references[4:]]
+    expected = command_line(tmp_path, hypotheses, references, pair)
+    found = score(hypotheses, references, tgt_lang=pair[-2:])
+    assert found.bleu == pytest.approx(expected["BLEU"][0], rel=0, abs=1e-9)
+    assert found.chrf == pytest.approx(expected["chrF2"][0], rel=0, abs=1e-9)
+    assert (found.bleu_signature, found.chrf_signature) == (expected["BLEU"][1], expected["chrF2"][1])
+    assert found.to_json() == {
+        "bleu": found.bleu,
+        "bleu_signature": expected["BLEU"][1],
+        "chrf": found.chrf,
+        "chrf_signature": expected["chrF2"][1],
+    }
+
+
+@needs_scores
+@pytest.mark.parametrize(
+    "system",
+    [
+        "Online-G",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("BUPT_rush", "NVIDIA-NeMo", "VolcTrans-AT")),
+    ],
+)
+def test_published_scores_of_newstest2021(system: str) -> None:
+    folder = SCORES / "wmt21_en_de"
+    rows = [line.split("\t") for line in lines(folder / "published.tsv")]
+    published = {reference: float(bleu) for name, reference, bleu in rows if name == system and reference != "all"}
+    assert len(published) == 3
+    hypotheses = lines(folder / f"hyp.{system}.de")
+    for reference, bleu in published.items():
+        found = score(hypotheses, lines(folder / f"ref.{reference}.de"), tgt_lang="de")
+        assert found.bleu == pytest.approx(bleu, rel=0, abs=1e-9)
+
+
+@needs_scores
+def test_tokenised_on_both_sides_passes_on_one_side_does_not() -> None:
+    hypotheses, references = (lines(SCORES / "multi_bleu" / name) for name in ("hyp", "ref.tok"))
+    assert score(hypotheses, references, tgt_lang="en").bleu == pytest.approx(22.58, abs=0.5)  # by multi-bleu.perl
+    plain = [reference.replace(" .", ".").replace(" ,", ",") for reference in references]
+    with pytest.raises(InputError, match="tokenised"):
+        score(hypotheses, plain, tgt_lang="en")
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references", "message"),
+    [
+        (HYPOTHESES[:3], REFERENCES, "3 hypotheses .* 4 references"),
+        (HYPOTHESES, REFERENCES[:3], "4 hypotheses .* 3 references"),
+        (HYPOTHESES, [REFERENCES], "references must be a list of texts"),
+        (HYPOTHESES[0], REFERENCES[0], "hypotheses must be a list"),
+        (HYPOTHESES, REFERENCES[0], "references must be a list"),
+        ([None] * 4, REFERENCES, "hypotheses must be a list"),
+        ([], [], "no sentences"),
+        (["▁Ein ▁Hund ▁läuft ▁durch"] * 4, REFERENCES, "subwords"),
+        (["Ein Hu@@ nd läu@@ ft ."] * 4, REFERENCES, "subwords"),
+        (["Ein Hund läuft .", "Zwei Frauen , die lachen .", "Wahr ist es .", "Ja !"], REFERENCES, "tokenised"),
+    ],
+)
+def test_refuses_what_cannot_be_compared(hypotheses: list[str], references: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        score(hypotheses, references, tgt_lang="de")
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references"),
+    [
+        (["⁇ . ⁇ , ⁇ ."] * 4, REFERENCES),  # an unknown piece is shown with a space at each side
+        (["Quoi ?", "Non !", "Il dit : oui.", "« Oui ; non. »"] * 4, ["Quoi?", "Non!", "Oui.", "Non."] * 4),
+        (["", "", "", ""], REFERENCES),
+        (["Gleich."] * 19 + ["▁"], ["Gleich."] * 20),  # copied from the source
+        (["a ▁ b"] * 4, ["a ▁ b"] * 4),
+    ],
+)
+def test_does_not_mistake_plain_text(hypotheses: list[str], references: list[str]) -> None:
+    assert score(hypotheses, references, tgt_lang="de") == measure(hypotheses, references, tgt_lang="de")
+
+
+def test_measure_takes_whatever_a_young_model_writes() -> None:
+    assert measure(["und . und . und ."] * 4, REFERENCES, tgt_lang="de").bleu < 5
+    assert measure(REFERENCES, REFERENCES, tgt_lang="de").bleu == pytest.approx(100)
+    with pytest.raises(InputError, match="1 hypotheses"):
+        measure(["x"], REFERENCES, tgt_lang="de")
+
+
+def test_says_what_a_language_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    with pytest.raises(InputError, match=r"sacrebleu\[ja\]"):
+        score(HYPOTHESES, REFERENCES, tgt_lang="ja")

@@ -1,0 +1,6 @@
+"""`python -m transformer`, and what torchrun starts."""
+
+from transformer.cli import main
+
+if __name__ == "__main__":
+    main()

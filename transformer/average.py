@@ -1,0 +1,53 @@
+"""The mean of the last checkpoints' weights (section 6.1): the model that translates."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+from torch import Tensor
+
+from transformer.checkpoint import Checkpoint, list_steps, load_checkpoint, lock_run, newest, step_path, write_averaged
+from transformer.config import AverageJob
+from transformer.errors import InputError
+
+log = logging.getLogger(__name__)
+
+
+def average_checkpoints(run_dir: Path, steps: list[int]) -> Checkpoint:
+    """Write `run_dir/averaged`, the mean over these steps. Raises CheckpointError if one of them is damaged."""
+    sums: dict[str, Tensor] = {}
+    for step in steps:
+        checkpoint = load_checkpoint(step_path(run_dir, step))
+        for name, tensor in checkpoint.tensors("model").items():
+            sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
+    dtypes = {name: tensor.dtype for name, tensor in checkpoint.tensors("model").items()}
+    mean = {name: (total / len(steps)).to(dtypes[name]) for name, total in sums.items()}
+    state = {"averaged": steps, "vocab_size": checkpoint.state["vocab_size"]}
+    log.info("averaged %d checkpoints: steps %s", len(steps), ", ".join(map(str, steps)))
+    return write_averaged(run_dir, step=steps[-1], tensors={"model": mean}, state=state, config=checkpoint.config)
+
+
+def regular_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:
+    """The newest `last` checkpoints of the schedule, oldest first, and the run's last step.
+
+    One that a signal or a new best score left in between is not among them: the average must not depend on when a run
+    was interrupted.
+    """
+    steps = list_steps(run_dir)
+    return [step for step in steps if step % save_every == 0 or step == steps[-1]][-last:]
+
+
+def average(job: AverageJob) -> None:
+    """The command: average the newest checkpoints of a run. Raises InputError where there are none."""
+    run_dir = Path(job.run_dir)
+    if not run_dir.is_dir():
+        raise InputError(f"run_dir={job.run_dir}: no such directory; `transformer train` makes one")
+    with lock_run(run_dir):
+        checkpoint = newest(run_dir)
+        if checkpoint is None:
+            raise InputError(f"{run_dir}: there is no checkpoint to average yet")
+        save_every = int(checkpoint.config["train"]["save_every"])
+        steps = regular_steps(run_dir, save_every=save_every, last=job.last)
+        averaged = average_checkpoints(run_dir, steps)
+    sys.stdout.write(json.dumps({"averaged": steps, "path": str(averaged.path)}) + "\n")

@@ -1,0 +1,310 @@
+"""The command line: `transformer COMMAND key=value ...`, one Hydra application for each command.
+
+The only file that knows Hydra. It composes YAML and overrides, turns them into the typed job of `config.py`, runs the
+command, and maps every error to one line and an exit status: Hydra alone would exit 1 for all of them. Keys are checked
+here, before Hydra sees them: `++key=value` would pass its schema unseen.
+"""
+
+import difflib
+import logging
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, get_origin, get_type_hints
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from transformer import __version__
+from transformer.config import AverageJob, EvaluateJob, PairConfig, SummaryJob, TrainJob, TranslateJob
+from transformer.errors import InputError, Stopped, TransformerError
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command's job and the line that `--help` says of it."""
+
+    job: type
+    help: str
+
+
+COMMANDS = {
+    "prepare": Command(TrainJob, "read, filter and tokenise a corpus, ready for training"),
+    "train": Command(TrainJob, "train a model, or go on with one; then average checkpoints and score the test sets"),
+    "translate": Command(TranslateJob, "translate standard input to standard output, line for line"),
+    "evaluate": Command(EvaluateJob, "translate the test sets and score them with sacreBLEU"),
+    "average": Command(AverageJob, "average a run's newest checkpoints"),
+    "summary": Command(SummaryJob, "parameters, FLOPs and memory of a model"),
+}
+
+
+def main() -> NoReturn:
+    """The console script."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_overview())
+        sys.exit(0 if arguments else 2)
+    if arguments[0] == "--version":
+        sys.stdout.write(f"transformer {__version__}\n")
+        sys.exit(0)
+    sys.exit(_dispatch(arguments[0], arguments[1:]))
+
+
+def _overview() -> str:
+    lines = [f"  {name:<10} {command.help}" for name, command in COMMANDS.items()]
+    return "usage: transformer COMMAND [key=value ...]\n\n{}\n\n{}\n".format(
+        "\n".join(lines), "`transformer COMMAND --help` lists a command's options."
+    )
+
+
+def _dispatch(name: str, arguments: list[str]) -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        if name not in COMMANDS:
+            raise InputError(f"unknown command {name!r}{_suggest(name, COMMANDS)}; `transformer --help` lists them")
+        _hydra(name, _overrides(name, arguments))
+    except TransformerError as error:
+        return _fail(str(error), error.exit_status)
+    except (HydraException, OmegaConfBaseException) as error:
+        return _fail(_one_line(error), InputError.exit_status)
+    except KeyboardInterrupt:
+        status = Stopped.exit_status if name in ("prepare", "train") else 128 + signal.SIGINT
+        return _fail("stopped; the same command starts again", status)
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, status: int) -> int:
+    sys.stderr.write(f"transformer: error: {message}\n")
+    return status
+
+
+def _hydra(name: str, overrides: list[str]) -> None:
+    """Compose and run under Hydra, which reads its overrides from `sys.argv`."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let errors through: it is the dispatcher that reports them
+    if not OmegaConf.has_resolver("shipped"):
+        OmegaConf.register_new_resolver("shipped", lambda: str(shipped("data")))
+    store = ConfigStore.instance()
+    store.store(name=f"{name}_schema", node=_schema(COMMANDS[name].job, overrides))
+    store.store(name="house", package="hydra", node=_house(name))
+    sys.argv = [f"transformer {name}", *overrides]
+
+    def task(composed: DictConfig) -> None:
+        try:
+            _run(name, _typed(composed, COMMANDS[name].job))
+        except TransformerError as error:  # here, since Hydra would print a second line
+            sys.exit(_fail(str(error), error.exit_status))
+
+    hydra.main(version_base="1.3", config_path=str(shipped("configs")), config_name=name)(task)()
+
+
+def _schema(job: type, overrides: list[str]) -> Any:
+    """The job with its defaults, and a place for each test set that the overrides name: they are new keys."""
+    schema = job()
+    for override in overrides:
+        if match := re.match(r"(data\.)?test\.([^.=]+)\.(src|tgt)=", override):
+            (schema.data if match[1] else schema).test[match[2]] = PairConfig()
+    return schema
+
+
+def shipped(folder: str) -> Path:
+    """A folder that comes with the package: inside it in a wheel, beside it in a checkout."""
+    return next(path for path in (PACKAGE / "shipped" / folder, PACKAGE.parent / folder) if path.is_dir())
+
+
+def _house(name: str) -> dict[str, Any]:
+    """Hydra leaves nothing behind: no folder, no file, no change of directory."""
+    return {
+        "run": {"dir": "."},
+        "sweep": {"dir": str(Path(tempfile.gettempdir()) / "transformer-multirun"), "subdir": "."},
+        "output_subdir": None,
+        "job": {"chdir": False},
+        "help": {"app_name": f"transformer {name}", "template": _help(name)},
+    }
+
+
+def _help(name: str) -> str:
+    options = [f"  {key}={option.default}\n      {option.help}" for key, option in _options(COMMANDS[name].job).items()]
+    return (
+        f"usage: transformer {name} [key=value ...]\n\n{COMMANDS[name].help}\n\n"
+        "groups (group=option):\n$APP_CONFIG_GROUPS\n\n"
+        "options, with the paper's defaults; an experiment may set others (--cfg job shows what is in force):\n"
+        "{}\n\n--multirun runs every combination of key=a,b; --config-dir DIR adds a folder of experiments.\n"
+    ).format("\n".join(options))
+
+
+# ---- the options of a job -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key: its type, its default as it is typed on the command line, and its meaning."""
+
+    kind: Any
+    default: str
+    help: str
+
+
+def _options(job: type, prefix: str = "") -> dict[str, Option]:
+    """Every key of a job, dotted; a table of pairs as `KEY.NAME.src`."""
+    found: dict[str, Option] = {}
+    kinds = get_type_hints(job)
+    for field in fields(job):
+        kind, key, meaning = kinds[field.name], prefix + field.name, field.metadata.get("help", "")
+        if is_dataclass(kind):
+            found |= _options(kind, f"{key}.")  # type: ignore[arg-type]
+        elif get_origin(kind) is dict:
+            found |= {f"{key}.NAME.{side}": Option(str, "", meaning) for side in ("src", "tgt")}
+        else:
+            found[key] = Option(kind, _as_typed(field.default), _meaning(kind, meaning))
+    return found
+
+
+def _as_typed(value: object) -> str:
+    if value is None:
+        return "null"
+    return value.name if isinstance(value, Enum) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _meaning(kind: Any, meaning: str) -> str:
+    is_choice = isinstance(kind, type) and issubclass(kind, Enum)
+    return f"{meaning} [{', '.join(kind.__members__)}]" if is_choice else meaning
+
+
+def _overrides(name: str, arguments: list[str]) -> list[str]:
+    """The arguments, each key checked, and text values quoted: Hydra's grammar refuses most punctuation in them."""
+    options = _options(COMMANDS[name].job)
+    sweep = any(argument in ("-m", "--multirun") for argument in arguments)
+    return [_override(argument, options, sweep=sweep) for argument in arguments]
+
+
+def _override(argument: str, options: dict[str, Option], *, sweep: bool) -> str:
+    key, equals, value = argument.partition("=")
+    bare = key.lstrip("+")
+    if argument.startswith("-") or not equals or bare.startswith("hydra"):
+        if argument.startswith("~"):
+            raise InputError(f"{argument}: a key cannot be removed; give it the value you want instead")
+        return argument
+    if bare.partition("@")[0] == "experiment":
+        return f"{bare}={value}"
+    known = re.sub(r"(^|\.)test\.[^.]+\.", r"\1test.NAME.", bare)
+    if known not in options:
+        if any(option.startswith(f"{known}.") for option in options):
+            raise InputError(f"{argument}: {bare} is a group of keys; set them one by one, as {bare}.KEY=VALUE")
+        raise InputError(f"unknown key {bare!r} in {argument!r}{_suggest(bare, options)}; --help lists every key")
+    text = options[known].kind in (str, str | None) and not sweep and value != "null"
+    return f"{bare}={_quote(value) if text else value}"
+
+
+def _quote(value: str) -> str:
+    if value[:1] in ("'", '"') and value[-1:] == value[:1]:
+        return value
+    value = os.path.expanduser(value)  # a shell does not expand ~ behind an equals sign
+    value = re.sub(r'(\\*)"', lambda match: match.group(1) * 2 + '\\"', value)
+    return '"' + re.sub(r"(\\+)$", lambda match: match.group(1) * 2, value) + '"'
+
+
+def _suggest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+# ---- from what Hydra composed to a typed job ------------------------------------------------------------------------
+
+
+def _typed(composed: DictConfig, job: type) -> Any:
+    """The job, merged into a fresh schema and checked. Raises InputError."""
+    _refuse_mixed_demo()
+    try:
+        plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
+        return _in_multirun(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(job), plain)))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise InputError(_one_line(error)) from None
+
+
+def _refuse_mixed_demo() -> None:
+    """The demo's sizes fit the demo's corpus only: another corpus under them would train a toy."""
+    choices, overrides = HydraConfig.get().runtime.choices, HydraConfig.get().overrides.task
+    if choices.get("experiment") == "demo" and any(override.startswith("data.train.") for override in overrides):
+        raise InputError("data.train cannot be changed under experiment=demo: choose experiment=small, base or big")
+
+
+def _in_multirun(job: Any) -> Any:
+    """Each job of a multirun has a directory of its own, named after its overrides."""
+    if HydraConfig.get().mode is RunMode.MULTIRUN and hasattr(job, "run_dir"):
+        overrides = [
+            o.lstrip("+") for o in HydraConfig.get().overrides.task if not o.lstrip("+").startswith("run_dir=")
+        ]
+        job.run_dir = str(Path(job.run_dir) / re.sub(r"[^A-Za-z0-9._,-]", "-", ",".join(sorted(overrides))))
+    return job
+
+
+def _one_line(error: BaseException) -> str:
+    """Hydra's and OmegaConf's messages without their advice and their internals."""
+    lines = [line.strip() for line in _messages(error)]
+    noise = (
+        "object_type=",
+        "reference_type=",
+        "full_key:",
+        "See https",
+        "To append to your config",
+        "Set the environment",
+    )
+    kept = [line for line in dict.fromkeys(lines) if line and not line.startswith(noise)]
+    return "; ".join(kept).partition("; Config search path")[0].replace("Error merging override ", "")
+
+
+def _messages(error: BaseException) -> Iterator[str]:
+    yield from str(error).split("\n")
+    if error.__cause__ is not None:
+        yield from _messages(error.__cause__)
+
+
+def _run(name: str, job: Any) -> None:
+    """Run the command; its module is imported only now, so that `--help` is instant."""
+    match name:
+        case "prepare":
+            from transformer.prepare import prepare
+
+            prepare(job)
+        case "train":
+            from transformer.training.loop import train
+
+            train(job)
+        case "translate":
+            from transformer.translate.command import run as translate
+
+            translate(job, sys.stdin.buffer, sys.stdout.buffer)
+        case "evaluate":
+            from transformer.evaluate.command import run as evaluate
+
+            evaluate(job)
+        case "average":
+            from transformer.average import average
+
+            average(job)
+        case "summary":
+            from transformer.report.summary import summary
+
+            sys.stdout.write(summary(job))

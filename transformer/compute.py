@@ -1,0 +1,47 @@
+"""Where, and in which arithmetic, we compute: settled once by static rules, never by a stopwatch."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from transformer.config import Device, Precision
+from transformer.errors import InputError
+
+
+def resolve_device(device: Device) -> torch.device:
+    """`auto` is the GPU where there is one. Raises InputError where a GPU is asked for and absent."""
+    if device is Device.cuda and not torch.cuda.is_available():
+        raise InputError("device=cuda, but torch sees no GPU here: use device=cpu, or install a CUDA build of torch")
+    use_gpu = device is Device.cuda or (device is Device.auto and torch.cuda.is_available())
+    return torch.device("cuda" if use_gpu else "cpu")
+
+
+def resolve_precision(precision: Precision, device: torch.device) -> Precision:
+    """`auto` is bf16 on a GPU and on a CPU that multiplies it in hardware, fp32 elsewhere."""
+    if precision is not Precision.auto:
+        return precision
+    fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else _cpu_multiplies_bf16()
+    return Precision.bf16 if fast else Precision.fp32
+
+
+def _cpu_multiplies_bf16() -> bool:
+    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # private in torch: absent means no
+    return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    """The type of the parameters: bf16 runs keep them in fp32 and cast on the way."""
+    return torch.float64 if precision is Precision.fp64 else torch.float32
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """The context of a forward pass."""
+    if precision is Precision.bf16:
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def resolve_threads(threads: int | None) -> int:
+    """One thread for each core that this process may use, unless told otherwise."""
+    return threads if threads is not None else len(os.sched_getaffinity(0))

@@ -1,0 +1,392 @@
+"""Every setting, typed; the defaults are the paper's base model and recipe (sections 3, 5 and 6.1).
+
+A YAML file under `configs/` holds only what differs from here. Checks that need no file run in `__post_init__`; a wrong
+value raises ValueError naming the key. Choices are enums with lower-case member names. Nothing here imports torch.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class Norm(Enum):
+    """Where the LayerNorm stands: after the residual sum (the paper) or before the sub-layer."""
+
+    post = "post"
+    pre = "pre"
+
+
+class Positions(Enum):
+    """Sinusoids (section 3.5) or learned positions (Table 3, row E)."""
+
+    sinusoidal = "sinusoidal"
+    learned = "learned"
+
+
+class Decay(Enum):
+    """What the learning rate does after the warm-up."""
+
+    inverse_sqrt = "inverse_sqrt"
+    linear = "linear"
+
+
+class Precision(Enum):
+    """The arithmetic of the forward pass; `auto` is bf16 where the hardware multiplies it, fp32 elsewhere."""
+
+    auto = "auto"
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp64 = "fp64"
+
+
+class Device(Enum):
+    """Where to compute; `auto` is the GPU where there is one."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Algorithm(Enum):
+    """How SentencePiece builds its pieces."""
+
+    bpe = "bpe"
+    unigram = "unigram"
+
+
+class Metric(Enum):
+    """What decides which checkpoint is best: BLEU on the dev set, or its loss."""
+
+    bleu = "bleu"
+    loss = "loss"
+
+
+class Format(Enum):
+    """How a command prints its result."""
+
+    text = "text"
+    json = "json"
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _at_least(config: object, section: str, minimum: float, *names: str) -> None:
+    """Refuse numbers below `minimum`, and NaN or infinity; None (left to a rule) passes."""
+    for name in names:
+        value = getattr(config, name)
+        ok = value is None or (math.isfinite(value) and value >= minimum)
+        _require(ok, f"{section}.{name}={value} must be a finite number of at least {minimum}")
+
+
+def _check_names(section: str, sets: dict[str, Any]) -> None:
+    """Test sets name files of the run directory, where `dev` is taken."""
+    for name in sets:
+        plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is not None and name != "dev"
+        _require(plain, f"{section}.{name}: a name has letters, digits, '.', '_' and '-' only, and is not dev")
+
+
+def _below_one(config: object, section: str, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(0.0 <= value < 1.0, f"{section}.{name}={value} must be in [0, 1)")
+
+
+def option(default: Any, meaning: str) -> Any:
+    """A key with its default, and what `--help` says of it."""
+    return field(default=default, metadata={"help": meaning})
+
+
+@dataclass
+class ModelConfig:
+    """The network (section 3)."""
+
+    n_layers: int = option(6, "layers of the encoder, and of the decoder")
+    d_model: int = option(512, "width of every layer's input and output")
+    d_ff: int = option(2048, "inner width of the feed-forward network")
+    n_heads: int = option(8, "attention heads")
+    d_k: int | None = option(None, "width of a head's queries and keys (null: d_model / n_heads)")
+    d_v: int | None = option(None, "width of a head's values (null: d_model / n_heads)")
+    dropout: float = option(0.1, "on each sub-layer's output and on the embedding sum")
+    attention_dropout: float = option(0.0, "on the attention weights (not in the paper)")
+    relu_dropout: float = option(0.0, "inside the feed-forward network (not in the paper)")
+    norm: Norm = option(Norm.post, "LayerNorm after the residual sum, or before the sub-layer")
+    positions: Positions = option(Positions.sinusoidal, "fixed sinusoids or learned positions")
+    max_positions: int = option(1024, "longest sentence, in pieces, that the model can hold")
+    tie_embeddings: bool = option(True, "one matrix for both embeddings and the output (3.4)")
+
+    def __post_init__(self) -> None:
+        _at_least(self, "model", 1, "n_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
+        _below_one(self, "model", "dropout", "attention_dropout", "relu_dropout")
+        _require(self.d_model % 2 == 0, f"model.d_model={self.d_model} must be even: sines and cosines come in pairs")
+        divides = self.d_model % self.n_heads == 0
+        _require(
+            divides or (self.d_k is not None and self.d_v is not None),
+            f"model.d_model={self.d_model} is not a multiple of model.n_heads={self.n_heads}: set model.d_k, d_v",
+        )
+
+    @property
+    def key_width(self) -> int:
+        """`d_k`, with its default filled in."""
+        return self.d_k if self.d_k is not None else self.d_model // self.n_heads
+
+    @property
+    def value_width(self) -> int:
+        """`d_v`, with its default filled in."""
+        return self.d_v if self.d_v is not None else self.d_model // self.n_heads
+
+
+@dataclass
+class PairConfig:
+    """Two parallel text files, plain or .gz: line n of one translates line n of the other."""
+
+    src: str = option("", "file in the source language")
+    tgt: str = option("", "file in the target language")
+
+
+@dataclass
+class FilterConfig:
+    """Which training pairs are dropped, always whole pairs and always counted; empty ones always are."""
+
+    max_length: int = option(256, "drop pairs with a side of more pieces than this")
+    max_ratio: float = option(9.0, "drop pairs whose lengths in pieces differ by more than this factor")
+    drop_identical: bool = option(False, "drop pairs whose two sides are the same text")
+    drop_duplicates: bool = option(False, "drop pairs seen before")
+
+    def __post_init__(self) -> None:
+        _at_least(self, "data.filter", 1, "max_length", "max_ratio")
+
+
+@dataclass
+class DataConfig:
+    """The corpus."""
+
+    src_lang: str = option("en", "source language, for names and scores")
+    tgt_lang: str = option("de", "target language")
+    root: str = option("data", "folder of corpora that experiments are relative to")
+    train: PairConfig = field(default_factory=PairConfig)
+    dev: PairConfig = field(default_factory=PairConfig)
+    test: dict[str, PairConfig] = field(
+        default_factory=dict, metadata={"help": "test sets by name: data.test.NAME.src|tgt"}
+    )
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    store_dir: str | None = option(None, "where prepared corpora are kept (null: beside the run)")
+
+    def __post_init__(self) -> None:
+        _check_names("data.test", self.test)
+
+
+@dataclass
+class TokenizerConfig:
+    """SentencePiece, one model for both languages (section 5.1)."""
+
+    algorithm: Algorithm = option(Algorithm.bpe, "how pieces are built")
+    vocab_size: int = option(37_000, "pieces in all; a small corpus may yield fewer")
+    byte_fallback: bool = option(False, "spell unknown characters as bytes instead of <unk>")
+    character_coverage: float = option(1.0, "share of characters that get a piece of their own")
+    sample_lines: int = option(1_000_000, "train the pieces on at most this many lines")
+    model: str | None = option(None, "use this SentencePiece model file instead of training one")
+
+    def __post_init__(self) -> None:
+        _at_least(self, "tokenizer", 8, "vocab_size")
+        _at_least(self, "tokenizer", 1, "sample_lines")
+        coverage = self.character_coverage
+        _require(0.9 <= coverage <= 1.0, f"tokenizer.character_coverage={coverage} must be in [0.9, 1]")
+
+
+@dataclass
+class TrainConfig:
+    """The recipe (section 5) and the run."""
+
+    seed: int = option(1, "everything random follows from it")
+    max_steps: int = option(100_000, "optimiser updates in all")
+    tokens_per_step: int = option(25_000, "real tokens of an update, on each side")
+    max_tokens: int | None = option(None, "padded tokens of a micro-batch per side (null: by device)")
+    learning_rate: float | None = option(None, "peak rate (null: the paper's eq. 3)")
+    warmup_steps: int = option(4_000, "updates until the peak")
+    decay: Decay = option(Decay.inverse_sqrt, "what the rate does after the peak")
+    adam_beta1: float = option(0.9, "Adam's decay of the gradient's mean")
+    adam_beta2: float = option(0.98, "Adam's decay of the gradient's square")
+    adam_eps: float = option(1e-9, "Adam's epsilon")
+    label_smoothing: float = option(0.1, "probability spread over the wrong classes")
+    clip_norm: float | None = option(None, "largest gradient norm (null: no clipping, as the paper)")
+    precision: Precision = option(Precision.auto, "arithmetic of the forward pass")
+    device: Device = option(Device.auto, "where to compute")
+    threads: int | None = option(None, "CPU threads (null: one for each core)")
+    deterministic: bool = option(False, "bit-identical runs on a GPU, slower")
+    prefetch: int = option(4, "steps that the loader prepares ahead")
+    log_every: int = option(100, "steps between log lines")
+    save_every: int = option(1_500, "steps between checkpoints")
+    validate_every: int = option(1_500, "steps between validations")
+    keep_last: int = option(5, "newest checkpoints to keep (at least train.average)")
+    keep_best: int = option(1, "best checkpoints to keep")
+    metric: Metric = option(Metric.bleu, "what makes a checkpoint best, and stops early")
+    patience: int | None = option(None, "stop after so many validations without a new best")
+    average: int = option(5, "checkpoints averaged into the final model (section 6.1)")
+    samples: int = option(3, "dev translations shown at each validation")
+
+    def __post_init__(self) -> None:
+        _at_least(self, "train", 0, "seed", "prefetch", "keep_best", "samples")
+        _at_least(self, "train", 1, "max_steps", "warmup_steps", "threads", "log_every", "save_every", "validate_every")
+        _at_least(self, "train", 1, "patience", "average", "tokens_per_step", "max_tokens")
+        _at_least(self, "train", 2, "keep_last")
+        _below_one(self, "train", "adam_beta1", "adam_beta2", "label_smoothing")
+        for name in ("learning_rate", "adam_eps", "clip_norm"):
+            value = getattr(self, name)
+            _require(value is None or (math.isfinite(value) and value > 0), f"train.{name}={value} must be above 0")
+        _require(
+            self.keep_last >= self.average,
+            f"train.keep_last={self.keep_last} must be at least train.average={self.average}",
+        )
+
+
+@dataclass
+class SearchConfig:
+    """Beam search (section 6.1)."""
+
+    beam_size: int = option(4, "hypotheses kept; 1 is greedy search")
+    length_penalty: float = option(0.6, "alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer")
+    max_extra: int = option(50, "longest translation = source pieces + this")
+    max_tokens: int = option(8_192, "padded source pieces x beam of one batch")
+
+    def __post_init__(self) -> None:
+        _at_least(self, "search", 1, "beam_size", "max_extra", "max_tokens")
+        _at_least(self, "search", 0, "length_penalty")
+
+
+@dataclass
+class SearchOverride:
+    """Search settings of one command; null means: as the run was trained with."""
+
+    beam_size: int | None = option(None, "hypotheses kept; 1 is greedy (null: the run's)")
+    length_penalty: float | None = option(None, "alpha of the length penalty (null: the run's)")
+    max_extra: int | None = option(None, "longest translation = source pieces + this (null: the run's)")
+    max_tokens: int | None = option(None, "padded source pieces x beam of one batch (null: the run's)")
+
+    def over(self, base: SearchConfig) -> SearchConfig:
+        """`base`, with what is set here put in its place. Raises ValueError for a value that SearchConfig refuses."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        return replace(base, **given)
+
+    def __post_init__(self) -> None:
+        self.over(SearchConfig())
+
+
+@dataclass
+class TrainJob:
+    """`transformer train` and `transformer prepare`."""
+
+    run_dir: str = option("runs/base", "everything about the run goes here; the same again resumes")
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def __post_init__(self) -> None:
+        _require(bool(self.run_dir), "run_dir must name a directory")
+        longest, room = self.data.filter.max_length + 1, self.model.max_positions
+        _require(longest <= room, f"data.filter.max_length={longest - 1} does not fit model.max_positions={room}")
+        for key, budget in (("tokens_per_step", self.train.tokens_per_step), ("max_tokens", self.train.max_tokens)):
+            _require(
+                budget is None or budget >= longest,
+                f"train.{key}={budget} cannot hold a sentence of data.filter.max_length={longest - 1} pieces",
+            )
+
+
+@dataclass
+class DecodeJob:
+    """What `translate` and `evaluate` share."""
+
+    run_dir: str = option("runs/demo", "a directory that `train` made")
+    checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged, else last)")
+    device: Device = option(Device.auto, "where to compute")
+    precision: Precision = option(Precision.auto, "arithmetic of the forward pass")
+    threads: int | None = option(None, "CPU threads (null: one for each core)")
+    search: SearchOverride = field(default_factory=SearchOverride)
+
+    def __post_init__(self) -> None:
+        _at_least(self, "", 1, "threads")
+
+
+@dataclass
+class TranslateJob(DecodeJob):
+    """`transformer translate`."""
+
+    strict: bool = option(False, "refuse a source too long for the model instead of truncating it")
+
+
+@dataclass
+class EvaluateJob(DecodeJob):
+    """`transformer evaluate`."""
+
+    test: dict[str, PairConfig] = field(
+        default_factory=dict, metadata={"help": "score these instead of the run's: test.NAME.src|tgt"}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_names("test", self.test)
+
+
+@dataclass
+class AverageJob:
+    """`transformer average`."""
+
+    run_dir: str = option("runs/demo", "a directory that `train` made")
+    last: int = option(5, "how many of the newest checkpoints to average")
+
+    def __post_init__(self) -> None:
+        _at_least(self, "", 1, "last")
+
+
+@dataclass
+class SummaryJob(TrainJob):
+    """`transformer summary`."""
+
+    format: Format = option(Format.text, "for people, or for programs")
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """A config dataclass as JSON primitives, enums by name."""
+    return {f.name: _to_primitive(getattr(config, f.name)) for f in fields(config)}
+
+
+def _to_primitive(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, dict):
+        return {key: _to_primitive(item) for key, item in value.items()}
+    return to_json(value) if is_dataclass(value) else value
+
+
+def from_json(cls: type[T], data: object) -> T:
+    """What `to_json` gave, typed and checked. Raises ValueError for an unknown key, a wrong type or a bad value."""
+    return cast(T, _from_primitive(cls, data, cls.__name__))
+
+
+def _from_primitive(kind: Any, value: Any, place: str) -> Any:
+    if get_origin(kind) in (Union, UnionType):  # only `X | None` is used
+        kind = next(arg for arg in get_args(kind) if arg is not type(None))
+        return None if value is None else _from_primitive(kind, value, place)
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return {str(key): _from_primitive(get_args(kind)[1], item, f"{place}.{key}") for key, item in value.items()}
+    if is_dataclass(kind) and isinstance(value, dict):
+        kinds = get_type_hints(kind)
+        unknown = sorted(map(str, value.keys() - kinds.keys()))
+        _require(not unknown, f"{place} has unknown keys: {unknown}")
+        return cast(Any, kind)(
+            **{key: _from_primitive(kinds[key], item, f"{place}.{key}") for key, item in value.items()}
+        )
+    if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str) and value in kind.__members__:
+        return kind[value]
+    whole = kind is float and type(value) is int
+    _require(type(value) is kind or whole, f"{place}={value!r} is not what is expected: {kind}")
+    return float(value) if whole else value

@@ -1,0 +1,115 @@
+"""The data order, as pure functions: an epoch is cut into steps, a step into micro-batches.
+
+`lengths` is `(n, 2)`: the real tokens of every sentence pair, end mark counted, source then target. A step is an array
+of sentence ids. Which sentences a step holds depends on the seed, the epoch and `tokens_per_step`, never on
+`max_tokens` or the world size, so a run can go on elsewhere. The surprise: permutations come from sorting raw PCG64
+output, because NumPy promises that stream for ever, and `Generator.permutation` from one release to the next only.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from transformer.errors import InputError
+from transformer.seeding import seed_for
+
+PLAN_VERSION = 1
+POOL_STEPS = 100  # sorted by length inside pools of about this many steps: "approximate sequence length" (section 5.1)
+
+Ids = npt.NDArray[np.int64]
+Lengths = npt.NDArray[np.int32]
+
+
+def plan_epoch(lengths: Lengths, *, seed: int, epoch: int, tokens_per_step: int) -> list[Ids]:
+    """The steps of an epoch, in order: every sentence exactly once, at most `tokens_per_step` real tokens on each side.
+
+    Raises InputError where there is no sentence, or one that no step can hold.
+    """
+    if len(lengths) == 0:
+        raise InputError("there is no sentence pair to train on")
+    longest = int(lengths.max())
+    if longest > tokens_per_step:
+        raise InputError(f"a sentence of {longest} tokens does not fit train.tokens_per_step={tokens_per_step}")
+    random = np.random.PCG64(seed_for(seed, epoch))
+    order = _sort_in_pools(_permutation(random, len(lengths)), lengths, tokens_per_step)
+    steps = _cut(order, lengths[order], tokens_per_step)
+    return [steps[index] for index in _permutation(random, len(steps))]
+
+
+def _permutation(random: np.random.PCG64, count: int) -> Ids:
+    return np.argsort(random.random_raw(count), kind="stable")
+
+
+def _sort_in_pools(order: Ids, lengths: Lengths, tokens_per_step: int) -> Ids:
+    """Sort each pool by length, pools in turn upwards and downwards.
+
+    So lengths run on across the border of two pools, and the step that spans it is as even as the others. A pair is as
+    long as its longer side, each side measured against that side's total: where one language takes more pieces than the
+    other (Japanese and English: 3 to 4), the shorter side would else be padded by a fifth.
+    """
+    sums = lengths.sum(axis=0, dtype=np.int64)
+    pool_size = max(1, POOL_STEPS * tokens_per_step * len(order) // int(sums.max()))
+    pools = [order[start : start + pool_size] for start in range(0, len(order), pool_size)]
+    for index, pool in enumerate(pools):
+        source, target = lengths[pool, 0].astype(np.int64), lengths[pool, 1].astype(np.int64)
+        upwards = np.lexsort((target, source, np.maximum(source * sums[1], target * sums[0])))
+        pools[index] = pool[upwards if index % 2 == 0 else upwards[::-1]]
+    return np.concatenate(pools)
+
+
+def _cut(order: Ids, lengths: Lengths, tokens_per_step: int) -> list[Ids]:
+    """Cut where either side would pass the budget; `lengths` are those of `order`, in its order."""
+    totals = lengths.cumsum(axis=0, dtype=np.int64)
+    source, target = np.ascontiguousarray(totals[:, 0]), np.ascontiguousarray(totals[:, 1])
+    steps, start, used = [], 0, (0, 0)
+    while start < len(order):
+        end = min(
+            int(np.searchsorted(source, used[0] + tokens_per_step, side="right")),
+            int(np.searchsorted(target, used[1] + tokens_per_step, side="right")),
+        )
+        steps.append(order[start:end])
+        start, used = end, (int(source[end - 1]), int(target[end - 1]))
+    return steps
+
+
+def split_step(ids: Ids, lengths: Lengths, *, max_tokens: int, multiple: int) -> list[Ids]:
+    """The fewest micro-batches whose rows x longest fits `max_tokens` on both sides, up to a multiple of `multiple`.
+
+    Longest sentences first, and as even as that number allows. `lengths` are the whole corpus'. Where there are too few
+    sentences the last micro-batches are empty. Raises InputError for a sentence longer than `max_tokens`.
+    """
+    source, target = lengths[ids, 0], lengths[ids, 1]
+    longer = np.maximum(source, target)  # rows x longest fits on both sides just when rows x this does
+    order = np.lexsort((target, source, longer))[::-1]
+    sizes: list[int] = longer[order].tolist()
+    if sizes and sizes[0] > max_tokens:
+        raise InputError(f"a sentence of {sizes[0]} tokens does not fit train.max_tokens={max_tokens}")
+    count = -(-max(1, len(_starts(sizes, max_tokens))) // multiple) * multiple
+    starts = _even_starts(sizes, max_tokens, count)
+    parts = [ids[order[start:end]] for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+    return parts + [ids[:0]] * (count - len(parts))
+
+
+def _starts(sizes: list[int], budget: int) -> list[int]:
+    """Where each micro-batch starts, filling one after the other. Sizes descend, so the first row is the longest."""
+    starts, start = [], 0
+    while start < len(sizes):
+        starts.append(start)
+        start += budget // sizes[start]
+    return starts
+
+
+def _even_starts(sizes: list[int], max_tokens: int, count: int) -> list[int]:
+    """`count` micro-batches, or one a sentence where there are fewer sentences; the largest as small as can be."""
+    low, high = max(sizes, default=0), max_tokens
+    while low < high:  # the smallest budget that needs no more than `count`
+        middle = (low + high) // 2
+        if len(_starts(sizes, middle)) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    starts = _starts(sizes, high)
+    while len(starts) < min(count, len(sizes)):  # equal lengths can leave some over: halve the one with most rows
+        ends = [*starts[1:], len(sizes)]
+        rows, start = max((end - start, start) for start, end in zip(starts, ends, strict=True))
+        starts = sorted([*starts, start + (rows + 1) // 2])
+    return starts

@@ -1,0 +1,161 @@
+"""Token ids on disk, written once, memory-mapped.
+
+A store is a directory: for each side one flat file of piece ids (uint16, or int32 above 65,536 pieces) and one of int64
+offsets, little-endian, and MANIFEST.json with the sizes and SHA-256 of all files. Ids carry no special marks; lengths
+count the end mark, as everything that budgets tokens does. The surprise: reading goes through plain array views of the
+memory maps, because `np.memmap` makes each small slice slow.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from transformer.errors import InputError
+
+STORE_VERSION = 1
+SIDES = ("source", "target")
+FILES = [f"{side}.{kind}" for side in SIDES for kind in ("ids", "offsets")]
+MANIFEST = "MANIFEST.json"
+_NARROW, _WIDE = "<u2", "<i4"
+
+Array = npt.NDArray[np.integer[Any]]
+Ids = npt.NDArray[np.int64]
+
+
+class Store:
+    """Sentence pairs as piece ids; pair `i` keeps its number for ever."""
+
+    def __init__(self, pieces: tuple[Array, Array], offsets: tuple[Ids, Ids]) -> None:
+        self._pieces, self._offsets = pieces, offsets
+        lengths = [np.diff(side) + 1 for side in offsets]
+        self.lengths: npt.NDArray[np.int32] = np.stack(lengths, axis=1).astype(np.int32)  # (n, 2), EOS counted
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def gather(self, ids: Ids, side: int) -> tuple[Ids, Ids]:
+        """The pieces of these sentences one after the other, and how many each has; side 0 is the source."""
+        starts = self._offsets[side][ids]
+        counts = self._offsets[side][ids + 1] - starts
+        ends = counts.cumsum()
+        total = int(ends[-1]) if len(ids) else 0
+        index = np.arange(total) + np.repeat(starts - ends + counts, counts)
+        return self._pieces[side][index].astype(np.int64), counts
+
+    @classmethod
+    def from_pieces(cls, source: list[list[int]], target: list[list[int]]) -> "Store":
+        """A store in memory, for sets that are small, such as the development set."""
+        pieces = tuple(np.fromiter(chain.from_iterable(side), dtype=np.int64) for side in (source, target))
+        offsets = tuple(np.array([0, *map(len, side)], dtype=np.int64).cumsum() for side in (source, target))
+        return cls((pieces[0], pieces[1]), (offsets[0], offsets[1]))
+
+    @classmethod
+    def open(cls, path: Path) -> "Store":
+        """Map a store that `StoreWriter` made. Raises InputError where a file is missing, foreign or damaged."""
+        manifest = verify(path)
+        pieces, offsets = [], []
+        for side in SIDES:
+            pieces.append(_map(path / f"{side}.ids", str(manifest["dtype"])))
+            offsets.append(cast(Ids, _map(path / f"{side}.offsets", "<i8")))
+        return cls((pieces[0], pieces[1]), (offsets[0], offsets[1]))
+
+
+def verify(path: Path) -> dict[str, object]:
+    """The manifest of a store whose files all have the sizes and digests that it names; else InputError."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        if manifest["format"] != STORE_VERSION:
+            raise InputError(f"{path}: format {manifest['format']} of a prepared corpus, not {STORE_VERSION}")
+        if manifest["dtype"] not in (_NARROW, _WIDE) or not set(FILES) <= set(manifest["files"]):
+            raise InputError(f"{path / MANIFEST}: damaged")
+        for name, entry in manifest["files"].items():
+            if digest_file(path / name) != (entry["size"], entry["sha256"]):
+                raise InputError(f"{path / name}: damaged: its digest is not the one in {MANIFEST}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not a complete prepared corpus ({type(error).__name__}: {error})") from error
+    return cast(dict[str, object], manifest)
+
+
+def digest_file(path: Path) -> tuple[int, str]:
+    """Size in bytes and SHA-256 of a file, read in one pass."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
+
+
+def _map(path: Path, dtype: str) -> Array:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
+        return np.zeros(0, dtype=dtype)
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)
+
+
+class StoreWriter:
+    """Writes a store block by block, so that memory stays bounded; `path` is a directory of its own, empty.
+
+    OSError passes through: the caller knows what the place is for.
+    """
+
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        self._path = path
+        self._dtype = _NARROW if vocab_size <= 65_536 else _WIDE
+        self._files: list[tuple[IO[bytes], IO[bytes]]] = []
+        self._pairs, self._totals = 0, [0, 0]
+        for side in SIDES:
+            ids, offsets = (path / f"{side}.ids").open("xb"), (path / f"{side}.offsets").open("xb")
+            offsets.write(bytes(8))  # the first sentence starts at 0
+            self._files.append((ids, offsets))
+
+    def __len__(self) -> int:
+        return self._pairs
+
+    def tokens(self, side: int) -> int:
+        """Real tokens written so far, end marks counted."""
+        return self._totals[side] + self._pairs
+
+    def add(self, source: list[list[int]], target: list[list[int]]) -> None:
+        """Append these pairs."""
+        for side, sentences in enumerate((source, target)):
+            counts = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
+            ids = np.fromiter(chain.from_iterable(sentences), dtype=self._dtype, count=int(counts.sum()))
+            self._files[side][0].write(ids.tobytes())
+            self._files[side][1].write((counts.cumsum() + self._totals[side]).astype("<i8").tobytes())
+            self._totals[side] += len(ids)
+        self._pairs += len(source)
+
+    def finish(self, extras: dict[str, bytes]) -> None:
+        """Write `extras` by name, bring all to the disk, and the manifest last."""
+        self.close()
+        for name, content in extras.items():
+            (self._path / name).write_bytes(content)
+        files = {}
+        for name in (*FILES, *extras):
+            sync(self._path / name)
+            size, digest = digest_file(self._path / name)
+            files[name] = {"size": size, "sha256": digest}
+        manifest = {"format": STORE_VERSION, "dtype": self._dtype, "files": files}
+        (self._path / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        sync(self._path / MANIFEST)
+        sync(self._path)
+
+    def close(self) -> None:
+        """Close the files; safe to call again."""
+        for ids, offsets in self._files:
+            ids.close()
+            offsets.close()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or directory is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,46 @@
+"""One class per exit status: a command that fails prints the error's one line and exits with its status.
+
+The message names the file (and line, where there is one), what is wrong, and the remedy.
+"""
+
+
+class TransformerError(Exception):
+    """The root of every error that a user can cause or mend; never raised itself."""
+
+    exit_status = 1
+
+
+class InputError(TransformerError):
+    """Bad input or configuration."""
+
+    exit_status = 2
+
+
+class LockedError(TransformerError):
+    """Another process is writing to the run directory."""
+
+    exit_status = 3
+
+
+class CheckpointError(TransformerError):
+    """Checkpoints exist but none can be verified, or the run cannot be resumed under these settings."""
+
+    exit_status = 4
+
+
+class StorageError(TransformerError):
+    """Out of space, or a place that cannot be written."""
+
+    exit_status = 5
+
+
+class NumericalError(TransformerError):
+    """Training met non-finite numbers too often to go on."""
+
+    exit_status = 6
+
+
+class Stopped(TransformerError):
+    """Stopped by a signal with a committed checkpoint: the same command goes on from there."""
+
+    exit_status = 75

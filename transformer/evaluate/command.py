@@ -1,0 +1,107 @@
+"""`transformer evaluate`: translate the test sets, keep the translations, and score them.
+
+A run keeps the text of its own sets, so that it can be scored wherever it is copied to: `hypotheses/NAME.src` and
+`NAME.ref`, and beside them the translations, `NAME.hyp`. A score is printed with all that it depends on.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transformer.compute import resolve_threads
+from transformer.config import EvaluateJob, to_json
+from transformer.data.corpus import Pair, read_pairs
+from transformer.errors import InputError, StorageError
+from transformer.evaluate.score import score
+from transformer.translate.translator import Translator, build_translator, find_checkpoint
+
+Sets = Mapping[str, Sequence[Pair]]
+
+
+def run(job: EvaluateJob) -> dict[str, Any]:
+    """Evaluate the run's test sets, or those of the job; prints and returns the results.
+
+    Raises InputError where there is no model or no test set, or a set cannot be scored.
+    """
+    run_dir = Path(job.run_dir)
+    checkpoint = find_checkpoint(run_dir, job.checkpoint)
+    given = {name: list(read_pairs(Path(pair.src), Path(pair.tgt))) for name, pair in job.test.items()}
+    sets = given or read_sets(run_dir)
+    if not sets:
+        raise InputError(f"{run_dir}: the run has no test set; name one with test.NAME.src=FILE test.NAME.tgt=FILE")
+    torch.set_num_threads(resolve_threads(job.threads))
+    translator = build_translator(run_dir, checkpoint, search=job.search, device=job.device, precision=job.precision)
+    tgt_lang = str(checkpoint.config["data"]["tgt_lang"])
+    results = {
+        "test_sets": evaluate_sets(run_dir, translator, tgt_lang=tgt_lang, sets=sets),
+        "checkpoint": checkpoint.path.name,
+        "averaged": checkpoint.state.get("averaged", []),
+        "steps": checkpoint.step,
+        "search": to_json(translator.search),
+    }
+    print_results(run_dir, results)
+    return results
+
+
+def evaluate_sets(
+    run_dir: Path, translator: Translator, *, tgt_lang: str, sets: Sets | None = None
+) -> dict[str, dict[str, float | str]]:
+    """Translate and score each set (by default the run's test sets), and write the translations to NAME.hyp."""
+    scores = {}
+    for name, pairs in (read_sets(run_dir) if sets is None else sets).items():
+        hypotheses = translator.translate([source for source, _ in pairs])
+        _write_lines(_place(run_dir, name, "hyp"), hypotheses)
+        scores[name] = score(hypotheses, [reference for _, reference in pairs], tgt_lang=tgt_lang).to_json()
+    return scores
+
+
+def print_results(run_dir: Path, results: Mapping[str, Any]) -> None:
+    """One line for each test set: its scores with their signatures, the search, and the checkpoints."""
+    search, averaged = results["search"], results["averaged"]
+    decoding = f"beam {search['beam_size']}, alpha {search['length_penalty']}, source + {search['max_extra']} at most"
+    origin = f"mean of steps {', '.join(map(str, averaged))}" if averaged else f"step {results['steps']}"
+    lines = [
+        f"{name}: BLEU {found['bleu']:.2f} ({found['bleu_signature']}), chrF {found['chrf']:.2f} "
+        f"({found['chrf_signature']}); {decoding}; {run_dir}, {origin}"
+        for name, found in results["test_sets"].items()
+    ]
+    lines = lines or [f"{run_dir}: {origin}; no test set to score (data.test.NAME.src, data.test.NAME.tgt)"]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def write_sets(run_dir: Path, sets: Sets) -> None:
+    """Keep the text of the run's sets as `hypotheses/NAME.src` and `NAME.ref`. Raises StorageError."""
+    for name, pairs in sets.items():
+        _write_lines(_place(run_dir, name, "src"), [source for source, _ in pairs])
+        _write_lines(_place(run_dir, name, "ref"), [reference for _, reference in pairs])
+
+
+def read_sets(run_dir: Path) -> dict[str, list[Pair]]:
+    """The test sets that the run keeps, by name."""
+    sources = sorted((run_dir / "hypotheses").glob("*.src"))
+    return {path.stem: list(read_pairs(path, path.with_suffix(".ref"))) for path in sources if path.stem != "dev"}
+
+
+def _place(run_dir: Path, name: str, kind: str) -> Path:
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", name):
+        raise InputError(f"test.{name}: the name of a test set is made of letters, digits and ._- only")
+    return run_dir / "hypotheses" / f"{name}.{kind}"
+
+
+def _write_lines(path: Path, lines: Sequence[str]) -> None:
+    """Put a file in place at once. Raises StorageError."""
+    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8"))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

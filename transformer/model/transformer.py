@@ -1,0 +1,146 @@
+"""The encoder-decoder Transformer (section 3).
+
+`B` sentences, `S` source and `T` target positions, `R` hypotheses, `D` d_model, `V` vocabulary. Parameters carry the
+paper's names, and `parameters_by_name` is what a checkpoint holds: a shared matrix once. Decoder state is passed and
+returned, never kept on the module.
+"""
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transformer.config import ModelConfig, Norm
+from transformer.layout import Layout
+from transformer.model.attention import KeyValues, MultiHeadAttention
+from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
+
+
+@dataclass(frozen=True)
+class DecoderState:
+    """What decoding has read so far: `R` hypotheses over `B` sentences, the hypotheses of a sentence adjacent."""
+
+    position: int
+    beam_size: int  # R / B
+    past: list[KeyValues | None]  # for each layer, `R` rows
+    memory: list[KeyValues]  # for each layer, `B` rows
+    memory_layout: Layout
+
+    def reorder(self, rows: Tensor) -> "DecoderState":
+        """The state of these hypotheses. Whole sentences may leave; each that stays keeps `beam_size` adjacent rows."""
+        past = [None if layer is None else layer.select(rows) for layer in self.past]
+        state = replace(self, past=past)
+        if len(rows) == self.beam_size * len(self.memory_layout.lengths):
+            return state  # nobody left: sentences keep their places
+        sentences = rows[:: self.beam_size] // self.beam_size
+        memory = [layer.select(sentences) for layer in self.memory]
+        return replace(state, memory=memory, memory_layout=self.memory_layout.select(sentences))
+
+
+class Transformer(nn.Module):
+    """Logits of each target position from the source and the targets before it."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.config, self.vocab_size = config, vocab_size
+        matrices = [self._matrix() for _ in range(1 if config.tie_embeddings else 3)]
+        if config.tie_embeddings:
+            self.embedding = matrices[0]  # registered first: this is its name in a checkpoint
+        self.source_embedding = self._embed(matrices[0])
+        self.target_embedding = self._embed(matrices[-1] if config.tie_embeddings else matrices[1])
+        self.output = matrices[-1]
+        self.encoder = nn.ModuleList(self._encoder_layer() for _ in range(config.n_layers))
+        self.decoder = nn.ModuleList(self._decoder_layer() for _ in range(config.n_layers))
+        final = (
+            nn.LayerNorm if config.norm is Norm.pre else nn.Identity
+        )  # a pre-norm stack ends without a norm otherwise
+        self.encoder_norm, self.decoder_norm = final(config.d_model), final(config.d_model)
+
+    def forward(self, source: Tensor, target: Tensor, *, source_layout: Layout, target_layout: Layout) -> Tensor:
+        """Source ids `(B, S)` and decoder inputs `(B, T)` (BOS first) -> logits `(B, T, V)`."""
+        memory = self.encode(source, source_layout)
+        return self.unembed(self.decode(target, target_layout, memory=memory, memory_layout=source_layout))
+
+    def encode(self, source: Tensor, layout: Layout) -> Tensor:
+        """Source ids `(B, S)` -> memory `(B, S, D)`."""
+        x = self.source_embedding(source, layout.positions())
+        for layer in self.encoder:
+            x = layer(x, layout)
+        return self.encoder_norm(x)
+
+    def decode(self, target: Tensor, layout: Layout, *, memory: Tensor, memory_layout: Layout) -> Tensor:
+        """Decoder inputs `(B, T)` and memory `(B, S, D)` -> hidden states `(B, T, D)`."""
+        x = self.target_embedding(target, layout.positions())
+        for layer, read in zip(self._decoder_layers(), self._read(memory), strict=True):
+            x = layer(x, layout, memory=read, memory_layout=memory_layout)
+        return self.decoder_norm(x)
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """Hidden states `(..., D)` -> logits `(..., V)`: the pre-softmax map has no bias (section 3.4)."""
+        return F.linear(hidden, self.output)
+
+    def start(self, memory: Tensor, layout: Layout, *, beam_size: int) -> DecoderState:
+        """The state before the first target, with `beam_size` hypotheses for each row of memory `(B, S, D)`."""
+        return DecoderState(0, beam_size, [None] * len(self.decoder), self._read(memory), layout)
+
+    def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""
+        position = torch.tensor(state.position, device=tokens.device)
+        x = self.target_embedding(tokens.unsqueeze(1), position)  # (R, 1, D)
+        present: list[KeyValues | None] = []
+        for layer, past, memory in zip(self._decoder_layers(), state.past, state.memory, strict=True):
+            x, keys = layer.step(x, past, memory=memory, memory_layout=state.memory_layout)
+            present.append(keys)
+        logits = self.unembed(self.decoder_norm(x).squeeze(1))  # (R, V)
+        return logits, replace(state, position=state.position + 1, past=present)
+
+    def _read(self, memory: Tensor) -> list[KeyValues]:
+        return [layer.cross_attention.keys_values(memory) for layer in self._decoder_layers()]
+
+    def _decoder_layers(self) -> list[DecoderLayer]:
+        return cast(list[DecoderLayer], list(self.decoder))
+
+    def _matrix(self) -> nn.Parameter:
+        matrix = nn.Parameter(torch.empty(self.vocab_size, self.config.d_model))
+        nn.init.normal_(
+            matrix, std=self.config.d_model**-0.5
+        )  # times sqrt(d_model), unit variance enters the first layer
+        return matrix
+
+    def _embed(self, matrix: nn.Parameter) -> Embedding:
+        c = self.config
+        return Embedding(matrix, c.positions, max_positions=c.max_positions, dropout=c.dropout)
+
+    def _attention(self) -> MultiHeadAttention:
+        c = self.config
+        return MultiHeadAttention(c.d_model, c.n_heads, d_k=c.key_width, d_v=c.value_width, dropout=c.attention_dropout)
+
+    def _feed_forward(self) -> FeedForward:
+        return FeedForward(self.config.d_model, self.config.d_ff, dropout=self.config.relu_dropout)
+
+    def _encoder_layer(self) -> EncoderLayer:
+        c = self.config
+        return EncoderLayer(self._attention(), self._feed_forward(), d_model=c.d_model, norm=c.norm, dropout=c.dropout)
+
+    def _decoder_layer(self) -> DecoderLayer:
+        c = self.config
+        parts = self._attention(), self._attention(), self._feed_forward()
+        return DecoderLayer(*parts, d_model=c.d_model, norm=c.norm, dropout=c.dropout)
+
+
+def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter once, detached, under the name that a checkpoint gives it."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def load_parameters(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy `tensors` into the model's parameters. Raises ValueError unless names and shapes are exactly the model's."""
+    own = parameters_by_name(model)
+    if own.keys() != tensors.keys():
+        raise ValueError(f"parameter names differ: {sorted(own.keys() ^ tensors.keys())[:4]}")
+    for name, parameter in own.items():
+        if parameter.shape != tensors[name].shape:
+            raise ValueError(f"{name} is {tuple(tensors[name].shape)}, not {tuple(parameter.shape)}")
+        parameter.copy_(tensors[name])

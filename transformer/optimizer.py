@@ -1,0 +1,39 @@
+"""Adam (section 5.3), and its moments by parameter name: what a checkpoint holds."""
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from transformer.config import TrainConfig
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> Adam:
+    """One fused Adam over every parameter; the rate is set at each step."""
+    betas = (config.adam_beta1, config.adam_beta2)
+    return Adam(model.parameters(), lr=0.0, betas=betas, eps=config.adam_eps, fused=True)
+
+
+def set_rate(optimizer: Adam, rate: float) -> None:
+    """The learning rate of the next update."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def moments_by_name(model: nn.Module, optimizer: Adam) -> dict[str, Tensor]:
+    """Adam's moments as `exp_avg/NAME` and `exp_avg_sq/NAME`, and the updates applied; empty before the first."""
+    named = [(name, optimizer.state[parameter]) for name, parameter in model.named_parameters()]
+    found = {f"{moment}/{name}": state[moment] for name, state in named if state for moment in MOMENTS}
+    return found | {"updates": named[0][1]["step"]} if found else {}
+
+
+def load_moments(model: nn.Module, optimizer: Adam, tensors: dict[str, Tensor]) -> None:
+    """Put back what `moments_by_name` gave."""
+    if not tensors:
+        return
+    for name, parameter in model.named_parameters():
+        state: dict[str, Tensor] = {"step": tensors["updates"].to(parameter.device, torch.float32, copy=True)}
+        for moment in MOMENTS:
+            state[moment] = tensors[f"{moment}/{name}"].to(parameter.device, parameter.dtype, copy=True)
+        optimizer.state[parameter] = state

@@ -1,0 +1,88 @@
+"""One optimiser update: what is differentiated, and how."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from transformer.compute import autocast
+from transformer.config import Precision
+from transformer.data.batch import Batch
+from transformer.data.loader import Step
+from transformer.loss import smoothed_cross_entropy
+from transformer.model.transformer import Transformer
+from transformer.optimizer import set_rate
+from transformer.seeding import seed_for
+
+
+class Objective(nn.Module):
+    """The model under its loss: what data parallelism wraps, so that one `forward` makes one gradient."""
+
+    def __init__(self, model: Transformer, label_smoothing: float) -> None:
+        super().__init__()
+        self.model, self.label_smoothing = model, label_smoothing
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The smoothed and the plain loss, summed over the batch's real target tokens.
+
+        Only rows of real tokens are multiplied by the vocabulary: padding costs nothing there.
+        """
+        memory = self.model.encode(batch.source, batch.source_layout)
+        hidden = self.model.decode(
+            batch.target_in, batch.target_layout, memory=memory, memory_layout=batch.source_layout
+        )
+        real = hidden.flatten(0, -2).index_select(0, batch.target_rows)  # (N, D)
+        return smoothed_cross_entropy(self.model.unembed(real), batch.target_out, label_smoothing=self.label_smoothing)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an update measured; sums over target tokens."""
+
+    loss_sum: float
+    nll_sum: float
+    grad_norm: float
+    applied: bool  # False: a number was not finite, and the weights are as before
+
+
+def train_step(
+    objective: Objective,
+    optimizer: Adam,
+    step: Step,
+    *,
+    rate: float,
+    seed: int,
+    clip_norm: float | None,
+    device: torch.device,
+    precision: Precision,
+) -> StepResult:
+    """Accumulate the gradient of a step's micro-batches, divided by its global target tokens, and apply Adam once.
+
+    Dropout is seeded for each micro-batch, so that a resumed run draws the same masks. A gradient that is not finite is
+    never applied.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    sums = torch.zeros(2, device=device, dtype=torch.float64)
+    for m, batch in step.micro_batches:
+        torch.manual_seed(seed_for(seed, step.epoch, step.index, m))
+        with autocast(device, precision):
+            loss_sum, nll_sum = objective(batch.to(device))
+        (loss_sum / step.target_tokens).backward()
+        sums += torch.stack((loss_sum.detach(), nll_sum))
+    norm = _clip(objective.parameters(), clip_norm)
+    applied = bool(torch.isfinite(norm) & torch.isfinite(sums[0]))
+    if applied:
+        set_rate(optimizer, rate)
+        optimizer.step()
+    return StepResult(float(sums[0]), float(sums[1]), float(norm), applied)
+
+
+def _clip(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> Tensor:
+    """The gradient's norm before clipping."""
+    parameters = list(parameters)
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if clip_norm is not None:
+        nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+    return norm

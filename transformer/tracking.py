@@ -1,0 +1,90 @@
+"""What a run says of itself: TensorBoard, metrics.jsonl, train.log and the terminal.
+
+A resumed run drops whatever was written after the step it resumes from, so that no step stands twice in any of them.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+
+class Tracker:
+    """Scalars and texts by step, into TensorBoard and metrics.jsonl."""
+
+    def __init__(self, run_dir: Path, step: int) -> None:
+        """Go on after `step`: what was written of later steps is dropped."""
+        from torch.utils.tensorboard import SummaryWriter  # slow
+
+        self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
+        path = run_dir / "metrics.jsonl"
+        _drop_after(path, step)
+        self._metrics = path.open("a", encoding="utf-8", newline="\n")
+
+    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Write these values of `step`; None is left out."""
+        known = {name: value for name, value in values.items() if value is not None}
+        for name, value in known.items():
+            self._writer.add_scalar(name, value, step)
+        self._metrics.write(json.dumps({"step": step, "time": round(time.time(), 3), **known}) + "\n")
+        self._metrics.flush()
+
+    def text(self, step: int, name: str, lines: list[str]) -> None:
+        """Show these lines of `step` in TensorBoard, as they are."""
+        escaped = "\n".join(f"    {line}" for line in lines)  # Markdown's literal block
+        self._writer.add_text(name, escaped, step)
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._writer.close()
+        self._metrics.close()
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Remove the lines of later steps, and a last line that a crash cut short."""
+    if not path.exists():
+        return
+    kept = [line for line in path.read_bytes().split(b"\n") if _step_of(line) <= step]
+    temporary = path.with_name(f".tmp-{path.name}")
+    temporary.write_bytes(b"".join(line + b"\n" for line in kept))
+    os.replace(temporary, path)
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Append the package's log lines to a file, with the time of day."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("transformer")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
+def progress_bar(total: int, step: int) -> "Iterator[tqdm[Any]]":
+    """A bar over the steps, on a terminal only; log lines pass above it."""
+    hidden = not sys.stderr.isatty()
+    with (
+        tqdm(total=total, initial=step, unit="step", disable=hidden, dynamic_ncols=True) as bar,
+        nullcontext() if hidden else logging_redirect_tqdm(),
+    ):
+        yield bar

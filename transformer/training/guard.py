@@ -1,0 +1,55 @@
+"""What may end a run before its time: a signal, or numbers that are not finite."""
+
+import logging
+import os
+import signal
+from types import FrameType, TracebackType
+
+from transformer.errors import NumericalError, Stopped
+
+log = logging.getLogger(__name__)
+
+LONGEST_STREAK = 10  # updates in a row whose gradient is not finite
+
+
+class Signals:
+    """SIGTERM and SIGINT ask the loop to stop at the end of its step; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[int, signal._HANDLER] = {}
+
+    def __enter__(self) -> "Signals":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            os._exit(128 + number)
+        self.requested = True
+
+
+class Interrupted(Exception):
+    """A validation was cut short by a signal; it is due again when the run resumes."""
+
+
+def stopped(step: int) -> Stopped:
+    """The error that ends a run whose checkpoint of `step` is committed."""
+    return Stopped(f"stopped by a signal; step {step} is saved, and the same command goes on from there")
+
+
+def check_streak(streak: int, step: int) -> None:
+    """Log an update that was skipped, and give up after too many. Raises NumericalError."""
+    log.warning("step %d: the gradient is not finite; the update is skipped (%d in a row)", step, streak)
+    if streak >= LONGEST_STREAK:
+        raise NumericalError(
+            f"{streak} updates in a row had a gradient that is not finite, up to step {step}; the last checkpoint is "
+            "sound: lower train.learning_rate, set train.clip_norm, or use train.precision=fp32"
+        )

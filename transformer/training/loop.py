@@ -1,0 +1,243 @@
+"""The training loop: read `train` and `_fit`, and you have read the framework.
+
+A step is one optimiser update; a position is (epoch, step in the epoch). Whatever happens, happens between two steps:
+log, validate, commit a checkpoint, stop. Validation and checkpoint due at one step: validate first, commit once.
+"""
+
+import logging
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch.optim import Adam
+
+from transformer.average import average_checkpoints, regular_steps
+from transformer.checkpoint import Checkpoint, commit, list_steps, lock_run, newest, read_json, rotate, write_json
+from transformer.compute import dtype_of
+from transformer.config import Precision, SearchOverride, TrainJob, to_json
+from transformer.cost import parameters
+from transformer.data.loader import load_steps
+from transformer.data.plan import PLAN_VERSION
+from transformer.data.store import Store
+from transformer.errors import CheckpointError
+from transformer.evaluate.command import evaluate_sets, print_results, write_sets
+from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
+from transformer.optimizer import build_optimizer, load_moments, moments_by_name
+from transformer.prepare import Prepared, prepare
+from transformer.schedule import learning_rate, paper_peak
+from transformer.seeding import seed_for
+from transformer.step import Objective, train_step
+from transformer.tokenizer import Tokenizer
+from transformer.tracking import Tracker, log_to, progress_bar
+from transformer.training.guard import Interrupted, Signals, check_streak, stopped
+from transformer.training.progress import Progress, Window
+from transformer.training.resume import Settled, open_run
+from transformer.training.validate import DevSet, validate
+from transformer.translate.translator import Translator, load_translator
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained, on what, and how far it is."""
+
+    directory: Path
+    model: Transformer
+    objective: Objective
+    optimizer: Adam
+    device: torch.device
+    precision: Precision
+    settled: Settled
+    tokenizer: Tokenizer
+    store: Store
+    dev: DevSet
+    progress: Progress
+
+
+def train(job: TrainJob) -> None:
+    """Train until `train.max_steps` or until patience ends, from wherever the run directory stands.
+
+    Then average, score the test sets, and write results.json; a finished run prints its results. Raises InputError for
+    bad data, LockedError for a directory in use, CheckpointError where it cannot resume, NumericalError, and Stopped
+    after a signal.
+    """
+    directory = Path(job.run_dir)
+    prepared = None if directory.exists() else prepare(job)  # bad input leaves no directory behind
+    with lock_run(directory), log_to(directory / "train.log"):
+        prepared = prepared or prepare(job)
+        checkpoint = newest(directory)
+        settled = open_run(job, prepared, checkpoint)
+        run = _start(job, settled, prepared=prepared, checkpoint=checkpoint)
+        results = directory / "results.json"
+        if not (run.progress.ended(job.train) and results.exists()):
+            write_sets(directory, {"dev": prepared.dev, **prepared.test})
+            _fit(job, run)
+            write_json(results, _finish(job, run))
+        print_results(directory, read_json(results))
+
+
+def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: Checkpoint | None) -> Run:
+    """The run at its first step, or as the checkpoint left it."""
+    torch.set_num_threads(settled.threads)
+    torch.use_deterministic_algorithms(job.train.deterministic)
+    device, precision = torch.device(settled.device), Precision[settled.precision]
+    tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
+    torch.manual_seed(seed_for(job.train.seed))
+    model = Transformer(job.model, tokenizer.vocab_size).to(device, dtype_of(precision))
+    optimizer = build_optimizer(model, job.train)
+    if checkpoint is not None:
+        try:
+            load_parameters(model, checkpoint.tensors("model"))
+            load_moments(model, optimizer, checkpoint.tensors("optimizer"))
+        except (ValueError, KeyError) as error:
+            raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
+    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", asdict(settled))
+    objective = Objective(model, job.train.label_smoothing).train()
+    sources, references = [source for source, _ in prepared.dev], [target for _, target in prepared.dev]
+    dev = DevSet(Store.from_pieces(tokenizer.encode(sources), tokenizer.encode(references)), sources, references)
+    progress = Progress() if checkpoint is None else Progress.from_json(checkpoint.state["progress"])
+    return Run(
+        Path(job.run_dir),
+        model,
+        objective,
+        optimizer,
+        device,
+        precision,
+        settled,
+        tokenizer,
+        prepared.store,
+        dev,
+        progress,
+    )
+
+
+def _fit(job: TrainJob, run: Run) -> None:
+    """The loop. Raises Stopped after a signal, with the step in progress committed."""
+    cfg, progress = job.train, run.progress
+    peak = cfg.learning_rate or paper_peak(job.model.d_model, cfg.warmup_steps)
+    with (
+        Signals() as signals,
+        closing(Tracker(run.directory, progress.step)) as tracker,
+        progress_bar(cfg.max_steps, progress.step) as bar,
+        closing(
+            load_steps(
+                run.store,
+                seed=cfg.seed,
+                tokens_per_step=cfg.tokens_per_step,
+                max_tokens=run.settled.max_tokens,
+                multiple=run.settled.multiple,
+                rank=0,
+                world_size=1,
+                epoch=progress.epoch,
+                step=progress.step_in_epoch,
+                prefetch=cfg.prefetch,
+            )
+        ) as steps,
+    ):
+        if progress.step and _is_validation_due(job, progress):  # a signal cut it short, or the process died in it
+            _validate(job, run, tracker, signals)
+        window = Window(job.model, run.tokenizer.vocab_size, run.device)
+        while not (signals.requested or progress.ended(job.train)):
+            asked = time.perf_counter()
+            step = next(steps)
+            waited = time.perf_counter() - asked
+            rate = learning_rate(
+                progress.step, peak=peak, warmup_steps=cfg.warmup_steps, decay=cfg.decay, max_steps=cfg.max_steps
+            )
+            result = train_step(
+                run.objective,
+                run.optimizer,
+                step,
+                rate=rate,
+                seed=cfg.seed,
+                clip_norm=cfg.clip_norm,
+                device=run.device,
+                precision=run.precision,
+            )
+            progress.count(step, result, seconds=time.perf_counter() - asked)
+            window.add(step, result, seconds=time.perf_counter() - asked, waited=waited)
+            bar.update()
+            if not result.applied:
+                check_streak(progress.streak, progress.step)
+            if progress.step % cfg.log_every == 0:
+                window.flush(tracker, progress, rate)
+            is_best = _is_validation_due(job, progress) and _validate(job, run, tracker, signals)
+            if is_best or progress.step % cfg.save_every == 0 or signals.requested or progress.ended(job.train):
+                _commit(job, run)
+        if signals.requested and not progress.ended(job.train):
+            raise stopped(progress.step)
+
+
+def _is_validation_due(job: TrainJob, progress: Progress) -> bool:
+    done = progress.validations and progress.validations[-1].step == progress.step
+    return not done and (progress.step % job.train.validate_every == 0 or progress.step >= job.train.max_steps)
+
+
+def _validate(job: TrainJob, run: Run, tracker: Tracker, signals: Signals) -> bool:
+    """Validate, log and show samples; whether it is a new best, to be kept. A signal leaves it due."""
+    greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and the same order of checkpoints
+    translator = Translator(run.model, run.tokenizer, greedy, run.device, run.precision)
+    try:
+        validation, hypotheses = validate(
+            run.objective,
+            translator,
+            run.dev,
+            step=run.progress.step,
+            max_tokens=run.settled.max_tokens,
+            tgt_lang=job.data.tgt_lang,
+            should_stop=lambda: signals.requested,
+        )
+    except Interrupted:
+        return False
+    is_best = run.progress.judge(validation, job.train.metric)
+    tracker.scalars(validation.step, validation.scalars())
+    log.info("step %d: dev %s%s", validation.step, validation.describe(), ", the best so far" if is_best else "")
+    samples = [
+        f"{label} {text}"
+        for triple in zip(run.dev.sources, hypotheses, run.dev.references, strict=True)
+        for label, text in zip(("source    ", "translation", "reference  "), triple, strict=True)
+    ][: 3 * job.train.samples]
+    tracker.text(validation.step, "dev/samples", samples)
+    for line in samples:
+        log.info("  %s", line)
+    return is_best and job.train.keep_best > 0
+
+
+def _commit(job: TrainJob, run: Run) -> None:
+    """Commit the step in progress, and remove the checkpoints that are not to be kept."""
+    progress = run.progress
+    state = {"progress": progress.to_json(), "vocab_size": run.tokenizer.vocab_size, "plan_version": PLAN_VERSION}
+    tensors = {"model": parameters_by_name(run.model), "optimizer": moments_by_name(run.model, run.optimizer)}
+    commit(run.directory, step=progress.step, tensors=tensors, state=state, config=to_json(job))
+    log.info("step %d: saved", progress.step)
+    best = [step for step in progress.best(job.train.metric) if step in list_steps(run.directory)]
+    if best:
+        write_json(run.directory / "best.json", {"step": best[0], "metric": job.train.metric.name})
+    regular = [step for step in list_steps(run.directory) if step % job.train.save_every == 0]
+    rotate(run.directory, {*regular[-job.train.keep_last :], *best[: job.train.keep_best], progress.step})
+
+
+def _finish(job: TrainJob, run: Run) -> dict[str, object]:
+    """Average the last checkpoints, decode each test set once with the result, and report."""
+    steps = regular_steps(run.directory, save_every=job.train.save_every, last=job.train.average)
+    average_checkpoints(run.directory, steps)
+    search = SearchOverride(**asdict(job.search))
+    translator = load_translator(
+        run.directory, checkpoint="averaged", search=search, device=job.train.device, precision=run.precision
+    )
+    return {
+        "test_sets": evaluate_sets(run.directory, translator, tgt_lang=job.data.tgt_lang),
+        "averaged": steps,
+        "steps": run.progress.step,
+        "epochs": run.progress.epoch,
+        "target_tokens": run.progress.target_tokens,
+        "training_seconds": round(run.progress.seconds, 1),
+        "parameters": parameters(job.model, run.tokenizer.vocab_size),
+        "search": to_json(job.search),
+        "seed": job.train.seed,
+        "data_digest": read_json(run.directory / "run.json")["data_digest"],
+        "validations": run.progress.to_json()["validations"],
+    }

@@ -1,0 +1,171 @@
+"""What a run was started with, and what may change when the same command resumes it.
+
+Settings that change the mathematics are refused with a diff: a run whose second half follows another recipe is neither
+one. What `auto` means is settled at the first start and kept in run.json, wherever the run goes on later.
+"""
+
+import json
+import logging
+import platform
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import sacrebleu
+import sentencepiece
+import torch
+
+from transformer import __version__
+from transformer.checkpoint import Checkpoint, read_json, write_json
+from transformer.compute import resolve_device, resolve_precision, resolve_threads
+from transformer.config import Decay, Device, Precision, TrainJob, to_json
+from transformer.data.plan import PLAN_VERSION
+from transformer.errors import CheckpointError, StorageError
+from transformer.prepare import Prepared
+
+log = logging.getLogger(__name__)
+
+FREE = (
+    "run_dir",
+    "search.",
+    "data.",  # its content is compared by digest: a corpus may move
+    "tokenizer.model",
+    "train.max_steps",
+    "train.log_every",
+    "train.save_every",
+    "train.validate_every",
+    "train.keep_last",
+    "train.keep_best",
+    "train.metric",
+    "train.patience",
+    "train.average",
+    "train.samples",
+    "train.prefetch",
+)
+NOTED = ("train.max_tokens", "train.threads", "train.device")
+NOT_FREE = ("data.src_lang", "data.tgt_lang", "data.filter.")
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the automatic settings came to."""
+
+    device: str
+    precision: str
+    threads: int
+    max_tokens: int
+    multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
+
+
+def settle(job: TrainJob) -> Settled:
+    """Static rules only: the same machine always gets the same answer."""
+    device = resolve_device(job.train.device)
+    precision = resolve_precision(job.train.precision, device)
+    room = 4_096
+    if device.type == "cuda":
+        room = 32_768 if torch.cuda.get_device_properties(device).total_memory > 36 * 2**30 else 8_192
+    max_tokens = job.train.max_tokens or max(room, job.data.filter.max_length + 1)
+    return Settled(device.type, precision.name, resolve_threads(job.train.threads), max_tokens, multiple=1)
+
+
+def open_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None) -> Settled:
+    """Write a new run's papers, or check that this job may resume the run. Raises CheckpointError with a diff."""
+    run_dir = Path(job.run_dir)
+    if checkpoint is None:
+        settled = settle(job)
+        _write_papers(run_dir, job, prepared, settled)
+        return settled
+    papers = read_json(run_dir / "run.json")
+    _compare(job, prepared, papers, checkpoint)
+    return _resettle(job, Settled(**papers["settled"]))
+
+
+def _write_papers(run_dir: Path, job: TrainJob, prepared: Prepared, settled: Settled) -> None:
+    config = to_json(job)
+    papers = {
+        "id": secrets.token_hex(8),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": _versions(),
+        "data_digest": prepared.report["digest"],
+        "tokenizer_sha256": sha256(prepared.tokenizer).hexdigest(),
+        "settled": asdict(settled),
+        "config": config,
+    }
+    write_json(run_dir / "run.json", papers)
+    write_json(run_dir / "data.json", prepared.report)
+    try:
+        (run_dir / "tokenizer.model").write_bytes(prepared.tokenizer)
+        (run_dir / "config.yaml").write_text("".join(_yaml(config, "")), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{run_dir}: cannot be written: {error.strerror}") from None
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "transformer-mt": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "sentencepiece": sentencepiece.__version__,
+        "sacrebleu": sacrebleu.__version__,
+    }
+
+
+def _yaml(config: dict[str, Any], indent: str) -> Iterator[str]:
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield f"{indent}{key}:\n"
+            yield from _yaml(value, indent + "  ")
+        else:
+            yield f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}\n"
+
+
+def _compare(job: TrainJob, prepared: Prepared, papers: dict[str, Any], checkpoint: Checkpoint) -> None:
+    before, now = dict(_flat(papers["config"])), dict(_flat(to_json(job)))
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    refused = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if not _may_change(key, job)]
+    if papers["data_digest"] != prepared.report["digest"]:
+        refused.append("the training data, its filters or the tokenizer's settings")
+    if checkpoint.state.get("plan_version") != PLAN_VERSION:
+        refused.append(f"the order of the data: version {checkpoint.state.get('plan_version')} -> {PLAN_VERSION}")
+    if refused:
+        raise CheckpointError(
+            f"{job.run_dir}: cannot be resumed under other settings ({'; '.join(refused)}): "
+            "put them back, or choose another run_dir"
+        )
+    for key in changed:
+        if key in NOTED:
+            log.info("%s: %s -> %s: the data stay as they were, dropout masks may differ", key, before[key], now[key])
+    changes = {name: version for name, version in _versions().items() if papers["versions"].get(name) != version}
+    if changes:
+        log.info("other versions than at the start: %s; numbers may differ in the last bits", changes)
+
+
+def _may_change(key: str, job: TrainJob) -> bool:
+    if key == "train.max_steps" and job.train.decay is Decay.linear:
+        return False  # the rate of every step depends on it
+    if key.startswith(NOT_FREE):
+        return False
+    return key in NOTED or key.startswith(FREE)
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _resettle(job: TrainJob, before: Settled) -> Settled:
+    """What was settled, except for what this command sets by hand or this machine lacks."""
+    device = resolve_device(job.train.device if job.train.device is not Device.auto else Device[before.device])
+    given = replace(before, device=device.type)
+    if job.train.max_tokens is not None:
+        given = replace(given, max_tokens=job.train.max_tokens)
+    if job.train.threads is not None:
+        given = replace(given, threads=job.train.threads)
+    return replace(given, precision=resolve_precision(Precision[before.precision], device).name)
