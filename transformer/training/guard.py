@@ -41,8 +41,9 @@ class Interrupted(Exception):
 
 
 def stopped(step: int) -> Stopped:
-    """The error that ends a run whose checkpoint of `step` is committed."""
-    return Stopped(f"stopped by a signal; step {step} is saved, and the same command goes on from there")
+    """The error that ends a run after `step`, which is committed."""
+    done = f"step {step} is saved" if step else "before the first step"
+    return Stopped(f"stopped by a signal, {done}; the same command goes on from there")
 
 
 def check_streak(streak: int, step: int) -> None:

@@ -5,6 +5,7 @@ log, validate, commit a checkpoint, stop. Validation and checkpoint due at one s
 """
 
 import logging
+import os
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -39,6 +40,11 @@ from transformer.translate.translator import Translator, load_translator
 
 log = logging.getLogger(__name__)
 
+NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
+  transformer translate run_dir=%s < in.txt > out.txt
+  tensorboard --logdir %s
+  transformer train experiment=small run_dir=runs/mine data.train.src=.. data.train.tgt=.. data.dev.."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -71,18 +77,24 @@ def train(job: TrainJob) -> None:
         checkpoint = newest(directory)
         settled = open_run(job, prepared, checkpoint)
         run = _start(job, settled, prepared=prepared, checkpoint=checkpoint)
-        results = directory / "results.json"
-        if not (run.progress.ended(job.train) and results.exists()):
+        if not _is_finished(job, run):
             write_sets(directory, {"dev": prepared.dev, **prepared.test})
             _fit(job, run)
-            write_json(results, _finish(job, run))
-        print_results(directory, read_json(results))
+            write_json(directory / "results.json", _finish(job, run))
+        print_results(directory, read_json(directory / "results.json"))
+        log.info(NEXT, directory, directory, directory.parent)
+
+
+def _is_finished(job: TrainJob, run: Run) -> bool:
+    results = run.directory / "results.json"
+    return run.progress.ended(job.train) and results.exists() and read_json(results)["steps"] == run.progress.step
 
 
 def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: Checkpoint | None) -> Run:
     """The run at its first step, or as the checkpoint left it."""
     torch.set_num_threads(settled.threads)
     torch.use_deterministic_algorithms(job.train.deterministic)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
     device, precision = torch.device(settled.device), Precision[settled.precision]
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
     torch.manual_seed(seed_for(job.train.seed))
