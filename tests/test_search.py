@@ -72,8 +72,8 @@ def exhaustive(table: Table, sentence: int, *, max_length: int, alpha: float) ->
     return best
 
 
-def plain_beam(table: Table, sentence: int, *, beam_size: int, max_length: int, alpha: float) -> Hypothesis:
-    """The documented search for one sentence, on lists."""
+def plain_beam(table: Table, sentence: int, *, beam_size: int, max_length: int, alpha: float) -> tuple[Hypothesis, int]:
+    """The documented search for one sentence, on lists, and the number of its steps."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     finished: list[tuple[float, tuple[int, ...]]] = []
     for length in range(1, max_length + 1):
@@ -92,8 +92,8 @@ def plain_beam(table: Table, sentence: int, *, beam_size: int, max_length: int, 
         if len(finished) >= beam_size or (finished and max(finished)[0] >= bound):
             break
     if finished:
-        return Hypothesis(list(max(finished)[1]), max(finished)[0], True)
-    return Hypothesis(list(live[0][1]), live[0][0] / ((5 + max_length) / 6) ** alpha, False)
+        return Hypothesis(list(max(finished)[1]), max(finished)[0], True), length
+    return Hypothesis(list(live[0][1]), live[0][0] / ((5 + max_length) / 6) ** alpha, False), length
 
 
 def same(found: Hypothesis, expected: Hypothesis) -> bool:
@@ -116,13 +116,14 @@ def test_nothing_pruned_finds_the_best_of_all(seed: int, alpha: float) -> None:
 @pytest.mark.parametrize("beam_size", [1, 2, 4, 7])
 def test_equals_a_plain_search_of_each_sentence(beam_size: int, alpha: float) -> None:
     table = Table(beam_size, vocab_size=12, eos_bias=-2.0)
-    max_lengths = [random.Random(9).randint(1, 12) for _ in range(40)] + [1, 2, 25]
-    found, _ = search(table, max_lengths, beam_size, alpha=alpha)
+    max_lengths = [1, 2, 25, *random.Random(9).choices(range(1, 13), k=40)]
+    found, seen = search(table, max_lengths, beam_size, alpha=alpha)
     expected = [
         plain_beam(table, sentence, beam_size=beam_size, max_length=max_length, alpha=alpha)
         for sentence, max_length in enumerate(max_lengths)
     ]
-    assert all(itertools.starmap(same, zip(found, expected, strict=True)))
+    assert all(same(one, other) for one, (other, _) in zip(found, expected, strict=True))
+    assert sum(seen) == beam_size * sum(steps for _, steps in expected)  # each sentence left as soon as it was done
     assert {hypothesis.finished for hypothesis in found} == {True, False}
 
 

@@ -17,12 +17,11 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, get_origin, get_type_hints
+from typing import Any, NoReturn, cast, get_origin, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -52,16 +51,52 @@ COMMANDS = {
 }
 
 
+FLAGS = [
+    *("-h", "--help", "--hydra-help", "-c", "--cfg", "--resolve", "-p", "--package", "-m", "--multirun"),
+    *(
+        "-cd",
+        "--config-dir",
+        "-cn",
+        "--config-name",
+        "-cp",
+        "--config-path",
+        "-i",
+        "--info",
+        "-sc",
+        "--shell-completion",
+    ),
+]  # Hydra's, less --experimental-rerun, which unpickles a file
+
+
 def main() -> NoReturn:
     """The console script."""
-    arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        sys.stdout.write(_overview())
-        sys.exit(0 if arguments else 2)
-    if arguments[0] == "--version":
-        sys.stdout.write(f"transformer {__version__}\n")
-        sys.exit(0)
-    sys.exit(_dispatch(arguments[0], arguments[1:]))
+    signal.signal(signal.SIGTERM, _interrupt)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    sys.exit(_dispatch((sys.argv[1:2] or ["--help"])[0], sys.argv[2:]))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _dispatch(name: str, arguments: list[str]) -> int:
+    try:
+        if name in ("-h", "--help", "help", "--version"):
+            sys.stdout.write(f"transformer {__version__}\n" if name == "--version" else _overview())
+            sys.stdout.flush()
+            return 0 if sys.argv[1:] else InputError.exit_status
+        if name not in COMMANDS:
+            raise InputError(f"unknown command {name!r}{_suggest(name, COMMANDS)}; `transformer --help` lists them")
+        _hydra(name, _overrides(name, arguments))
+    except TransformerError as error:
+        return _fail(str(error), error.exit_status)
+    except KeyboardInterrupt:
+        status = Stopped.exit_status if name in ("prepare", "train") else 128 + signal.SIGINT
+        return _fail("stopped; the same command starts again", status)
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would flush at its end
+        return 128 + signal.SIGPIPE
+    return 0
 
 
 def _overview() -> str:
@@ -71,52 +106,47 @@ def _overview() -> str:
     )
 
 
-def _dispatch(name: str, arguments: list[str]) -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    try:
-        if name not in COMMANDS:
-            raise InputError(f"unknown command {name!r}{_suggest(name, COMMANDS)}; `transformer --help` lists them")
-        _hydra(name, _overrides(name, arguments))
-    except TransformerError as error:
-        return _fail(str(error), error.exit_status)
-    except (HydraException, OmegaConfBaseException) as error:
-        return _fail(_one_line(error), InputError.exit_status)
-    except KeyboardInterrupt:
-        status = Stopped.exit_status if name in ("prepare", "train") else 128 + signal.SIGINT
-        return _fail("stopped; the same command starts again", status)
-    except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    return 0
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _fail(message: str, status: int) -> int:
-    sys.stderr.write(f"transformer: error: {message}\n")
+    line = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in message)
+    sys.stderr.write(f"transformer: error: {line}\n")
     return status
 
 
 def _hydra(name: str, overrides: list[str]) -> None:
     """Compose and run under Hydra, which reads its overrides from `sys.argv`."""
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let errors through: it is the dispatcher that reports them
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through: it is the dispatcher that reports them
     if not OmegaConf.has_resolver("shipped"):
         OmegaConf.register_new_resolver("shipped", lambda: str(shipped("data")))
-    store = ConfigStore.instance()
-    store.store(name=f"{name}_schema", node=_schema(COMMANDS[name].job, overrides))
-    store.store(name="house", package="hydra", node=_house(name))
     sys.argv = [f"transformer {name}", *overrides]
+    raised: list[BaseException] = []  # by the command: Hydra would print a line of its own on the way out
+    composed = False
 
-    def task(composed: DictConfig) -> None:
+    def task(config: DictConfig) -> None:
+        nonlocal composed
         try:
-            _run(name, _typed(composed, COMMANDS[name].job))
-        except TransformerError as error:  # here, since Hydra would print a second line
-            sys.exit(_fail(str(error), error.exit_status))
+            job = _typed(name, config)
+            composed = True
+            _run(name, job)
+            sys.stdout.flush()
+        except (TransformerError, BrokenPipeError) as error:
+            raised.append(error)
+            sys.exit(1)
 
-    hydra.main(version_base="1.3", config_path=str(shipped("configs")), config_name=name)(task)()
+    try:
+        with tempfile.TemporaryDirectory() as scratch:  # where a sweep leaves its notes
+            store = ConfigStore.instance()
+            store.store(name=f"{name}_schema", node=_schema(COMMANDS[name].job, overrides))
+            store.store(name="house", package="hydra", node=_house(name, scratch))
+            hydra.main(version_base="1.3", config_path=str(shipped("configs")), config_name=name)(task)()
+    except SystemExit:
+        if raised:
+            raise raised[0] from None
+        raise
+    except Exception as error:
+        if composed or isinstance(error, BrokenPipeError):
+            raise
+        # whatever composing trips over is in the overrides, or in the files that they name
+        raise InputError(f"{_one_line(error)} (composing {' '.join(overrides)})") from None
 
 
 def _schema(job: type, overrides: list[str]) -> Any:
@@ -133,11 +163,11 @@ def shipped(folder: str) -> Path:
     return next(path for path in (PACKAGE / "shipped" / folder, PACKAGE.parent / folder) if path.is_dir())
 
 
-def _house(name: str) -> dict[str, Any]:
+def _house(name: str, scratch: str) -> dict[str, Any]:
     """Hydra leaves nothing behind: no folder, no file, no change of directory."""
     return {
         "run": {"dir": "."},
-        "sweep": {"dir": str(Path(tempfile.gettempdir()) / "transformer-multirun"), "subdir": "."},
+        "sweep": {"dir": scratch, "subdir": "."},
         "output_subdir": None,
         "job": {"chdir": False},
         "help": {"app_name": f"transformer {name}", "template": _help(name)},
@@ -145,11 +175,12 @@ def _house(name: str) -> dict[str, Any]:
 
 
 def _help(name: str) -> str:
-    options = [f"  {key}={option.default}\n      {option.help}" for key, option in _options(COMMANDS[name].job).items()]
+    job = COMMANDS[name].job
+    options = [f"  {key}={option.default}\n      {option.help}" for key, option in _options(job).items()]
+    groups = "groups (group=option):\n$APP_CONFIG_GROUPS\n" if issubclass(job, TrainJob) else ""
     return (
-        f"usage: transformer {name} [key=value ...]\n\n{COMMANDS[name].help}\n\n"
-        "groups (group=option):\n$APP_CONFIG_GROUPS\n\n"
-        "options, with the paper's defaults; an experiment may set others (--cfg job shows what is in force):\n"
+        f"usage: transformer {name} [key=value ...]\n\n{COMMANDS[name].help}\n\n{groups}"
+        "options, with their defaults (an experiment may set others; --cfg job shows what is in force):\n"
         "{}\n\n--multirun runs every combination of key=a,b; --config-dir DIR adds a folder of experiments.\n"
     ).format("\n".join(options))
 
@@ -201,14 +232,20 @@ def _overrides(name: str, arguments: list[str]) -> list[str]:
 
 def _override(argument: str, options: dict[str, Option], *, sweep: bool) -> str:
     key, equals, value = argument.partition("=")
-    bare = key.lstrip("+")
-    if argument.startswith("-") or not equals or bare.startswith("hydra"):
-        if argument.startswith("~"):
-            raise InputError(f"{argument}: a key cannot be removed; give it the value you want instead")
+    if argument.startswith("-"):
+        if key not in FLAGS:
+            raise InputError(f"unknown flag {key}{_suggest(key, FLAGS)}; settings are written key=value")
         return argument
-    if bare.partition("@")[0] == "experiment":
+    if argument.startswith("~"):
+        raise InputError(f"{argument}: a key cannot be removed; give it the value you want instead")
+    bare = key.lstrip("+")
+    if not equals or bare.startswith("hydra"):
+        return argument
+    if bare == "experiment":
+        if value in ("", "null"):
+            raise InputError(f"{argument}: name an experiment; base is the paper's, and sets nothing else")
         return f"{bare}={value}"
-    known = re.sub(r"(^|\.)test\.[^.]+\.", r"\1test.NAME.", bare)
+    known = re.sub(r"(^|\.)test\.[A-Za-z0-9_-]+\.", r"\1test.NAME.", bare)
     if known not in options:
         if any(option.startswith(f"{known}.") for option in options):
             raise InputError(f"{argument}: {bare} is a group of keys; set them one by one, as {bare}.KEY=VALUE")
@@ -218,7 +255,7 @@ def _override(argument: str, options: dict[str, Option], *, sweep: bool) -> str:
 
 
 def _quote(value: str) -> str:
-    if value[:1] in ("'", '"') and value[-1:] == value[:1]:
+    if re.fullmatch(r"'[^']*'|\"[^\"]*\"", value):
         return value
     value = os.path.expanduser(value)  # a shell does not expand ~ behind an equals sign
     value = re.sub(r'(\\*)"', lambda match: match.group(1) * 2 + '\\"', value)
@@ -233,14 +270,17 @@ def _suggest(word: str, known: Any) -> str:
 # ---- from what Hydra composed to a typed job ------------------------------------------------------------------------
 
 
-def _typed(composed: DictConfig, job: type) -> Any:
+def _typed(name: str, composed: DictConfig) -> Any:
     """The job, merged into a fresh schema and checked. Raises InputError."""
-    _refuse_mixed_demo()
     try:
+        _refuse_mixed_demo()
         plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-        return _in_multirun(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(job), plain)))
+        job = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(COMMANDS[name].job), plain))
     except (OmegaConfBaseException, ValueError) as error:
         raise InputError(_one_line(error)) from None
+    if name in ("prepare", "train") and HydraConfig.get().mode is RunMode.MULTIRUN:
+        cast(TrainJob, job).run_dir += "/" + _overrides_as_name()
+    return job
 
 
 def _refuse_mixed_demo() -> None:
@@ -250,27 +290,16 @@ def _refuse_mixed_demo() -> None:
         raise InputError("data.train cannot be changed under experiment=demo: choose experiment=small, base or big")
 
 
-def _in_multirun(job: Any) -> Any:
-    """Each job of a multirun has a directory of its own, named after its overrides."""
-    if HydraConfig.get().mode is RunMode.MULTIRUN and hasattr(job, "run_dir"):
-        overrides = [
-            o.lstrip("+") for o in HydraConfig.get().overrides.task if not o.lstrip("+").startswith("run_dir=")
-        ]
-        job.run_dir = str(Path(job.run_dir) / re.sub(r"[^A-Za-z0-9._,-]", "-", ",".join(sorted(overrides))))
-    return job
+def _overrides_as_name() -> str:
+    """Each run of a sweep has a directory of its own, named after its overrides."""
+    overrides = sorted(o for o in HydraConfig.get().overrides.task if not o.startswith("run_dir="))
+    return re.sub(r"[^A-Za-z0-9._,-]", "-", ",".join(overrides))
 
 
 def _one_line(error: BaseException) -> str:
     """Hydra's and OmegaConf's messages without their advice and their internals."""
     lines = [line.strip() for line in _messages(error)]
-    noise = (
-        "object_type=",
-        "reference_type=",
-        "full_key:",
-        "See https",
-        "To append to your config",
-        "Set the environment",
-    )
+    noise = ("object_type=", "reference_type=", "full_key:", "See https", "To append to your", "Set the environment")
     kept = [line for line in dict.fromkeys(lines) if line and not line.startswith(noise)]
     return "; ".join(kept).partition("; Config search path")[0].replace("Error merging override ", "")
 

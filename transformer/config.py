@@ -82,8 +82,8 @@ def _at_least(config: object, section: str, minimum: float, *names: str) -> None
     """Refuse numbers below `minimum`, and NaN or infinity; None (left to a rule) passes."""
     for name in names:
         value = getattr(config, name)
-        ok = value is None or (math.isfinite(value) and value >= minimum)
-        _require(ok, f"{section}.{name}={value} must be a finite number of at least {minimum}")
+        ok = value is None or minimum <= value < 2**63
+        _require(ok, f"{section}{name}={value} must be a number of at least {minimum}, and finite")
 
 
 def _check_names(section: str, sets: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ class ModelConfig:
     tie_embeddings: bool = option(True, "one matrix for both embeddings and the output (3.4)")
 
     def __post_init__(self) -> None:
-        _at_least(self, "model", 1, "n_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
+        _at_least(self, "model.", 1, "n_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
         _below_one(self, "model", "dropout", "attention_dropout", "relu_dropout")
         _require(self.d_model % 2 == 0, f"model.d_model={self.d_model} must be even: sines and cosines come in pairs")
         divides = self.d_model % self.n_heads == 0
@@ -161,7 +161,7 @@ class FilterConfig:
     drop_duplicates: bool = option(False, "drop pairs seen before")
 
     def __post_init__(self) -> None:
-        _at_least(self, "data.filter", 1, "max_length", "max_ratio")
+        _at_least(self, "data.filter.", 1, "max_length", "max_ratio")
 
 
 @dataclass
@@ -181,6 +181,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _check_names("data.test", self.test)
+        for name in ("src_lang", "tgt_lang"):
+            lang = getattr(self, name)
+            _require(lang not in ("True", "False"), f"data.{name}={lang}: quote it, YAML takes a bare no for false")
 
 
 @dataclass
@@ -195,8 +198,8 @@ class TokenizerConfig:
     model: str | None = option(None, "use this SentencePiece model file instead of training one")
 
     def __post_init__(self) -> None:
-        _at_least(self, "tokenizer", 8, "vocab_size")
-        _at_least(self, "tokenizer", 1, "sample_lines")
+        _at_least(self, "tokenizer.", 8, "vocab_size")
+        _at_least(self, "tokenizer.", 1, "sample_lines")
         coverage = self.character_coverage
         _require(0.9 <= coverage <= 1.0, f"tokenizer.character_coverage={coverage} must be in [0.9, 1]")
 
@@ -233,10 +236,12 @@ class TrainConfig:
     samples: int = option(3, "dev translations shown at each validation")
 
     def __post_init__(self) -> None:
-        _at_least(self, "train", 0, "seed", "prefetch", "keep_best", "samples")
-        _at_least(self, "train", 1, "max_steps", "warmup_steps", "threads", "log_every", "save_every", "validate_every")
-        _at_least(self, "train", 1, "patience", "average", "tokens_per_step", "max_tokens")
-        _at_least(self, "train", 2, "keep_last")
+        _at_least(self, "train.", 0, "seed", "prefetch", "keep_best", "samples")
+        _at_least(
+            self, "train.", 1, "max_steps", "warmup_steps", "threads", "log_every", "save_every", "validate_every"
+        )
+        _at_least(self, "train.", 1, "patience", "average", "tokens_per_step", "max_tokens")
+        _at_least(self, "train.", 2, "keep_last")
         _below_one(self, "train", "adam_beta1", "adam_beta2", "label_smoothing")
         for name in ("learning_rate", "adam_eps", "clip_norm"):
             value = getattr(self, name)
@@ -257,8 +262,8 @@ class SearchConfig:
     max_tokens: int = option(8_192, "padded source pieces x beam of one batch")
 
     def __post_init__(self) -> None:
-        _at_least(self, "search", 1, "beam_size", "max_extra", "max_tokens")
-        _at_least(self, "search", 0, "length_penalty")
+        _at_least(self, "search.", 1, "beam_size", "max_extra", "max_tokens")
+        _at_least(self, "search.", 0, "length_penalty")
 
 
 @dataclass
@@ -387,6 +392,8 @@ def _from_primitive(kind: Any, value: Any, place: str) -> Any:
         )
     if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str) and value in kind.__members__:
         return kind[value]
-    whole = kind is float and type(value) is int
-    _require(type(value) is kind or whole, f"{place}={value!r} is not what is expected: {kind}")
+    if get_origin(kind) is list and isinstance(value, list):
+        return [_from_primitive(get_args(kind)[0], item, place) for item in value]
+    whole = kind is float and type(value) is int and abs(value) < 2**1023
+    _require(type(value) is kind or whole, f"{place}={value!r:.80} is not what is expected: {kind}")
     return float(value) if whole else value

@@ -4,6 +4,8 @@ A FLOP is a multiplication or an addition of the forward pass's matrix products,
 padding, recomputation and masked positions are never counted, nor are the elementwise operations.
 """
 
+import re
+
 from transformer.config import ModelConfig, Norm, Positions
 
 # Dense bf16 (or fp16) FLOP/s of the matrix units, from the makers' data sheets, by a word of the device's name.
@@ -48,4 +50,5 @@ def step_flops(config: ModelConfig, vocab_size: int, *, source: int, target: int
 
 def peak_flops(device_name: str) -> float | None:
     """The device's peak for bf16 products, or None where it is not known."""
-    return next((peak for word, peak in PEAK_FLOPS.items() if word in device_name), None)
+    words = re.split(r"[\s-]+", device_name)
+    return next((peak for word, peak in PEAK_FLOPS.items() if word in words), None)

@@ -1,10 +1,12 @@
 """What a run says of itself: TensorBoard, metrics.jsonl, train.log and the terminal.
 
-A resumed run drops whatever was written after the step it resumes from, so that no step stands twice in any of them.
+A resumed run drops what the first two hold of later steps, so that no step stands twice; train.log is a diary and
+keeps all.
 """
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -30,8 +32,8 @@ class Tracker:
         self._metrics = path.open("a", encoding="utf-8", newline="\n")
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Write these values of `step`; None is left out."""
-        known = {name: value for name, value in values.items() if value is not None}
+        """Write these values of `step`; None is left out, and so is what is not finite: JSON has no word for it."""
+        known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         for name, value in known.items():
             self._writer.add_scalar(name, value, step)
         self._metrics.write(json.dumps({"step": step, "time": round(time.time(), 3), **known}) + "\n")

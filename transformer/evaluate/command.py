@@ -5,9 +5,8 @@ A run keeps the text of its own sets, so that it can be scored wherever it is co
 """
 
 import os
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from transformer.compute import resolve_threads
 from transformer.config import EvaluateJob, to_json
 from transformer.data.corpus import Pair, read_pairs
 from transformer.errors import InputError, StorageError
-from transformer.evaluate.score import score
+from transformer.evaluate.score import Scores, score
 from transformer.translate.translator import Translator, build_translator, find_checkpoint
 
 Sets = Mapping[str, Sequence[Pair]]
@@ -38,7 +37,7 @@ def run(job: EvaluateJob) -> dict[str, Any]:
     translator = build_translator(run_dir, checkpoint, search=job.search, device=job.device, precision=job.precision)
     tgt_lang = str(checkpoint.config["data"]["tgt_lang"])
     results = {
-        "test_sets": evaluate_sets(run_dir, translator, tgt_lang=tgt_lang, sets=sets),
+        "test_sets": evaluate_sets(run_dir, translator, sets, tgt_lang=tgt_lang, scorer=score),
         "checkpoint": checkpoint.path.name,
         "averaged": checkpoint.state.get("averaged", []),
         "steps": checkpoint.step,
@@ -49,14 +48,14 @@ def run(job: EvaluateJob) -> dict[str, Any]:
 
 
 def evaluate_sets(
-    run_dir: Path, translator: Translator, *, tgt_lang: str, sets: Sets | None = None
+    run_dir: Path, translator: Translator, sets: Sets, *, tgt_lang: str, scorer: Callable[..., Scores]
 ) -> dict[str, dict[str, float | str]]:
-    """Translate and score each set (by default the run's test sets), and write the translations to NAME.hyp."""
+    """Translate each set, write the translations to NAME.hyp, and score them with `score` or `measure`."""
     scores = {}
-    for name, pairs in (read_sets(run_dir) if sets is None else sets).items():
+    for name, pairs in sets.items():
         hypotheses = translator.translate([source for source, _ in pairs])
         _write_lines(_place(run_dir, name, "hyp"), hypotheses)
-        scores[name] = score(hypotheses, [reference for _, reference in pairs], tgt_lang=tgt_lang).to_json()
+        scores[name] = scorer(hypotheses, [reference for _, reference in pairs], tgt_lang=tgt_lang).to_json()
     return scores
 
 
@@ -89,8 +88,6 @@ def read_sets(run_dir: Path) -> dict[str, list[Pair]]:
 
 
 def _place(run_dir: Path, name: str, kind: str) -> Path:
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", name):
-        raise InputError(f"test.{name}: the name of a test set is made of letters, digits and ._- only")
     return run_dir / "hypotheses" / f"{name}.{kind}"
 
 

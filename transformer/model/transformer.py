@@ -143,4 +143,5 @@ def load_parameters(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     for name, parameter in own.items():
         if parameter.shape != tensors[name].shape:
             raise ValueError(f"{name} is {tuple(tensors[name].shape)}, not {tuple(parameter.shape)}")
+    for name, parameter in own.items():
         parameter.copy_(tensors[name])

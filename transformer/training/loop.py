@@ -7,6 +7,7 @@ log, validate, commit a checkpoint, stop. Validation and checkpoint due at one s
 import logging
 import os
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,11 +20,13 @@ from transformer.checkpoint import Checkpoint, commit, list_steps, lock_run, new
 from transformer.compute import dtype_of
 from transformer.config import Precision, SearchOverride, TrainJob, to_json
 from transformer.cost import parameters
+from transformer.data.corpus import Pair
 from transformer.data.loader import load_steps
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.store import Store
 from transformer.errors import CheckpointError
 from transformer.evaluate.command import evaluate_sets, print_results, write_sets
+from transformer.evaluate.score import measure
 from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
 from transformer.optimizer import build_optimizer, load_moments, moments_by_name
 from transformer.prepare import Prepared, prepare
@@ -60,6 +63,7 @@ class Run:
     tokenizer: Tokenizer
     store: Store
     dev: DevSet
+    test: Mapping[str, Sequence[Pair]]
     progress: Progress
 
 
@@ -122,6 +126,7 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
         tokenizer,
         prepared.store,
         dev,
+        prepared.test,
         progress,
     )
 
@@ -241,7 +246,7 @@ def _finish(job: TrainJob, run: Run) -> dict[str, object]:
         run.directory, checkpoint="averaged", search=search, device=job.train.device, precision=run.precision
     )
     return {
-        "test_sets": evaluate_sets(run.directory, translator, tgt_lang=job.data.tgt_lang),
+        "test_sets": evaluate_sets(run.directory, translator, run.test, tgt_lang=job.data.tgt_lang, scorer=measure),
         "averaged": steps,
         "steps": run.progress.step,
         "epochs": run.progress.epoch,

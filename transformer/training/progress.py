@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from transformer.config import Metric, ModelConfig, TrainConfig
+from transformer.config import Metric, ModelConfig, TrainConfig, from_json
 from transformer.cost import peak_flops, step_flops
 from transformer.data.loader import Step
 from transformer.errors import CheckpointError
@@ -31,12 +31,6 @@ class Validation:
     def to_json(self) -> dict[str, float | None]:
         """JSON has no NaN: null stands for a number that is not finite."""
         return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, row: dict[str, Any]) -> "Validation":
-        """What `to_json` gave."""
-        values: dict[str, Any] = {name: math.nan if value is None else value for name, value in row.items()}
-        return cls(**values)
 
     def goodness(self, metric: Metric) -> float:
         """The larger the better; a number that is not finite is the worst."""
@@ -114,9 +108,9 @@ class Progress:
     def from_json(cls, data: Any) -> "Progress":
         """What `to_json` gave. Raises CheckpointError for anything else."""
         try:
-            validations = [Validation.from_json(row) for row in data["validations"]]
-            return cls(**{**data, "validations": validations})
-        except (TypeError, KeyError, AttributeError) as error:
+            rows = [{name: math.nan if x is None else x for name, x in row.items()} for row in data["validations"]]
+            return from_json(cls, {**data, "validations": rows})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"state.json: the progress in it is not readable: {error}") from None
 
 

@@ -65,7 +65,7 @@ def settle(job: TrainJob) -> Settled:
     """Static rules only: the same machine always gets the same answer."""
     device = resolve_device(job.train.device)
     precision = resolve_precision(job.train.precision, device)
-    room = 4_096
+    room = 5_120  # a step of 4,096 tokens in one piece, padding and all
     if device.type == "cuda":
         room = 32_768 if torch.cuda.get_device_properties(device).total_memory > 36 * 2**30 else 8_192
     max_tokens = job.train.max_tokens or max(room, job.data.filter.max_length + 1)

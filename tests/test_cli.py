@@ -1,0 +1,679 @@
+"""The command line: what stops at the door, what passes it unchanged, and with which status a command ends.
+
+Most cases run in this process through `cli.main`, with the command itself replaced; a few are processes of their own.
+"""
+
+import io
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from transformer import cli, errors
+from transformer.config import (
+    Algorithm,
+    AverageJob,
+    Decay,
+    Device,
+    EvaluateJob,
+    Format,
+    Metric,
+    Norm,
+    PairConfig,
+    Positions,
+    Precision,
+    SummaryJob,
+    TrainJob,
+    TranslateJob,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+JOBS = {
+    "prepare": TrainJob,
+    "train": TrainJob,
+    "translate": TranslateJob,
+    "evaluate": EvaluateJob,
+    "average": AverageJob,
+    "summary": SummaryJob,
+}
+EXPERIMENTS = ("base", "big", "demo", "multi30k_en_de", "small")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended, what it printed, and the typed jobs that would have run."""
+
+    status: int
+    out: str
+    err: str
+    jobs: list[Any]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The help of every command, and the slow packages that printing it imported."""
+
+    texts: dict[str, str]
+    imported: list[str]
+
+
+def enter(*arguments: str, then: Callable[[], None] = lambda: None) -> Result:
+    """Run the command line with the command itself replaced by `then`, and put Hydra's globals back."""
+    jobs: list[Any] = []
+
+    def run(name: str, job: Any) -> None:
+        jobs.append(job)
+        then()
+
+    store, sigterm = ConfigStore.instance(), signal.getsignal(signal.SIGTERM)
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("HYDRA_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "1"))  # what the dispatcher sets, undone
+        patch.setattr(store, "repo", dict(store.repo))
+        patch.setattr(cli, "_run", run)
+        patch.setattr(sys, "argv", ["transformer", *arguments])
+        GlobalHydra.instance().clear()
+        try:
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        finally:
+            GlobalHydra.instance().clear()
+            HydraConfig.instance().cfg = None
+            OmegaConf.clear_resolver("shipped")
+            signal.signal(signal.SIGTERM, sigterm)
+    code = ended.value.code
+    assert code is None or isinstance(code, int)
+    return Result(code or 0, out.getvalue(), err.getvalue(), jobs)
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+
+
+@pytest.fixture(scope="module")
+def experiments() -> dict[str, TrainJob]:
+    """The job of every experiment that comes with the package."""
+    names = sorted(path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml"))
+    return {name: enter("train", f"experiment={name}").jobs[0] for name in names}
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Printed:
+    """What `transformer COMMAND --help` prints, in a process of its own."""
+    code = (
+        "import io, json, sys, contextlib, transformer.cli as cli\n"
+        "texts = {}\n"
+        f"for command in {list(JOBS)!r}:\n"
+        "    sys.argv, out = ['transformer', command, '--help'], io.StringIO()\n"
+        "    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
+        "        cli.main()\n"
+        "    texts[command] = out.getvalue()\n"
+        "slow = ['torch', 'numpy', 'sacrebleu', 'sentencepiece', 'tensorboard', 'safetensors']\n"
+        "print(json.dumps([texts, [name for name in slow if name in sys.modules]]))\n"
+    )
+    folder = tmp_path_factory.mktemp("help")
+    out, err = python("-c", code, cwd=folder).communicate(timeout=60)
+    assert err == ""
+    assert not list(folder.iterdir())
+    return Printed(*json.loads(out))
+
+
+def python(*arguments: str, cwd: Path, **options: Any) -> "subprocess.Popen[str]":
+    """Another Python, its output piped."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen([sys.executable, *arguments], cwd=cwd, env=environment, **pipes)
+
+
+def assert_refused(result: Result, *words: str) -> None:
+    """One line that holds these words, status 2, and nothing else."""
+    assert result.err.startswith("transformer: error: "), result.err
+    assert result.err.endswith("\n"), result.err
+    assert result.err.count("\n") == 1, result.err
+    missing = [word for word in words if word not in result.err]
+    assert not missing, result.err
+    assert "To append" not in result.err, "advice that the door itself refuses"
+    assert (result.status, result.out, result.jobs) == (2, "", [])
+    assert not list(Path().rglob("*")), "left behind"
+
+
+def leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, Any, Any, str]]:
+    """Every key of a job as (dotted key, type, default, help), without the table of test sets."""
+    kinds = get_type_hints(kind)
+    for field in fields(kind):
+        if is_dataclass(kinds[field.name]):
+            yield from leaves(kinds[field.name], f"{prefix}{field.name}.")
+        elif field.default is not MISSING:
+            yield prefix + field.name, kinds[field.name], field.default, field.metadata.get("help", "")
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "wrong key": ("train", ["train.sed=3"], ["train.sed=3", "'train.seed'"]),
+    "wrong key, +": ("train", ["+train.sed=3"], ["train.sed=3", "'train.seed'"]),
+    "wrong key, ++": ("train", ["++train.sed=3"], ["train.sed=3", "'train.seed'"]),
+    "misspelt group": ("prepare", ["modle.d_model=8"], ["modle.d_model=8", "'model.d_model'"]),
+    "no such key": ("train", ["colour=red"], ["colour=red", "--help"]),
+    "key of another command": ("train", ["format=json"], ["format=json"]),
+    "empty key": ("train", ["=3"], ["'=3'"]),
+    "empty argument": ("average", [""], []),
+    "target": ("train", ["+model._target_=os.getcwd"], ["model._target_"]),
+    "text for int": ("train", ["train.seed=many"], ["train.seed", "many", "Integer"]),
+    "float for int": ("average", ["last=1e5"], ["last", "100000.0", "Integer"]),
+    "bool for int": ("average", ["last=true"], ["last", "True", "Integer"]),
+    "text for bool": ("translate", ["strict=perhaps"], ["strict", "perhaps", "bool"]),
+    "wrong enum": ("train", ["model.norm=mid"], ["model.norm", "mid", "post", "pre"]),
+    "null": ("average", ["last=null"], ["last", "null"]),
+    "below": ("translate", ["search.beam_size=0"], [" search.beam_size=0", "at least 1"]),
+    "below, no group": ("average", ["last=0"], [" last=0", "at least 1"]),
+    "below, shared": ("evaluate", ["threads=0"], [" threads=0", "at least 1"]),
+    "nan": ("evaluate", ["search.length_penalty=nan"], ["search.length_penalty=nan"]),
+    "inf": ("evaluate", ["search.length_penalty=inf"], ["search.length_penalty=inf"]),
+    "huge int": ("average", ["last=" + "9" * 400], ["last"]),
+    "two keys at odds": ("train", ["model.d_model=130"], ["model.d_model=130", "model.n_heads=4"]),
+    "interpolation for int": ("average", ["last=${nope}"], ["nope"]),
+    "removed": ("train", ["~train.seed"], ["~train.seed"]),
+    "removed experiment": ("train", ["~experiment"], ["~experiment"]),
+    "unknown experiment": ("train", ["experiment=bigg"], ["bigg", *EXPERIMENTS]),
+    "no experiment": ("summary", ["experiment=null"], ["experiment"]),
+    "two experiments": ("train", ["experiment=small,base"], ["experiment=small,base"]),
+    "experiment where there is none": ("average", ["experiment=small"], ["experiment"]),
+    "group": ("train", ["model=tiny"], ["model=tiny", "model.KEY=VALUE"]),
+    "group, two lines": ("train", ["model=a\nb"], ["model.KEY=VALUE"]),
+    "test sets": ("train", ["data.test=mine"], ["data.test=mine", "data.test.KEY=VALUE"]),
+    "test set called dev": ("evaluate", ["test.dev.src=x"], ["test.dev"]),
+    "test set outside the run": ("evaluate", ["test.-/x.src=x"], ["test.-/x"]),
+    "test set, wrong side": ("train", ["data.test.mine.source=x"], ["data.test.mine.source", "data.test.NAME.src"]),
+    "missing =": ("average", ["last"], ["last", "EQUAL"]),
+    "a pickle": ("average", ["--experimental-rerun", "config.pickle"], ["--experimental-rerun"]),
+    "missing folder": ("average", ["--config-dir", "nowhere"], ["nowhere"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_argument_is_refused_in_one_line(case: str) -> None:
+    command, arguments, words = REFUSED[case]
+    assert_refused(enter(command, *arguments), *words)
+
+
+def test_an_unknown_command_gets_a_suggestion() -> None:
+    assert_refused(enter("trian"), "'trian'", "did you mean 'train'?")
+    assert_refused(enter("frobnicate"), "'frobnicate'", "--help")
+
+
+def test_a_refusal_does_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    assert_refused(enter("average", "last=many"), "last")
+
+
+@pytest.mark.parametrize("argument", ["train.sed=3", "train.seed=${nope}"])
+def test_a_process_says_the_same(argument: str) -> None:
+    process = python("-m", "transformer", "train", argument, cwd=Path())
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("transformer: error: ")
+    assert not list(Path().iterdir())
+
+
+# ---- a folder of one's own experiments ------------------------------------------------------------------------------
+
+BAD_YAML = {
+    "unknown key": ("model: {d_modl: 8}", ["d_modl"]),
+    "wrong type": ("train: {seed: many}", ["many", "Integer"]),
+    "out of range": ("model: {dropout: 7}", ["model.dropout=7.0"]),
+    "target": ("_target_: os.getcwd", ["_target_"]),
+    "target in a group": ("model: {_target_: os.getcwd}", ["_target_"]),
+    "syntax": ("model: [1", ["mine"]),
+    "not text": ("\udcff\udcfe", ["mine"]),
+}
+
+
+def write_experiment(folder: Path, text: str) -> str:
+    """Write experiment `mine`; gives the folder for --config-dir."""
+    path = folder / "mine" / "experiment" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"# @package _global_\n{text}\n", encoding="utf-8", errors="surrogateescape")
+    return str(folder / "mine")
+
+
+@pytest.mark.parametrize("case", BAD_YAML)
+def test_a_bad_yaml_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
+    text, words = BAD_YAML[case]
+    folder = write_experiment(tmp_path, text)
+    assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), *words)
+
+
+def test_a_good_yaml_composes(tmp_path: Path) -> None:
+    text = (
+        "defaults: [small, _self_]\nrun_dir: runs/mine\n"
+        "data: {test: {news: {src: a.en, tgt: a.de}}}\ntrain: {learning_rate: 5e-4}"
+    )
+    (job,) = enter("train", "--config-dir", write_experiment(tmp_path, text), "experiment=mine", "train.seed=7").jobs
+    assert (job.run_dir, job.train.learning_rate, job.train.seed) == ("runs/mine", 5e-4, 7)
+    assert (job.model.d_model, job.data.test) == (256, {"news": PairConfig("a.en", "a.de")})
+
+
+def test_a_bare_no_in_yaml_is_not_norwegian(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "data: {src_lang: 'no'}")
+    (job,) = enter("train", "--config-dir", folder, "experiment=mine").jobs
+    assert job.data.src_lang == "no"
+    folder = write_experiment(tmp_path / "other", "data: {tgt_lang: no}")
+    found = enter("train", "--config-dir", folder, "experiment=mine")
+    assert found.status == 2
+    assert "data.tgt_lang=False: quote it" in found.err
+
+
+# ---- the demo's corpus stays the demo's -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "data.train.src=my.en"],
+        ["prepare", "++data.train.tgt=my.de"],
+        ["train", "data.train.src=my.en", "+experiment=demo"],
+    ],
+    ids=" ".join,
+)
+def test_another_corpus_under_the_demo_is_refused(arguments: list[str]) -> None:
+    assert_refused(enter(*arguments), "data.train", "demo", "small", "base", "big")
+
+
+def test_another_corpus_under_a_real_experiment_is_welcome() -> None:
+    (job,) = enter("train", "experiment=small", "data.train.src=my.en", "data.train.tgt=my.de").jobs
+    assert (job.data.train, job.run_dir) == (PairConfig("my.en", "my.de"), "runs/small")
+
+
+# ---- what passes ----------------------------------------------------------------------------------------------------
+
+TEXT_KEYS = (
+    "run_dir",
+    "data.src_lang",
+    "data.tgt_lang",
+    "data.root",
+    "data.train.src",
+    "data.train.tgt",
+    "data.dev.src",
+    "data.dev.tgt",
+    "data.store_dir",
+    "tokenizer.model",
+)
+TEXTS = (
+    "Übung/日本語/मराठी",
+    "it's (really) 100% mine, yes!",
+    "say \"hello\", then 'bye'",
+    "epoch=3,step=4.pt",
+    "a;b#c{d}[e]<f>|g&h*?",
+    "  led and trailed by spaces  ",
+    "C:\\data\\",
+    'back\\slash\\\\"quote',
+    "two\\\\",
+    "$HOME/$x",
+    "tab\there",
+    "true",
+    "1e3",
+    "[a, b]",
+    "{a: b}",
+    "a: b",
+    "none",
+    "+x",
+    "-",
+    "a/~/b",
+    "@x",
+    "'half",
+    'half"',
+    "'",
+    "'one' and 'two'",
+)
+
+
+def through_hydra(key: str, text: str) -> object:
+    """A text as Hydra's grammar reads it, once the command line has quoted it."""
+    (override,) = OverridesParser.create().parse_overrides(cli._overrides("train", [f"{key}={text}"]))
+    assert override.key_or_group == key
+    return override.value()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_passes_the_grammar_unchanged(text: str) -> None:
+    assert [through_hydra(key, text) for key in TEXT_KEYS] == [text] * len(TEXT_KEYS)
+
+
+def test_random_text_passes_the_grammar_unchanged() -> None:
+    draw = random.Random(1)
+    letters = " \\\"'(),=:;[]{}#%&*!?<>|~@+-/.^`éßΩ日😀aZ09\t"
+    texts = ["x" + "".join(draw.choices(letters, k=draw.randint(1, 12))) for _ in range(300)]
+    assert [through_hydra("data.root", text) for text in texts] == texts
+
+
+@pytest.mark.parametrize("texts", [TEXTS[:10], TEXTS[10:20]], ids=["first", "second"])
+def test_text_arrives_in_the_job_unchanged(texts: tuple[str, ...]) -> None:
+    (job,) = enter("train", "experiment=small", *map("=".join, zip(TEXT_KEYS, texts, strict=True))).jobs
+    assert tuple(attrgetter(key)(job) for key in TEXT_KEYS) == texts
+
+
+def test_a_leading_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me (ü)")
+    assert through_hydra("run_dir", "~/data, x") == "/home/me (ü)/data, x"
+    assert through_hydra("data.test.news.src", "~") == "/home/me (ü)"
+
+
+def test_new_test_sets_need_no_plus() -> None:
+    sets = ["data.test.news.src=news (1).en", "data.test.news.tgt=news.de", "+data.test.web-2.src=web.en"]
+    (job,) = enter("train", "experiment=small", *sets).jobs
+    assert job.data.test == {"news": PairConfig("news (1).en", "news.de"), "web-2": PairConfig("web.en", "")}
+    (job,) = enter("evaluate", "test.news.src=a=b.en", "test.news.tgt=é.de").jobs
+    assert job.test == {"news": PairConfig("a=b.en", "é.de")}
+
+
+def test_values_of_every_type_are_typed() -> None:
+    given = ["train.seed=1_000", "train.clip_norm=1", "train.patience=null", "train.deterministic=true"]
+    (job,) = enter("summary", *given, "model.norm=pre", "++train.max_steps=5", "format=json").jobs
+    assert isinstance(job, SummaryJob)
+    assert (job.train.seed, job.train.clip_norm, job.train.patience) == (1000, 1.0, None)
+    assert (job.train.deterministic, job.model.norm, job.train.max_steps) == (True, Norm.pre, 5)
+    assert job.format is Format.json
+    assert isinstance(job.train.clip_norm, float)
+
+
+# ---- the experiments ------------------------------------------------------------------------------------------------
+
+PAPER_BASE = {
+    "model.n_layers": 6,
+    "model.d_model": 512,
+    "model.d_ff": 2048,
+    "model.n_heads": 8,
+    "model.key_width": 64,
+    "model.value_width": 64,
+    "model.dropout": 0.1,
+    "model.attention_dropout": 0.0,
+    "model.relu_dropout": 0.0,
+    "model.norm": Norm.post,
+    "model.positions": Positions.sinusoidal,
+    "model.tie_embeddings": True,
+    "data.src_lang": "en",
+    "data.tgt_lang": "de",
+    "tokenizer.algorithm": Algorithm.bpe,
+    "tokenizer.vocab_size": 37_000,
+    "train.max_steps": 100_000,
+    "train.tokens_per_step": 25_000,
+    "train.learning_rate": None,  # equation 3
+    "train.warmup_steps": 4000,
+    "train.decay": Decay.inverse_sqrt,
+    "train.adam_beta1": 0.9,
+    "train.adam_beta2": 0.98,
+    "train.adam_eps": 1e-9,
+    "train.label_smoothing": 0.1,
+    "train.clip_norm": None,
+    "train.save_every": 1500,
+    "train.average": 5,
+    "train.keep_last": 5,
+    "train.patience": None,
+    "train.metric": Metric.bleu,
+    "train.precision": Precision.auto,
+    "train.device": Device.auto,
+    "search.beam_size": 4,
+    "search.length_penalty": 0.6,
+    "search.max_extra": 50,
+    "run_dir": "runs/base",
+}
+PAPER_BIG = PAPER_BASE | {
+    "model.d_model": 1024,
+    "model.d_ff": 4096,
+    "model.n_heads": 16,
+    "model.dropout": 0.3,
+    "train.max_steps": 300_000,
+    "train.save_every": 600,
+    "train.average": 20,
+    "train.keep_last": 20,
+    "run_dir": "runs/big",
+}
+SMALL = {
+    "model.n_layers": 3,
+    "model.d_model": 256,
+    "model.d_ff": 1024,
+    "model.n_heads": 4,
+    "model.dropout": 0.1,
+    "tokenizer.vocab_size": 8000,
+    "search.beam_size": 4,
+    "train.label_smoothing": 0.1,
+    "run_dir": "runs/small",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("base", PAPER_BASE), ("big", PAPER_BIG), ("small", SMALL)], ids=["base", "big", "small"]
+)
+def test_an_experiment_has_the_values_it_promises(
+    experiments: dict[str, TrainJob], name: str, expected: dict[str, Any]
+) -> None:
+    assert type(experiments[name]) is TrainJob
+    assert {key: attrgetter(key)(experiments[name]) for key in expected} == expected
+
+
+def test_the_defaults_are_the_papers_base(experiments: dict[str, TrainJob]) -> None:
+    assert experiments["base"] == TrainJob()
+
+
+def test_the_demo_is_the_default_and_reads_the_packages_corpus(experiments: dict[str, TrainJob]) -> None:
+    job, data = experiments["demo"], ROOT / "data" / "demo"
+    assert enter("train").jobs == [job]
+    assert job.run_dir == "runs/demo"
+    assert job.data.train == PairConfig(f"{data}/train.en", f"{data}/train.de")
+    assert job.data.dev == PairConfig(f"{data}/dev.en", f"{data}/dev.de")
+    names = ("test", "test_compositional")
+    assert job.data.test == {name: PairConfig(f"{data}/{name}.en", f"{data}/{name}.de") for name in names}
+    assert job.model.d_model <= 256
+    assert job.train.max_steps <= 5000
+
+
+def test_multi30k_points_below_the_root() -> None:
+    (job,) = enter("train", "experiment=multi30k_en_de", "data.root=/some where").jobs
+    folder, name = "/some where/multi30k", "test_2016_flickr"
+    assert job.run_dir == "runs/multi30k_en_de"
+    assert job.data.train == PairConfig(f"{folder}/train.en", f"{folder}/train.de")
+    assert job.data.dev == PairConfig(f"{folder}/val.en", f"{folder}/val.de")
+    assert job.data.test == {name: PairConfig(f"{folder}/{name}.en", f"{folder}/{name}.de")}
+    assert (job.data.src_lang, job.data.tgt_lang) == ("en", "de")
+
+
+def test_every_experiment_composes_into_its_own_run(experiments: dict[str, TrainJob]) -> None:
+    assert set(EXPERIMENTS) <= set(experiments)
+    assert {name: job.run_dir for name, job in experiments.items()} == {name: f"runs/{name}" for name in experiments}
+
+
+# ---- --help, --cfg, --multirun --------------------------------------------------------------------------------------
+
+
+def shown(value: object) -> str:
+    names = {None: "null", True: "true", False: "false"}
+    if isinstance(value, Enum):
+        return value.name
+    return names[value] if value is None or isinstance(value, bool) else str(value)
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_help_lists_every_key_with_default_and_meaning(printed: Printed, command: str) -> None:
+    for key, kind, default, meaning in leaves(JOBS[command]):
+        pattern = rf"^ +{re.escape(f'{key}={shown(default)}')}\n +{re.escape(meaning)}(.*)$"
+        line = re.search(pattern, printed.texts[command], re.MULTILINE)
+        assert meaning, key
+        assert line, key
+        choices = list(kind.__members__) if isinstance(kind, type) and issubclass(kind, Enum) else []
+        assert all(choice in line[1] for choice in choices), key
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_help_offers_experiments_where_they_can_be_chosen(printed: Printed, command: str) -> None:
+    lines = re.findall(r"^experiment:(.*)$", printed.texts[command], re.MULTILINE)
+    assert lines == ([" " + ", ".join(EXPERIMENTS)] if issubclass(JOBS[command], TrainJob) else [])
+
+
+def test_help_is_instant(printed: Printed) -> None:
+    assert printed.imported == []
+
+
+def test_the_overview_lists_every_command() -> None:
+    for arguments, status in (["--help"], 0), (["help"], 0), ([], 2):
+        result = enter(*arguments)
+        assert result.status == status
+        assert [name for name in JOBS if re.search(rf"^ +{name} +\w", result.out, re.MULTILINE)] == list(JOBS)
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_cfg_job_shows_what_is_in_force(command: str) -> None:
+    result = enter(command, "--cfg", "job", "run_dir=mine, ü")
+    composed = yaml.safe_load(result.out)
+    assert (result.status, result.err, result.jobs) == (0, "", [])
+    assert list(composed) == [field.name for field in fields(JOBS[command])]
+    assert composed["run_dir"] == "mine, ü"
+
+
+def test_multirun_gives_each_job_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    result = enter("train", "--multirun", "experiment=small,base", "train.seed=1,2", "data.dev.src=a/b.en")
+    assert result.status == 0
+    tail = "data.dev.src-a-b.en,experiment-"
+    assert [job.run_dir for job in result.jobs] == [
+        f"runs/{name}/{tail}{name},train.seed-{seed}" for name in ("small", "base") for seed in (1, 2)
+    ]
+    assert [job.train.seed for job in result.jobs] == [1, 2, 1, 2]
+    assert [job.data.dev.src for job in result.jobs] == ["a/b.en"] * 4
+    assert not list(Path().rglob("*"))
+    assert not [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
+
+
+def test_multirun_over_run_dirs_keeps_them() -> None:
+    jobs = enter("train", "-m", "run_dir=x,y/z", "train.seed=2").jobs
+    assert [job.run_dir for job in jobs] == ["x/train.seed-2", "y/z/train.seed-2"]
+
+
+def test_multirun_of_a_reading_command_reads_the_run_that_is_there() -> None:
+    jobs = enter("evaluate", "-m", "run_dir=runs/mine", "search.beam_size=1,4").jobs
+    assert [(job.run_dir, job.search.beam_size) for job in jobs] == [("runs/mine", 1), ("runs/mine", 4)]
+
+
+def test_multirun_refuses_a_bad_value_before_the_first_job() -> None:
+    assert_refused(enter("train", "--multirun", "train.sed=1,2"), "train.sed")
+    assert enter("train", "--multirun", "train.seed=1,x").status == 2
+
+
+# ---- how a command ends ---------------------------------------------------------------------------------------------
+
+STATUSES = {
+    "InputError": 2,
+    "LockedError": 3,
+    "CheckpointError": 4,
+    "StorageError": 5,
+    "NumericalError": 6,
+    "Stopped": 75,
+}
+
+
+def test_every_error_has_a_status_of_its_own() -> None:
+    assert {kind.__name__: kind.exit_status for kind in errors.TransformerError.__subclasses__()} == STATUSES
+
+
+@pytest.mark.parametrize("name", STATUSES)
+def test_an_error_becomes_one_line_and_its_status(name: str) -> None:
+    def fail() -> None:
+        raise getattr(errors, name)("somewhere.txt: it went wrong (ü)")
+
+    result = enter("average", then=fail)
+    assert (result.status, result.out) == (STATUSES[name], "")
+    assert result.err == "transformer: error: somewhere.txt: it went wrong (ü)\n"
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_an_interrupt_before_the_loop_says_start_again(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def interrupt(name: str, overrides: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_hydra", interrupt)
+    result = enter(command)
+    assert result.status == (75 if command in ("prepare", "train") else 130)
+    assert result.err.startswith("transformer: error: stopped")
+    assert result.err.count("\n") == 1
+
+
+RUN = (
+    "import sys, time, transformer.cli as cli\n"
+    "cli._run = lambda name, job: {}\n"
+    "sys.argv = ['transformer', *sys.argv[1:]]\n"
+    "cli.main()"
+)
+
+
+@pytest.mark.parametrize(("command", "number"), [("train", signal.SIGTERM), ("prepare", signal.SIGINT)])
+def test_a_signal_before_the_loop_says_start_again(tmp_path: Path, command: str, number: signal.Signals) -> None:
+    process = python("-c", RUN.format("(print('ready', flush=True), time.sleep(60))"), command, cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (75, "")
+    assert err.count("\n") == 1, err
+    assert err.startswith("transformer: error: stopped")
+
+
+def test_an_unexpected_error_is_not_hidden(tmp_path: Path) -> None:
+    process = python("-c", RUN.format("1 / 0"), "train", cwd=tmp_path)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "Traceback (most recent call last)" in err
+    assert "ZeroDivisionError: division by zero" in err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["summary"]], ids=" ".join)
+def test_a_reader_that_left_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = python("-m", "transformer", *arguments, cwd=tmp_path, stdout=writing)
+    os.close(writing)
+    assert process.communicate(timeout=30)[1] == ""
+    assert process.returncode == 141
+
+
+def test_summary_runs_from_anywhere() -> None:
+    process = python("-m", "transformer", "summary", "experiment=base", "format=json", cwd=Path())
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert yaml.safe_load(out)["parameters"] == 63_045_632
+    assert not list(Path().iterdir())
+
+
+# ---- the number of keys ---------------------------------------------------------------------------------------------
+
+
+def test_there_are_at_most_ninety_keys() -> None:
+    keys = {key for job in JOBS.values() for key, _, _, _ in leaves(job)} | {"data.test.NAME.src", "data.test.NAME.tgt"}
+    assert 60 <= len(keys) <= 90
+
+
+def test_only_keys_that_a_rule_fills_in_may_be_null() -> None:
+    for job in JOBS.values():
+        for key, kind, default, _ in leaves(job):
+            assert (default is None) == (type(None) in get_args(kind)), key

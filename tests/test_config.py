@@ -1,0 +1,283 @@
+"""The typed configuration: what it refuses, naming the key, and its JSON, which is read back from checkpoints."""
+
+import copy
+import json
+import random
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+
+from transformer.config import (
+    Algorithm,
+    AverageJob,
+    DataConfig,
+    Decay,
+    Device,
+    EvaluateJob,
+    FilterConfig,
+    Format,
+    Metric,
+    ModelConfig,
+    Norm,
+    PairConfig,
+    Positions,
+    Precision,
+    SearchConfig,
+    SearchOverride,
+    SummaryJob,
+    TokenizerConfig,
+    TrainConfig,
+    TrainJob,
+    TranslateJob,
+    from_json,
+    to_json,
+)
+
+
+def random_job(draw: random.Random) -> TrainJob:
+    """Any valid job: every key is drawn, none is left at its default."""
+    heads, average, longest = draw.randint(1, 16), draw.randint(1, 9), draw.randint(1, 2000)
+
+    def text() -> str:
+        return "x" + "".join(draw.choices("ab/ é日'\"\\$={}.", k=5))
+
+    def maybe(value: Any) -> Any:
+        return draw.choice([None, value])
+
+    def pair() -> PairConfig:
+        return PairConfig(text(), text())
+
+    return TrainJob(
+        run_dir=text(),
+        model=ModelConfig(
+            n_layers=draw.randint(1, 12),
+            d_model=2 * heads * draw.randint(1, 40),
+            d_ff=draw.randint(1, 4096),
+            n_heads=heads,
+            d_k=maybe(draw.randint(1, 128)),
+            d_v=maybe(draw.randint(1, 128)),
+            dropout=draw.random(),
+            attention_dropout=draw.random(),
+            relu_dropout=draw.random(),
+            norm=draw.choice(list(Norm)),
+            positions=draw.choice(list(Positions)),
+            max_positions=longest + draw.randint(1, 100),
+            tie_embeddings=draw.random() < 0.5,
+        ),
+        data=DataConfig(
+            src_lang=text(),
+            tgt_lang=text(),
+            root=text(),
+            train=pair(),
+            dev=pair(),
+            test={f"news.{draw.randint(0, 99)}_-X": pair() for _ in range(draw.randint(0, 3))},
+            filter=FilterConfig(longest, 1.0 + 9 * draw.random(), draw.random() < 0.5, draw.random() < 0.5),
+            store_dir=maybe(text()),
+        ),
+        tokenizer=TokenizerConfig(
+            algorithm=draw.choice(list(Algorithm)),
+            vocab_size=draw.randint(8, 60_000),
+            byte_fallback=draw.random() < 0.5,
+            character_coverage=0.9 + 0.1 * draw.random(),
+            sample_lines=draw.randint(1, 10**9),
+            model=maybe(text()),
+        ),
+        train=TrainConfig(
+            seed=draw.randint(0, 2**63),
+            max_steps=draw.randint(1, 10**6),
+            tokens_per_step=longest + draw.randint(1, 10**5),
+            max_tokens=maybe(longest + draw.randint(1, 10**5)),
+            learning_rate=maybe(draw.random() + 1e-9),
+            warmup_steps=draw.randint(1, 10**5),
+            decay=draw.choice(list(Decay)),
+            adam_beta1=draw.random(),
+            adam_beta2=draw.random(),
+            adam_eps=10.0 ** -draw.randint(1, 20),
+            label_smoothing=draw.random(),
+            clip_norm=maybe(draw.random() + 1e-9),
+            precision=draw.choice(list(Precision)),
+            device=draw.choice(list(Device)),
+            threads=maybe(draw.randint(1, 99)),
+            deterministic=draw.random() < 0.5,
+            prefetch=draw.randint(0, 9),
+            log_every=draw.randint(1, 999),
+            save_every=draw.randint(1, 999),
+            validate_every=draw.randint(1, 999),
+            keep_last=max(2, average + draw.randint(0, 9)),
+            keep_best=draw.randint(0, 9),
+            metric=draw.choice(list(Metric)),
+            patience=maybe(draw.randint(1, 9)),
+            average=average,
+            samples=draw.randint(0, 9),
+        ),
+        search=SearchConfig(draw.randint(1, 99), 2 * draw.random(), draw.randint(1, 999), draw.randint(1, 10**5)),
+    )
+
+
+def through_json(job: Any) -> Any:
+    return from_json(type(job), json.loads(json.dumps(to_json(job), allow_nan=False)))
+
+
+def test_any_job_comes_back_from_json() -> None:
+    for seed in range(200):
+        job = random_job(random.Random(seed))
+        again = through_json(job)
+        assert again == job
+        assert types_of(again) == types_of(job)
+
+
+def types_of(config: Any) -> list[Any]:
+    """The type of every value: 1 == 1.0 == True would hide a change."""
+    values = [getattr(config, field.name) for field in fields(config)]
+    return [types_of(value) if is_dataclass(value) else type(value) for value in values]
+
+
+@pytest.mark.parametrize("kind", [TrainJob, SummaryJob, TranslateJob, EvaluateJob, AverageJob])
+def test_the_defaults_of_every_job_come_back_from_json(kind: type) -> None:
+    assert through_json(kind()) == kind()
+
+
+def test_a_missing_key_takes_its_default() -> None:
+    assert from_json(TrainJob, {"model": {"d_model": 64}}) == TrainJob(model=ModelConfig(d_model=64))
+
+
+def test_json_names_choices_and_keeps_nesting() -> None:
+    data = to_json(SummaryJob(format=Format.json, model=ModelConfig(norm=Norm.pre)))
+    assert (data["format"], data["model"]["norm"]) == ("json", "pre")
+    assert (data["data"]["train"], data["data"]["test"]) == ({"src": "", "tgt": ""}, {})
+
+
+# Where, what is put there, and what the message must name.
+REFUSED: dict[str, tuple[str, object, list[str]]] = {
+    "unknown key": ("model.d_modl", 8, ["model", "d_modl"]),
+    "unknown group": ("modle", {}, ["modle"]),
+    "target": ("_target_", "os.system", ["_target_"]),
+    "target in a group": ("model._target_", "os.system", ["model", "_target_"]),
+    "target in a test set": ("data.test", {"news": {"_target_": "os.system"}}, ["data.test.news", "_target_"]),
+    "test set outside the run": ("data.test", {"../news": {}}, ["data.test", "../news"]),
+    "test set without a name": ("data.test", {"": {}}, ["data.test"]),
+    "test set called dev": ("data.test", {"dev": {}}, ["data.test.dev"]),
+    "text for int": ("train.seed", "1", ["train.seed", "'1'"]),
+    "float for int": ("train.seed", 1.0, ["train.seed", "1.0"]),
+    "bool for int": ("train.seed", True, ["train.seed", "True"]),
+    "bool for float": ("model.dropout", False, ["model.dropout", "False"]),
+    "int for bool": ("train.deterministic", 1, ["train.deterministic"]),
+    "int for text": ("run_dir", 1, ["run_dir"]),
+    "null": ("train.seed", None, ["train.seed", "None"]),
+    "null for a group": ("model", None, ["model"]),
+    "list for a group": ("model", [], ["model"]),
+    "text for a group": ("data.train", "a.en", ["data.train"]),
+    "text for test sets": ("data.test", "a.en", ["data.test"]),
+    "unknown choice": ("model.norm", "mid", ["model.norm", "mid"]),
+    "choice as number": ("model.norm", 0, ["model.norm"]),
+    "huge int for float": ("train.clip_norm", 10**400, ["train.clip_norm"]),
+    "huge int": ("train.seed", 10**400, ["train.seed"]),
+    "nan": ("model.dropout", float("nan"), ["model.dropout=nan"]),
+    "nan, optional": ("train.learning_rate", float("nan"), ["train.learning_rate=nan"]),
+    "inf": ("search.length_penalty", float("inf"), ["search.length_penalty=inf"]),
+    "no layers": ("model.n_layers", 0, ["model.n_layers=0"]),
+    "odd width": ("model.d_model", 511, ["model.d_model=511", "even"]),
+    "indivisible width": ("model.n_heads", 7, ["model.d_model=512", "model.n_heads=7"]),
+    "no key width": ("model.d_k", 0, ["model.d_k=0"]),
+    "dropout of one": ("model.dropout", 1.0, ["model.dropout=1.0"]),
+    "negative dropout": ("model.relu_dropout", -0.1, ["model.relu_dropout=-0.1"]),
+    "no length": ("data.filter.max_length", 0, ["data.filter.max_length=0"]),
+    "ratio below one": ("data.filter.max_ratio", 0.5, ["data.filter.max_ratio=0.5"]),
+    "tiny vocabulary": ("tokenizer.vocab_size", 7, ["tokenizer.vocab_size=7"]),
+    "low coverage": ("tokenizer.character_coverage", 0.5, ["tokenizer.character_coverage=0.5"]),
+    "nan coverage": ("tokenizer.character_coverage", float("nan"), ["tokenizer.character_coverage=nan"]),
+    "negative seed": ("train.seed", -1, ["train.seed=-1"]),
+    "no steps": ("train.max_steps", 0, ["train.max_steps=0"]),
+    "no rate": ("train.learning_rate", 0, ["train.learning_rate=0"]),
+    "no epsilon": ("train.adam_eps", 0.0, ["train.adam_eps=0"]),
+    "beta of one": ("train.adam_beta2", 1.0, ["train.adam_beta2=1.0"]),
+    "smoothing of one": ("train.label_smoothing", 1.0, ["train.label_smoothing=1.0"]),
+    "negative clip": ("train.clip_norm", -1.0, ["train.clip_norm=-1.0"]),
+    "no threads": ("train.threads", 0, ["train.threads=0"]),
+    "no patience": ("train.patience", 0, ["train.patience=0"]),
+    "one checkpoint": ("train.keep_last", 1, ["train.keep_last=1"]),
+    "too few to average": ("train.average", 6, ["train.keep_last=5", "train.average=6"]),
+    "no beam": ("search.beam_size", 0, ["search.beam_size=0"]),
+    "negative penalty": ("search.length_penalty", -0.1, ["search.length_penalty=-0.1"]),
+    "no run": ("run_dir", "", ["run_dir"]),
+    "no room": ("model.max_positions", 256, ["data.filter.max_length=256", "model.max_positions=256"]),
+    "small step": ("train.tokens_per_step", 256, ["train.tokens_per_step=256", "data.filter.max_length=256"]),
+    "small micro-batch": ("train.max_tokens", 256, ["train.max_tokens=256", "data.filter.max_length=256"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_value_is_refused_by_name(case: str) -> None:
+    key, value, words = REFUSED[case]
+    data: Any = copy.deepcopy(to_json(TrainJob()))
+    *groups, last = key.split(".")
+    place = data
+    for group in groups:
+        place = place[group]
+    place[last] = value
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011 (the words follow)
+        from_json(TrainJob, data)
+    assert [word for word in words if word not in str(refusal.value)] == []
+
+
+@pytest.mark.parametrize("data", [None, [], "x", 3, [["run_dir", "x"]]])
+def test_a_job_must_be_a_mapping(data: object) -> None:
+    with pytest.raises(ValueError, match="TrainJob"):
+        from_json(TrainJob, data)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("d_model", 2), ("d_k", 1), ("dropout", 0.999), ("max_positions", 257), ("n_layers", 1)]
+)
+def test_the_edge_of_what_is_allowed_is_allowed(key: str, value: Any) -> None:
+    heads = {"n_heads": 1} if key == "d_model" else {}
+    assert getattr(from_json(TrainJob, {"model": {key: value, **heads}}).model, key) == value
+
+
+@pytest.mark.parametrize(
+    ("config", "widths"),
+    [
+        (ModelConfig(), (64, 64)),
+        (ModelConfig(d_k=16), (16, 64)),
+        (ModelConfig(d_v=32), (64, 32)),
+        (ModelConfig(n_heads=7, d_k=16, d_v=32), (16, 32)),
+    ],
+    ids=["base", "d_k", "d_v", "free"],
+)
+def test_head_widths_follow_the_model_unless_given(config: ModelConfig, widths: tuple[int, int]) -> None:
+    assert (config.key_width, config.value_width) == widths
+
+
+def test_search_settings_of_a_command_override_the_runs() -> None:
+    run = SearchConfig(beam_size=7, length_penalty=1.0, max_extra=9, max_tokens=99)
+    assert SearchOverride().over(run) == run
+    assert SearchOverride(beam_size=1, length_penalty=0.0).over(run) == SearchConfig(1, 0.0, 9, 99)
+    with pytest.raises(ValueError, match=r"search\.beam_size=0"):
+        SearchOverride(beam_size=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: TranslateJob(threads=0), "threads=0"),
+        (lambda: EvaluateJob(threads=-1), "threads=-1"),
+        (lambda: AverageJob(last=0), "last=0"),
+    ],
+    ids=["translate", "evaluate", "average"],
+)
+def test_a_key_outside_any_group_is_named_as_it_is_typed(make: Any, key: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{key} "):
+        make()
+
+
+@pytest.mark.parametrize("kind", [Norm, Positions, Decay, Precision, Device, Algorithm, Metric, Format])
+def test_choices_are_named_as_they_are_typed(kind: Any) -> None:
+    assert all(member.name == member.value == member.name.lower() for member in kind)
+
+
+def test_two_jobs_share_nothing() -> None:
+    first, second = TrainJob(), TrainJob()
+    first.data.test["news"] = PairConfig("a", "b")
+    first.model.d_model = 2
+    assert (second.data.test, second.model.d_model) == ({}, 512)

@@ -1,0 +1,214 @@
+"""Pairs from files: never a shifted pair, never a bare traceback, every dropped pair counted."""
+
+import gzip
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from transformer.config import FilterConfig
+from transformer.data.corpus import clean_pairs, read_lines, read_pairs
+from transformer.errors import InputError
+
+# What Python, Unicode or a text editor may take for the end of a line, and what else has shifted corpora before.
+NO_ENDS = ["\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\0", "\ufeff", "\u200b", "\u3000"]
+
+
+def numbered(count: int, language: str) -> list[bytes]:
+    return [f"{language} {number}".encode() for number in range(count)]
+
+
+def write(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
+    content = b"".join(line + end for line in lines)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def number(text: str) -> str:
+    return "".join(c for c in text if c.isdigit())
+
+
+def test_one_strange_thing_anywhere_shifts_no_pair(tmp_path: Path) -> None:
+    state = random.Random(1)
+    for trial in range(100):
+        sides = [numbered(20, "de"), numbered(20, "en")]
+        side, line = state.randrange(2), state.randrange(20)
+        words = sides[side][line].decode().split(" ")
+        at = state.choice(["before", "between", "behind"])
+        strange = state.choice(NO_ENDS) if at != "behind" else state.choice(NO_ENDS[1:])
+        text = {
+            "before": strange + " ".join(words),
+            "between": strange.join(words),
+            "behind": " ".join(words) + strange,
+        }
+        sides[side][line] = text[at].encode()
+        suffix = state.choice(["", ".gz"])
+        end = state.choice([b"\n", b"\r\n"])
+        paths = [
+            write(tmp_path / f"{trial}.{name}{suffix}", lines, end) for name, lines in zip("ab", sides, strict=True)
+        ]
+        pairs = list(read_pairs(*paths))
+        assert [number(source) for source, _ in pairs] == [str(n) for n in range(20)]
+        assert [number(target) for _, target in pairs] == [str(n) for n in range(20)]
+        kept = pairs[line][side].removeprefix("\ufeff") if line == 0 else pairs[line][side]
+        assert kept == (text[at].removeprefix("\ufeff") if line == 0 else text[at])
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"a", ["a"]),  # no newline at the end
+        (b"a\n\nb\n", ["a", "", "b"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\r\r\nb\rc\n", ["a\r", "b\rc"]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "\ufeffb"]),
+        (b"\xef\xbb\xbf\xef\xbb\xbfa", ["\ufeffa"]),
+        ("x\u2028y\x85z\n".encode(), ["x\u2028y\x85z"]),
+        (b"\xf0\x9f\x98\x80 \n", ["\U0001f600 "]),
+    ],
+)
+def test_lines_by_hand(content: bytes, expected: list[str], suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix else content)
+    assert list(read_lines(path)) == expected
+
+
+@pytest.mark.parametrize("difference", [-19, -1, 1, 25])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_unequal_files_are_refused_with_both_counts(difference: int, suffix: str, tmp_path: Path) -> None:
+    source = write(tmp_path / f"a{suffix}", numbered(20, "de"))
+    target = write(tmp_path / f"b{suffix}", numbered(20 + difference, "en"))
+    with pytest.raises(InputError) as caught:
+        list(read_pairs(source, target))
+    message = str(caught.value)
+    assert message.startswith(f"{source} has 20 lines, {target} has {20 + difference}: ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("bad", "byte", "value"),
+    [
+        (b"\xff", 4, "0xff"),
+        (b"caf\xe9 \xe0 la carte", 7, "0xe9"),  # Latin-1
+        (b"\xed\xa0\x80", 4, "0xed"),  # half a surrogate pair
+        (b"\xc0\x80", 4, "0xc0"),  # an overlong zero
+        (b"\xe2\x82", 4, "0xe2"),  # cut in the middle of a character
+    ],
+)
+@pytest.mark.parametrize("line", [1, 3, 20])
+def test_what_is_not_utf8_is_named_by_line_and_byte(
+    bad: bytes, byte: int, value: str, line: int, tmp_path: Path
+) -> None:
+    lines = numbered(20, "de")
+    lines[line - 1] = b"abc" + bad
+    path = write(tmp_path / "a", lines)
+    with pytest.raises(InputError) as caught:
+        list(read_pairs(path, write(tmp_path / "b", numbered(20, "en"))))
+    assert str(caught.value).startswith(f"{path}:{line}: not UTF-8: byte {byte} of the line is {value}: ")
+
+
+def lines_or_message(path: Path) -> list[str] | str:
+    try:
+        return list(read_lines(path))
+    except InputError as error:
+        return str(error)
+
+
+def test_every_cut_or_damaged_gzip_file_is_an_input_error(tmp_path: Path) -> None:
+    state, good, path = random.Random(2), gzip.compress(b"\n".join(numbered(500, "de"))), tmp_path / "a.gz"
+    whole = [line.decode() for line in numbered(500, "de")]
+    for size in [*range(1, 30), *state.sample(range(30, len(good)), 30)]:
+        path.write_bytes(good[:size])
+        with pytest.raises(InputError, match=r"a\.gz:\d+: damaged gzip file"):
+            list(read_lines(path))
+    for _ in range(100):
+        bad = bytearray(good)
+        bad[state.randrange(len(bad))] ^= 1 << state.randrange(8)
+        path.write_bytes(bad)
+        outcome = lines_or_message(path)  # the header holds a time and a name: there a changed bit is no damage
+        assert outcome == whole or str(outcome).startswith(f"{path}:")
+    path.write_bytes(b"plain text\n")
+    with pytest.raises(InputError, match=r"a\.gz:1: damaged gzip file"):
+        list(read_lines(path))
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing", tmp_path, tmp_path / "missing.gz"):
+        with pytest.raises(InputError) as caught:
+            list(read_lines(path))
+        assert str(caught.value).startswith(f"{path}: cannot be read (")
+
+
+def test_reading_is_the_same_under_any_locale(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes("Käse\u2028€\n".encode())
+    code = (
+        "import sys, pathlib; from transformer.data.corpus import read_lines\n"
+        "print(ascii(list(read_lines(pathlib.Path(sys.argv[1])))))"
+    )
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = subprocess.run([sys.executable, "-c", code, str(path)], env=environment, capture_output=True, check=True)
+    assert result.stdout.strip() == rb"['K\xe4se\u2028\u20ac']"
+
+
+def test_reading_is_streaming() -> None:
+    """A pipe that never ends can be read from: nothing waits for the end of the file."""
+    reader, writer = os.pipe()
+    os.write(writer, b"one\ntwo\n" + b"x" * (1 << 10) + b"\n")
+    os.close(writer)
+    lines: Iterator[str] = read_lines(Path(f"/proc/self/fd/{reader}"))
+    assert next(lines) == "one"
+    os.close(reader)
+
+
+PAIRS = [
+    ("a", "b"),
+    ("", "b"),
+    (" \t", "b"),
+    ("a", "\u3000\xa0"),
+    ("x", "x "),
+    ("a", "b"),
+    (" a", "b"),
+    ("b", "a"),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("identical", "duplicates", "kept", "counts"),
+    [
+        (False, False, [0, 4, 5, 6, 7], {"empty": 4}),
+        (True, False, [0, 5, 6, 7], {"empty": 4, "identical": 1}),
+        (False, True, [0, 4, 7], {"empty": 4, "duplicate": 2}),
+        (True, True, [0, 7], {"empty": 4, "identical": 1, "duplicate": 2}),
+    ],
+)
+def test_pairs_are_dropped_whole_and_counted(
+    identical: bool, duplicates: bool, kept: list[int], counts: dict[str, int]
+) -> None:
+    dropped: Counter[str] = Counter()
+    config = FilterConfig(drop_identical=identical, drop_duplicates=duplicates)
+    assert list(clean_pairs(PAIRS, config, dropped)) == [PAIRS[i] for i in kept]
+    assert dropped == counts
+
+
+@pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")
+@pytest.mark.parametrize(
+    ("source", "target", "count"),
+    [
+        ("multi30k/val.en", "multi30k/val.de", 1_014),
+        ("newstest2013/newstest2013.en", "newstest2013/newstest2013.de", 3_000),
+        ("kftt/dev.ja.gz", "kftt/dev.en.gz", 1_166),
+    ],
+)
+def test_real_corpora_have_their_published_sizes(source: str, target: str, count: int) -> None:
+    root = Path(os.environ["TRANSFORMER_DATA"])
+    assert sum(1 for _ in read_pairs(root / source, root / target)) == count

@@ -1,0 +1,143 @@
+"""Parameters and FLOPs against the paper's tables, the model itself, and torch's FLOP counter."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from transformer import cost
+from transformer.config import ModelConfig, Norm, Positions
+from transformer.layout import Padded
+from transformer.model.transformer import Transformer
+
+BASE = ModelConfig()
+BIG = ModelConfig(d_model=1024, d_ff=4096, n_heads=16)
+SMALL = ModelConfig(n_layers=2, d_model=32, d_ff=48, n_heads=4, max_positions=20)
+VARIANTS = {
+    "post": SMALL,
+    "pre": replace(SMALL, norm=Norm.pre),
+    "untied": replace(SMALL, tie_embeddings=False),
+    "learned": replace(SMALL, positions=Positions.learned),
+    "widths": replace(SMALL, n_heads=3, d_k=6, d_v=10),
+    "deep": replace(SMALL, n_layers=5),
+    "all": replace(SMALL, norm=Norm.pre, tie_embeddings=False, positions=Positions.learned, d_k=3, d_v=7),
+}
+every_variant = pytest.mark.parametrize("config", list(VARIANTS.values()), ids=list(VARIANTS))
+
+
+def counted(config: ModelConfig, vocab_size: int) -> int:
+    with torch.device("meta"):
+        model = Transformer(config, vocab_size)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("config", "expected"), [(BASE, 63_045_632), (BIG, 214_171_648)], ids=["base", "big"])
+def test_parameters_at_37000_pieces(config: ModelConfig, expected: int) -> None:
+    assert counted(config, 37_000) == expected
+    assert cost.parameters(config, 37_000) == expected
+
+
+@every_variant
+def test_the_formula_counts_what_the_model_has(config: ModelConfig) -> None:
+    assert cost.parameters(config, 101) == counted(config, 101)
+
+
+@pytest.mark.parametrize(
+    ("config", "millions"),
+    [
+        (BASE, 65),
+        (replace(BASE, n_heads=1, d_k=512, d_v=512), 65),
+        (replace(BASE, n_heads=4, d_k=128, d_v=128), 65),
+        (replace(BASE, n_heads=16, d_k=32, d_v=32), 65),
+        (replace(BASE, n_heads=32, d_k=16, d_v=16), 65),
+        (replace(BASE, d_k=16), 58),
+        (replace(BASE, d_k=32), 60),
+        (replace(BASE, n_layers=2), 36),
+        (replace(BASE, n_layers=4), 50),
+        (replace(BASE, n_layers=8), 80),
+        (replace(BASE, d_model=256, d_k=32, d_v=32), 28),
+        (replace(BASE, d_model=1024, d_k=128, d_v=128), 168),
+        (replace(BASE, d_ff=1024), 53),
+        (replace(BASE, d_ff=4096), 90),
+    ],
+)
+def test_table_3(config: ModelConfig, millions: int) -> None:
+    """41,000 embedding rows reproduce every row within 1 %."""
+    assert cost.parameters(config, 41_000) / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_table_3_big() -> None:
+    assert cost.parameters(BIG, 41_000) / 1e6 == pytest.approx(213, rel=0.025)
+
+
+def flops_of_a_step(config: ModelConfig, vocab_size: int, rows: int, width: int) -> int:
+    """What torch counts; the MATH backend, since the counter knows no fused attention on a CPU."""
+    torch.manual_seed(0)
+    model = Transformer(config, vocab_size)
+    tokens, layout = torch.randint(4, vocab_size, (rows, width)), Padded.of([width] * rows, width)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(tokens, tokens, source_layout=layout, target_layout=layout).sum().backward()
+    return counter.get_total_flops()
+
+
+@every_variant
+@pytest.mark.parametrize(("rows", "width"), [(3, 8), (2, 20)])
+def test_step_flops_are_those_that_torch_counts(config: ModelConfig, rows: int, width: int) -> None:
+    """Exact, once the half of the decoder's self-attention that the mask hides is added: torch multiplies it,
+    the formula never counts masked positions. 6 = two FLOPs a multiply-add, times three for forward and backward."""
+    tokens = rows * width
+    ours = cost.step_flops(config, 101, source=tokens, target=tokens, mean_length=width)
+    masked = 6 * config.n_layers * tokens * config.n_heads * (config.key_width + config.value_width) * width / 2
+    assert ours + masked == pytest.approx(flops_of_a_step(config, 101, rows, width), rel=1e-12)
+
+
+@pytest.mark.parametrize(("config", "expected"), [(BASE, 9.52e12), (BIG, 32.26e12)], ids=["base", "big"])
+def test_step_flops_of_the_papers_models(config: ModelConfig, expected: float) -> None:
+    flops = cost.step_flops(config, 37_000, source=25_000, target=25_000, mean_length=33)
+    assert flops == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(("config", "steps", "total"), [(BASE, 100_000, 9.5e17), (BIG, 300_000, 9.7e18)])
+def test_step_flops_of_the_papers_runs(config: ModelConfig, steps: int, total: float) -> None:
+    flops = cost.step_flops(config, 37_000, source=25_000, target=25_000, mean_length=33)
+    assert steps * flops == pytest.approx(total, rel=0.02)
+
+
+def test_step_flops_keep_source_and_target_apart() -> None:
+    """A target token alone pays for the vocabulary and for reading the source."""
+    with_more_source = cost.step_flops(BASE, 37_000, source=2_000, target=1_000, mean_length=20)
+    with_more_target = cost.step_flops(BASE, 37_000, source=1_000, target=2_000, mean_length=20)
+    neither = cost.step_flops(BASE, 37_000, source=1_000, target=1_000, mean_length=20)
+    per_source, per_target = (with_more_source - neither) / 6_000, (with_more_target - neither) / 6_000
+    d, inner = 512, 6 * 2 * 512 * 2048
+    read = 6 * 2 * d * d  # W_k and W_v of the encoder-decoder attention: made once for each source token
+    assert per_source == pytest.approx(6 * 4 * d * d + 6 * 20 * 2 * d + inner + read, rel=1e-12)
+    assert per_target == pytest.approx(6 * 6 * d * d + 6 * 30 * 2 * d + inner + 37_000 * d, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA A10", 125),
+        ("Tesla V100-SXM2-16GB", 125),
+        ("Tesla T4", 65),
+    ],
+)
+def test_peak_of_a_known_device(name: str, tera: int) -> None:
+    assert cost.peak_flops(name) == tera * 1e12
+
+
+@pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 4090", "NVIDIA L40", "AMD Instinct MI300X", ""])
+def test_peak_of_an_unknown_device_is_not_guessed(name: str) -> None:
+    assert cost.peak_flops(name) is None
+
+
+@pytest.mark.parametrize("name", ["NVIDIA RTX A1000 Laptop GPU", "NVIDIA T400 4GB"])
+def test_a_device_is_known_by_a_word_not_by_letters_inside_one(name: str) -> None:
+    assert cost.peak_flops(name) is None

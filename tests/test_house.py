@@ -1,0 +1,305 @@
+"""The house of the design, read from the source: imports point down, Hydra stays at the door, nothing is unsafe."""
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "transformer"
+
+FLOORS = {
+    0: ("compute", "config", "cost", "distributed", "errors", "layout", "schedule", "seeding", "kernels"),
+    1: (
+        "data.batch",
+        "data.corpus",
+        "data.loader",
+        "data.plan",
+        "data.store",
+        "loss",
+        "model.attention",
+        "model.layers",
+        "model.transformer",
+        "optimizer",
+        "tokenizer",
+        "tracking",
+    ),
+    2: ("checkpoint", "prepare", "step"),
+    3: (
+        "average",
+        "doctor",
+        "evaluate.command",
+        "evaluate.score",
+        "export",
+        "report.summary",
+        "translate.command",
+        "translate.search",
+        "translate.translator",
+    ),
+    4: ("training.guard", "training.loop", "training.progress", "training.resume", "training.validate"),
+    5: ("cli", "__main__"),
+}
+FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
+SIBLINGS = {("evaluate", "translate"), ("__main__", "cli")}  # units that may import another one of their own floor
+SLOW = {"datasets", "tensorboard", "matplotlib", "ctranslate2", "transformers", "onnx", "sacremoses", "triton"}
+OWNERS = {"torch.utils.tensorboard": "tracking"}  # slow packages imported inside a function, each in its one module
+
+
+@dataclass(frozen=True)
+class Module:
+    """A source file: its dotted name inside the package, text and syntax tree."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def unit(self) -> str:
+        """The package or single file on its floor that it belongs to."""
+        return self.name.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, absolute, and whether a function imports it."""
+
+    module: Module
+    target: str
+    inside: bool
+
+    @property
+    def ours(self) -> str:
+        """The target inside the package, or nothing."""
+        return self.target.removeprefix("transformer.") if self.target.startswith("transformer.") else ""
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    """Every module, packages' `__init__` under the package's own name."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        text = path.read_text(encoding="utf-8")
+        found.append(Module(name, path, text, ast.parse(text)))
+    return tuple(found)
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    """Every import statement of the package, one entry for each module that it names."""
+    names = {module.name for module in modules()}
+    return tuple(
+        Import(module, resolve(target, names), inside)
+        for module in modules()
+        for target, inside in imported(module.tree, inside=False)
+    )
+
+
+def imported(node: ast.AST, *, inside: bool) -> Iterator[tuple[str, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, inside) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute"
+            yield from ((f"{child.module}.{alias.name}", inside) for alias in child.names)
+        else:
+            yield from imported(child, inside=inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def resolve(target: str, names: set[str]) -> str:
+    """`transformer.errors.InputError` -> `transformer.errors`; other packages' names are kept."""
+    inner = target.removeprefix("transformer.")
+    if inner == target:
+        return target
+    return f"transformer.{inner}" if inner in names else f"transformer.{inner}".rpartition(".")[0]
+
+
+def calls() -> Iterator[tuple[Module, ast.Call, str]]:
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call):
+                yield module, node, ast.unparse(node.func)
+
+
+def place(module: Module, node: ast.expr) -> str:
+    return f"{module.path.relative_to(ROOT)}:{node.lineno}"
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((item.value for item in call.keywords if item.arg == name), None)
+
+
+# ---- floors ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_module_has_a_floor() -> None:
+    packages = {module.name for module in modules() if module.path.name == "__init__.py"}
+    assert {module.name for module in modules()} - packages <= FLOOR_OF.keys(), "a new module: enter it in FLOORS"
+    assert packages == {"", "data", "evaluate", "model", "report", "training", "translate"}
+
+
+def test_imports_point_down() -> None:
+    for found in imports():
+        source, target = found.module.name, found.ours
+        if not target:
+            continue
+        above, below = FLOOR_OF[source], FLOOR_OF[target]
+        units = (found.module.unit, target.partition(".")[0])
+        level = above == below and (above == 0 or units[0] == units[1] or units in SIBLINGS)
+        assert below < above or level, f"{source} (floor {above}) imports {target} (floor {below})"
+
+
+def test_imports_have_no_cycle() -> None:
+    graph: dict[str, set[str]] = {}
+    for found in imports():
+        graph.setdefault(found.module.name, set()).update({found.ours} - {""})
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def test_packages_import_nothing() -> None:
+    assert [found for found in imports() if found.module.path.name == "__init__.py"] == []
+
+
+def test_only_the_command_line_knows_hydra() -> None:
+    found = {i.module.name for i in imports() if i.target.partition(".")[0] in ("hydra", "omegaconf")}
+    assert found == {"cli"}
+
+
+def test_the_configuration_is_plain_python() -> None:
+    for name in "config", "errors":
+        targets = {found.target.partition(".")[0] for found in imports() if found.module.name == name}
+        assert targets <= {"dataclasses", "enum", "math", "re", "types", "typing"}, name
+
+
+def test_functions_import_only_commands_and_slow_packages() -> None:
+    for found in imports():
+        if found.inside and found.module.name != "cli":
+            owner = next((OWNERS[name] for name in OWNERS if found.target.startswith(name)), None)
+            assert found.module.name == owner, f"{found.module.name} imports {found.target} inside a function"
+        if found.inside and found.module.name == "cli":
+            assert found.ours, f"cli imports {found.target} inside a function"
+
+
+def test_slow_packages_are_imported_inside_functions() -> None:
+    slow = [i for i in imports() if i.target.partition(".")[0] in SLOW or i.target.startswith(tuple(OWNERS))]
+    assert [f"{i.module.name}: {i.target}" for i in slow if not i.inside] == []
+    eager = [i.ours for i in imports() if i.module.name == "cli" and not i.inside and i.ours]
+    assert sorted(set(eager)) == ["config", "errors"]
+
+
+# ---- gates ----------------------------------------------------------------------------------------------------------
+
+FORBIDDEN_IMPORTS = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml")
+FORBIDDEN_CALLS = (
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "importlib.import_module",
+    "os.system",
+    "os.popen",
+    "print",
+    "torch.load",
+    "torch.save",
+    "yaml.load",
+    "hydra.utils.instantiate",
+    "hydra.utils.call",
+    "hydra.utils.get_method",
+    "hydra.utils.get_class",
+    "instantiate",
+)
+
+
+def test_nothing_that_executes_data_is_imported() -> None:
+    bad = [
+        i for i in imports() if i.target.partition(".")[0] in FORBIDDEN_IMPORTS or i.target.startswith("hydra.utils")
+    ]
+    assert [f"{i.module.name}: {i.target}" for i in bad] == []
+
+
+def test_nothing_unsafe_or_loud_is_called() -> None:
+    assert [f"{place(module, call)} {name}" for module, call, name in calls() if name in FORBIDDEN_CALLS] == []
+    for module, call, _ in calls():
+        assert keyword(call, "shell") is None, place(module, call)
+        assert keyword(call, "allow_pickle") is None, place(module, call)
+        assert keyword(call, "weights_only") is None, place(module, call)
+
+
+def test_zip_is_strict() -> None:
+    for module, call, name in calls():
+        if name == "zip":
+            strict = keyword(call, "strict")
+            assert isinstance(strict, ast.Constant), place(module, call)
+            assert strict.value is True, place(module, call)
+
+
+def test_lines_end_at_the_newline_only() -> None:
+    assert [place(module, call) for module, call, name in calls() if name.endswith(".splitlines")] == []
+
+
+def test_text_files_have_an_encoding() -> None:
+    opened = 0
+    for module, call, name in calls():
+        method = name.rpartition(".")[2]
+        if method in ("read_text", "write_text"):
+            opened += 1
+            assert keyword(call, "encoding"), place(module, call)
+        if method in ("open", "fdopen", "FileHandler") and name not in ("os.open", "Store.open", "cls.open"):
+            opened += 1
+            is_method = name not in ("open", "io.open", "gzip.open", "os.fdopen", "logging.FileHandler")
+            modes = call.args[0 if is_method else 1 : 1 if is_method else 2]
+            mode = keyword(call, "mode") or (modes[0] if modes else ast.Constant("rb" if name == "gzip.open" else "r"))
+            is_binary = isinstance(mode, ast.Constant) and "b" in str(mode.value)
+            assert is_binary or keyword(call, "encoding"), place(module, call)
+    assert opened >= 8, "the gate no longer sees the calls"
+
+
+def test_nothing_is_left_to_do() -> None:
+    for module in modules():
+        for word in "TODO", "FIXME", "XXX", "NotImplementedError", "breakpoint(", "pdb":
+            assert word not in module.text, f"{module.name}: {word}"
+
+
+def test_every_module_says_what_it_is() -> None:
+    """Empty packages apart: in at most a dozen lines."""
+    openings = {module.name: ast.get_docstring(module.tree) for module in modules() if module.text}
+    assert [name for name, opening in openings.items() if not opening] == []
+    assert [name for name, opening in openings.items() if opening and opening.count("\n") >= 12] == []
+
+
+def test_every_class_and_public_function_says_what_it_is() -> None:
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    nodes = [(module, node) for module in modules() for node in module.tree.body if isinstance(node, kinds)]
+    silent = [f"{m.name}.{n.name}" for m, n in nodes if not n.name.startswith("_") and not ast.get_docstring(n)]
+    assert silent == []
+
+
+def test_no_function_takes_whatever_comes() -> None:
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef):
+                assert node.args.kwarg is None, f"{module.name}.{node.name} takes **{node.args.kwarg}"
+
+
+def test_the_package_can_be_read_in_an_afternoon() -> None:
+    """Lines that hold code: no blank lines, comments or docstrings."""
+    total = sum(len(code_lines(module)) for module in modules())
+    assert 2000 < total < 3500
+
+
+def code_lines(module: Module) -> set[int]:
+    silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        if token.type not in silent:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return lines

@@ -1,0 +1,166 @@
+"""The stream of steps: the same from any position, for any prefetch, and shared out among ranks without loss."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from transformer.data.loader import Step, load_steps
+from transformer.data.store import Store
+from transformer.errors import InputError
+
+
+def numbered(count: int) -> Store:
+    """Sentence i is its own number, 4 + i, several times over."""
+    state = np.random.default_rng(1)
+    sizes = state.integers(1, 9, size=(count, 2))
+    return Store.from_pieces(
+        [[4 + i] * int(sizes[i, 0]) for i in range(count)], [[4 + i] * int(sizes[i, 1]) for i in range(count)]
+    )
+
+
+STORE = numbered(60)
+
+
+def load(
+    epoch: int = 0,
+    step: int = 0,
+    prefetch: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    multiple: int = 1,
+    max_tokens: int = 25,
+    store: Store = STORE,
+    tokens_per_step: int = 50,
+) -> Generator[Step, None, None]:
+    return load_steps(
+        store,
+        seed=1,
+        tokens_per_step=tokens_per_step,
+        max_tokens=max_tokens,
+        multiple=multiple,
+        rank=rank,
+        world_size=world_size,
+        epoch=epoch,
+        step=step,
+        prefetch=prefetch,
+    )
+
+
+def seen(step: Step) -> list[int]:
+    """The sentences of this rank's micro-batches, read from the tensors."""
+    return [int(row[0]) - 4 for _, batch in step.micro_batches for row in batch.source if int(row[0]) > 0]
+
+
+def text(step: Step) -> tuple[object, ...]:
+    batches = [(m, batch.source.tolist(), batch.target_out.tolist()) for m, batch in step.micro_batches]
+    return (step.epoch, step.index, batches, step.target_tokens, step.source_tokens, step.sentences, step.slots)
+
+
+def test_two_epochs_hold_every_sentence_once_in_another_order() -> None:
+    epochs: dict[int, list[int]] = {0: [], 1: []}
+    for step in load():
+        if step.epoch == 2:
+            break
+        epochs[step.epoch] += seen(step)
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(60))
+    assert epochs[0] != epochs[1]
+
+
+def test_starting_at_any_position_goes_on_as_if_never_stopped() -> None:
+    stream = [text(step) for step in islice(load(), 30)]
+    per_epoch = sum(1 for step in stream if step[0] == 0)
+    assert 5 < per_epoch < 15
+    for position in range(20):
+        epoch, index = int(str(stream[position][0])), int(str(stream[position][1]))
+        assert [text(step) for step in islice(load(epoch=epoch, step=index), 5)] == stream[position : position + 5]
+    behind = next(load(epoch=0, step=per_epoch))  # the end of an epoch is the start of the next
+    assert (behind.epoch, behind.index) == (1, 0)
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_prefetching_changes_nothing(prefetch: int) -> None:
+    stream = load(prefetch=prefetch)
+    assert [text(step) for step in islice(stream, 40)] == [text(step) for step in islice(load(), 40)]
+    stream.close()
+
+
+@pytest.mark.parametrize(("world_size", "multiple"), [(1, 1), (2, 2), (3, 3), (4, 2), (2, 4), (3, 1), (7, 1)])
+def test_ranks_share_out_each_step(world_size: int, multiple: int) -> None:
+    whole = list(islice(load(multiple=multiple), 20))
+    ranks = [list(islice(load(rank=r, world_size=world_size, multiple=multiple), 20)) for r in range(world_size)]
+    for index, step in enumerate(whole):
+        shares = [rank[index] for rank in ranks]
+        numbers = Counter(m for share in shares for m, batch in share.micro_batches if len(batch.target_out))
+        assert numbers == Counter(m for m, _ in step.micro_batches)
+        assert sorted(i for share in shares for i in seen(share)) == sorted(seen(step))
+        for rank, share in enumerate(shares):
+            assert share.micro_batches  # never nothing: the rank joins in the sum
+            assert all(m % world_size == rank for m, _ in share.micro_batches)
+            assert (share.target_tokens, share.source_tokens) == (step.target_tokens, step.source_tokens)
+            assert (share.sentences, share.slots) == (step.sentences, step.slots)
+
+
+def test_the_numbers_of_a_step_are_those_of_its_tensors() -> None:
+    for step in islice(load(multiple=2), 20):
+        batches = [batch for _, batch in step.micro_batches]
+        assert step.target_tokens == sum(len(batch.target_out) for batch in batches)
+        assert step.source_tokens == sum(int((batch.source > 0).sum()) for batch in batches)
+        assert step.sentences == sum(len(batch.source) for batch in batches)
+        assert step.slots == sum(batch.source.numel() + batch.target_in.numel() for batch in batches)
+
+
+def test_the_sentences_of_a_step_do_not_depend_on_how_it_is_split() -> None:
+    streams = [
+        [sorted(seen(step)) for step in islice(load(max_tokens=max_tokens, multiple=multiple), 20)]
+        for max_tokens, multiple in [(10, 1), (25, 1), (1000, 1), (25, 3)]
+    ]
+    assert streams[0] == streams[1] == streams[2] == streams[3]
+
+
+def loaders() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "loader"]
+
+
+def test_closing_ends_the_thread() -> None:
+    for taken in range(6):
+        stream = load(prefetch=2)
+        list(islice(stream, taken))
+        began = time.monotonic()
+        stream.close()
+        assert time.monotonic() - began < 2
+        assert not loaders()
+
+
+def test_dropping_the_stream_ends_the_thread() -> None:
+    stream = load(prefetch=2)
+    next(stream)
+    assert len(loaders()) == 1
+    del stream
+    assert not loaders()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_errors_arrive_at_the_consumer(prefetch: int) -> None:
+    with pytest.raises(InputError, match=r"train\.tokens_per_step=5"):
+        next(load(tokens_per_step=5, prefetch=prefetch))
+    with pytest.raises(InputError, match="no sentence pair"):
+        next(load(store=Store.from_pieces([], []), prefetch=prefetch))
+    assert not loaders()
+
+
+def test_an_error_behind_good_steps_comes_behind_them() -> None:
+    store = numbered(30)
+    stream = load(store=store, prefetch=4)
+    good = len([step for step in islice(load(store=store), 40) if step.epoch == 0])
+    assert len(list(islice(stream, good))) == good
+    stream.close()
+    broken = numbered(30)
+    broken.lengths[7] = 60  # longer than any micro-batch may be, so that some step fails
+    with pytest.raises(InputError):
+        list(islice(load(store=broken, prefetch=4, tokens_per_step=100), 40))
+    assert not loaders()

@@ -1,0 +1,453 @@
+"""Raw text to a prepared corpus: checked before anything is written, built once, rebuilt when damaged."""
+
+import gzip
+import json
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transformer.config import (
+    Algorithm,
+    DataConfig,
+    FilterConfig,
+    ModelConfig,
+    PairConfig,
+    TokenizerConfig,
+    TrainConfig,
+    TrainJob,
+)
+from transformer.errors import InputError, StorageError
+from transformer.prepare import Prepared, prepare
+from transformer.tokenizer import Tokenizer
+
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+ZAHLEN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
+
+
+def spell(number: int, words: list[str]) -> str:
+    return " ".join(words[int(digit)] for digit in str(number))
+
+
+def write(path: Path, lines: list[str]) -> str:
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+def pair(folder: Path, name: str, numbers: range) -> PairConfig:
+    return PairConfig(
+        write(folder / f"{name}.en", [spell(n, WORDS) for n in numbers]),
+        write(folder / f"{name}.de", [spell(n, ZAHLEN) for n in numbers]),
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> TrainJob:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    data = DataConfig(
+        train=pair(folder, "train", range(500)),
+        dev=pair(folder, "dev", range(500, 520)),
+        test={"first": pair(folder, "first", range(600, 610)), "second": pair(folder, "second", range(700, 703))},
+        filter=FilterConfig(max_length=40),
+    )
+    return TrainJob(
+        run_dir=str(tmp_path / "runs" / "a"),
+        data=data,
+        tokenizer=TokenizerConfig(vocab_size=80),
+        train=TrainConfig(threads=1),
+    )
+
+
+def store_of(job: TrainJob) -> Path:
+    (path,) = [p for p in (Path(job.run_dir).parent / ".store").iterdir() if p.is_dir()]
+    return path
+
+
+def texts(prepared: Prepared) -> list[tuple[str, str]]:
+    tokenizer, ids = Tokenizer.from_bytes(prepared.tokenizer), range(len(prepared.store))
+    sides = [tokenizer.decode([prepared.store.gather(np.array([i]), side)[0].tolist() for i in ids]) for side in (0, 1)]
+    return list(zip(*sides, strict=True))
+
+
+def test_text_goes_in_and_the_same_pairs_come_out(job: TrainJob) -> None:
+    prepared = prepare(job)
+    assert texts(prepared) == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500)]
+    assert prepared.dev == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500, 520)]
+    assert [len(prepared.test[name]) for name in ("first", "second")] == [10, 3]
+    assert not Path(job.run_dir).exists()  # only the store was written
+    assert [path.name for path in Path(job.run_dir).parent.iterdir()] == [".store"]
+
+
+def test_the_report(job: TrainJob) -> None:
+    prepared = prepare(job)
+    report = json.loads(json.dumps(prepared.report, allow_nan=False))
+    assert report == prepared.report
+    assert (report["src_lang"], report["tgt_lang"], report["vocab_size"]) == ("en", "de", 80)
+    assert (report["pairs_read"], report["pairs_kept"]) == (500, 500)
+    assert report["tokens"] == {side: int(prepared.store.lengths[:, i].sum()) for i, side in enumerate(("src", "tgt"))}
+    assert sorted(report["files"]) == sorted(
+        f"{name}.{side}" for name in ("train", "dev", "test.first", "test.second") for side in ("src", "tgt")
+    )
+    entry = report["files"]["test.second.tgt"]
+    digest = subprocess.run(["sha256sum", entry["path"]], capture_output=True, check=True).stdout.split()[0].decode()
+    assert entry == {
+        "path": job.data.test["second"].tgt,
+        "bytes": os.stat(entry["path"]).st_size,
+        "sha256": digest,
+        "lines": 3,
+    }
+    assert report["files"]["train.src"]["lines"] == 500
+    assert len(report["digest"]) == 64
+    assert store_of(job).name == report["digest"][:16]
+
+
+def test_filters_drop_whole_training_pairs_and_count_them(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+    extra = {
+        "empty": [("", "null"), ("one", "  ")],
+        "identical": [("one two", "one two")],
+        "duplicate": [(spell(7, WORDS), spell(7, ZAHLEN))],
+        "no_pieces": [("\u200b", "eins")],
+        "too_long": [("one " * 200, "eins " * 200)],
+        "ratio": [("one", "eins " * 15)],
+    }
+    lines = [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500)]
+    for number, strange in enumerate(pairs for pairs in extra.values()):
+        lines[50 * number + 10 : 50 * number + 10] = strange  # in the middle, in the order of the filters
+    for side, path in enumerate((job.data.train.src, job.data.train.tgt)):
+        write(Path(path), [line[side] for line in lines])
+        write(Path((job.data.dev.src, job.data.dev.tgt)[side]), ["", "one", "\u200b"])
+    job.data.filter.drop_identical = job.data.filter.drop_duplicates = True
+    with caplog.at_level(logging.INFO):
+        prepared = prepare(job)
+    assert prepared.report["dropped"] == {reason: len(pairs) for reason, pairs in extra.items()}
+    assert (prepared.report["pairs_read"], prepared.report["pairs_kept"]) == (507, 500)
+    assert texts(prepared) == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500)]
+    assert prepared.dev == [("", ""), ("one", "one"), ("\u200b", "\u200b")]  # never filtered
+    assert (
+        "500 of 507 pairs (1.38% dropped: empty 2, identical 1, duplicate 1, no_pieces 1, too_long 1, ratio 1)"
+        in caplog.text
+    )
+
+
+def test_a_second_call_uses_what_the_first_one_built(job: TrainJob) -> None:
+    first = prepare(job)
+    stamp = (store_of(job) / "source.ids").stat()
+    second = prepare(job)
+    again = (store_of(job) / "source.ids").stat()
+    assert (stamp.st_ino, stamp.st_mtime_ns) == (again.st_ino, again.st_mtime_ns)
+    assert (first.report, first.tokenizer) == (second.report, second.tokenizer)
+    assert texts(first) == texts(second)
+
+
+def test_the_same_text_elsewhere_is_the_same_data(job: TrainJob, tmp_path: Path) -> None:
+    digest = prepare(job).report["digest"]
+    shutil.copytree(tmp_path / "corpus", tmp_path / "copy")
+    job.data.train = PairConfig(str(tmp_path / "copy" / "train.en"), str(tmp_path / "copy" / "train.de"))
+    moved = prepare(job)
+    assert moved.report["digest"] == digest
+    assert moved.report["files"]["train.src"]["path"] == job.data.train.src  # type: ignore[index]
+    store_of(job)  # one only
+
+
+def change_text(job: TrainJob) -> None:
+    Path(job.data.train.src).write_bytes(Path(job.data.train.src).read_bytes().replace(b"one", b"won", 1))
+
+
+def swap_sides(job: TrainJob) -> None:
+    job.data.train = PairConfig(job.data.train.tgt, job.data.train.src)
+
+
+def set_field(section: str, name: str, value: object) -> object:
+    def change(job: TrainJob) -> None:
+        setattr({"filter": job.data.filter, "tokenizer": job.tokenizer}[section], name, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_text,
+        swap_sides,
+        set_field("filter", "max_length", 39),
+        set_field("filter", "max_ratio", 8.0),
+        set_field("filter", "drop_identical", True),
+        set_field("filter", "drop_duplicates", True),
+        set_field("tokenizer", "vocab_size", 81),
+        set_field("tokenizer", "algorithm", Algorithm.unigram),
+        set_field("tokenizer", "character_coverage", 0.999),
+        set_field("tokenizer", "sample_lines", 999),
+    ],
+)
+def test_whatever_changes_the_data_changes_its_digest(job: TrainJob, change: object) -> None:
+    before = prepare(job)
+    assert callable(change)
+    change(job)
+    after = prepare(job)
+    assert after.report["digest"] != before.report["digest"]
+    assert len(after.store) == 500
+
+
+def test_names_seeds_and_test_sets_do_not_change_the_digest(job: TrainJob) -> None:
+    before = prepare(job).report["digest"]
+    job.data.src_lang, job.train.seed, job.data.test, job.train.threads = "xx", 7, {}, 2
+    after = prepare(job)
+    assert (after.report["digest"], after.test) == (before, {})
+
+
+def test_a_given_model_is_used_and_its_other_settings_do_not_matter(job: TrainJob, tmp_path: Path) -> None:
+    model = prepare(job).tokenizer
+    (tmp_path / "given.model").write_bytes(model)
+    job.tokenizer = TokenizerConfig(model=str(tmp_path / "given.model"))
+    first = prepare(job)
+    job.tokenizer.vocab_size = 99
+    second = prepare(job)
+    assert first.tokenizer == second.tokenizer == model
+    assert first.report["digest"] == second.report["digest"]
+    (tmp_path / "given.model").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match=r"given\.model: not a SentencePiece model"):
+        prepare(job)
+
+
+def nothing_written(job: TrainJob) -> bool:
+    return not Path(job.run_dir).parent.exists()
+
+
+@pytest.mark.parametrize("key", ["train", "dev", "test"])
+@pytest.mark.parametrize("side", ["src", "tgt"])
+def test_a_setting_that_is_missing_is_named(job: TrainJob, key: str, side: str) -> None:
+    section = job.data.test["second"] if key == "test" else getattr(job.data, key)
+    setattr(section, side, "")
+    name = "data.test.second" if key == "test" else f"data.{key}"
+    with pytest.raises(InputError, match=rf"^{name}\.{side} is not set"):
+        prepare(job)
+    assert nothing_written(job)
+
+
+def spoil(path: Path, kind: str) -> str:
+    """Do one bad thing to a file and return what the message must hold."""
+    content = path.read_bytes()
+    match kind:
+        case "missing":
+            path.unlink()
+            return f"{path}: cannot be read"
+        case "folder":
+            path.unlink()
+            path.mkdir()
+            return f"{path}: cannot be read"
+        case "latin-1":
+            lines = content.split(b"\n")
+            lines[2] = b"caf\xe9"
+            path.write_bytes(b"\n".join(lines))
+            return f"{path}:3: not UTF-8: byte 4"
+        case "one line more":
+            path.write_bytes(content + b"one\n")
+        case "one line less":
+            path.write_bytes(content.split(b"\n", 1)[1])
+        case "nothing":
+            path.write_bytes(b"")
+    return f"{path} has "
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "latin-1", "one line more", "one line less", "nothing"])
+@pytest.mark.parametrize("name", ["train.en", "train.de", "dev.de", "second.en"])
+def test_a_bad_file_is_refused_before_anything_is_written(job: TrainJob, tmp_path: Path, name: str, kind: str) -> None:
+    expected = spoil(tmp_path / "corpus" / name, kind)
+    with pytest.raises(InputError) as caught:
+        prepare(job)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert nothing_written(job)
+
+
+@pytest.mark.parametrize("name", ["train", "dev", "first"])
+def test_files_without_a_sentence_are_refused(job: TrainJob, tmp_path: Path, name: str) -> None:
+    for language in ("en", "de"):
+        write(tmp_path / "corpus" / f"{name}.{language}", [])
+    with pytest.raises(InputError, match=r"no sentence"):
+        prepare(job)
+    assert nothing_written(job)
+
+
+def test_filters_that_leave_nothing_say_what_they_dropped(job: TrainJob) -> None:
+    job.data.train, job.data.filter.max_length = pair(Path(job.data.train.src).parent, "long", range(100, 600)), 1
+    with pytest.raises(
+        InputError,
+        match=r"no sentence pair is left to train on \(no_pieces 0, too_long 500, ratio 0\): check data\.filter",
+    ):
+        prepare(job)
+    assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
+
+
+def test_compressed_files_and_small_blocks_give_the_same_data(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = prepare(job)
+    monkeypatch.setattr("transformer.prepare.BLOCK", 7)
+    for side in ("src", "tgt"):
+        path = getattr(job.data.train, side)
+        Path(f"{path}.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
+        setattr(job.data.train, side, f"{path}.gz")
+    packed = prepare(job)
+    assert packed.tokenizer == plain.tokenizer
+    assert texts(packed) == texts(plain)
+
+
+def test_damage_is_found_and_mended(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+    whole, state = prepare(job), random.Random(1)
+    for file in sorted(store_of(job).iterdir()):
+        bad = bytearray(file.read_bytes())
+        bad[state.randrange(len(bad) // 2)] ^= 4
+        file.write_bytes(bad)
+        caplog.clear()
+        again = prepare(job)
+        assert texts(again) == texts(whole)
+        assert (again.report, again.tokenizer) == (whole.report, whole.tokenizer)
+        assert "built again" in caplog.text
+
+
+def test_the_store_may_be_elsewhere_and_read_only(job: TrainJob, tmp_path: Path) -> None:
+    job.data.store_dir = str(tmp_path / "elsewhere")
+    first = prepare(job)
+    assert nothing_written(job)
+    for lock in (tmp_path / "elsewhere").glob("*.lock"):
+        lock.unlink()
+        lock.mkdir()  # even where no lock can be taken, a complete store can be used
+    assert texts(prepare(job)) == texts(first)
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error(job: TrainJob, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    job.data.store_dir = str(tmp_path / "file" / "store")
+    with pytest.raises(StorageError, match=r"cannot be written \(Not a directory\): free space or set data\.store_dir"):
+        prepare(job)
+
+
+def test_a_full_disk_is_a_storage_error_and_leaves_nothing_half_done(
+    job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformer.data.store.StoreWriter.add", full)
+        with pytest.raises(StorageError, match="No space left on device"):
+            prepare(job)
+    assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
+    assert len(prepare(job).store) == 500
+
+
+COUNTING = """
+import os, sys, time, pathlib
+import transformer.prepare as module
+from transformer.config import *
+real = module._build
+def counted(*arguments):
+    with open(sys.argv[2], "a", encoding="utf-8") as file:
+        file.write("build\\n")
+    time.sleep(float(sys.argv[3]))
+    real(*arguments)
+module._build = counted
+folder = pathlib.Path(sys.argv[1])
+pair = lambda name: PairConfig(str(folder / f"corpus/{name}.en"), str(folder / f"corpus/{name}.de"))
+job = TrainJob(
+    run_dir=str(folder / "runs/a"),
+    data=DataConfig(train=pair("train"), dev=pair("dev"), filter=FilterConfig(max_length=40)),
+    tokenizer=TokenizerConfig(vocab_size=80),
+)
+children = []
+for _ in range(int(sys.argv[4])):
+    child = os.fork()
+    if child == 0:
+        prepared = module.prepare(job)
+        os.write(1, f"{len(prepared.store)} {prepared.report['digest']}\\n".encode())
+        os._exit(0)
+    children.append(child)
+sys.exit(any(os.waitpid(child, 0)[1] for child in children) if children else module.prepare(job) is None)
+"""
+
+
+def start(tmp_path: Path, *, sleep: float, children: int) -> subprocess.Popen[bytes]:
+    """Prepare in another process, or in so many children of it at once; building takes `sleep` more."""
+    arguments = [sys.executable, "-c", COUNTING, str(tmp_path), str(tmp_path / "builds"), str(sleep), str(children)]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_processes_that_start_together_build_once(job: TrainJob, tmp_path: Path) -> None:
+    process = start(tmp_path, sleep=0.3, children=4)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert (tmp_path / "builds").read_text(encoding="utf-8") == "build\n"
+    assert output == f"500 {prepare(job).report['digest']}\n".encode() * 4
+
+
+def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_used(job: TrainJob, tmp_path: Path) -> None:
+    process = start(tmp_path, sleep=60, children=0)
+    while not (tmp_path / "builds").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    leftover = tmp_path / "runs" / ".store" / f".tmp-{next((tmp_path / 'runs' / '.store').glob('*.lock')).stem}"
+    leftover.mkdir()  # as if it had been killed a little later
+    (leftover / "source.ids").write_bytes(b"half")
+    assert len(prepare(job).store) == 500
+    assert not leftover.exists()
+
+
+def peak(folder: str, repeat: int, queue: "multiprocessing.Queue[int]") -> None:
+    import resource
+
+    root = Path(folder)
+    sides = ([spell(n, words) for n in range(10_000)] for words in (WORDS, ZAHLEN))
+    src, tgt = (write(root / f"big{repeat}.{i}", lines * repeat) for i, lines in enumerate(sides))
+    dev = pair(root, f"dev{repeat}", range(5))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    prepare(
+        TrainJob(
+            run_dir=str(root / "runs" / str(repeat)),
+            model=ModelConfig(),
+            data=DataConfig(train=PairConfig(src, tgt), dev=dev),
+            tokenizer=TokenizerConfig(vocab_size=100, sample_lines=1_000),
+        )
+    )
+    queue.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    """30 times the pairs, 300,000, may cost their lengths and offsets in memory, not their text."""
+    context = multiprocessing.get_context("spawn")
+    growth = []
+    for repeat in (1, 30):
+        queue: multiprocessing.Queue[int] = context.Queue()
+        process = context.Process(target=peak, args=(str(tmp_path), repeat, queue))
+        process.start()
+        growth.append(queue.get(timeout=300))
+        process.join()
+    assert growth[1] - growth[0] < 60_000  # kilobytes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")
+def test_kftt_is_prepared(tmp_path: Path) -> None:
+    root = os.environ["TRANSFORMER_DATA"]
+    sets = [PairConfig(f"{root}/kftt/{name}.ja.gz", f"{root}/kftt/{name}.en.gz") for name in ("train", "dev", "tune")]
+    job = TrainJob(
+        run_dir=str(tmp_path / "runs" / "a"),
+        data=DataConfig(src_lang="ja", train=sets[0], dev=sets[1], test={"tune": sets[2]}),
+        tokenizer=TokenizerConfig(vocab_size=8_000, character_coverage=0.9995, sample_lines=200_000),
+    )
+    prepared = prepare(job)
+    assert prepared.report["pairs_read"] == 440_286
+    assert 435_000 < len(prepared.store) < 440_286
+    assert (len(prepared.dev), len(prepared.test["tune"])) == (1_166, 1_235)

@@ -1,0 +1,209 @@
+"""How far a run has come: the best validation, patience, the JSON of state.json, and the means that are logged."""
+
+import itertools
+import json
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from transformer.config import Metric, ModelConfig, TrainConfig
+from transformer.errors import CheckpointError
+from transformer.training.progress import Progress, Validation, Window, perplexity
+
+NAN = math.nan
+
+
+@dataclass(frozen=True)
+class FakeStep:
+    """What `count` and `Window` read of a step."""
+
+    epoch: int = 2
+    index: int = 7
+    sentences: int = 10
+    source_tokens: int = 90
+    target_tokens: int = 110
+    slots: int = 250
+
+
+@dataclass(frozen=True)
+class FakeResult:
+    """What they read of its result."""
+
+    applied: bool = True
+    loss_sum: float = 220.0
+    nll_sum: float = 110.0
+    grad_norm: float = 3.0
+
+
+def validation(step: int, metric: Metric, value: float) -> Validation:
+    """A validation whose `metric` is worth `value`; the other one says the opposite."""
+    bleu, loss = (value, value) if metric is Metric.bleu else (-value, -value)
+    return Validation(step=step, loss=loss, nll=1.0, bleu=bleu, chrf=50.0)
+
+
+def restored(progress: Progress) -> Progress:
+    """As it comes back from state.json."""
+    return Progress.from_json(json.loads(json.dumps(progress.to_json(), allow_nan=False)))
+
+
+# values, larger is better -> which of them are a new best, how long it has stalled after each, and the ranking
+SCRIPTS: dict[str, tuple[list[float], list[bool], list[int], list[int]]] = {
+    "improves": ([1, 2, 3], [True, True, True], [0, 0, 0], [3, 2, 1]),
+    "equal is not better": ([2, 2, 2], [True, False, False], [0, 1, 2], [1, 2, 3]),
+    "worse, then better": ([2, 1, 1.5, 3, 2], [True, False, False, True, False], [0, 1, 2, 0, 1], [4, 1, 5, 3, 2]),
+    "starts with NaN": ([NAN, 1, NAN, 2], [False, True, False, True], [1, 0, 1, 0], [4, 2]),
+    "only NaN": ([NAN, NAN, NAN], [False, False, False], [1, 2, 3], []),
+    "ends with NaN": ([2, NAN, NAN], [True, False, False], [0, 1, 2], [1]),
+    "infinities": ([math.inf, -math.inf, 1], [False, False, True], [1, 2, 0], [3]),
+    "below zero": ([-3, -2, -2.5], [True, True, False], [0, 0, 1], [2, 3, 1]),
+}
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["straight", "interrupted"])
+@pytest.mark.parametrize("metric", Metric)
+@pytest.mark.parametrize("case", SCRIPTS)
+def test_the_best_and_the_patience_of_a_script(case: str, metric: Metric, interrupted: bool) -> None:
+    values, better, stalled, ranking = SCRIPTS[case]
+    progress = Progress()
+    config = TrainConfig(patience=2, metric=metric)
+    for number, value in enumerate(values):
+        assert progress.judge(validation(number + 1, metric, value), metric) == better[number]
+        assert progress.stalled == stalled[number]
+        assert progress.ended(config) == (stalled[number] >= 2)
+        assert not progress.ended(TrainConfig(metric=metric))
+        progress = restored(progress) if interrupted else progress
+    assert progress.best(metric) == ranking
+
+
+@pytest.mark.parametrize("metric", Metric)
+def test_an_interruption_changes_no_decision(metric: Metric) -> None:
+    for values in itertools.product([1.0, 2.0, NAN], repeat=4):
+        straight, broken = Progress(), Progress()
+        for step, value in enumerate(values):
+            entered = validation(step, metric, value)
+            assert straight.judge(entered, metric) == broken.judge(entered, metric)
+            broken = restored(broken)
+            assert straight.best(metric) == broken.best(metric)
+            assert straight.stalled == broken.stalled
+
+
+def test_thirty_random_validations_rank_as_sorting_would() -> None:
+    draw = random.Random(3)
+    for metric in Metric:
+        values = [draw.choice([NAN, float(draw.randint(0, 9))]) for _ in range(30)]
+        progress = Progress()
+        for step, value in enumerate(values):
+            progress.judge(validation(step, metric, value), metric)
+        finite = [step for step, value in enumerate(values) if not math.isnan(value)]
+        assert progress.best(metric) == sorted(finite, key=lambda step: (-values[step], step))
+
+
+def test_the_end_is_the_last_step_or_the_end_of_patience() -> None:
+    config = TrainConfig(max_steps=10, patience=3)
+    assert [Progress(step=step).ended(config) for step in (9, 10, 11)] == [False, True, True]
+    assert [Progress(stalled=stalled).ended(config) for stalled in (2, 3)] == [False, True]
+
+
+def test_a_step_is_counted() -> None:
+    progress = Progress(step=4, sentences=100, target_tokens=1000, seconds=1.5, streak=2)
+    for applied, streak, skipped in (False, 3, 1), (False, 4, 2), (True, 0, 2):
+        progress.count(FakeStep(), FakeResult(applied=applied), seconds=0.5)  # type: ignore[arg-type]
+        assert (progress.streak, progress.skipped) == (streak, skipped)
+    assert (progress.step, progress.epoch, progress.step_in_epoch) == (7, 2, 8)
+    assert (progress.sentences, progress.target_tokens, progress.seconds) == (130, 1330, 3.0)
+
+
+def test_progress_comes_back_from_json_with_null_for_what_is_no_number() -> None:
+    progress = Progress(
+        step=9, epoch=1, step_in_epoch=4, sentences=5, target_tokens=6, seconds=0.1, skipped=2, streak=1
+    )
+    progress.judge(Validation(step=5, loss=2.5, nll=2.0, bleu=12.5, chrf=30.0), Metric.bleu)
+    progress.judge(Validation(step=9, loss=NAN, nll=math.inf, bleu=0.0, chrf=-math.inf), Metric.bleu)
+    data = progress.to_json()
+    assert data["validations"][1] == {"step": 9, "loss": None, "nll": None, "bleu": 0.0, "chrf": None}
+    again = restored(progress)
+    assert again.to_json() == data
+    assert again.validations[0] == progress.validations[0]
+    assert math.isnan(again.validations[1].loss)
+    assert (again.step, again.stalled, again.streak) == (9, 1, 1)
+
+
+GOOD: dict[str, Any] = Progress(validations=[Validation(1, 2.0, 3.0, 4.0, 5.0)]).to_json()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        "x",
+        {},
+        {**GOOD, "colour": "red"},
+        {**GOOD, "validations": None},
+        {**GOOD, "validations": [3]},
+        {**GOOD, "validations": [{"step": 1}]},
+        {**GOOD, "validations": [{**GOOD["validations"][0], "colour": "red"}]},
+        {**GOOD, "step": "many"},
+        {**GOOD, "validations": [{**GOOD["validations"][0], "bleu": "good"}]},
+    ],
+    ids=["null", "list", "text", "empty", "key", "no list", "number", "short", "row", "step", "bleu"],
+)
+def test_anything_else_is_refused(data: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"state\.json"):
+        Progress.from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"), [(0.0, 1.0), (math.log(5), 5.0), (1e6, math.inf), (math.inf, math.inf), (NAN, math.inf)]
+)
+def test_perplexity_has_no_overflow(loss: float, expected: float) -> None:
+    assert perplexity(loss) == pytest.approx(expected)
+
+
+def test_a_validation_says_both_perplexities() -> None:
+    shown = Validation(step=1, loss=math.log(8), nll=math.log(4), bleu=27.3, chrf=55.5)
+    assert shown.scalars() == pytest.approx(
+        {"dev/loss": 2.0794, "dev/perplexity": 4, "dev/smoothed_perplexity": 8, "dev/bleu": 27.3, "dev/chrf": 55.5},
+        abs=1e-3,
+    )
+    assert shown.describe() == "loss 2.079, perplexity 4.00, greedy BLEU 27.30, chrF 55.50"
+
+
+class Recorder:
+    """Keeps what a tracker would write."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float | None]]] = []
+
+    def scalars(self, step: int, values: dict[str, float | None]) -> None:
+        self.rows.append((step, values))
+
+
+def test_the_window_logs_means_and_begins_again() -> None:
+    window, recorder = Window(ModelConfig(), 100, torch.device("cpu")), Recorder()
+    steps = [
+        (FakeStep(), FakeResult()),
+        (FakeStep(target_tokens=50, slots=190), FakeResult(loss_sum=20.0, nll_sum=50.0)),
+    ]
+    for step, result in steps:
+        window.add(step, result, seconds=2.0, waited=0.5)  # type: ignore[arg-type]
+    window.flush(recorder, Progress(step=12, epoch=3), 1e-3)  # type: ignore[arg-type]
+    ((number, row),) = recorder.rows
+    assert number == 12
+    assert row["train/loss"] == pytest.approx(240 / 160)
+    assert row["train/perplexity"] == pytest.approx(math.e)
+    assert row["train/rate"] == 1e-3
+    assert row["train/gradient_norm"] == pytest.approx(3.0)
+    assert row["train/epoch"] == 3.0
+    assert row["speed/target_tokens_per_second"] == pytest.approx(40.0)
+    assert row["speed/padding_share"] == pytest.approx(1 - 340 / 440)
+    assert row["speed/data_wait_share"] == pytest.approx(0.25)
+    assert row["speed/utilisation"] is None
+    window.add(FakeStep(), FakeResult(), seconds=1.0, waited=0.0)  # type: ignore[arg-type]
+    window.flush(recorder, Progress(step=13), 1e-3)  # type: ignore[arg-type]
+    assert recorder.rows[1][1]["train/loss"] == pytest.approx(2.0)
+    assert recorder.rows[1][1]["speed/target_tokens_per_second"] == pytest.approx(110.0)

@@ -1,0 +1,432 @@
+"""One update: its gradient, its randomness, what is never applied, and Adam against the published algorithm."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Adam
+
+from transformer.config import ModelConfig, Norm, Precision, TrainConfig
+from transformer.data.batch import Batch
+from transformer.data.loader import Step
+from transformer.layout import Padded
+from transformer.model.transformer import Transformer
+from transformer.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
+from transformer.step import Objective, StepResult, train_step
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+V, EPS = 13, 0.1
+CPU = torch.device("cpu")
+PLAIN = ModelConfig(n_layers=1, d_model=8, d_ff=12, n_heads=2, dropout=0.0, max_positions=16)
+DROPPING = replace(PLAIN, dropout=0.3)
+Pair = tuple[list[int], list[int]]
+PAIRS: list[Pair] = [  # pieces, without BOS and EOS
+    ([5, 9, 4], [6, 11]),
+    ([7], [5, 5, 10, 7]),
+    ([4, 4, 12, 8, 6], []),
+    ([], [9]),
+    ([10, 11], [12, 4, 8]),
+]
+TARGET_TOKENS = 15  # 10 pieces and 5 times EOS
+
+
+def pad(sentences: list[list[int]]) -> tuple[Tensor, Padded]:
+    lengths = [len(sentence) for sentence in sentences]
+    rows = [sentence + [0] * (max(lengths) - len(sentence)) for sentence in sentences]
+    return torch.tensor(rows), Padded.of(lengths, max(lengths))
+
+
+def batch_of(pairs: list[Pair]) -> Batch:
+    """BOS 2, EOS 3; written here and not with `collate`, which has tests of its own."""
+    if not pairs:
+        nothing, empty = torch.zeros(0, dtype=torch.int64), Padded.of([0], 1)
+        return Batch(
+            torch.zeros(1, 1, dtype=torch.int64), empty, torch.zeros(1, 1, dtype=torch.int64), empty, nothing, nothing
+        )
+    source, source_layout = pad([[*source, 3] for source, _ in pairs])
+    target_in, target_layout = pad([[2, *target] for _, target in pairs])
+    width = target_in.shape[1]
+    rows = [row * width + t for row, (_, target) in enumerate(pairs) for t in range(len(target) + 1)]
+    out = [token for _, target in pairs for token in [*target, 3]]
+    return Batch(source, source_layout, target_in, target_layout, torch.tensor(rows), torch.tensor(out))
+
+
+def step_of(parts: list[list[Pair]], *, epoch: int = 0, index: int = 0, target_tokens: int | None = None) -> Step:
+    everything = [pair for part in parts for pair in part]
+    return Step(
+        epoch=epoch,
+        index=index,
+        micro_batches=list(enumerate(map(batch_of, parts))),
+        target_tokens=target_tokens or sum(len(target) + 1 for _, target in everything),
+        source_tokens=sum(len(source) + 1 for source, _ in everything),
+        sentences=len(everything),
+        slots=0,
+    )
+
+
+def build(config: ModelConfig = PLAIN) -> tuple[Objective, Adam]:
+    torch.manual_seed(0)
+    objective = Objective(Transformer(config, V), EPS)
+    return objective, build_optimizer(objective.model, TrainConfig())
+
+
+def run(
+    objective: Objective,
+    optimizer: Adam,
+    step: Step,
+    *,
+    rate: float = 1e-3,
+    seed: int = 1,
+    clip_norm: float | None = None,
+    precision: Precision = Precision.fp64,
+) -> StepResult:
+    settings = {"rate": rate, "seed": seed, "clip_norm": clip_norm}
+    return train_step(objective, optimizer, step, **settings, device=CPU, precision=precision)
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Bit for bit, NaN counted as itself."""
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[name].nan_to_num(nan=123.0), b[name].nan_to_num(nan=123.0)) for name in a)
+
+
+def written_out(model: Transformer) -> tuple[Tensor, float]:
+    """The smoothed loss and the plain one, a sentence at a time, with torch's cross-entropy."""
+    loss, nll = torch.zeros(()), 0.0
+    for source, target in PAIRS:
+        (s, s_layout), (t, t_layout) = pad([[*source, 3]]), pad([[2, *target]])
+        logits = model(s, t, source_layout=s_layout, target_layout=t_layout)[0]
+        classes = torch.tensor([*target, 3])
+        loss = loss + F.cross_entropy(logits, classes, reduction="sum", label_smoothing=EPS * V / (V - 1))
+        nll += F.cross_entropy(logits, classes, reduction="sum").item()
+    return loss, nll
+
+
+# The gradient of a step
+
+
+SPLITS = {
+    "one": [PAIRS],
+    "two": [PAIRS[:2], PAIRS[2:]],
+    "reversed": [PAIRS[3:], PAIRS[:3]],
+    "each": [[pair] for pair in PAIRS],
+    "with an empty one": [PAIRS[:1], [], PAIRS[1:]],
+}
+
+
+@pytest.mark.parametrize("parts", list(SPLITS.values()), ids=list(SPLITS))
+@pytest.mark.parametrize("norm", list(Norm), ids=lambda norm: norm.name)
+def test_any_split_gives_the_mean_gradient_over_target_tokens(parts: list[list[Pair]], norm: Norm) -> None:
+    objective, optimizer = build(replace(PLAIN, norm=norm))
+    loss, nll = written_out(objective.model)
+    (loss / TARGET_TOKENS).backward()
+    expected = gradients(objective)
+    result = run(objective, optimizer, step_of(parts), rate=0.0)
+    for name, gradient in gradients(objective).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-12)
+    assert result.applied
+    assert result.loss_sum == pytest.approx(loss.item(), rel=1e-12)
+    assert result.nll_sum == pytest.approx(nll, rel=1e-12)
+    norm_written_out = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
+    assert result.grad_norm == pytest.approx(norm_written_out, rel=1e-12)
+
+
+def test_the_divisor_is_the_whole_steps_and_not_this_ranks() -> None:
+    objective, optimizer = build()
+    whole = run(objective, optimizer, step_of([PAIRS]), rate=0.0)
+    expected = {name: gradient / 4 for name, gradient in gradients(objective).items()}
+    quarter = run(objective, optimizer, step_of([PAIRS], target_tokens=4 * TARGET_TOKENS), rate=0.0)
+    for name, gradient in gradients(objective).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-15)
+    assert quarter.loss_sum == pytest.approx(whole.loss_sum, rel=1e-13)  # sums stay sums
+
+
+def test_a_step_does_not_add_to_the_gradient_before_it() -> None:
+    objective, optimizer = build()
+    run(objective, optimizer, step_of([PAIRS]), rate=0.0)
+    first = gradients(objective)
+    run(objective, optimizer, step_of([PAIRS]), rate=0.0)
+    assert same(gradients(objective), first)
+
+
+def test_a_rank_without_a_sentence_has_a_zero_gradient_everywhere() -> None:
+    objective, optimizer = build()
+    result = run(objective, optimizer, step_of([[]], target_tokens=TARGET_TOKENS), rate=1.0)
+    found = gradients(objective)
+    assert found.keys() == dict(objective.named_parameters()).keys()  # a missing one would stop an all-reduce
+    assert not any(gradient.any() for gradient in found.values())
+    assert (result.loss_sum, result.nll_sum, result.grad_norm, result.applied) == (0.0, 0.0, 0.0, True)
+
+
+def test_the_objective_is_a_sum_over_real_target_tokens() -> None:
+    objective, _ = build()
+    expected_loss, expected_nll = written_out(objective.model)
+    loss, nll = objective(batch_of(PAIRS))
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-12)
+    assert nll.item() == pytest.approx(expected_nll, rel=1e-12)
+
+
+# Randomness
+
+
+def updated(*, seed: int = 1, epoch: int = 0, index: int = 0, noise: int = 0) -> dict[str, Tensor]:
+    objective, optimizer = build(DROPPING)
+    torch.manual_seed(noise)
+    torch.rand(noise)  # whatever was drawn before
+    run(objective, optimizer, step_of([PAIRS[:2], PAIRS[2:]], epoch=epoch, index=index), seed=seed)
+    return weights(objective)
+
+
+def test_the_same_place_draws_the_same_masks() -> None:
+    assert same(updated(noise=0), updated(noise=5))
+
+
+@pytest.mark.parametrize("place", [{"seed": 2}, {"epoch": 1}, {"index": 1}], ids=["seed", "epoch", "step"])
+def test_another_place_draws_other_masks(place: dict[str, int]) -> None:
+    assert not same(updated(), updated(**place))
+
+
+def masks(*, numbers: list[int]) -> list[Tensor]:
+    """What the embedding's dropout let through in each micro-batch; all hold the same sentences."""
+    objective, optimizer = build(DROPPING)
+    seen: list[Tensor] = []
+    objective.model.source_embedding.register_forward_hook(lambda _module, _args, out: seen.append(out != 0))
+    step = step_of([PAIRS] * len(numbers))
+    run(objective, optimizer, replace(step, micro_batches=[(m, batch_of(PAIRS)) for m in numbers]))
+    return seen
+
+
+def test_each_micro_batch_draws_its_own_masks_by_its_number() -> None:
+    first, second, third = masks(numbers=[0, 1, 2])
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, third)
+    assert not torch.equal(second, third)
+    (alone,) = masks(numbers=[1])  # on the rank that has this one only
+    assert torch.equal(alone, second)
+
+
+# Clipping, and what is never applied
+
+
+def test_clipping_shortens_the_gradient_and_keeps_its_direction() -> None:
+    objective, optimizer = build()
+    free = run(objective, optimizer, step_of([PAIRS]), rate=0.0)
+    before = gradients(objective)
+    limit = free.grad_norm / 3
+    clipped = run(objective, optimizer, step_of([PAIRS]), rate=0.0, clip_norm=limit)
+    assert clipped.grad_norm == pytest.approx(free.grad_norm, rel=1e-12)  # as it was before
+    for name, gradient in gradients(objective).items():
+        torch.testing.assert_close(gradient, before[name] / 3, rtol=1e-5, atol=1e-12)
+
+
+def test_a_short_gradient_is_not_clipped() -> None:
+    objective, optimizer = build()
+    free = run(objective, optimizer, step_of([PAIRS]), rate=0.0)
+    before = gradients(objective)
+    run(objective, optimizer, step_of([PAIRS]), rate=0.0, clip_norm=free.grad_norm * 1.01)
+    assert same(gradients(objective), before)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "name", ["embedding", "encoder.0.self_attention.W_v.weight", "decoder.0.feed_forward.W_2.bias"]
+)
+def test_a_number_that_is_not_finite_is_never_applied(name: str, poison: float, clip_norm: float | None) -> None:
+    objective, optimizer = build()
+    run(objective, optimizer, step_of([PAIRS]))
+    with torch.no_grad():
+        objective.model.get_parameter(name).view(-1)[3] = poison
+    kept = weights(objective), {k: t.clone() for k, t in moments_by_name(objective.model, optimizer).items()}
+    result = run(objective, optimizer, step_of([PAIRS]), clip_norm=clip_norm)
+    assert not result.applied
+    assert same(weights(objective), kept[0])
+    assert same(moments_by_name(objective.model, optimizer), kept[1])
+
+
+def poisoned(objective: Objective, *, part: str) -> Callable[[], None]:
+    """A NaN that one micro-batch of three meets: in its loss and gradient, or only on the way back."""
+    calls = iter(range(3))
+
+    def forward(_module: nn.Module, _args: object, out: Tensor) -> Tensor:
+        if next(calls) != 1:
+            return out
+        if part == "loss":
+            return out * math.nan
+        out.register_hook(lambda gradient: gradient * (math.nan if part == "gradient" else math.inf))
+        return out
+
+    return objective.model.encoder_norm.register_forward_hook(forward).remove
+
+
+@pytest.mark.parametrize("part", ["loss", "gradient", "infinite gradient"])
+def test_one_bad_micro_batch_costs_its_step_and_nothing_else(part: str) -> None:
+    (first, first_adam), (second, second_adam) = build(DROPPING), build(DROPPING)
+    good = [step_of([PAIRS], index=i) for i in range(3)]
+    for objective, optimizer in ((first, first_adam), (second, second_adam)):
+        assert run(objective, optimizer, good[0]).applied
+    remove = poisoned(second, part=part)
+    bad = run(second, second_adam, step_of([PAIRS[:2], PAIRS[2:3], PAIRS[3:]], index=7))
+    remove()
+    assert not bad.applied
+    assert not math.isfinite(bad.grad_norm)
+    for step in good[1:]:
+        assert run(first, first_adam, step) == run(second, second_adam, step)
+    assert same(weights(first), weights(second))
+    assert same(moments_by_name(first.model, first_adam), moments_by_name(second.model, second_adam))
+
+
+def test_a_loss_that_is_not_finite_is_enough() -> None:
+    objective, optimizer = build()
+    before = weights(objective)
+    objective.register_forward_hook(lambda _module, _args, out: (out[0] + math.inf, out[1]))
+    result = run(objective, optimizer, step_of([PAIRS]))
+    assert math.isfinite(result.grad_norm)
+    assert not result.applied
+    assert same(weights(objective), before)
+
+
+def test_bf16_keeps_weights_and_gradients_in_float32() -> None:
+    torch.set_default_dtype(torch.float32)
+    exact, optimizer = build()
+    reference = run(exact, optimizer, step_of([PAIRS]), precision=Precision.fp32)
+    rounded, optimizer = build()
+    before = weights(rounded)
+    result = run(rounded, optimizer, step_of([PAIRS]), precision=Precision.bf16)
+    assert result.applied
+    assert result.loss_sum == pytest.approx(reference.loss_sum, rel=0.02)
+    assert result.loss_sum != reference.loss_sum  # it was rounded
+    assert all(p.dtype == torch.float32 for p in rounded.parameters())
+    assert all(g.dtype == torch.float32 for g in gradients(rounded).values())
+    assert not same(weights(rounded), before)
+
+
+# Adam
+
+
+def kingma_and_ba(
+    gradients: list[Tensor], start: Tensor, rates: list[float], *, beta1: float, beta2: float, eps: float
+) -> Tensor:
+    """Algorithm 1 of "Adam: A Method for Stochastic Optimization"."""
+    theta, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        theta = theta - rate * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps)
+    return theta
+
+
+def test_the_papers_adam_as_published() -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3)
+    start, rates = module.weight.detach().clone(), [1e-4 * (t + 1) for t in range(12)]
+    optimizer = build_optimizer(module, TrainConfig())
+    drawn = [torch.randn(3, 4) * 10.0 ** (-t % 6) for t in range(12)]  # some as small as epsilon matters
+    for gradient, rate in zip(drawn, rates, strict=True):
+        module.weight.grad = gradient.clone()
+        set_rate(optimizer, rate)
+        optimizer.step()
+    expected = kingma_and_ba(drawn, start, rates, beta1=0.9, beta2=0.98, eps=1e-9)
+    torch.testing.assert_close(module.weight.detach(), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_adams_settings_come_from_the_config() -> None:
+    module = nn.Linear(4, 3, bias=False)
+    start, gradient = module.weight.detach().clone(), torch.full((3, 4), 0.5)
+    optimizer = build_optimizer(module, TrainConfig(adam_beta1=0.8, adam_beta2=0.9, adam_eps=0.3))
+    for gradient_now in (gradient, -gradient, gradient):
+        module.weight.grad = gradient_now.clone()
+        set_rate(optimizer, 0.01)
+        optimizer.step()
+    expected = kingma_and_ba([gradient, -gradient, gradient], start, [0.01] * 3, beta1=0.8, beta2=0.9, eps=0.3)
+    torch.testing.assert_close(module.weight.detach(), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_trajectory_is_that_of_torchs_plain_adam() -> None:
+    objective, optimizer = build()
+    theirs = copy.deepcopy(objective.model)
+    plain = Adam(theirs.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9, foreach=False, fused=False)
+    for i, rate in enumerate((1e-3, 2e-3, 3e-3, 1e-3, 5e-4)):
+        run(objective, optimizer, step_of([PAIRS], index=i), rate=rate)
+        for parameter, source in zip(theirs.parameters(), objective.model.parameters(), strict=True):
+            assert source.grad is not None
+            parameter.grad = source.grad.clone()
+        plain.param_groups[0]["lr"] = rate
+        plain.step()
+        for a, b in zip(objective.model.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_the_rate_given_is_the_rate_applied() -> None:
+    """After one update from zero moments every weight with a gradient has moved by the rate."""
+    objective, optimizer = build()
+    before = weights(objective)
+    run(objective, optimizer, step_of([PAIRS]), rate=0.125)
+    for name, parameter in objective.named_parameters():
+        clear = gradients(objective)[name].abs() > 1e-6
+        moved = (parameter.detach() - before[name]).abs()[clear]
+        torch.testing.assert_close(moved, torch.full_like(moved, 0.125), rtol=2e-3, atol=0)
+
+
+def test_moments_are_empty_before_the_first_update() -> None:
+    objective, optimizer = build()
+    assert moments_by_name(objective.model, optimizer) == {}
+    load_moments(objective.model, optimizer, {})
+    assert run(objective, optimizer, step_of([PAIRS])).applied
+
+
+def test_moments_are_the_running_means_by_name() -> None:
+    objective, optimizer = build()
+    run(objective, optimizer, step_of([PAIRS]))
+    moments = moments_by_name(objective.model, optimizer)
+    names = [name for name, _ in objective.model.named_parameters()]
+    assert moments.keys() == {f"{kind}/{n}" for kind in ("exp_avg", "exp_avg_sq") for n in names} | {"updates"}
+    assert float(moments["updates"]) == 1.0
+    for name, parameter in objective.model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(moments[f"exp_avg/{name}"], 0.1 * parameter.grad, rtol=1e-12, atol=1e-18)
+        torch.testing.assert_close(moments[f"exp_avg_sq/{name}"], 0.02 * parameter.grad**2, rtol=1e-12, atol=1e-18)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_moments_travel_bit_for_bit(dtype: torch.dtype) -> None:
+    torch.set_default_dtype(dtype)
+    precision = Precision.fp64 if dtype == torch.float64 else Precision.fp32
+    objective, optimizer = build(DROPPING)
+    for i in range(3):
+        run(objective, optimizer, step_of([PAIRS], index=i), precision=precision)
+    resumed, other = build(DROPPING)
+    resumed.load_state_dict(objective.state_dict())
+    saved = {name: tensor.clone() for name, tensor in moments_by_name(objective.model, optimizer).items()}
+    load_moments(resumed.model, other, saved)
+    for i in range(3, 6):
+        step = step_of([PAIRS], index=i)
+        ours = run(objective, optimizer, step, precision=precision)
+        assert ours == run(resumed, other, step, precision=precision)
+    assert same(weights(objective), weights(resumed))
+    assert same(moments_by_name(objective.model, optimizer), moments_by_name(resumed.model, other))
+
+
+def test_loaded_moments_are_copies() -> None:
+    objective, optimizer = build()
+    run(objective, optimizer, step_of([PAIRS]))
+    saved = {name: tensor.clone() for name, tensor in moments_by_name(objective.model, optimizer).items()}
+    kept = {name: tensor.clone() for name, tensor in saved.items()}
+    resumed, other = build()
+    load_moments(resumed.model, other, saved)
+    run(resumed, other, step_of([PAIRS]))
+    assert same(saved, kept)

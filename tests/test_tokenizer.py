@@ -1,0 +1,179 @@
+"""SentencePiece as we use it: fixed ids, the same bytes in every process, one line out whatever comes in."""
+
+import hashlib
+import io
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sentencepiece
+
+from transformer.config import Algorithm, TokenizerConfig
+from transformer.errors import InputError
+from transformer.tokenizer import Tokenizer, sample_lines, train_tokenizer
+
+LINES = [
+    f"The {size} {thing} number {n} is green."
+    for n in range(40)
+    for size in ("big", "small")
+    for thing in ("house", "tree")
+]
+SMALL = TokenizerConfig(vocab_size=80)
+
+
+def trained(**settings: object) -> Tokenizer:
+    return Tokenizer.from_bytes(train_tokenizer(LINES, TokenizerConfig(**{"vocab_size": 80, **settings})))  # type: ignore[arg-type]
+
+
+TOKENIZER = trained()
+
+
+def test_ids_and_pieces() -> None:
+    assert [TOKENIZER.piece(i) for i in range(4)] == ["<pad>", "<unk>", "<s>", "</s>"]
+    assert TOKENIZER.vocab_size == 80
+    (ids,) = TOKENIZER.encode(["The big house"])
+    assert "".join(TOKENIZER.piece(i) for i in ids) == "▁The▁big▁house"
+    assert min(ids) > 3  # no begin or end mark
+    assert TOKENIZER.encode(["", " ", "\u200b", "\u3000"]) == [[], [], [], []]
+    assert TOKENIZER.encode([]) == []
+
+
+def test_text_comes_back_and_special_ids_do_not() -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(LINES)) == LINES
+    (ids,) = TOKENIZER.encode(["The tree"])
+    assert TOKENIZER.decode([[2, *ids, 3, 0, 0], [], [3]]) == ["The tree", "", ""]
+
+
+def test_special_names_in_the_text_are_text() -> None:
+    for name in ("</s>", "<s>", "<pad>", "<unk>"):
+        (ids,) = TOKENIZER.encode([f"tree {name} tree"])
+        assert not {0, 2, 3} & set(ids)
+
+
+def test_unknown_characters() -> None:
+    assert TOKENIZER.encode(["漢字"])[0].count(1) == 1  # one for the run
+    fallback = trained(byte_fallback=True, vocab_size=400)
+    texts = ["漢字 😀 tree", "ÄÖÜ", "x\0y"]
+    assert fallback.decode(fallback.encode(texts)) == texts
+    assert not any(1 in ids for ids in fallback.encode(texts))
+
+
+def test_half_a_surrogate_pair_is_cleaned() -> None:
+    fallback = trained(byte_fallback=True, vocab_size=400)
+    assert fallback.encode(["a\ud800b", "plain", "\udfff"]) == fallback.encode(["a\ufffdb", "plain", "\ufffd"])
+    assert fallback.decode(fallback.encode(["a\ud800b"])) == ["a b"]  # nmt_nfkc makes a space of U+FFFD
+
+
+def test_no_id_sequence_decodes_to_two_lines() -> None:
+    fallback = trained(byte_fallback=True, vocab_size=400)
+    byte = {fallback.piece(i): i for i in range(fallback.vocab_size)}
+    spelt = [byte["<0x41>"], byte["<0x0A>"], byte["<0x0D>"], byte["<0x42>"]]
+    assert fallback.decode([spelt]) == ["A  B"]
+    state = random.Random(4)
+    random_ids = [[state.randrange(fallback.vocab_size) for _ in range(20)] for _ in range(500)]
+    for text in fallback.decode(random_ids):
+        assert "\n" not in text
+        assert "\r" not in text
+        text.encode("utf-8")
+
+
+def test_random_text_never_breaks_encoding() -> None:
+    state = random.Random(9)
+    texts = ["".join(chr(state.randrange(0x11000)) for _ in range(state.randrange(30))) for _ in range(500)]
+    assert len(TOKENIZER.encode(texts)) == 500
+    assert len(TOKENIZER.decode(TOKENIZER.encode(texts))) == 500
+
+
+def test_threads_change_nothing() -> None:
+    assert TOKENIZER.encode(LINES, 2) == TOKENIZER.encode(LINES, 1)
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_a_small_corpus_softens_the_size(algorithm: Algorithm) -> None:
+    tokenizer = trained(vocab_size=37_000, algorithm=algorithm)
+    assert 30 < tokenizer.vocab_size < 1_000
+    assert tokenizer.decode(tokenizer.encode(LINES)) == LINES
+
+
+def digests() -> list[str]:
+    """A model of each kind, trained on a sample."""
+    lines = list(sample_lines(LINES, total=len(LINES), limit=100))
+    configs = [TokenizerConfig(vocab_size=80, algorithm=algorithm) for algorithm in Algorithm]
+    return [hashlib.sha256(train_tokenizer(lines, config)).hexdigest() for config in configs]
+
+
+def test_another_process_trains_the_same_bytes_in_silence() -> None:
+    code = "import sys; sys.path[:0] = sys.argv[1:2]; import test_tokenizer; print(*test_tokenizer.digests())"
+    arguments = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    result = subprocess.run(arguments, env=environment, capture_output=True, check=True)
+    assert result.stdout.decode().split() == digests()
+    assert result.stderr == b""
+    assert len(set(digests())) == 2
+
+
+def test_no_path_or_user_is_in_the_model(tmp_path: Path) -> None:
+    model = train_tokenizer(LINES, SMALL)
+    for trace in (tmp_path.parent, Path.cwd(), Path.home(), Path(__file__).parent):
+        assert f"{trace}/".encode() not in model
+    assert hashlib.sha256(model).digest() == hashlib.sha256(train_tokenizer(iter(LINES), SMALL)).digest()
+
+
+def test_the_sample_is_a_uniform_one_in_order() -> None:
+    lines = [str(i) for i in range(10_000)]
+    assert list(sample_lines(lines, total=10_000, limit=10_000)) == lines
+    sample = [int(line) for line in sample_lines(lines, total=10_000, limit=2_500)]
+    assert len(sample) == 2_500
+    assert sample == sorted(set(sample))
+    for start in range(0, 10_000, 1_000):  # 250 expected in each tenth, standard deviation about 13
+        assert 190 < sum(start <= line < start + 1_000 for line in sample) < 310
+    assert abs(sum(line % 2 for line in sample) - 1_250) < 120  # both languages of an interleaved corpus
+
+
+@pytest.mark.parametrize(
+    ("lines", "config", "reason"),
+    [
+        ([], SMALL, "no usable text"),
+        (["", "  "], SMALL, "no usable text"),
+        (LINES, TokenizerConfig(vocab_size=10), "Vocabulary size is smaller than required_chars. 10 vs"),
+    ],
+)
+def test_training_that_cannot_work_is_one_line(lines: list[str], config: TokenizerConfig, reason: str) -> None:
+    with pytest.raises(InputError) as caught:
+        train_tokenizer(lines, config)
+    message = str(caught.value)
+    assert message.startswith(f"the tokenizer cannot be trained: {reason}")
+    assert "\n" not in message
+    assert "tokenizer.vocab_size" in message
+
+
+def foreign_ids() -> bytes:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=model, vocab_size=60, model_type="bpe", minloglevel=2
+    )
+    return model.getvalue()
+
+
+def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
+    good, path = train_tokenizer(LINES, SMALL), tmp_path / "spm.model"
+    path.write_bytes(good)
+    assert Tokenizer.load(path).encode(LINES) == TOKENIZER.encode(LINES)
+    for bad in (b"", b"garbage" * 100, good[:500], b"\x80\x04pickle"):
+        path.write_bytes(bad)
+        with pytest.raises(InputError) as caught:
+            Tokenizer.load(path)
+        assert str(caught.value).startswith(f"{path}: ")
+    path.write_bytes(foreign_ids())
+    with pytest.raises(InputError, match=r"pad, unk, bos, eos = \(-1, 0, 1, 2\): train it with --pad_id=0"):
+        Tokenizer.load(path)
+    with path.open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(InputError, match="no SentencePiece model has 67108865 bytes"):
+        Tokenizer.load(path)
+    for missing in (tmp_path / "missing", tmp_path):
+        with pytest.raises(InputError, match="cannot be read"):
+            Tokenizer.load(missing)

@@ -1,0 +1,477 @@
+"""Text in, text out: a tiny model with random weights under a real tokenizer: what is tested is the plumbing."""
+
+import io
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformer.checkpoint import commit, write_averaged, write_json
+from transformer.config import (
+    DataConfig,
+    Device,
+    EvaluateJob,
+    FilterConfig,
+    ModelConfig,
+    PairConfig,
+    Precision,
+    SearchConfig,
+    SearchOverride,
+    TokenizerConfig,
+    TrainJob,
+    TranslateJob,
+    to_json,
+)
+from transformer.errors import CheckpointError, InputError
+from transformer.evaluate.command import evaluate_sets, read_sets, write_sets
+from transformer.evaluate.command import run as evaluate
+from transformer.evaluate.score import score
+from transformer.layout import BOS, EOS, PAD, Padded
+from transformer.model.transformer import Transformer, parameters_by_name
+from transformer.tokenizer import Tokenizer, train_tokenizer
+from transformer.translate.command import run as translate
+from transformer.translate.search import Hypothesis, beam_search, length_penalty
+from transformer.translate.translator import Translator, find_checkpoint, load_translator
+
+WORDS = "the a dog cat house tree green small sees under over runs sleeps near two old and with water bird ."
+CONFIG = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2, max_positions=60, tie_embeddings=False)
+SEARCH = SearchConfig(max_extra=8, max_tokens=2_000)
+
+
+def sentences(n: int) -> list[str]:
+    draw = random.Random(n)
+    return [" ".join(draw.choices(WORDS.split(), k=draw.randint(1, 12))) for _ in range(n)]
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture(scope="module")
+def spm() -> bytes:
+    return train_tokenizer(sentences(400), TokenizerConfig(vocab_size=60))
+
+
+def network(vocab_size: int, seed: int, dtype: torch.dtype = torch.float32) -> Transformer:
+    """Random weights, larger than training would start from: what it writes depends on what it reads."""
+    torch.manual_seed(seed)
+    model = Transformer(CONFIG, vocab_size).to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "W_" in name:
+                parameter.mul_(2.0)
+        model.output.mul_(1.5)
+    return model
+
+
+@pytest.fixture
+def translator(spm: bytes) -> Translator:
+    tokenizer = Tokenizer.from_bytes(spm)
+    model = network(tokenizer.vocab_size, 1, torch.float64)
+    return Translator(model, tokenizer, SEARCH, torch.device("cpu"), Precision.fp64)
+
+
+@pytest.fixture(scope="module")
+def run_dir(spm: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with three checkpoints, their stand-in for an average, and two test sets."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    folder.mkdir()
+    (folder / "tokenizer.model").write_bytes(spm)
+    size = Tokenizer.from_bytes(spm).vocab_size
+    config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=DataConfig(filter=FilterConfig(max_length=50))))
+    for step in (10, 20, 30):
+        model = {"model": parameters_by_name(network(size, step))}
+        commit(folder, step=step, tensors=model, state={"vocab_size": size}, config=config)
+    average = {"vocab_size": size, "averaged": [20, 30]}
+    mean = {"model": parameters_by_name(network(size, 25))}
+    write_averaged(folder, step=30, tensors=mean, state=average, config=config)
+    write_json(folder / "best.json", {"step": 20, "metric": "bleu"})
+    pairs = [(text, text) for text in sentences(12)]
+    write_sets(folder, {"dev": pairs, "news": pairs, "talks": [*pairs[:5], ("", "")]})
+    return folder
+
+
+def job(run_dir: Path, **changes: object) -> TranslateJob:
+    return TranslateJob(run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp32, threads=1, **changes)
+
+
+# --- what a sentence becomes does not depend on its company
+
+
+def test_batches_order_and_padding_change_nothing(translator: Translator) -> None:
+    texts = sentences(80)
+    sources = translator.tokenizer.encode(texts)
+    expected = replace(translator, search=replace(SEARCH, max_tokens=1)).hypotheses(sources, should_stop=never)
+    assert expected is not None
+    assert len({tuple(hypothesis.tokens) for hypothesis in expected}) > 60
+    assert {hypothesis.finished for hypothesis in expected} == {True, False}
+    for max_tokens in (300, 10**6):
+        order = random.Random(max_tokens).sample(range(80), 80)
+        other = replace(translator, search=replace(SEARCH, max_tokens=max_tokens))
+        found = other.hypotheses([sources[n] for n in order], should_stop=never)
+        assert found is not None
+        for n, hypothesis in zip(order, found, strict=True):
+            assert (hypothesis.tokens, hypothesis.finished) == (expected[n].tokens, expected[n].finished)
+            assert hypothesis.score == pytest.approx(expected[n].score, rel=1e-12)
+
+
+def test_float32_agrees_up_to_its_rounding(translator: Translator) -> None:
+    texts = sentences(60)
+    single = replace(translator, model=translator.model.float(), search=replace(SEARCH, max_tokens=1))
+    together = replace(single, search=replace(SEARCH, max_tokens=10**6))
+    pairs = list(zip(single.translate(texts), together.translate(texts), strict=True))
+    assert sum(one == other for one, other in pairs) == 60
+
+
+def test_equals_a_search_by_hand(translator: Translator) -> None:
+    """One sentence, its tensors written out: source with EOS, lengths by the rule of section 6.1."""
+    text = "two old dog near the tree"
+    ids = translator.tokenizer.encode([text])[0]
+    model = translator.model.eval()
+    layout = Padded.of([len(ids) + 1], len(ids) + 1)
+    with torch.inference_mode():
+        memory = model.encode(torch.tensor([[*ids, EOS]]), layout)
+        [expected] = beam_search(
+            model.decode_step,
+            model.start(memory, layout, beam_size=4),
+            beam_size=4,
+            max_lengths=torch.tensor([len(ids) + 8]),
+            penalty=length_penalty(0.6),
+            bos=BOS,
+            eos=EOS,
+        )
+    assert translator.translate([text]) == translator.tokenizer.decode([expected.tokens])
+    assert not {PAD, BOS, EOS} & set(expected.tokens)
+
+
+def test_batches_stay_within_max_tokens(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    encode = translator.model.encode
+    monkeypatch.setattr(
+        translator.model, "encode", lambda x, layout: (shapes.append(tuple(x.shape)), encode(x, layout))[1]
+    )
+    texts = sentences(40)
+    found = replace(translator, search=replace(SEARCH, max_tokens=200)).translate(texts)
+    assert len(found) == sum(rows for rows, _ in shapes) == 40
+    assert all(rows * 4 * width <= 200 or rows == 1 for rows, width in shapes)
+    assert len(shapes) < 40
+
+
+@pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
+def test_other_arithmetic(translator: Translator, precision: Precision) -> None:
+    fast = replace(translator, model=translator.model.float(), precision=precision)
+    assert len([text for text in fast.translate(sentences(10)) if text]) > 5
+
+
+# --- what never reaches the model, and what is cut
+
+
+@pytest.mark.parametrize(
+    "blank", ["", " ", "\t", "\u3000", "\u200b", "\ufeff\u200b ", "\x00", "\r", "\u2028", "\u202e"]
+)
+def test_blank_in_blank_out_without_the_model(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch, blank: str
+) -> None:
+    monkeypatch.setattr(translator.model, "encode", None)
+    assert translator.translate([blank, "", blank]) == ["", "", ""]
+    assert translator.translate([]) == []
+
+
+def test_a_source_too_long_is_cut_and_reported(translator: Translator, caplog: pytest.LogCaptureFixture) -> None:
+    long = " ".join(["dog"] * 200)
+    cut = translator.tokenizer.decode([translator.tokenizer.encode([long])[0][:59]])[0]
+    texts = ["a cat .", long, "a dog .", cut]
+    with caplog.at_level(logging.WARNING):
+        found = translator.translate(texts, first_line=41)
+    assert found[1] == found[3] != ""
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["line 42"]
+    with pytest.raises(InputError, match=r"line 42: \d+ pieces"):
+        translator.translate(texts, first_line=41, strict=True)
+
+
+def test_translations_fit_the_model(translator: Translator) -> None:
+    """Sources up to the model's last position, translations that never end."""
+    wordy = replace(translator, search=replace(SEARCH, max_extra=1_000))
+    norm = wordy.model.decoder[-1].feed_forward_norm
+    with torch.no_grad():
+        norm.weight.zero_()
+        norm.bias.fill_(1.0)
+        wordy.model.output[:] = torch.arange(wordy.model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
+    [hypothesis] = wordy.hypotheses([[5] * 59], should_stop=never) or []
+    assert (hypothesis.tokens, hypothesis.finished) == ([7] * 60, False)
+
+
+def test_stops_when_asked_and_leaves_the_model_as_it_was(translator: Translator) -> None:
+    small = replace(translator, search=replace(SEARCH, max_tokens=1))
+    asked: list[int] = []
+
+    def at_the_third() -> bool:
+        asked.append(1)
+        return len(asked) == 3
+
+    small.model.train()
+    assert small.translate(sentences(9), should_stop=at_the_third) is None
+    assert small.model.training
+    assert len(asked) == 3
+    expected = small.translate(sentences(9), should_stop=never)
+    assert small.model.training
+    small.model.eval()
+    assert small.translate(sentences(9)) == expected  # no dropout while it translates
+    assert not small.model.training
+
+
+# --- from a run directory
+
+
+def weights(translator: Translator) -> list[float]:
+    return translator.model.output[:2, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("auto", 25), ("averaged", 25), ("last", 30), ("best", 20), ("step-10", 10), ("step-00000010", 10)],
+)
+def test_chooses_the_checkpoint(run_dir: Path, name: str, seed: int) -> None:
+    options = {"search": SearchOverride(beam_size=2), "device": Device.cpu, "precision": Precision.fp32}
+    found = load_translator(run_dir, checkpoint=name, **options)
+    assert weights(found) == network(found.tokenizer.vocab_size, seed).output[:2, 0].tolist()
+    assert found.search == SearchConfig(beam_size=2, length_penalty=0.6, max_extra=8, max_tokens=2_000)
+    assert not found.model.training
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("step-40", "step-00000040 is not there; there are: step-10, step-20, step-30"),
+        ("newest", "not one of averaged, best, last"),
+        ("../../etc", "not one of averaged, best, last"),
+        ("step-+1", "not one of averaged, best, last"),
+    ],
+)
+def test_unknown_checkpoints(run_dir: Path, name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_checkpoint(run_dir, name)
+
+
+def test_nothing_to_load(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no such run directory; `transformer train run_dir=.*/none`"):
+        find_checkpoint(tmp_path / "none", "auto")
+    for name, message in [("auto", "no checkpoint yet"), ("last", "no checkpoint yet"), ("averaged", "not there yet")]:
+        with pytest.raises(InputError, match=message):
+            find_checkpoint(tmp_path, name)
+    with pytest.raises(InputError, match="no validation has chosen"):
+        find_checkpoint(tmp_path, "best")
+    for content in ({"step": "../10"}, {"step": -1}, [], {}):
+        write_json(tmp_path / "best.json", content)
+        with pytest.raises(CheckpointError, match="names no step"):
+            find_checkpoint(tmp_path, "best")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 50}, "made for another tokenizer"),
+        ({"d_ff": 16}, r"W_1.* is \(32, 16\), not \(16, 16\)"),
+        ({"n_layers": 2}, "parameter names differ"),
+        ({"n_layers": "6"}, "n_layers='6' is not what is expected"),
+        ({"code": 1}, r"unknown keys: \['code'\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, spm: bytes, change: dict[str, object], message: str) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(spm)
+    size = Tokenizer.from_bytes(spm).vocab_size
+    config = {"model": {**to_json(CONFIG), **change}, "search": to_json(SEARCH)}
+    vocab_size = config["model"].pop("vocab_size", size)
+    model = {"model": parameters_by_name(network(size, 1))}
+    commit(tmp_path, step=1, tensors=model, state={"vocab_size": vocab_size}, config=config)
+    options = {"search": SearchOverride(), "device": Device.cpu, "precision": Precision.fp32}
+    with pytest.raises(CheckpointError, match=message):
+        load_translator(tmp_path, checkpoint="last", **options)
+
+
+# --- the command
+
+
+def nasty_lines(n: int) -> list[bytes]:
+    draw = random.Random(n)
+    special = ["", " ", "\t ", "\u3000", "\u200b", "\ufeff", "\u00a0", "\u2028", "\u0085", "\r", "\x0b\x0c", "\x00"]
+    special += ["<s>", "</s>", "<unk>", "<pad>", "▁", "⁇", " ⁇ ", "a\rb", "a\u2028b", "a\x85b", "a\x00b", "\u202eabc"]
+    special += ["dog " * 25_000, "x" * 100_000, "👩‍👩‍👧", "e\u0301" * 30, "a dog .\r"]
+    lines = [text.encode("utf-8") for text in special]
+    lines += [draw.randbytes(draw.randint(1, 80)).replace(b"\n", b"") for _ in range(n // 3)]
+    lines += [text.encode("utf-8") for text in sentences(n - len(lines))]
+    return draw.sample(lines, len(lines))
+
+
+def test_lines_out_equal_lines_in_whatever_the_bytes(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = nasty_lines(300)
+    stdout = io.BytesIO()
+    with caplog.at_level(logging.WARNING):
+        translate(job(run_dir), io.BytesIO(b"\n".join(lines)), stdout)  # no newline at the end
+    assert stdout.getvalue().endswith(b"\n")
+    found = stdout.getvalue().decode("utf-8").split("\n")[:-1]
+    assert len(found) == len(lines) == 300
+    assert not any("\r" in text for text in found)
+    translator = load_translator(
+        run_dir, checkpoint="auto", search=SearchOverride(), device=Device.cpu, precision=Precision.fp32
+    )
+    for line, text in list(zip(lines, found, strict=True))[::7]:  # in order: each as it is alone
+        assert translator.translate([line.decode("utf-8", "replace")]) == [text]
+    blank = [text for line, text in zip(lines, found, strict=True) if not line.decode("utf-8", "replace").strip()]
+    assert set(blank) == {""}
+    bad = {n for n, line in enumerate(lines, start=1) if line.decode("utf-8", "ignore").encode("utf-8") != line}
+    reported = [record.getMessage() for record in caplog.records if "not UTF-8" in record.getMessage()]
+    assert reported == [text for n in sorted(bad) for text in reported if text.startswith(f"line {n}: ")]
+    assert len(reported) == len(bad) > 50
+
+
+@pytest.mark.parametrize(
+    ("given", "n_lines"), [(b"", 0), (b"\n", 1), (b"\n\n", 2), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"a\n\n\nb\n", 4)]
+)
+def test_ends_of_lines(run_dir: Path, given: bytes, n_lines: int) -> None:
+    stdout = io.BytesIO()
+    translate(job(run_dir), io.BytesIO(given), stdout)
+    assert stdout.getvalue().count(b"\n") == n_lines
+
+
+def test_lines_cut_anywhere_by_the_pipe(run_dir: Path) -> None:
+    given = b"\n".join(nasty_lines(60)[:40]) + b"\n"
+
+    class Dripping(io.BytesIO):
+        def read1(self, size: int | None = -1, /) -> bytes:
+            return super().read1(random.Random(self.tell()).choice((1, 7, 50, 60_000)))
+
+    expected, found = io.BytesIO(), io.BytesIO()
+    translate(job(run_dir), io.BytesIO(given), expected)
+    translate(job(run_dir), Dripping(given), found)
+    assert found.getvalue() == expected.getvalue()
+
+
+def on_pipes(talk: Callable[[int, int], None], job: TranslateJob) -> BaseException | None:
+    """Run the command between two pipes while `talk` holds their other ends; what the command raised, if anything."""
+    (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
+    raised: list[BaseException] = []
+
+    def command() -> None:
+        stdin, stdout = os.fdopen(read_in, "rb"), os.fdopen(write_out, "wb")  # buffered, as the standard streams are
+        try:
+            translate(job, stdin, stdout)
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            stdin.close()
+            with suppress(BrokenPipeError):
+                stdout.close()
+
+    thread = threading.Thread(target=command, daemon=True)
+    thread.start()
+    talk(write_in, read_out)
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    return raised[0] if raised else None
+
+
+def test_answers_before_the_input_ends(run_dir: Path) -> None:
+    def talk(write_in: int, read_out: int) -> None:
+        for line in (b"the dog .\n", b"two cat\n\n"):
+            os.write(write_in, line)
+            answer = b""
+            while answer.count(b"\n") < line.count(b"\n"):
+                answer += os.read(read_out, 4096)
+        os.close(write_in)
+        assert os.read(read_out, 1) == b""
+        os.close(read_out)
+
+    assert on_pipes(talk, job(run_dir)) is None
+
+
+def test_a_reader_that_leaves_ends_it(run_dir: Path) -> None:
+    def talk(write_in: int, read_out: int) -> None:
+        os.close(read_out)
+        os.write(write_in, b"the dog .\n")
+        os.close(write_in)
+
+    assert isinstance(on_pipes(talk, job(run_dir)), BrokenPipeError)  # the dispatcher ends quietly on it
+
+
+def test_strict_names_the_line(run_dir: Path) -> None:
+    text = b"a dog\n" * 3 + b"dog " * 300 + b"\n"
+    with pytest.raises(InputError, match=r"line 4: \d+ pieces"):
+        translate(job(run_dir, strict=True), io.BytesIO(text), io.BytesIO())
+
+
+def test_search_overrides_reach_the_search(run_dir: Path) -> None:
+    outputs = []
+    for search in (SearchOverride(), SearchOverride(beam_size=1), SearchOverride(max_extra=1)):
+        stdout = io.BytesIO()
+        translate(job(run_dir, search=search), io.BytesIO("\n".join(sentences(30)).encode()), stdout)
+        outputs.append(stdout.getvalue())
+    assert len(set(outputs)) == 3
+
+
+# --- evaluation
+
+
+def evaluation(run_dir: Path, **changes: object) -> EvaluateJob:
+    return EvaluateJob(run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp32, threads=1, **changes)
+
+
+def test_evaluate_scores_the_run_s_sets(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = evaluate(evaluation(run_dir))
+    assert list(results["test_sets"]) == ["news", "talks"]
+    assert results["averaged"] == [20, 30]
+    assert results["search"] == {"beam_size": 4, "length_penalty": 0.6, "max_extra": 8, "max_tokens": 2_000}
+    assert set(results["test_sets"]["news"]) == {"bleu", "bleu_signature", "chrf", "chrf_signature"}
+    printed = capsys.readouterr().out.split("\n")
+    assert [line.partition(":")[0] for line in printed] == ["news", "talks", ""]
+    for part in ("BLEU ", "tok:13a", "chrF ", "nc:6", "beam 4", "alpha 0.6", "mean of steps 20, 30", str(run_dir)):
+        assert part in printed[0]
+    hypotheses = (run_dir / "hypotheses" / "talks.hyp").read_bytes().split(b"\n")
+    assert len(hypotheses) == 7
+    assert hypotheses[5:] == [b"", b""]
+    assert not list((run_dir / "hypotheses").glob(".tmp*"))
+    assert not (run_dir / "hypotheses" / "dev.hyp").exists()
+
+
+def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    src, tgt = tmp_path / "src", tmp_path / "tgt"
+    src.write_bytes(b"a dog\nthe cat .\n")
+    tgt.write_bytes(b"ein Hund\ndie Katze.\n")
+    results = evaluate(evaluation(run_dir, checkpoint="step-20", test={"mine": PairConfig(str(src), str(tgt))}))
+    assert list(results["test_sets"]) == ["mine"]
+    assert (results["averaged"], results["steps"], results["checkpoint"]) == ([], 20, "step-00000020")
+    assert capsys.readouterr().out.endswith(f"; {run_dir}, step 20\n")
+    assert list(read_sets(run_dir)) == ["news", "talks"]
+    tgt.write_bytes(b"ein Hund\n")
+    with pytest.raises(InputError, match=r"2 lines, .* 1"):
+        evaluate(evaluation(run_dir, test={"mine": PairConfig(str(src), str(tgt))}))
+
+
+def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: Path) -> None:
+    class Echo(Translator):
+        def hypotheses(self, sources: object, *, should_stop: object) -> list[Hypothesis]:
+            return [Hypothesis(ids, 0.0, True) for ids in sources]  # type: ignore[attr-defined]
+
+    echo = Echo(*(getattr(translator, name) for name in ("model", "tokenizer", "search", "device", "precision")))
+    write_sets(tmp_path, {"same": [(text, text) for text in sentences(20)]})
+    assert evaluate_sets(tmp_path, echo, read_sets(tmp_path), tgt_lang="en", scorer=score)["same"][
+        "bleu"
+    ] == pytest.approx(100)
+    found = [(tmp_path / "hypotheses" / f"same.{kind}").read_bytes() for kind in ("src", "ref", "hyp")]
+    assert found[0] == found[1] == found[2]
+
+
+def test_evaluate_without_sets(run_dir: Path) -> None:
+    (run_dir / "hypotheses").rename(run_dir / "elsewhere")
+    try:
+        with pytest.raises(InputError, match=r"no test set; name one with test\.NAME"):
+            evaluate(evaluation(run_dir))
+    finally:
+        (run_dir / "elsewhere").rename(run_dir / "hypotheses")
