@@ -184,7 +184,7 @@ def _fit(job: TrainJob, run: Run) -> None:
             is_best = _is_validation_due(job, progress) and _validate(job, run, tracker, signals)
             if is_best or progress.step % cfg.save_every == 0 or signals.requested or progress.ended(job.train):
                 _commit(job, run)
-        if signals.requested and not progress.ended(job.train):
+        if signals.requested:
             raise stopped(progress.step)
 
 
