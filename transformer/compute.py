@@ -43,5 +43,6 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
 
 def resolve_threads(threads: int | None) -> int:
-    """One thread for each core that this process may use, unless told otherwise."""
-    return threads if threads is not None else len(os.sched_getaffinity(0))
+    """This rank's share of the cores that this process may use, unless told otherwise."""
+    share = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return threads if threads is not None else max(1, share)

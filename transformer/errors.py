@@ -40,6 +40,12 @@ class NumericalError(TransformerError):
     exit_status = 6
 
 
+class PeerError(TransformerError):
+    """Another rank failed, or does not answer."""
+
+    exit_status = 7
+
+
 class Stopped(TransformerError):
     """Stopped by a signal with a committed checkpoint: the same command goes on from there."""
 

@@ -1,6 +1,7 @@
 """One optimiser update: what is differentiated, and how."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from transformer.compute import autocast
 from transformer.config import Precision
 from transformer.data.batch import Batch
 from transformer.data.loader import Step
+from transformer.distributed import unsynchronised
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.transformer import Transformer
 from transformer.optimizer import set_rate
@@ -48,10 +50,11 @@ class StepResult:
 
 
 def train_step(
-    objective: Objective,
+    objective: nn.Module,
     optimizer: Adam,
     step: Step,
     *,
+    world_size: int,
     rate: float,
     seed: int,
     clip_norm: float | None,
@@ -60,19 +63,23 @@ def train_step(
 ) -> StepResult:
     """Accumulate the gradient of a step's micro-batches, divided by its global target tokens, and apply Adam once.
 
-    Dropout is seeded for each micro-batch, so that a resumed run draws the same masks. A gradient that is not finite is
-    never applied.
+    `objective` is an Objective, perhaps wrapped so that the ranks' gradients are averaged: hence the factor
+    `world_size`. Dropout is seeded for each micro-batch, so that a resumed run, or one on other ranks, draws the same
+    masks. A gradient that is not finite is never applied; the ranks agree, since they share it. The sums are this
+    rank's.
     """
     optimizer.zero_grad(set_to_none=True)
     sums = torch.zeros(2, device=device, dtype=torch.float64)
+    last, _ = step.micro_batches[-1]
     for m, batch in step.micro_batches:
         torch.manual_seed(seed_for(seed, step.epoch, step.index, m))
-        with autocast(device, precision):
-            loss_sum, nll_sum = objective(batch.to(device))
-        (loss_sum / step.target_tokens).backward()
+        with nullcontext() if m == last else unsynchronised(objective):
+            with autocast(device, precision):
+                loss_sum, nll_sum = objective(batch.to(device))
+            (loss_sum * (world_size / step.target_tokens)).backward()
         sums += torch.stack((loss_sum.detach(), nll_sum))
     norm = _clip(objective.parameters(), clip_norm)
-    applied = bool(torch.isfinite(norm) & torch.isfinite(sums[0]))
+    applied = bool(torch.isfinite(norm))
     if applied:
         set_rate(optimizer, rate)
         optimizer.step()

@@ -22,8 +22,11 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 class Tracker:
     """Scalars and texts by step, into TensorBoard and metrics.jsonl."""
 
-    def __init__(self, run_dir: Path, step: int) -> None:
-        """Go on after `step`: what was written of later steps is dropped."""
+    def __init__(self, run_dir: Path | None, step: int) -> None:
+        """Go on after `step`: what was written of later steps is dropped. Without a directory, nothing is written."""
+        self._writes = run_dir is not None
+        if run_dir is None:
+            return
         from torch.utils.tensorboard import SummaryWriter  # slow
 
         self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
@@ -33,6 +36,8 @@ class Tracker:
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """Write these values of `step`; None is left out, and so is what is not finite: JSON has no word for it."""
+        if not self._writes:
+            return
         known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         for name, value in known.items():
             self._writer.add_scalar(name, value, step)
@@ -41,11 +46,15 @@ class Tracker:
 
     def text(self, step: int, name: str, lines: list[str]) -> None:
         """Show these lines of `step` in TensorBoard, as they are."""
+        if not self._writes:
+            return
         escaped = "\n".join(f"    {line}" for line in lines)  # Markdown's literal block
         self._writer.add_text(name, escaped, step)
 
     def close(self) -> None:
         """Write out what is buffered."""
+        if not self._writes:
+            return
         self._writer.close()
         self._metrics.close()
 
@@ -82,9 +91,9 @@ def log_to(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(total: int, step: int) -> "Iterator[tqdm[Any]]":
+def progress_bar(total: int, step: int, *, shown: bool) -> "Iterator[tqdm[Any]]":
     """A bar over the steps, on a terminal only; log lines pass above it."""
-    hidden = not sys.stderr.isatty()
+    hidden = not (shown and sys.stderr.isatty())
     with (
         tqdm(total=total, initial=step, unit="step", disable=hidden, dynamic_ncols=True) as bar,
         nullcontext() if hidden else logging_redirect_tqdm(),

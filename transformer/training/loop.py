@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,14 +16,26 @@ import torch
 from torch.optim import Adam
 
 from transformer.average import average_checkpoints, regular_steps
-from transformer.checkpoint import Checkpoint, commit, list_steps, lock_run, newest, read_json, rotate, write_json
-from transformer.compute import dtype_of
+from transformer.checkpoint import (
+    Checkpoint,
+    commit,
+    list_steps,
+    load_checkpoint,
+    lock_run,
+    newest,
+    read_json,
+    rotate,
+    step_path,
+    write_json,
+)
+from transformer.compute import dtype_of, resolve_device
 from transformer.config import Precision, SearchOverride, TrainJob, to_json
 from transformer.cost import parameters
 from transformer.data.corpus import Pair
 from transformer.data.loader import load_steps
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.store import Store
+from transformer.distributed import World, join_world, local_device
 from transformer.errors import CheckpointError
 from transformer.evaluate.command import evaluate_sets, print_results, write_sets
 from transformer.evaluate.score import measure
@@ -71,22 +83,48 @@ def train(job: TrainJob) -> None:
     """Train until `train.max_steps` or until patience ends, from wherever the run directory stands.
 
     Then average, score the test sets, and write results.json; a finished run prints its results. Raises InputError for
-    bad data, LockedError for a directory in use, CheckpointError where it cannot resume, NumericalError, and Stopped
-    after a signal.
+    bad data, LockedError for a directory in use, CheckpointError where it cannot resume, NumericalError, PeerError, and
+    Stopped after a signal.
     """
     directory = Path(job.run_dir)
-    prepared = None if directory.exists() else prepare(job)  # bad input leaves no directory behind
-    with lock_run(directory), log_to(directory / "train.log"):
-        prepared = prepared or prepare(job)
-        checkpoint = newest(directory)
-        settled = open_run(job, prepared, checkpoint)
-        run = _start(job, settled, prepared=prepared, checkpoint=checkpoint)
-        if not _is_finished(job, run):
-            write_sets(directory, {"dev": prepared.dev, **prepared.test})
-            _fit(job, run)
-            write_json(directory / "results.json", _finish(job, run))
-        print_results(directory, read_json(directory / "results.json"))
-        log.info(NEXT, directory, directory, directory.parent)
+    with ExitStack() as held:
+        with join_world(resolve_device(job.train.device)) as world:
+            run = _open(job, world, held)
+            if not world.from_first(lambda: _is_finished(job, run)):
+                world.from_first(lambda: write_sets(directory, {"dev": run.dev.pairs, **run.test}))
+                _fit(job, run, world)
+        if world.is_first:  # the others are not needed any more
+            if not _is_finished(job, run):
+                write_json(directory / "results.json", _finish(job, run))
+            print_results(directory, read_json(directory / "results.json"))
+            log.info(NEXT, directory, directory, directory.parent)
+
+
+def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
+    """Prepare, lock, and start or resume; rank 0 goes first. What stays open until the end is put into `held`."""
+    directory = Path(job.run_dir)
+    known = world.from_first(directory.exists)
+    prepared = None if known else world.first_then_all(lambda: prepare(job))  # bad input leaves no directory behind
+    world.from_first(lambda: held.enter_context(lock_run(directory)))
+    if world.is_first:
+        held.enter_context(log_to(directory / "train.log"))
+    else:
+        logging.getLogger("transformer").setLevel(logging.WARNING)
+    prepared = prepared or world.first_then_all(lambda: prepare(job))
+    checkpoint = _newest(directory, world)
+    settled = Settled(**world.from_first(lambda: asdict(open_run(job, prepared, checkpoint, world_size=world.size))))
+    return _start(job, settled, prepared=prepared, checkpoint=checkpoint)
+
+
+def _newest(directory: Path, world: World) -> Checkpoint | None:
+    """The checkpoint that rank 0 chooses; each rank verifies what it reads."""
+
+    def choose() -> int | None:
+        found = newest(directory)
+        return None if found is None else found.step
+
+    step = world.from_first(choose)
+    return None if step is None else load_checkpoint(step_path(directory, step))
 
 
 def _is_finished(job: TrainJob, run: Run) -> bool:
@@ -99,7 +137,7 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
     torch.set_num_threads(settled.threads)
     torch.use_deterministic_algorithms(job.train.deterministic)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
-    device, precision = torch.device(settled.device), Precision[settled.precision]
+    device, precision = local_device(torch.device(settled.device)), Precision[settled.precision]
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
     torch.manual_seed(seed_for(job.train.seed))
     model = Transformer(job.model, tokenizer.vocab_size).to(device, dtype_of(precision))
@@ -112,8 +150,7 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
             raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", asdict(settled))
     objective = Objective(model, job.train.label_smoothing).train()
-    sources, references = [source for source, _ in prepared.dev], [target for _, target in prepared.dev]
-    dev = DevSet(Store.from_pieces(tokenizer.encode(sources), tokenizer.encode(references)), sources, references)
+    dev = DevSet.of(prepared.dev, tokenizer)
     progress = Progress() if checkpoint is None else Progress.from_json(checkpoint.state["progress"])
     return Run(
         Path(job.run_dir),
@@ -131,14 +168,15 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
     )
 
 
-def _fit(job: TrainJob, run: Run) -> None:
+def _fit(job: TrainJob, run: Run, world: World) -> None:
     """The loop. Raises Stopped after a signal, with the step in progress committed."""
     cfg, progress = job.train, run.progress
+    objective = world.wrap(run.objective)
     peak = cfg.learning_rate or paper_peak(job.model.d_model, cfg.warmup_steps)
     with (
         Signals() as signals,
-        closing(Tracker(run.directory, progress.step)) as tracker,
-        progress_bar(cfg.max_steps, progress.step) as bar,
+        closing(Tracker(run.directory if world.is_first else None, progress.step)) as tracker,
+        progress_bar(cfg.max_steps, progress.step, shown=world.is_first) as bar,
         closing(
             load_steps(
                 run.store,
@@ -146,8 +184,8 @@ def _fit(job: TrainJob, run: Run) -> None:
                 tokens_per_step=cfg.tokens_per_step,
                 max_tokens=run.settled.max_tokens,
                 multiple=run.settled.multiple,
-                rank=0,
-                world_size=1,
+                rank=world.rank,
+                world_size=world.size,
                 epoch=progress.epoch,
                 step=progress.step_in_epoch,
                 prefetch=cfg.prefetch,
@@ -155,9 +193,10 @@ def _fit(job: TrainJob, run: Run) -> None:
         ) as steps,
     ):
         if progress.step and _is_validation_due(job, progress):  # a signal cut it short, or the process died in it
-            _validate(job, run, tracker, signals)
+            _validate(job, run, world, tracker=tracker, signals=signals)
         window = Window(job.model, run.tokenizer.vocab_size, run.device)
-        while not (signals.requested or progress.ended(job.train)):
+        stopping = world.any(signals.requested)
+        while not (stopping or progress.ended(job.train)):
             asked = time.perf_counter()
             step = next(steps)
             waited = time.perf_counter() - asked
@@ -165,9 +204,10 @@ def _fit(job: TrainJob, run: Run) -> None:
                 progress.step, peak=peak, warmup_steps=cfg.warmup_steps, decay=cfg.decay, max_steps=cfg.max_steps
             )
             result = train_step(
-                run.objective,
+                objective,
                 run.optimizer,
                 step,
+                world_size=world.size,
                 rate=rate,
                 seed=cfg.seed,
                 clip_norm=cfg.clip_norm,
@@ -180,11 +220,12 @@ def _fit(job: TrainJob, run: Run) -> None:
             if not result.applied:
                 check_streak(progress.streak, progress.step)
             if progress.step % cfg.log_every == 0:
-                window.flush(tracker, progress, rate)
-            is_best = _is_validation_due(job, progress) and _validate(job, run, tracker, signals)
-            if is_best or progress.step % cfg.save_every == 0 or signals.requested or progress.ended(job.train):
-                _commit(job, run)
-        if signals.requested:
+                window.flush(tracker, progress, rate, world)
+            is_best = _is_validation_due(job, progress) and _validate(job, run, world, tracker=tracker, signals=signals)
+            stopping = world.any(signals.requested)
+            if is_best or progress.step % cfg.save_every == 0 or stopping or progress.ended(job.train):
+                world.from_first(lambda: _commit(job, run))
+        if stopping:
             raise stopped(progress.step)
 
 
@@ -193,7 +234,7 @@ def _is_validation_due(job: TrainJob, progress: Progress) -> bool:
     return not done and (progress.step % job.train.validate_every == 0 or progress.step >= job.train.max_steps)
 
 
-def _validate(job: TrainJob, run: Run, tracker: Tracker, signals: Signals) -> bool:
+def _validate(job: TrainJob, run: Run, world: World, *, tracker: Tracker, signals: Signals) -> bool:
     """Validate, log and show samples; whether it is a new best, to be kept. A signal leaves it due."""
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and the same order of checkpoints
     translator = Translator(run.model, run.tokenizer, greedy, run.device, run.precision)
@@ -202,6 +243,7 @@ def _validate(job: TrainJob, run: Run, tracker: Tracker, signals: Signals) -> bo
             run.objective,
             translator,
             run.dev,
+            world,
             step=run.progress.step,
             max_tokens=run.settled.max_tokens,
             tgt_lang=job.data.tgt_lang,

@@ -11,6 +11,7 @@ import torch
 from transformer.config import Metric, ModelConfig, TrainConfig, from_json
 from transformer.cost import peak_flops, step_flops
 from transformer.data.loader import Step
+from transformer.distributed import World
 from transformer.errors import CheckpointError
 from transformer.step import StepResult
 from transformer.tracking import Tracker
@@ -142,9 +143,9 @@ class Window:
             self._model, self._vocab_size, source=step.source_tokens, target=step.target_tokens, mean_length=length
         )
 
-    def flush(self, tracker: Tracker, progress: Progress, rate: float) -> None:
-        """Log the means, and begin again."""
-        loss, nll = self._loss / self._target, self._nll / self._target
+    def flush(self, tracker: Tracker, progress: Progress, rate: float, world: World) -> None:
+        """Log the means over the steps and the ranks, and begin again."""
+        loss, nll = (world.sum(torch.tensor([self._loss, self._nll], dtype=torch.float64)) / self._target).tolist()
         speed, flops = self._target / self._seconds, self._flops / self._seconds
         values = {
             "train/loss": loss,

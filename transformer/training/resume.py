@@ -61,7 +61,7 @@ class Settled:
     multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
 
 
-def settle(job: TrainJob) -> Settled:
+def settle(job: TrainJob, world_size: int) -> Settled:
     """Static rules only: the same machine always gets the same answer."""
     device = resolve_device(job.train.device)
     precision = resolve_precision(job.train.precision, device)
@@ -69,14 +69,14 @@ def settle(job: TrainJob) -> Settled:
     if device.type == "cuda":
         room = 32_768 if torch.cuda.get_device_properties(device).total_memory > 36 * 2**30 else 8_192
     max_tokens = job.train.max_tokens or max(room, job.data.filter.max_length + 1)
-    return Settled(device.type, precision.name, resolve_threads(job.train.threads), max_tokens, multiple=1)
+    return Settled(device.type, precision.name, resolve_threads(job.train.threads), max_tokens, world_size)
 
 
-def open_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None) -> Settled:
+def open_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None, *, world_size: int) -> Settled:
     """Write a new run's papers, or check that this job may resume the run. Raises CheckpointError with a diff."""
     run_dir = Path(job.run_dir)
     if checkpoint is None:
-        settled = settle(job)
+        settled = settle(job, world_size)
         _write_papers(run_dir, job, prepared, settled)
         return settled
     papers = read_json(run_dir / "run.json")

@@ -1,0 +1,158 @@
+"""Several ranks are one training: the same weights, the same files, and all of them end together."""
+
+import contextlib
+import io
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from corpora import run, tiny_job, write_corpus
+from safetensors.torch import load_file
+
+from transformer.config import DataConfig, Precision, TrainJob
+from transformer.distributed import World, join_world
+from transformer.errors import InputError, PeerError, TransformerError
+
+Action = Callable[[], None]
+
+
+def _rank(action: Action, environment: dict[str, str], output: Path) -> None:
+    os.environ |= environment
+    torch.set_num_threads(1)
+    status = 0
+    with output.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        try:
+            action()
+        except TransformerError as error:
+            file.write(f"{type(error).__name__}: {error}\n")
+            status = error.exit_status
+        except BaseException:
+            file.write(traceback.format_exc())
+            status = 1
+    os._exit(status)
+
+
+def ranks(size: int, action: Action, folder: Path) -> list[int]:
+    """Run `action` on so many ranks, forked from here; their exit statuses. What rank n prints goes to `rank-n`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    fork = multiprocessing.get_context("fork")
+    peers = [
+        fork.Process(target=_rank, args=(action, common | {"RANK": str(n), "LOCAL_RANK": str(n)}, folder / f"rank-{n}"))
+        for n in range(size)
+    ]
+    for peer in peers:
+        peer.start()
+    for peer in peers:
+        peer.join(120)
+    return [-1 if peer.exitcode is None else peer.exitcode for peer in peers]
+
+
+def state(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
+    folder = run_dir / "checkpoints" / f"step-{step:08d}"
+    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def order(run_dir: Path) -> list[str]:
+    return [line.split(b'"time"')[0].decode() for line in (run_dir / "metrics.jsonl").read_bytes().split(b"\n")]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def job(run_dir: Path, corpus: DataConfig, **recipe: int) -> TrainJob:
+    settings = {"max_tokens": 100, "max_steps": 20, "save_every": 10, "validate_every": 10, "keep_last": 5, **recipe}
+    return tiny_job(run_dir, corpus, precision=Precision.fp64, **settings)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in ((4, 2), (2, 3), (1, 4)))]
+)
+def test_a_run_goes_on_with_other_ranks(tmp_path: Path, corpus: DataConfig, sizes: tuple[int, int]) -> None:
+    """Twenty steps in float64 with dropout: three on `sizes[0]` ranks, then on `sizes[1]`, against the first alone."""
+    first, second = sizes
+    assert ranks(first, lambda: run(job(tmp_path / "straight", corpus)), tmp_path) == [0] * first
+    assert ranks(first, lambda: run(job(tmp_path / "moved", corpus, max_steps=3)), tmp_path) == [0] * first
+    assert ranks(second, lambda: run(job(tmp_path / "moved", corpus)), tmp_path) == [0] * second
+    one, other = state(tmp_path / "straight", 20), state(tmp_path / "moved", 20)
+    assert one.keys() == other.keys()
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lengths", "seed"), [((4, 6), 1), ((4, 10), 2), ((9, 30), 3)])
+def test_ranks_share_a_step(tmp_path: Path, lengths: tuple[int, int], seed: int) -> None:
+    """A step's micro-batches on one rank or on four, some of them idle: the same weights and moments to 1e-9."""
+    corpus = write_corpus(tmp_path / "corpus", seed)
+    corpus.filter.max_length = 40
+    budget = {"tokens_per_step": 60 * lengths[0], "max_tokens": 20 * lengths[0]}
+    for name, size in (("four", 4), ("two", 2)):
+        start = job(tmp_path / name, corpus, max_steps=1, **budget)
+        assert ranks(2, lambda start=start: run(start), tmp_path) == [0, 0]
+        go_on = job(tmp_path / name, corpus, **budget)
+        assert ranks(size, lambda go_on=go_on: run(go_on), tmp_path) == [0] * size
+    one, other = state(tmp_path / "two", 20), state(tmp_path / "four", 20)
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-9
+
+
+def test_one_rank_writes(tmp_path: Path, corpus: DataConfig) -> None:
+    """Only rank 0 prints results, and no step stands twice in what it writes."""
+    assert ranks(2, lambda: run(job(tmp_path / "a", corpus)), tmp_path) == [0, 0]
+    assert "BLEU" in (tmp_path / "rank-0").read_text(encoding="utf-8")
+    assert (tmp_path / "rank-1").read_text(encoding="utf-8") == ""
+    lines = [line for line in order(tmp_path / "a") if line]
+    assert len(lines) == len(set(lines)) + 2  # a training line and a validation line at steps 10 and 20
+
+
+def test_bad_input_ends_every_rank(tmp_path: Path, corpus: DataConfig) -> None:
+    broken = job(tmp_path / "a", corpus)
+    broken.data = write_corpus(tmp_path / "corpus")
+    Path(broken.data.train.tgt).write_text("one line too few\n", encoding="utf-8")
+    assert ranks(2, lambda: run(broken), tmp_path) == [InputError.exit_status, PeerError.exit_status]
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
+    def action() -> None:
+        with join_world(torch.device("cpu")) as world:
+            if world.rank == 1:
+                os._exit(9)
+            for _ in range(100):
+                world.any(False)
+
+    assert ranks(3, action, tmp_path) == [PeerError.exit_status, 9, PeerError.exit_status]
+
+
+def test_messages(tmp_path: Path) -> None:
+    def action() -> None:
+        with join_world(torch.device("cpu")) as world:
+            assert world.gather({"rank": world.rank, "text": "ü" * world.rank}) == [
+                {"rank": n, "text": "ü" * n} for n in range(3)
+            ]
+            assert world.any(world.rank == 2)
+            assert not world.any(False)
+            assert world.sum(torch.tensor([1.0, world.rank], dtype=torch.float32)).tolist() == [3.0, 3.0]
+            assert world.from_first(lambda: ["made by", world.rank]) == ["made by", 0]
+            assert world.first_then_all(lambda: world.rank) == world.rank
+
+    assert ranks(3, action, tmp_path) == [0, 0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(3)]
+
+
+def test_alone_there_is_no_group() -> None:
+    world = World(0, 1, None)
+    assert world.gather(["x"]) == [["x"]]
+    assert (world.any(True), world.any(False)) == (True, False)
+    assert world.from_first(lambda: 5) == 5
+    module = torch.nn.Linear(1, 1)
+    assert world.wrap(module) is module
+    with contextlib.redirect_stdout(io.StringIO()), join_world(torch.device("cpu")) as found:
+        assert found == world
