@@ -185,7 +185,7 @@ REFUSED = {
     "bool for int": ("average", ["last=true"], ["last", "True", "Integer"]),
     "text for bool": ("translate", ["strict=perhaps"], ["strict", "perhaps", "bool"]),
     "wrong enum": ("train", ["model.norm=mid"], ["model.norm", "mid", "post", "pre"]),
-    "null": ("average", ["last=null"], ["last", "null"]),
+    "null": ("average", ["run_dir=null"], ["run_dir", "null"]),
     "below": ("translate", ["search.beam_size=0"], [" search.beam_size=0", "at least 1"]),
     "below, no group": ("average", ["last=0"], [" last=0", "at least 1"]),
     "below, shared": ("evaluate", ["threads=0"], [" threads=0", "at least 1"]),
@@ -589,6 +589,7 @@ STATUSES = {
     "CheckpointError": 4,
     "StorageError": 5,
     "NumericalError": 6,
+    "PeerError": 7,
     "Stopped": 75,
 }
 

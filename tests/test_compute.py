@@ -56,7 +56,9 @@ def test_auto_precision_without_the_private_probes_is_fp32(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("supported", [False, True])
 def test_auto_precision_on_a_gpu_asks_the_gpu(monkeypatch: pytest.MonkeyPatch, supported: bool) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: supported and not including_emulation
+    )
     chosen = resolve_precision(Precision.auto, torch.device("cuda"))
     assert chosen is (Precision.bf16 if supported else Precision.fp32)
 

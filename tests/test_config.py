@@ -71,7 +71,7 @@ def random_job(draw: random.Random) -> TrainJob:
             root=text(),
             train=pair(),
             dev=pair(),
-            test={f"news.{draw.randint(0, 99)}_-X": pair() for _ in range(draw.randint(0, 3))},
+            test={f"news{draw.randint(0, 99)}_-X": pair() for _ in range(draw.randint(0, 3))},
             filter=FilterConfig(longest, 1.0 + 9 * draw.random(), draw.random() < 0.5, draw.random() < 0.5),
             store_dir=maybe(text()),
         ),

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from transformer.config import Metric, ModelConfig, TrainConfig
+from transformer.distributed import World
 from transformer.errors import CheckpointError
 from transformer.training.progress import Progress, Validation, Window, perplexity
 
@@ -191,7 +192,7 @@ def test_the_window_logs_means_and_begins_again() -> None:
     ]
     for step, result in steps:
         window.add(step, result, seconds=2.0, waited=0.5)  # type: ignore[arg-type]
-    window.flush(recorder, Progress(step=12, epoch=3), 1e-3)  # type: ignore[arg-type]
+    window.flush(recorder, Progress(step=12, epoch=3), 1e-3, World(0, 1, None))  # type: ignore[arg-type]
     ((number, row),) = recorder.rows
     assert number == 12
     assert row["train/loss"] == pytest.approx(240 / 160)
@@ -204,6 +205,6 @@ def test_the_window_logs_means_and_begins_again() -> None:
     assert row["speed/data_wait_share"] == pytest.approx(0.25)
     assert row["speed/utilisation"] is None
     window.add(FakeStep(), FakeResult(), seconds=1.0, waited=0.0)  # type: ignore[arg-type]
-    window.flush(recorder, Progress(step=13), 1e-3)  # type: ignore[arg-type]
+    window.flush(recorder, Progress(step=13), 1e-3, World(0, 1, None))  # type: ignore[arg-type]
     assert recorder.rows[1][1]["train/loss"] == pytest.approx(2.0)
     assert recorder.rows[1][1]["speed/target_tokens_per_second"] == pytest.approx(110.0)

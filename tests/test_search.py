@@ -89,7 +89,7 @@ def plain_beam(table: Table, sentence: int, *, beam_size: int, max_length: int, 
                 finished.append((score / ((5 + length) / 6) ** alpha, prefix))
         live = [(score, (*prefix, token)) for score, prefix, token in candidates if token != EOS][:beam_size]
         bound = live[0][0] / ((5 + max_length) / 6) ** alpha
-        if len(finished) >= beam_size or (finished and max(finished)[0] >= bound):
+        if finished and (beam_size == 1 or max(finished)[0] >= bound):
             break
     if finished:
         return Hypothesis(list(max(finished)[1]), max(finished)[0], True), length

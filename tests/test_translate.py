@@ -32,7 +32,6 @@ from transformer.config import (
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluate.command import evaluate_sets, read_sets, write_sets
 from transformer.evaluate.command import run as evaluate
-from transformer.evaluate.score import score
 from transformer.layout import BOS, EOS, PAD, Padded
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.tokenizer import Tokenizer, train_tokenizer
@@ -50,8 +49,8 @@ def sentences(n: int) -> list[str]:
     return [" ".join(draw.choices(WORDS.split(), k=draw.randint(1, 12))) for _ in range(n)]
 
 
-def never() -> bool:
-    return False
+def never() -> None:
+    pass
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +107,14 @@ def job(run_dir: Path, **changes: object) -> TranslateJob:
 def test_batches_order_and_padding_change_nothing(translator: Translator) -> None:
     texts = sentences(80)
     sources = translator.tokenizer.encode(texts)
-    expected = replace(translator, search=replace(SEARCH, max_tokens=1)).hypotheses(sources, should_stop=never)
+    expected = replace(translator, search=replace(SEARCH, max_tokens=1)).hypotheses(sources, check=never)
     assert expected is not None
     assert len({tuple(hypothesis.tokens) for hypothesis in expected}) > 60
     assert {hypothesis.finished for hypothesis in expected} == {True, False}
     for max_tokens in (300, 10**6):
         order = random.Random(max_tokens).sample(range(80), 80)
         other = replace(translator, search=replace(SEARCH, max_tokens=max_tokens))
-        found = other.hypotheses([sources[n] for n in order], should_stop=never)
+        found = other.hypotheses([sources[n] for n in order], check=never)
         assert found is not None
         for n, hypothesis in zip(order, found, strict=True):
             assert (hypothesis.tokens, hypothesis.finished) == (expected[n].tokens, expected[n].finished)
@@ -204,7 +203,7 @@ def test_translations_fit_the_model(translator: Translator) -> None:
         norm.weight.zero_()
         norm.bias.fill_(1.0)
         wordy.model.output[:] = torch.arange(wordy.model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
-    [hypothesis] = wordy.hypotheses([[5] * 59], should_stop=never) or []
+    [hypothesis] = wordy.hypotheses([[5] * 59], check=never) or []
     assert (hypothesis.tokens, hypothesis.finished) == ([7] * 60, False)
 
 
@@ -212,15 +211,17 @@ def test_stops_when_asked_and_leaves_the_model_as_it_was(translator: Translator)
     small = replace(translator, search=replace(SEARCH, max_tokens=1))
     asked: list[int] = []
 
-    def at_the_third() -> bool:
+    def at_the_third() -> None:
         asked.append(1)
-        return len(asked) == 3
+        if len(asked) == 3:
+            raise KeyboardInterrupt
 
     small.model.train()
-    assert small.translate(sentences(9), should_stop=at_the_third) is None
+    with pytest.raises(KeyboardInterrupt):
+        small.translate(sentences(9), check=at_the_third)
     assert small.model.training
     assert len(asked) == 3
-    expected = small.translate(sentences(9), should_stop=never)
+    expected = small.translate(sentences(9), check=never)
     assert small.model.training
     small.model.eval()
     assert small.translate(sentences(9)) == expected  # no dropout while it translates
@@ -447,7 +448,7 @@ def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path, capsys: pyte
     results = evaluate(evaluation(run_dir, checkpoint="step-20", test={"mine": PairConfig(str(src), str(tgt))}))
     assert list(results["test_sets"]) == ["mine"]
     assert (results["averaged"], results["steps"], results["checkpoint"]) == ([], 20, "step-00000020")
-    assert capsys.readouterr().out.endswith(f"; {run_dir}, step 20\n")
+    assert capsys.readouterr().out.endswith(f"; {run_dir}, step 20, seed 1, data unknown\n")
     assert list(read_sets(run_dir)) == ["news", "talks"]
     tgt.write_bytes(b"ein Hund\n")
     with pytest.raises(InputError, match=r"2 lines, .* 1"):
@@ -456,14 +457,12 @@ def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path, capsys: pyte
 
 def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: Path) -> None:
     class Echo(Translator):
-        def hypotheses(self, sources: object, *, should_stop: object) -> list[Hypothesis]:
+        def hypotheses(self, sources: object, *, check: object) -> list[Hypothesis]:
             return [Hypothesis(ids, 0.0, True) for ids in sources]  # type: ignore[attr-defined]
 
     echo = Echo(*(getattr(translator, name) for name in ("model", "tokenizer", "search", "device", "precision")))
     write_sets(tmp_path, {"same": [(text, text) for text in sentences(20)]})
-    assert evaluate_sets(tmp_path, echo, read_sets(tmp_path), tgt_lang="en", scorer=score)["same"][
-        "bleu"
-    ] == pytest.approx(100)
+    assert evaluate_sets(tmp_path, echo, read_sets(tmp_path), tgt_lang="en")["same"]["bleu"] == pytest.approx(100)
     found = [(tmp_path / "hypotheses" / f"same.{kind}").read_bytes() for kind in ("src", "ref", "hyp")]
     assert found[0] == found[1] == found[2]
 

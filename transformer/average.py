@@ -9,22 +9,32 @@ from torch import Tensor
 
 from transformer.checkpoint import Checkpoint, list_steps, load_checkpoint, lock_run, newest, step_path, write_averaged
 from transformer.config import AverageJob
-from transformer.errors import InputError
+from transformer.errors import CheckpointError, InputError
 
 log = logging.getLogger(__name__)
 
 
 def average_checkpoints(run_dir: Path, steps: list[int]) -> Checkpoint:
-    """Write `run_dir/averaged`, the mean over these steps. Raises CheckpointError if one of them is damaged."""
+    """Write `run_dir/averaged`, the mean over these steps, less those that are damaged; its state says which.
+
+    Sums are in float64. Raises CheckpointError if none is sound.
+    """
     sums: dict[str, Tensor] = {}
+    used: list[int] = []
     for step in steps:
-        checkpoint = load_checkpoint(step_path(run_dir, step))
-        for name, tensor in checkpoint.tensors("model").items():
-            sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
-    dtypes = {name: tensor.dtype for name, tensor in checkpoint.tensors("model").items()}
-    mean = {name: (total / len(steps)).to(dtypes[name]) for name, total in sums.items()}
-    state = {"averaged": steps, "vocab_size": checkpoint.state["vocab_size"]}
-    log.info("averaged %d checkpoints: steps %s", len(steps), ", ".join(map(str, steps)))
+        try:
+            checkpoint = load_checkpoint(step_path(run_dir, step))
+        except CheckpointError as error:
+            log.warning("%s; it is left out of the average", error)
+            continue
+        tensors = checkpoint.tensors("model")
+        sums = {name: sums[name] + tensor if used else tensor.double() for name, tensor in tensors.items()}
+        used.append(step)
+    if not used:
+        raise CheckpointError(f"{run_dir}: none of the checkpoints {steps} can be averaged")
+    mean = {name: (total / len(used)).to(tensors[name].dtype) for name, total in sums.items()}
+    state = {"averaged": used} | {key: checkpoint.state[key] for key in ("vocab_size", "data_digest")}
+    log.info("averaged %d checkpoints: steps %s", len(used), ", ".join(map(str, used)))
     return write_averaged(run_dir, step=steps[-1], tensors={"model": mean}, state=state, config=checkpoint.config)
 
 
@@ -47,7 +57,7 @@ def average(job: AverageJob) -> None:
         checkpoint = newest(run_dir)
         if checkpoint is None:
             raise InputError(f"{run_dir}: there is no checkpoint to average yet")
-        save_every = int(checkpoint.config["train"]["save_every"])
-        steps = regular_steps(run_dir, save_every=save_every, last=job.last)
+        recipe = checkpoint.config["train"]
+        steps = regular_steps(run_dir, save_every=recipe["save_every"], last=job.last or recipe["average"])
         averaged = average_checkpoints(run_dir, steps)
-    sys.stdout.write(json.dumps({"averaged": steps, "path": str(averaged.path)}) + "\n")
+    sys.stdout.write(json.dumps({"averaged": averaged.state["averaged"], "path": str(averaged.path)}) + "\n")

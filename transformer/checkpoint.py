@@ -461,7 +461,11 @@ def _open_file(path: Path, folder: int | None) -> BufferedReader:
 
 def write_json(path: Path, value: object) -> None:
     """Replace a small JSON file atomically. Raises StorageError; ValueError for NaN and infinities (null is "none")."""
-    data = _encode(value)
+    write_file(path, _encode(value))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a small file atomically, and durably. Raises StorageError."""
     temporary = _beside(path, ".tmp-")
     try:
         _write(temporary, data)

@@ -28,7 +28,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from transformer import __version__
 from transformer.config import AverageJob, EvaluateJob, PairConfig, SummaryJob, TrainJob, TranslateJob
-from transformer.errors import InputError, Stopped, TransformerError
+from transformer.errors import InputError, Stopped, StorageError, TransformerError
+from transformer.seeding import seed_for
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -51,21 +52,11 @@ COMMANDS = {
 }
 
 
-FLAGS = [
+FLAGS = {
     *("-h", "--help", "--hydra-help", "-c", "--cfg", "--resolve", "-p", "--package", "-m", "--multirun"),
-    *(
-        "-cd",
-        "--config-dir",
-        "-cn",
-        "--config-name",
-        "-cp",
-        "--config-path",
-        "-i",
-        "--info",
-        "-sc",
-        "--shell-completion",
-    ),
-]  # Hydra's, less --experimental-rerun, which unpickles a file
+    *("-i", "--info", "-sc", "--shell-completion", "-cd", "--config-dir"),
+    *("-cn", "--config-name", "-cp", "--config-path"),
+}  # Hydra's, less --experimental-rerun, which unpickles a file
 
 
 def main() -> NoReturn:
@@ -96,6 +87,8 @@ def _dispatch(name: str, arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would flush at its end
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        return _fail(f"{error.filename or 'output'}: {error.strerror or error}", StorageError.exit_status)
     return 0
 
 
@@ -128,7 +121,7 @@ def _hydra(name: str, overrides: list[str]) -> None:
             composed = True
             _run(name, job)
             sys.stdout.flush()
-        except (TransformerError, BrokenPipeError) as error:
+        except (TransformerError, OSError) as error:
             raised.append(error)
             sys.exit(1)
 
@@ -286,14 +279,19 @@ def _typed(name: str, composed: DictConfig) -> Any:
 def _refuse_mixed_demo() -> None:
     """The demo's sizes fit the demo's corpus only: another corpus under them would train a toy."""
     choices, overrides = HydraConfig.get().runtime.choices, HydraConfig.get().overrides.task
-    if choices.get("experiment") == "demo" and any(override.startswith("data.train.") for override in overrides):
-        raise InputError("data.train cannot be changed under experiment=demo: choose experiment=small, base or big")
+    if choices.get("experiment") == "demo" and any(
+        override.startswith(("data.train.", "data.dev.")) for override in overrides
+    ):
+        raise InputError(
+            "data.train and data.dev are fixed under experiment=demo: choose experiment=small, base or big"
+        )
 
 
 def _overrides_as_name() -> str:
     """Each run of a sweep has a directory of its own, named after its overrides."""
     overrides = sorted(o for o in HydraConfig.get().overrides.task if not o.startswith("run_dir="))
-    return re.sub(r"[^A-Za-z0-9._,-]", "-", ",".join(overrides))
+    name = re.sub(r"[^A-Za-z0-9._,+-]", "-", ",".join(overrides))
+    return name if len(name) <= 150 else f"{name[:150]}-{seed_for(*name.encode()):08x}"
 
 
 def _one_line(error: BaseException) -> str:

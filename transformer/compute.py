@@ -12,7 +12,8 @@ from transformer.errors import InputError
 def resolve_device(device: Device) -> torch.device:
     """`auto` is the GPU where there is one. Raises InputError where a GPU is asked for and absent."""
     if device is Device.cuda and not torch.cuda.is_available():
-        raise InputError("device=cuda, but torch sees no GPU here: use device=cpu, or install a CUDA build of torch")
+        remedy = "set device=cpu (train.device=cpu under train), or install a CUDA build of torch"
+        raise InputError(f"device=cuda, but torch sees no GPU here: {remedy}")
     use_gpu = device is Device.cuda or (device is Device.auto and torch.cuda.is_available())
     return torch.device("cuda" if use_gpu else "cpu")
 
@@ -21,7 +22,7 @@ def resolve_precision(precision: Precision, device: torch.device) -> Precision:
     """`auto` is bf16 on a GPU and on a CPU that multiplies it in hardware, fp32 elsewhere."""
     if precision is not Precision.auto:
         return precision
-    fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else _cpu_multiplies_bf16()
+    fast = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else _cpu_multiplies_bf16()
     return Precision.bf16 if fast else Precision.fp32
 
 

@@ -89,8 +89,8 @@ def _at_least(config: object, section: str, minimum: float, *names: str) -> None
 def _check_names(section: str, sets: dict[str, Any]) -> None:
     """Test sets name files of the run directory, where `dev` is taken."""
     for name in sets:
-        plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is not None and name != "dev"
-        _require(plain, f"{section}.{name}: a name has letters, digits, '.', '_' and '-' only, and is not dev")
+        plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) is not None and name != "dev"
+        _require(plain, f"{section}.{name}: a name has letters, digits, '_' and '-' only, and is not dev")
 
 
 def _below_one(config: object, section: str, *names: str) -> None:
@@ -248,7 +248,7 @@ class TrainConfig:
             _require(value is None or (math.isfinite(value) and value > 0), f"train.{name}={value} must be above 0")
         _require(
             self.keep_last >= self.average,
-            f"train.keep_last={self.keep_last} must be at least train.average={self.average}",
+            f"train.keep_last={self.keep_last} must be at least train.average={self.average}: raise it",
         )
 
 
@@ -346,7 +346,7 @@ class AverageJob:
     """`transformer average`."""
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
-    last: int = option(5, "how many of the newest checkpoints to average")
+    last: int | None = option(None, "how many of the newest checkpoints to average (null: the run's train.average)")
 
     def __post_init__(self) -> None:
         _at_least(self, "", 1, "last")

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from transformer.compute import resolve_threads
 from transformer.config import FilterConfig, PairConfig, TokenizerConfig, TrainJob
 from transformer.data.corpus import Pair, clean_pairs, read_pairs
 from transformer.data.store import STORE_VERSION, Store, StoreWriter, digest_file, sync
@@ -105,7 +106,7 @@ def _corpus(job: TrainJob) -> _Corpus:
     if job.tokenizer.model is not None:
         model = read_model(Path(job.tokenizer.model))
         Tokenizer(model, job.tokenizer.model)  # refuses a bad one
-    threads = job.train.threads or os.cpu_count() or 1
+    threads = resolve_threads(job.train.threads)
     return _Corpus(*_paths(job.data.train, "data.train"), job.data.filter, job.tokenizer, model, threads)
 
 
@@ -119,7 +120,9 @@ def _describe(job: TrainJob) -> dict[str, dict[str, Any]]:
             try:
                 size, digest = digest_file(path)
             except OSError as error:
-                raise InputError(f"{path}: cannot be read ({error.strerror or error}): check data.{name}") from error
+                raise InputError(
+                    f"{path}: cannot be read ({error.strerror or error}): check data.{name} and data.root"
+                ) from error
             files[f"{name}.{side}"] = {"path": str(path), "bytes": size, "sha256": digest}
     return files
 

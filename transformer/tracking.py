@@ -51,12 +51,16 @@ class Tracker:
         escaped = "\n".join(f"    {line}" for line in lines)  # Markdown's literal block
         self._writer.add_text(name, escaped, step)
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Write out what is buffered."""
-        if not self._writes:
-            return
-        self._writer.close()
-        self._metrics.close()
+        if self._writes:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Write out what is buffered, and end."""
+        if self._writes:
+            self._writer.close()
+            self._metrics.close()
 
 
 def _drop_after(path: Path, step: int) -> None:

@@ -4,9 +4,10 @@ A run keeps the text of its own sets, so that it can be scored wherever it is co
 `NAME.ref`, and beside them the translations, `NAME.hyp`. A score is printed with all that it depends on.
 """
 
+import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from transformer.compute import resolve_threads
 from transformer.config import EvaluateJob, to_json
 from transformer.data.corpus import Pair, read_pairs
 from transformer.errors import InputError, StorageError
-from transformer.evaluate.score import Scores, score
+from transformer.evaluate.score import find_fault, measure
 from transformer.translate.translator import Translator, build_translator, find_checkpoint
+
+log = logging.getLogger(__name__)
 
 Sets = Mapping[str, Sequence[Pair]]
 
@@ -37,25 +40,30 @@ def run(job: EvaluateJob) -> dict[str, Any]:
     translator = build_translator(run_dir, checkpoint, search=job.search, device=job.device, precision=job.precision)
     tgt_lang = str(checkpoint.config["data"]["tgt_lang"])
     results = {
-        "test_sets": evaluate_sets(run_dir, translator, sets, tgt_lang=tgt_lang, scorer=score),
+        "test_sets": evaluate_sets(run_dir, translator, sets, tgt_lang=tgt_lang),
         "checkpoint": checkpoint.path.name,
         "averaged": checkpoint.state.get("averaged", []),
         "steps": checkpoint.step,
         "search": to_json(translator.search),
+        "seed": checkpoint.config["train"]["seed"],
+        "data_digest": checkpoint.state.get("data_digest", "unknown"),
     }
     print_results(run_dir, results)
     return results
 
 
 def evaluate_sets(
-    run_dir: Path, translator: Translator, sets: Sets, *, tgt_lang: str, scorer: Callable[..., Scores]
+    run_dir: Path, translator: Translator, sets: Sets, *, tgt_lang: str
 ) -> dict[str, dict[str, float | str]]:
-    """Translate each set, write the translations to NAME.hyp, and score them with `score` or `measure`."""
+    """Translate each set, write the translations to NAME.hyp, and score them; what looks wrong in them is logged."""
     scores = {}
     for name, pairs in sets.items():
         hypotheses = translator.translate([source for source, _ in pairs])
         _write_lines(_place(run_dir, name, "hyp"), hypotheses)
-        scores[name] = scorer(hypotheses, [reference for _, reference in pairs], tgt_lang=tgt_lang).to_json()
+        references = [reference for _, reference in pairs]
+        if doubt := find_fault(hypotheses, references):
+            log.warning("%s: %s", name, doubt)
+        scores[name] = measure(hypotheses, references, tgt_lang=tgt_lang).to_json()
     return scores
 
 
@@ -64,6 +72,7 @@ def print_results(run_dir: Path, results: Mapping[str, Any]) -> None:
     search, averaged = results["search"], results["averaged"]
     decoding = f"beam {search['beam_size']}, alpha {search['length_penalty']}, source + {search['max_extra']} at most"
     origin = f"mean of steps {', '.join(map(str, averaged))}" if averaged else f"step {results['steps']}"
+    origin += f", seed {results['seed']}, data {results['data_digest'][:12]}"
     lines = [
         f"{name}: BLEU {found['bleu']:.2f} ({found['bleu_signature']}), chrF {found['chrf']:.2f} "
         f"({found['chrf_signature']}); {decoding}; {run_dir}, {origin}"

@@ -46,8 +46,8 @@ class Embedding(nn.Module):
                 self.table = nn.Parameter(torch.empty(max_positions, d_model))
                 nn.init.normal_(self.table, std=d_model**-0.5)
 
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Ids `(B, T)` and positions that broadcast against them -> `(B, T, D)`."""
+    def forward(self, tokens: Tensor, positions: Tensor | int) -> Tensor:
+        """Ids `(B, T)` and positions that broadcast against them, or one for all -> `(B, T, D)`."""
         return self.dropout(F.embedding(tokens, self.matrix) * self.scale + self.table[positions])
 
 

@@ -45,12 +45,11 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
-        matrices = [self._matrix() for _ in range(1 if config.tie_embeddings else 3)]
+        matrices = [self._matrix()] * 3 if config.tie_embeddings else [self._matrix() for _ in range(3)]
         if config.tie_embeddings:
             self.embedding = matrices[0]  # registered first: this is its name in a checkpoint
-        self.source_embedding = self._embed(matrices[0])
-        self.target_embedding = self._embed(matrices[-1] if config.tie_embeddings else matrices[1])
-        self.output = matrices[-1]
+        self.source_embedding, self.target_embedding = self._embed(matrices[0]), self._embed(matrices[1])
+        self.output = matrices[2]
         self.encoder = nn.ModuleList(self._encoder_layer() for _ in range(config.n_layers))
         self.decoder = nn.ModuleList(self._decoder_layer() for _ in range(config.n_layers))
         final = (
@@ -87,8 +86,7 @@ class Transformer(nn.Module):
 
     def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""
-        position = torch.tensor(state.position, device=tokens.device)
-        x = self.target_embedding(tokens.unsqueeze(1), position)  # (R, 1, D)
+        x = self.target_embedding(tokens.unsqueeze(1), state.position)  # (R, 1, D)
         present: list[KeyValues | None] = []
         for layer, past, memory in zip(self._decoder_layers(), state.past, state.memory, strict=True):
             x, keys = layer.step(x, past, memory=memory, memory_layout=state.memory_layout)

@@ -12,6 +12,10 @@ log = logging.getLogger(__name__)
 LONGEST_STREAK = 10  # updates in a row whose gradient is not finite
 
 
+class Interrupted(Exception):
+    """A validation was cut short by a signal; it is due again when the run resumes."""
+
+
 class Signals:
     """SIGTERM and SIGINT ask the loop to stop at the end of its step; a second one ends the process at once."""
 
@@ -30,14 +34,15 @@ class Signals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    def check(self) -> None:
+        """Raise Interrupted if a signal has come."""
+        if self.requested:
+            raise Interrupted
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             os._exit(128 + number)
         self.requested = True
-
-
-class Interrupted(Exception):
-    """A validation was cut short by a signal; it is due again when the run resumes."""
 
 
 def stopped(step: int) -> Stopped:
@@ -52,5 +57,5 @@ def check_streak(streak: int, step: int) -> None:
     if streak >= LONGEST_STREAK:
         raise NumericalError(
             f"{streak} updates in a row had a gradient that is not finite, up to step {step}; the last checkpoint is "
-            "sound: lower train.learning_rate, set train.clip_norm, or use train.precision=fp32"
+            "sound: in another run_dir, lower train.learning_rate, set train.clip_norm, or use train.precision=fp32"
         )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from transformer.checkpoint import (
     write_json,
 )
 from transformer.compute import dtype_of, resolve_device
-from transformer.config import Precision, SearchOverride, TrainJob, to_json
+from transformer.config import Device, Precision, SearchOverride, TrainJob, to_json
 from transformer.cost import parameters
 from transformer.data.corpus import Pair
 from transformer.data.loader import load_steps
@@ -76,6 +77,7 @@ class Run:
     store: Store
     dev: DevSet
     test: Mapping[str, Sequence[Pair]]
+    data_digest: str
     progress: Progress
 
 
@@ -128,15 +130,21 @@ def _newest(directory: Path, world: World) -> Checkpoint | None:
 
 
 def _is_finished(job: TrainJob, run: Run) -> bool:
-    results = run.directory / "results.json"
-    return run.progress.ended(job.train) and results.exists() and read_json(results)["steps"] == run.progress.step
+    """Whether results.json is there, of this step, these test sets and this search."""
+    try:
+        results = read_json(run.directory / "results.json")
+        found = (results["steps"], results["search"], sorted(results["test_sets"]))
+    except (CheckpointError, KeyError, TypeError):
+        return False
+    return run.progress.ended(job.train) and found == (run.progress.step, to_json(job.search), sorted(run.test))
 
 
 def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: Checkpoint | None) -> Run:
     """The run at its first step, or as the checkpoint left it."""
     torch.set_num_threads(settled.threads)
     torch.use_deterministic_algorithms(job.train.deterministic)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
+    if job.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
     device, precision = local_device(torch.device(settled.device)), Precision[settled.precision]
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
     torch.manual_seed(seed_for(job.train.seed))
@@ -150,8 +158,11 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
             raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", asdict(settled))
     objective = Objective(model, job.train.label_smoothing).train()
-    dev = DevSet.of(prepared.dev, tokenizer)
-    progress = Progress() if checkpoint is None else Progress.from_json(checkpoint.state["progress"])
+    dev = DevSet.of(prepared.dev, tokenizer, room=job.model.max_positions - 1)
+    measure(
+        dev.references[:1], dev.references[:1], tgt_lang=job.data.tgt_lang
+    )  # what scoring lacks shows now, not later
+    progress = Progress() if checkpoint is None else Progress.from_json(checkpoint.state.get("progress"))
     return Run(
         Path(job.run_dir),
         model,
@@ -164,6 +175,7 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
         prepared.store,
         dev,
         prepared.test,
+        str(prepared.report["digest"]),
         progress,
     )
 
@@ -194,6 +206,7 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
     ):
         if progress.step and _is_validation_due(job, progress):  # a signal cut it short, or the process died in it
             _validate(job, run, world, tracker=tracker, signals=signals)
+            world.from_first(lambda: _commit(job, run, tracker))
         window = Window(job.model, run.tokenizer.vocab_size, run.device)
         stopping = world.any(signals.requested)
         while not (stopping or progress.ended(job.train)):
@@ -221,10 +234,10 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
                 check_streak(progress.streak, progress.step)
             if progress.step % cfg.log_every == 0:
                 window.flush(tracker, progress, rate, world)
-            is_best = _is_validation_due(job, progress) and _validate(job, run, world, tracker=tracker, signals=signals)
+            is_kept = _is_validation_due(job, progress) and _validate(job, run, world, tracker=tracker, signals=signals)
             stopping = world.any(signals.requested)
-            if is_best or progress.step % cfg.save_every == 0 or stopping or progress.ended(job.train):
-                world.from_first(lambda: _commit(job, run))
+            if is_kept or progress.step % cfg.save_every == 0 or stopping or progress.ended(job.train):
+                world.from_first(lambda: _commit(job, run, tracker))
         if stopping:
             raise stopped(progress.step)
 
@@ -235,7 +248,7 @@ def _is_validation_due(job: TrainJob, progress: Progress) -> bool:
 
 
 def _validate(job: TrainJob, run: Run, world: World, *, tracker: Tracker, signals: Signals) -> bool:
-    """Validate, log and show samples; whether it is a new best, to be kept. A signal leaves it due."""
+    """Validate, log and show samples; whether it is among the best, to be kept. A signal leaves it due."""
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and the same order of checkpoints
     translator = Translator(run.model, run.tokenizer, greedy, run.device, run.precision)
     try:
@@ -247,56 +260,66 @@ def _validate(job: TrainJob, run: Run, world: World, *, tracker: Tracker, signal
             step=run.progress.step,
             max_tokens=run.settled.max_tokens,
             tgt_lang=job.data.tgt_lang,
-            should_stop=lambda: signals.requested,
+            check=signals.check,
         )
     except Interrupted:
         return False
     is_best = run.progress.judge(validation, job.train.metric)
     tracker.scalars(validation.step, validation.scalars())
     log.info("step %d: dev %s%s", validation.step, validation.describe(), ", the best so far" if is_best else "")
+    triples = zip(run.dev.sources, hypotheses, run.dev.references, strict=True)
     samples = [
         f"{label} {text}"
-        for triple in zip(run.dev.sources, hypotheses, run.dev.references, strict=True)
+        for triple in islice(triples, job.train.samples)
         for label, text in zip(("source    ", "translation", "reference  "), triple, strict=True)
-    ][: 3 * job.train.samples]
+    ]
     tracker.text(validation.step, "dev/samples", samples)
     for line in samples:
         log.info("  %s", line)
-    return is_best and job.train.keep_best > 0
+    return validation.step in run.progress.best(job.train.metric)[: job.train.keep_best]
 
 
-def _commit(job: TrainJob, run: Run) -> None:
+def _commit(job: TrainJob, run: Run, tracker: Tracker) -> None:
     """Commit the step in progress, and remove the checkpoints that are not to be kept."""
     progress = run.progress
-    state = {"progress": progress.to_json(), "vocab_size": run.tokenizer.vocab_size, "plan_version": PLAN_VERSION}
+    tracker.flush()  # what was measured up to a checkpoint must not be lost: nobody measures it again
+    state = {
+        "progress": progress.to_json(),
+        "vocab_size": run.tokenizer.vocab_size,
+        "data_digest": run.data_digest,
+        "plan_version": PLAN_VERSION,
+    }
     tensors = {"model": parameters_by_name(run.model), "optimizer": moments_by_name(run.model, run.optimizer)}
     commit(run.directory, step=progress.step, tensors=tensors, state=state, config=to_json(job))
     log.info("step %d: saved", progress.step)
-    best = [step for step in progress.best(job.train.metric) if step in list_steps(run.directory)]
-    if best:
-        write_json(run.directory / "best.json", {"step": best[0], "metric": job.train.metric.name})
+    best = progress.best(job.train.metric)
     regular = [step for step in list_steps(run.directory) if step % job.train.save_every == 0]
     rotate(run.directory, {*regular[-job.train.keep_last :], *best[: job.train.keep_best], progress.step})
+    there = [step for step in best if step in list_steps(run.directory)]
+    if there:
+        write_json(run.directory / "best.json", {"step": there[0], "metric": job.train.metric.name})
 
 
 def _finish(job: TrainJob, run: Run) -> dict[str, object]:
     """Average the last checkpoints, decode each test set once with the result, and report."""
     steps = regular_steps(run.directory, save_every=job.train.save_every, last=job.train.average)
-    average_checkpoints(run.directory, steps)
-    search = SearchOverride(**asdict(job.search))
+    averaged = average_checkpoints(run.directory, steps).state["averaged"]
+    device, search = Device[run.settled.device], SearchOverride(**asdict(job.search))
     translator = load_translator(
-        run.directory, checkpoint="averaged", search=search, device=job.train.device, precision=run.precision
+        run.directory, checkpoint="averaged", search=search, device=device, precision=run.precision
     )
     return {
-        "test_sets": evaluate_sets(run.directory, translator, run.test, tgt_lang=job.data.tgt_lang, scorer=measure),
-        "averaged": steps,
+        "test_sets": evaluate_sets(run.directory, translator, run.test, tgt_lang=job.data.tgt_lang),
+        "averaged": averaged,
         "steps": run.progress.step,
         "epochs": run.progress.epoch,
+        "sentences": run.progress.sentences,
+        "skipped_updates": run.progress.skipped,
         "target_tokens": run.progress.target_tokens,
         "training_seconds": round(run.progress.seconds, 1),
         "parameters": parameters(job.model, run.tokenizer.vocab_size),
         "search": to_json(job.search),
         "seed": job.train.seed,
-        "data_digest": read_json(run.directory / "run.json")["data_digest"],
+        "data_digest": run.data_digest,
         "validations": run.progress.to_json()["validations"],
     }

@@ -8,6 +8,7 @@ import json
 import logging
 import platform
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -20,11 +21,11 @@ import sentencepiece
 import torch
 
 from transformer import __version__
-from transformer.checkpoint import Checkpoint, read_json, write_json
+from transformer.checkpoint import Checkpoint, read_json, write_file, write_json
 from transformer.compute import resolve_device, resolve_precision, resolve_threads
-from transformer.config import Decay, Device, Precision, TrainJob, to_json
+from transformer.config import Decay, Device, Precision, TrainJob, from_json, to_json
 from transformer.data.plan import PLAN_VERSION
-from transformer.errors import CheckpointError, StorageError
+from transformer.errors import CheckpointError
 from transformer.prepare import Prepared
 
 log = logging.getLogger(__name__)
@@ -79,9 +80,12 @@ def open_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None, *
         settled = settle(job, world_size)
         _write_papers(run_dir, job, prepared, settled)
         return settled
-    papers = read_json(run_dir / "run.json")
-    _compare(job, prepared, papers, checkpoint)
-    return _resettle(job, Settled(**papers["settled"]))
+    try:
+        papers = read_json(run_dir / "run.json")
+        _compare(job, prepared, papers, checkpoint)
+        return _resettle(job, from_json(Settled, papers["settled"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{run_dir / 'run.json'}: not the papers of a run: {error}") from None
 
 
 def _write_papers(run_dir: Path, job: TrainJob, prepared: Prepared, settled: Settled) -> None:
@@ -95,13 +99,13 @@ def _write_papers(run_dir: Path, job: TrainJob, prepared: Prepared, settled: Set
         "settled": asdict(settled),
         "config": config,
     }
+    for stale in ("results.json", "best.json", "averaged"):  # of a run whose checkpoints were taken away
+        path = run_dir / stale
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     write_json(run_dir / "run.json", papers)
     write_json(run_dir / "data.json", prepared.report)
-    try:
-        (run_dir / "tokenizer.model").write_bytes(prepared.tokenizer)
-        (run_dir / "config.yaml").write_text("".join(_yaml(config, "")), encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{run_dir}: cannot be written: {error.strerror}") from None
+    write_file(run_dir / "tokenizer.model", prepared.tokenizer)
+    write_file(run_dir / "config.yaml", "".join(_yaml(config, "")).encode())
 
 
 def _versions() -> dict[str, str]:
@@ -161,7 +165,7 @@ def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _resettle(job: TrainJob, before: Settled) -> Settled:
-    """What was settled, except for what this command sets by hand or this machine lacks."""
+    """What was settled, except for what this command sets by hand."""
     device = resolve_device(job.train.device if job.train.device is not Device.auto else Device[before.device])
     given = replace(before, device=device.type)
     if job.train.max_tokens is not None:

@@ -1,5 +1,6 @@
 """Validation: the loss on the dev set, and sacreBLEU of its translations."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from transformer.training.guard import Interrupted
 from transformer.training.progress import Validation
 from transformer.translate.translator import Translator
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class DevSet:
@@ -30,10 +33,14 @@ class DevSet:
     references: list[str]
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], tokenizer: Tokenizer) -> "DevSet":
-        """The dev set of these sentence pairs."""
-        sources, references = [source for source, _ in pairs], [reference for _, reference in pairs]
-        return cls(Store.from_pieces(tokenizer.encode(sources), tokenizer.encode(references)), sources, references)
+    def of(cls, pairs: Sequence[Pair], tokenizer: Tokenizer, *, room: int) -> "DevSet":
+        """The dev set of these sentence pairs; the loss sees the first `room` pieces of a side."""
+        texts = [source for source, _ in pairs], [reference for _, reference in pairs]
+        pieces = [tokenizer.encode(side) for side in texts]
+        for line, longest in enumerate(map(max, *(map(len, side) for side in pieces)), 1):
+            if longest > room:
+                log.warning("dev line %d: %d pieces; its loss is that of the first %d", line, longest, room)
+        return cls(Store.from_pieces(*([ids[:room] for ids in side] for side in pieces)), *texts)
 
     @property
     def pairs(self) -> list[Pair]:
@@ -45,12 +52,12 @@ def dev_loss(
     objective: Objective, dev: Store, world: World, *, max_tokens: int, device: torch.device, precision: Precision
 ) -> tuple[float, float]:
     """The smoothed and the plain loss, as means over the dev set's target tokens, without dropout."""
+    room = max(max_tokens, int(dev.lengths.max()))  # dev sentences are never dropped, however long
+    batches = split_step(np.arange(len(dev)), dev.lengths, max_tokens=room, multiple=1)
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     objective.eval()
     with torch.inference_mode(), autocast(device, precision):
-        for ids in split_step(np.arange(len(dev)), dev.lengths, max_tokens=max_tokens, multiple=1)[
-            world.rank :: world.size
-        ]:
+        for ids in batches[world.rank :: world.size]:
             sums += torch.stack(objective(collate(dev, ids).to(device)))
     objective.train()
     smoothed, plain = (world.sum(sums) / int(dev.lengths[:, 1].sum())).tolist()
@@ -66,15 +73,19 @@ def validate(
     step: int,
     max_tokens: int,
     tgt_lang: str,
-    should_stop: Callable[[], bool],
+    check: Callable[[], None],
 ) -> tuple[Validation, list[str]]:
     """The validation of `step`, and the translations; each rank does its share, and all get the same.
 
-    Raises Interrupted, on all of them, as soon as `should_stop` says so on one.
+    Raises Interrupted on all of them if `check`, asked before each batch, raised it on one.
     """
     device, precision = translator.device, translator.precision
     loss, nll = dev_loss(objective, dev.store, world, max_tokens=max_tokens, device=device, precision=precision)
-    shares = world.gather(translator.translate(dev.sources[world.rank :: world.size], should_stop=should_stop))
+    try:
+        share = translator.translate(dev.sources[world.rank :: world.size], check=check)
+    except Interrupted:
+        share = None
+    shares = world.gather(share)
     if None in shares:
         raise Interrupted
     hypotheses = [shares[n % world.size][n // world.size] for n in range(len(dev.sources))]

@@ -51,7 +51,6 @@ class _Beams:
     max_penalty: Tensor  # (B,) the penalty at that length
     scores: Tensor  # (B, K) log-probabilities of the live hypotheses, the best first
     tokens: Tensor  # (B, K, L) what they consist of so far
-    n_finished: Tensor  # (B,)
     best_score: Tensor  # (B,) normalised
     best_length: Tensor  # (B,) without EOS
     best_tokens: Tensor  # (B, L)
@@ -72,7 +71,6 @@ def _start(max_lengths: Tensor, penalty: Callable[[int], float], *, beam_size: i
         max_penalty=torch.tensor([penalty(length) for length in lengths], dtype=torch.float64, device=device),
         scores=scores,
         tokens=torch.zeros(n, beam_size, longest, dtype=torch.int64, device=device),
-        n_finished=torch.zeros_like(max_lengths),
         best_score=torch.full((n,), _NONE, dtype=torch.float64, device=device),
         best_length=torch.full_like(max_lengths, -1),
         best_tokens=torch.zeros(n, longest, dtype=torch.int64, device=device),
@@ -98,9 +96,8 @@ def beam_search(
     At each step the 2 K best continuations of a sentence are considered in order. One that is EOS finishes a hypothesis
     if it ranks among the first K; the first K that are not EOS live on. A sentence is done, and leaves, when
 
-    - K hypotheses have finished, or
-    - the best of them scores at least best live log-probability / penalty(maximum): no live one can overtake it then,
-      as long as the penalty does not fall with length, or
+    - the best finished hypothesis scores at least best live log-probability / penalty(maximum): no live one can
+      overtake it then, as long as the penalty does not fall with length, or
     - |Y| is at its maximum, where nothing lives on. If none has finished by then, the best that would have lived on is
       returned, unfinished.
 
@@ -118,7 +115,9 @@ def beam_search(
         ends = tokens == eos
         _finish(beams, torch.where(ends, scores, _NONE), parents, length=length, penalty=penalty(length))
         parents, tokens = _live_on(beams, (scores, parents, tokens), ends, length=length)  # each (B, K)
-        done = (beams.n_finished >= beam_size) | (beams.best_score >= beams.scores[:, 0] / beams.max_penalty)
+        done = beams.best_score >= beams.scores[:, 0] / beams.max_penalty
+        if beam_size == 1:
+            done |= beams.best_length >= 0  # greedy search: what lives on was not the best continuation
         done |= beams.max_length <= length
         leaving = done.nonzero().squeeze(1)
         if len(leaving):
@@ -158,7 +157,6 @@ def _finish(beams: _Beams, ending: Tensor, parents: Tensor, *, length: int, pena
     score = best / penalty
     better = score > beams.best_score
     ended = _take(beams.tokens, parents.gather(1, place.unsqueeze(1))).squeeze(1)  # (B, L)
-    beams.n_finished += (ending > _NONE).sum(1)
     beams.best_score = torch.where(better, score, beams.best_score)
     beams.best_length = torch.where(better, length - 1, beams.best_length)
     beams.best_tokens = torch.where(better.unsqueeze(1), ended, beams.best_tokens)

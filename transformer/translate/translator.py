@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
 
 import torch
 
@@ -37,21 +36,15 @@ class Translator:
     device: torch.device
     precision: Precision
 
-    @overload
-    def translate(self, texts: Sequence[str], *, first_line: int = 1, strict: bool = False) -> list[str]: ...
-
-    @overload
-    def translate(self, texts: Sequence[str], *, should_stop: Callable[[], bool]) -> list[str] | None: ...
-
     def translate(
         self,
         texts: Sequence[str],
         *,
-        should_stop: Callable[[], bool] = lambda: False,
+        check: Callable[[], None] = lambda: None,
         first_line: int = 1,
         strict: bool = False,
-    ) -> list[str] | None:
-        """The translation of each text, one line each; None if `should_stop`, asked before each batch, said so.
+    ) -> list[str]:
+        """The translation of each text, one line each. `check` is called before each batch, and may raise.
 
         A blank text becomes "". One too long for the model is cut and logged with its line, counted from `first_line`;
         `strict` raises InputError instead.
@@ -60,20 +53,17 @@ class Translator:
         encoded = self.tokenizer.encode([texts[n] for n in shown])
         pieces = {n: ids for n, ids in zip(shown, encoded, strict=True) if ids}
         sources = [self._fit(ids, first_line + n, strict=strict) for n, ids in pieces.items()]
-        hypotheses = self.hypotheses(sources, should_stop=should_stop)
-        if hypotheses is None:
-            return None
+        hypotheses = self.hypotheses(sources, check=check)
         translations = self.tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses])
         found = dict(zip(pieces, translations, strict=True))
         return [found.get(n, "") for n in range(len(texts))]
 
-    def hypotheses(self, sources: Sequence[list[int]], *, should_stop: Callable[[], bool]) -> list[Hypothesis] | None:
-        """The best hypothesis of each source, given and returned in pieces without BOS and EOS; None if stopped."""
+    def hypotheses(self, sources: Sequence[list[int]], *, check: Callable[[], None]) -> list[Hypothesis]:
+        """The best hypothesis of each source, given and returned in pieces without BOS and EOS."""
         found: dict[int, Hypothesis] = {}
         with _evaluating(self.model), torch.inference_mode(), autocast(self.device, self.precision):
             for batch in _batches([len(ids) + 1 for ids in sources], self.search):
-                if should_stop():
-                    return None
+                check()
                 found |= zip(batch, self._decode([sources[n] for n in batch]), strict=True)
         return [found[n] for n in range(len(sources))]
 
@@ -149,11 +139,8 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
     """The checkpoint called `averaged`, `best`, `last`, `step-N` or `auto`: averaged where there is one, else last."""
     if not run_dir.is_dir():
         raise InputError(f"{run_dir}: no such run directory; `transformer train run_dir={run_dir}` makes one")
-    averaged = run_dir / "averaged"
-    if name == "averaged" or (name == "auto" and averaged.is_dir()):
-        if not averaged.is_dir():
-            raise InputError(f"{averaged}: not there yet; `transformer average run_dir={run_dir}` makes it")
-        return load_checkpoint(averaged)
+    if (averaged := _averaged(run_dir, name)) is not None:
+        return averaged
     if name in ("last", "auto"):
         last = newest(run_dir)
         if last is None:
@@ -164,6 +151,18 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
         known = ", ".join(f"step-{step}" for step in list_steps(run_dir)) or "none"
         raise InputError(f"checkpoint={name}: {path} is not there; there are: {known}")
     return load_checkpoint(path)
+
+
+def _averaged(run_dir: Path, name: str) -> Checkpoint | None:
+    """The average, where it is asked for; under `auto` only while no later checkpoint has made it out of date."""
+    path = run_dir / "averaged"
+    if name == "averaged" and not path.is_dir():
+        raise InputError(f"{path}: not there yet; `transformer average run_dir={run_dir}` makes it")
+    if name not in ("averaged", "auto") or not path.is_dir():
+        return None
+    averaged = load_checkpoint(path)
+    is_current = averaged.step >= max(list_steps(run_dir), default=0)
+    return averaged if name == "averaged" or is_current else None
 
 
 def _best_step(run_dir: Path) -> int:

@@ -1,0 +1,228 @@
+"""A corpus that a toy learns in seconds (digits in English and German words), the job that trains on it, and what a run
+directory holds, read without the package."""
+
+import hashlib
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from transformer.config import (
+    DataConfig,
+    FilterConfig,
+    ModelConfig,
+    PairConfig,
+    Precision,
+    SearchConfig,
+    TokenizerConfig,
+    TrainConfig,
+    TrainJob,
+)
+from transformer.training.loop import train
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGLISH = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+GERMAN = ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun")
+SIZES = {"train": 200, "dev": 16, "test": 12, "other": 8}
+
+
+def write_pair(folder: Path, name: str, pairs: list[tuple[str, str]]) -> PairConfig:
+    """Two parallel files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{language}" for language in ("en", "de")]
+    for path, lines in zip(paths, zip(*pairs, strict=True), strict=True):
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+    return PairConfig(*map(str, paths))
+
+
+def write_corpus(folder: Path, seed: int = 0) -> DataConfig:
+    """Training, development and two test sets under `folder`, without a sentence in common."""
+    draw, seen, sets = random.Random(seed), set[tuple[int, ...]](), {}
+    for name, count in SIZES.items():
+        pairs = []
+        while len(pairs) < count:
+            digits = tuple(draw.randrange(10) for _ in range(draw.randrange(4, 10)))
+            if digits not in seen:
+                seen.add(digits)
+                pairs.append(tuple(" ".join(words[digit] for digit in digits) for words in (ENGLISH, GERMAN)))
+        sets[name] = write_pair(folder, name, pairs)
+    return DataConfig(
+        train=sets["train"],
+        dev=sets["dev"],
+        test={"test": sets["test"], "other": sets["other"]},
+        filter=FilterConfig(max_length=40),
+        store_dir=str(folder / "store"),
+    )
+
+
+def tiny_job(run_dir: Path, data: DataConfig, model: dict[str, Any] | None = None, **recipe: Any) -> TrainJob:
+    """One layer of width 32, dropout 0.1; 12 steps are two epochs and a half."""
+    settings = {
+        "max_steps": 12,
+        "tokens_per_step": 600,
+        "max_tokens": 300,
+        "learning_rate": 3e-3,
+        "warmup_steps": 10,
+        "threads": 1,
+        "precision": Precision.fp32,
+        "log_every": 1,
+        "save_every": 4,
+        "validate_every": 6,
+        "keep_last": 3,
+        "average": 3,
+    }
+    sizes = {"n_layers": 1, "d_model": 32, "d_ff": 64, "n_heads": 2}
+    return TrainJob(
+        run_dir=str(run_dir),
+        model=ModelConfig(**sizes | (model or {})),
+        data=data,
+        tokenizer=TokenizerConfig(vocab_size=60),
+        train=TrainConfig(**settings | recipe),
+        search=SearchConfig(max_extra=12),
+    )
+
+
+@contextmanager
+def as_a_command() -> Iterator[None]:
+    """Log as the command line does, and leave the process as it was."""
+    logger = logging.getLogger("transformer")
+    level, threads = logger.level, torch.get_num_threads()
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
+
+
+def run(job: TrainJob) -> Path:
+    """Train in this process; the run directory."""
+    with as_a_command():
+        train(job)
+    return Path(job.run_dir)
+
+
+def overrides(job: TrainJob) -> list[str]:
+    """The job as it is typed on the command line."""
+
+    def flat(config: Any, prefix: str) -> Iterator[str]:
+        table = config if isinstance(config, dict) else {f.name: getattr(config, f.name) for f in fields(config)}
+        for name, value in table.items():
+            if is_dataclass(value) or isinstance(value, dict):
+                yield from flat(value, f"{prefix}{name}.")
+            else:
+                text = value.name if isinstance(value, Enum) else "null" if value is None else str(value)
+                yield f"{prefix}{name}={text}"
+
+    return ["experiment=base", *flat(job, "")]
+
+
+def start(*arguments: str, cwd: Path, driver: str | None = None, **options: Any) -> "subprocess.Popen[str]":
+    """`python -m transformer ARGUMENTS`, or the same through a Python `driver` that changes something first."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
+    main = ["-m", "transformer"] if driver is None else ["-c", f"{driver}\nfrom transformer.cli import main\nmain()"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen([sys.executable, *main, *arguments], cwd=cwd, env=environment, **pipes)
+
+
+def finish(process: "subprocess.Popen[str]", status: int, timeout: float = 300.0) -> tuple[str, str]:
+    """Wait for the end, check the exit status; what it printed and what it logged."""
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == status, err
+    assert "Traceback" not in err
+    return out, err
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+# ---- a run directory, read without the package ----------------------------------------------------------------------
+
+
+def steps_of(run_dir: Path) -> list[int]:
+    """The steps whose directory is there."""
+    return sorted(int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").glob("step-*"))
+
+
+def step_dir(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step:08d}"
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_bytes())
+
+
+def progress_of(run_dir: Path, step: int) -> dict[str, Any]:
+    """What state.json says, without the seconds, which differ from run to run."""
+    state: dict[str, Any] = read(step_dir(run_dir, step) / "state.json")
+    del state["progress"]["seconds"]
+    return state
+
+
+def results_of(run_dir: Path) -> dict[str, Any]:
+    results: dict[str, Any] = read(run_dir / "results.json")
+    del results["training_seconds"]
+    return results
+
+
+def metrics_of(run_dir: Path) -> list[dict[str, Any]]:
+    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines if line]
+
+
+def last_logged(run_dir: Path) -> int:
+    """The last step of metrics.jsonl, which somebody may be writing."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def is_verified(folder: Path) -> bool:
+    """Whether every file of a checkpoint is what its manifest says."""
+    try:
+        files = read(folder / "MANIFEST.json")["files"]
+        found = {path.name for path in folder.iterdir()} - {"MANIFEST.json"}
+        return found == set(files) and all(
+            hashlib.sha256((folder / name).read_bytes()).hexdigest() == entry["sha256"] for name, entry in files.items()
+        )
+    except OSError:
+        return False
+
+
+def assert_same_tensors(left: Path, right: Path) -> None:
+    """Two safetensors files hold the same names, types and bits."""
+    one, two = load_file(left), load_file(right)
+    assert one.keys() == two.keys()
+    different = [name for name in one if one[name].dtype != two[name].dtype or not torch.equal(one[name], two[name])]
+    assert not different, (left, right, different)
+
+
+def assert_same_end(left: Path, right: Path) -> None:
+    """Weights, moments, position, validations, the averaged model and the results are equal to the last bit."""
+    last = steps_of(left)[-1]
+    assert steps_of(right)[-1] == last
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert_same_tensors(step_dir(left, last) / name, step_dir(right, last) / name)
+    assert_same_tensors(left / "averaged" / "model.safetensors", right / "averaged" / "model.safetensors")
+    assert progress_of(left, last) == progress_of(right, last)
+    assert results_of(left) == results_of(right)
+    assert read(left / "best.json") == read(right / "best.json")
+    for path in (left / "hypotheses").iterdir():
+        assert path.read_bytes() == (right / "hypotheses" / path.name).read_bytes(), path
