@@ -79,7 +79,7 @@ def random_job(draw: random.Random) -> TrainJob:
             algorithm=draw.choice(list(Algorithm)),
             vocab_size=draw.randint(8, 60_000),
             byte_fallback=draw.random() < 0.5,
-            character_coverage=0.9 + 0.1 * draw.random(),
+            character_coverage=0.98 + 0.02 * draw.random(),
             sample_lines=draw.randint(1, 10**9),
             model=maybe(text()),
         ),

@@ -201,7 +201,7 @@ class TokenizerConfig:
         _at_least(self, "tokenizer.", 8, "vocab_size")
         _at_least(self, "tokenizer.", 1, "sample_lines")
         coverage = self.character_coverage
-        _require(0.9 <= coverage <= 1.0, f"tokenizer.character_coverage={coverage} must be in [0.9, 1]")
+        _require(0.98 <= coverage <= 1.0, f"tokenizer.character_coverage={coverage} must be in [0.98, 1]")
 
 
 @dataclass

@@ -37,7 +37,7 @@ from transformer.data.loader import load_steps
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.store import Store
 from transformer.distributed import World, join_world, local_device
-from transformer.errors import CheckpointError
+from transformer.errors import CheckpointError, InputError
 from transformer.evaluate.command import evaluate_sets, print_results, write_sets
 from transformer.evaluate.score import measure
 from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
@@ -94,7 +94,11 @@ def train(job: TrainJob) -> None:
             run = _open(job, world, held)
             if not world.from_first(lambda: _is_finished(job, run)):
                 world.from_first(lambda: write_sets(directory, {"dev": run.dev.pairs, **run.test}))
-                _fit(job, run, world)
+                try:
+                    _fit(job, run, world)
+                except torch.OutOfMemoryError as error:
+                    budget = f"train.max_tokens (now {run.settled.max_tokens})"
+                    raise InputError(f"out of GPU memory: lower {budget}; the same command goes on") from error
         if world.is_first:  # the others are not needed any more
             if not _is_finished(job, run):
                 write_json(directory / "results.json", _finish(job, run))
@@ -227,8 +231,9 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
                 device=run.device,
                 precision=run.precision,
             )
-            progress.count(step, result, seconds=time.perf_counter() - asked)
-            window.add(step, result, seconds=time.perf_counter() - asked, waited=waited)
+            seconds = time.perf_counter() - asked
+            progress.count(step, result, seconds=seconds)
+            window.add(step, result, seconds=seconds, waited=waited)
             bar.update()
             if not result.applied:
                 check_streak(progress.streak, progress.step)
