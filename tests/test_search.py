@@ -250,3 +250,32 @@ def test_cached_decoding_equals_decoding_anew(beam_size: int) -> None:
         expected = beam_search(uncached_step, anew, max_lengths=maxima, **options)
     assert all(itertools.starmap(same, zip(cached, expected, strict=True)))
     assert len({tuple(hypothesis.tokens) for hypothesis in cached}) > 1
+
+
+def test_two_early_ends_do_not_end_a_beam() -> None:
+    """EOS at once and after one piece fill a beam of two with bad translations; a good long one is still alive."""
+    probabilities = {
+        0: {EOS: 0.3, 4: 0.7},
+        1: {EOS: 0.4, 5: 0.6},
+        **{length: {5: 0.999, EOS: 0.001} for length in range(2, 7)},
+    }
+    probabilities[7] = {EOS: 1.0}
+
+    @dataclass
+    class Depth:
+        length: int = 0
+
+        def reorder(self, rows: torch.Tensor) -> "Depth":
+            return self
+
+    def step(tokens: torch.Tensor, state: Depth) -> tuple[torch.Tensor, Depth]:
+        logits = torch.full((len(tokens), 6), -math.inf, dtype=torch.float64)
+        for token, probability in probabilities[state.length].items():
+            logits[:, token] = math.log(probability)
+        return logits, Depth(state.length + 1)
+
+    [found] = beam_search(
+        step, Depth(), beam_size=2, max_lengths=torch.tensor([9]), penalty=length_penalty(1.0), bos=BOS, eos=EOS
+    )
+    assert found.tokens == [4, 5, 5, 5, 5, 5, 5]
+    assert found.score == pytest.approx(math.log(0.7 * 0.6 * 0.999**5) / (13 / 6))

@@ -49,6 +49,7 @@ from transformer.evaluate.command import run as evaluate
 from transformer.training import loop
 from transformer.training.progress import Validation
 from transformer.translate.command import run as translate
+from transformer.translate.translator import find_checkpoint
 
 SCALARS = {
     "train/loss",
@@ -587,3 +588,40 @@ def test_the_commands(corpus: DataConfig, tmp_path: Path, empty_folder: Path) ->
 
 def pairs_of(pair: PairConfig) -> list[tuple[str, str]]:
     return list(zip(lines_of(pair.src), lines_of(pair.tgt), strict=True))
+
+
+# ---- what once went wrong -------------------------------------------------------------------------------------------
+
+
+def test_a_dev_sentence_longer_than_the_model_ends_no_run(corpus: DataConfig, tmp_path: Path) -> None:
+    """Dev sentences are never dropped: the loss sees what fits, and the run goes on."""
+    dev = write_pair(tmp_path / "dev", "dev", [("one two " * 300, "eins zwei " * 300), ("one", "eins")])
+    job = tiny_job(tmp_path / "a", replace(corpus, dev=dev), model={"max_positions": 41}, max_steps=6)
+    assert results_of(run(job))["validations"][-1]["loss"] > 0
+
+
+def test_a_damaged_checkpoint_is_left_out_of_the_average(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 4 rots while step 12 is trained: the run ends, and says which checkpoints it averaged."""
+    sound = loop.average_checkpoints
+
+    def rot(run_dir: Path, steps: list[int]) -> Any:
+        path = step_dir(run_dir, 4) / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        return sound(run_dir, steps)
+
+    monkeypatch.setattr(loop, "average_checkpoints", rot)
+    assert results_of(run(tiny_job(tmp_path / "a", corpus)))["averaged"] == [8, 12]
+
+
+def test_an_average_that_training_has_passed_is_not_used(corpus: DataConfig, tmp_path: Path) -> None:
+    """Trained to step 8, then on to 12 and stopped before its average: `auto` is the last checkpoint."""
+    run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=8))
+    assert find_checkpoint(run_dir, "auto").path.name == "averaged"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "average_checkpoints", lambda *_: sys.exit("died"))
+        with pytest.raises(SystemExit):
+            run(tiny_job(tmp_path / "a", corpus))
+    assert find_checkpoint(run_dir, "auto").path.name == "step-00000012"
+    assert find_checkpoint(run_dir, "averaged").step == 8
