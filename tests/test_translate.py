@@ -32,6 +32,7 @@ from transformer.config import (
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluate.command import evaluate_sets, read_sets, write_sets
 from transformer.evaluate.command import run as evaluate
+from transformer.evaluate.score import measure, score
 from transformer.layout import BOS, EOS, PAD, Padded
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.tokenizer import Tokenizer, train_tokenizer
@@ -455,6 +456,21 @@ def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path, capsys: pyte
         evaluate(evaluation(run_dir, test={"mine": PairConfig(str(src), str(tgt))}))
 
 
+def test_evaluate_refuses_tokenised_translations(
+    run_dir: Path, tmp_path: Path, translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command refuses, and keeps the translations; the end of a training scores the same ones all the same."""
+    monkeypatch.setattr(Translator, "translate", lambda _self, texts, **_: [f"{text.rstrip('.')} ." for text in texts])
+    pair = PairConfig(str(tmp_path / "src"), str(tmp_path / "tgt"))
+    for path in (pair.src, pair.tgt):
+        Path(path).write_text("".join(f"{text}.\n" for text in ("a dog", "a cat", "the tree")), encoding="utf-8")
+    with pytest.raises(InputError, match="the hypotheses are tokenised"):
+        evaluate(evaluation(run_dir, test={"mine": pair}))
+    assert (run_dir / "hypotheses/mine.hyp").read_bytes() == b"a dog .\na cat .\nthe tree .\n"
+    pairs = {"mine": [("a dog", "a dog."), ("a cat", "a cat.")]}
+    assert evaluate_sets(tmp_path, translator, pairs, tgt_lang="de", scorer=measure)["mine"]["chrf"] > 0
+
+
 def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: Path) -> None:
     class Echo(Translator):
         def hypotheses(self, sources: object, *, check: object) -> list[Hypothesis]:
@@ -462,7 +478,8 @@ def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: 
 
     echo = Echo(*(getattr(translator, name) for name in ("model", "tokenizer", "search", "device", "precision")))
     write_sets(tmp_path, {"same": [(text, text) for text in sentences(20)]})
-    assert evaluate_sets(tmp_path, echo, read_sets(tmp_path), tgt_lang="en")["same"]["bleu"] == pytest.approx(100)
+    scores = evaluate_sets(tmp_path, echo, read_sets(tmp_path), tgt_lang="en", scorer=score)
+    assert scores["same"]["bleu"] == pytest.approx(100)
     found = [(tmp_path / "hypotheses" / f"same.{kind}").read_bytes() for kind in ("src", "ref", "hyp")]
     assert found[0] == found[1] == found[2]
 

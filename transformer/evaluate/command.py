@@ -4,10 +4,9 @@ A run keeps the text of its own sets, so that it can be scored wherever it is co
 `NAME.ref`, and beside them the translations, `NAME.hyp`. A score is printed with all that it depends on.
 """
 
-import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from transformer.compute import resolve_threads
 from transformer.config import EvaluateJob, to_json
 from transformer.data.corpus import Pair, read_pairs
 from transformer.errors import InputError, StorageError
-from transformer.evaluate.score import find_fault, measure
+from transformer.evaluate.score import Scores, score
 from transformer.translate.translator import Translator, build_translator, find_checkpoint
-
-log = logging.getLogger(__name__)
 
 Sets = Mapping[str, Sequence[Pair]]
 
@@ -40,7 +37,7 @@ def run(job: EvaluateJob) -> dict[str, Any]:
     translator = build_translator(run_dir, checkpoint, search=job.search, device=job.device, precision=job.precision)
     tgt_lang = str(checkpoint.config["data"]["tgt_lang"])
     results = {
-        "test_sets": evaluate_sets(run_dir, translator, sets, tgt_lang=tgt_lang),
+        "test_sets": evaluate_sets(run_dir, translator, sets, tgt_lang=tgt_lang, scorer=score),
         "checkpoint": checkpoint.path.name,
         "averaged": checkpoint.state.get("averaged", []),
         "steps": checkpoint.step,
@@ -53,17 +50,18 @@ def run(job: EvaluateJob) -> dict[str, Any]:
 
 
 def evaluate_sets(
-    run_dir: Path, translator: Translator, sets: Sets, *, tgt_lang: str
+    run_dir: Path, translator: Translator, sets: Sets, *, tgt_lang: str, scorer: Callable[..., Scores]
 ) -> dict[str, dict[str, float | str]]:
-    """Translate each set, write the translations to NAME.hyp, and score them; what looks wrong in them is logged."""
+    """Translate each set, write the translations to NAME.hyp, and score them.
+
+    `scorer` is `score`, which refuses text that cannot be compared fairly, or `measure`, for the end of a training:
+    that must not lose its results over a doubt.
+    """
     scores = {}
     for name, pairs in sets.items():
         hypotheses = translator.translate([source for source, _ in pairs])
         _write_lines(_place(run_dir, name, "hyp"), hypotheses)
-        references = [reference for _, reference in pairs]
-        if doubt := find_fault(hypotheses, references):
-            log.warning("%s: %s", name, doubt)
-        scores[name] = measure(hypotheses, references, tgt_lang=tgt_lang).to_json()
+        scores[name] = scorer(hypotheses, [reference for _, reference in pairs], tgt_lang=tgt_lang).to_json()
     return scores
 
 

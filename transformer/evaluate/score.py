@@ -37,19 +37,11 @@ def score(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str
     That is what `measure` refuses, and hypotheses in subwords, or tokenised where the references are not.
     """
     _check_lists(hypotheses, references)
-    if fault := find_fault(hypotheses, references):
-        raise InputError(fault)
-    return measure(hypotheses, references, tgt_lang=tgt_lang)
-
-
-def find_fault(hypotheses: Sequence[str], references: Sequence[str]) -> str | None:
-    """Why these texts cannot be compared fairly, if so: subwords, or tokenised text against plain text."""
     if _share(_SUBWORDS, hypotheses) > _share(_SUBWORDS, references) + 0.1:
-        return "the hypotheses are in subwords (▁ or @@): join them into plain text before scoring"
-    for one, other, names in ((hypotheses, references, "hypotheses"), (references, hypotheses, "references")):
-        if _share(_TOKENISED, one) > 0.5 and _share(_TOKENISED, other) < 0.1:
-            return f"the {names} are tokenised ('word .') but the other side is not: detokenise them first"
-    return None
+        raise InputError("the hypotheses are in subwords (▁ or @@): join them into plain text before scoring")
+    if _share(_TOKENISED, hypotheses) > 0.5 and _share(_TOKENISED, references) < 0.1:
+        raise InputError("the hypotheses are tokenised ('word .') but the references are not: detokenise them first")
+    return measure(hypotheses, references, tgt_lang=tgt_lang)
 
 
 def measure(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str) -> Scores:

@@ -314,7 +314,7 @@ def _finish(job: TrainJob, run: Run) -> dict[str, object]:
         run.directory, checkpoint="averaged", search=search, device=device, precision=run.precision
     )
     return {
-        "test_sets": evaluate_sets(run.directory, translator, run.test, tgt_lang=job.data.tgt_lang),
+        "test_sets": evaluate_sets(run.directory, translator, run.test, tgt_lang=job.data.tgt_lang, scorer=measure),
         "averaged": averaged,
         "steps": run.progress.step,
         "epochs": run.progress.epoch,
