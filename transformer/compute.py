@@ -4,6 +4,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 from transformer.config import Device, Precision
 from transformer.errors import InputError
@@ -41,6 +42,12 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     if precision is Precision.bf16:
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
+
+
+def lowered(x: Tensor) -> Tensor:
+    """`x` in the type that autocast multiplies in, where it is on."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def resolve_threads(threads: int | None) -> int:

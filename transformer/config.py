@@ -28,6 +28,14 @@ class Positions(Enum):
     learned = "learned"
 
 
+class Score(Enum):
+    """What a query makes of a key: `q.k / sqrt(d_k)` (eq. 1), `q.k`, or additive (3.2.1)."""
+
+    scaled = "scaled"
+    unscaled = "unscaled"
+    additive = "additive"
+
+
 class Decay(Enum):
     """What the learning rate does after the warm-up."""
 
@@ -114,6 +122,7 @@ class ModelConfig:
     n_heads: int = option(8, "attention heads")
     d_k: int | None = option(None, "width of a head's queries and keys (null: d_model / n_heads)")
     d_v: int | None = option(None, "width of a head's values (null: d_model / n_heads)")
+    score: Score = option(Score.scaled, "what a query makes of a key: q.k / sqrt(d_k), q.k, or v.tanh(q + k)")
     dropout: float = option(0.1, "on each sub-layer's output and on the embedding sum")
     attention_dropout: float = option(0.0, "on the attention weights (not in the paper)")
     relu_dropout: float = option(0.0, "inside the feed-forward network (not in the paper)")

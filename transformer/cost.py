@@ -6,7 +6,7 @@ padding, recomputation and masked positions are never counted, nor are the eleme
 
 import re
 
-from transformer.config import ModelConfig, Norm, Positions
+from transformer.config import ModelConfig, Norm, Positions, Score
 
 # Dense bf16 (or fp16) FLOP/s of the matrix units, from the makers' data sheets, by a word of the device's name.
 PEAK_FLOPS = {
@@ -24,6 +24,7 @@ def parameters(config: ModelConfig, vocab_size: int) -> int:
     """How many numbers are trained."""
     d, heads = config.d_model, config.n_heads
     attention = d * heads * (2 * config.key_width + 2 * config.value_width)
+    attention += heads * config.key_width if config.score is Score.additive else 0
     feed_forward = 2 * d * config.d_ff + config.d_ff + d
     norm = 2 * d
     layers = config.n_layers * ((attention + feed_forward + 2 * norm) + (2 * attention + feed_forward + 3 * norm))

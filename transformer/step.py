@@ -13,6 +13,7 @@ from transformer.config import Precision
 from transformer.data.batch import Batch
 from transformer.data.loader import Step
 from transformer.distributed import unsynchronised
+from transformer.kernels.loss import linear_cross_entropy
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.transformer import Transformer
 from transformer.optimizer import set_rate
@@ -36,6 +37,8 @@ class Objective(nn.Module):
             batch.target_in, batch.target_layout, memory=memory, memory_layout=batch.source_layout
         )
         real = hidden.flatten(0, -2).index_select(0, batch.target_rows)  # (N, D)
+        if torch.is_grad_enabled():
+            return linear_cross_entropy(real, self.model.output, batch.target_out, label_smoothing=self.label_smoothing)
         return smoothed_cross_entropy(self.model.unembed(real), batch.target_out, label_smoothing=self.label_smoothing)
 
 

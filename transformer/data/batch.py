@@ -1,8 +1,9 @@
 """Sentence ids -> the tensors of one micro-batch.
 
-`B` sentences, `S` and `T` the longest source and target, `N` real target tokens. Source = pieces + EOS, decoder input =
-BOS + pieces, target = pieces + EOS. The surprise: the target is no matrix but the `N` real tokens, with the flat place
-of each, so that the loss never touches padding.
+`B` sentences, `S` and `T` the longest source and target, `N` rows that the loss is asked for. Source = pieces + EOS,
+decoder input = BOS + pieces, target = pieces + EOS. The surprise: the target is no matrix but the classes of chosen
+rows, with the flat place of each, so that the loss never touches padding. A packed batch has the one shape of its
+capacity instead: there the loss sees every slot, and those of class PAD count nothing.
 """
 
 from dataclasses import dataclass
@@ -12,19 +13,19 @@ import torch
 from torch import Tensor
 
 from transformer.data.store import Ids, Store
-from transformer.layout import BOS, EOS, PAD, Padded
+from transformer.layout import BOS, EOS, PAD, Layout, Padded, pack
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch; `target_rows` are places `row * T + position` in the `(B, T)` of `target_in`."""
+    """One micro-batch; `target_rows` are flat places in `target_in`, `row * T + position` where it is padded."""
 
-    source: Tensor  # (B, S) int64: pieces + EOS, then PAD
-    source_layout: Padded
-    target_in: Tensor  # (B, T) int64: BOS + pieces, then PAD
-    target_layout: Padded
+    source: Tensor  # (B, S) int64: pieces + EOS, then PAD; packed, (slots,)
+    source_layout: Layout
+    target_in: Tensor  # (B, T) int64: BOS + pieces, then PAD; packed, (slots,)
+    target_layout: Layout
     target_rows: Tensor  # (N,) int64
-    target_out: Tensor  # (N,) int64: the class at each of those places, pieces + EOS
+    target_out: Tensor  # (N,) int64: the class at each of those places, pieces + EOS; PAD in an empty slot
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
@@ -38,8 +39,14 @@ class Batch:
         )
 
 
-def collate(store: Store, ids: Ids) -> Batch:
-    """The batch of these sentences, in this order. No ids: one empty row, for a rank that has nothing to do."""
+def collate(store: Store, ids: Ids, capacities: tuple[int, int] | None = None) -> Batch:
+    """The batch of these sentences, in this order, padded, or packed into `capacities` slots of source and target.
+
+    No ids: one empty row (packed, a sentence of one PAD), for a rank that has nothing to do. Raises ValueError where
+    the sentences do not fit.
+    """
+    if capacities is not None:
+        return _packed(store, ids, capacities)
     if len(ids) == 0:
         nothing, pad, empty = torch.zeros(0, dtype=torch.int64), torch.full((1, 1), PAD), Padded.of([0], 1)
         return Batch(pad, empty, pad, empty, nothing, nothing)
@@ -54,6 +61,36 @@ def collate(store: Store, ids: Ids) -> Batch:
         target_rows=torch.from_numpy(rows),
         target_out=torch.from_numpy(target.ravel()[rows]),
     )
+
+
+def _packed(store: Store, ids: Ids, capacities: tuple[int, int]) -> Batch:
+    lengths = store.lengths[ids] if len(ids) else np.ones((1, 2), dtype=np.int32)
+    longest = store.lengths.max(axis=0)
+    source_layout, target_layout = pack(lengths, capacities, (int(longest[0]), int(longest[1])))
+    source, target_in, target = (np.full(capacities[side], PAD, dtype=np.int64) for side in (0, 1, 1))
+    if len(ids):
+        _end_to_end(source, *store.gather(ids, 0))
+        _end_to_end(target, *store.gather(ids, 1))
+        ends = np.cumsum(lengths[:, 1])
+        target_in[1 : ends[-1]] = target[: ends[-1] - 1]  # what stands behind an EOS there begins a sentence
+        target_in[np.concatenate(([0], ends[:-1]))] = BOS
+    return Batch(
+        source=torch.from_numpy(source),
+        source_layout=source_layout,
+        target_in=torch.from_numpy(target_in),
+        target_layout=target_layout,
+        target_rows=torch.arange(capacities[1]),
+        target_out=torch.from_numpy(target),
+    )
+
+
+def _end_to_end(slots: Ids, pieces: Ids, counts: Ids) -> None:
+    """Fill the first slots with these sentences, each with its EOS."""
+    ends = np.cumsum(counts + 1) - 1
+    inner = np.ones(ends[-1] + 1, dtype=bool)
+    inner[ends] = False
+    slots[: len(inner)][inner] = pieces
+    slots[ends] = EOS
 
 
 def _arrange(pieces: Ids, counts: Ids) -> tuple[Ids, Ids, Padded]:

@@ -26,7 +26,7 @@ class Step:
     target_tokens: int  # real tokens, EOS counted
     source_tokens: int
     sentences: int
-    slots: int  # padded positions of both sides
+    slots: int  # positions of both sides, padding and empty ones counted
 
 
 def load_steps(
@@ -36,6 +36,7 @@ def load_steps(
     tokens_per_step: int,
     max_tokens: int,
     multiple: int,
+    capacities: tuple[int, int] | None = None,
     rank: int,
     world_size: int,
     epoch: int,
@@ -44,8 +45,8 @@ def load_steps(
 ) -> Generator[Step, None, None]:
     """Steps from position (epoch, step) on, for ever; a position behind an epoch's last step is the next epoch's first.
 
-    `prefetch` steps are prepared ahead by a thread (0: none), which closing the generator ends. Raises what plan_epoch
-    and split_step raise.
+    With `capacities` the sentences are packed, else padded. `prefetch` steps are prepared ahead by a thread (0: none),
+    which closing the generator ends. Raises what plan_epoch and split_step raise.
     """
 
     def steps() -> Generator[Step, None, None]:
@@ -53,17 +54,30 @@ def load_steps(
         while True:
             plan = plan_epoch(store.lengths, seed=seed, epoch=now, tokens_per_step=tokens_per_step)
             for index in range(first, len(plan)):
-                parts = split_step(plan[index], store.lengths, max_tokens=max_tokens, multiple=multiple)
-                yield _step(store, parts, epoch=now, index=index, rank=rank, world_size=world_size)
+                parts = split_step(
+                    plan[index], store.lengths, max_tokens=max_tokens, multiple=multiple, capacities=capacities
+                )
+                yield _step(store, parts, capacities, epoch=now, index=index, rank=rank, world_size=world_size)
             now, first = now + 1, 0
 
     return _prefetched(steps(), prefetch) if prefetch else steps()
 
 
-def _step(store: Store, parts: list[Ids], *, epoch: int, index: int, rank: int, world_size: int) -> Step:
+def _step(
+    store: Store,
+    parts: list[Ids],
+    capacities: tuple[int, int] | None,
+    *,
+    epoch: int,
+    index: int,
+    rank: int,
+    world_size: int,
+) -> Step:
     """Micro-batch m goes to rank m mod world size; a rank without a sentence gets one empty batch, never nothing."""
     mine = [m for m in range(rank, len(parts), world_size) if len(parts[m])]
-    batches = [(m, collate(store, parts[m])) for m in mine] or [(rank, collate(store, np.zeros(0, np.int64)))]
+    batches = [(m, collate(store, parts[m], capacities)) for m in mine] or [
+        (rank, collate(store, np.zeros(0, np.int64), capacities))
+    ]
     lengths = [store.lengths[part] for part in parts if len(part)]
     source_tokens, target_tokens = np.concatenate(lengths).sum(axis=0, dtype=np.int64).tolist()
     return Step(
@@ -73,7 +87,7 @@ def _step(store: Store, parts: list[Ids], *, epoch: int, index: int, rank: int, 
         target_tokens=target_tokens,
         source_tokens=source_tokens,
         sentences=sum(map(len, parts)),
-        slots=sum(len(part) * int(part.max(axis=0).sum()) for part in lengths),
+        slots=sum(sum(capacities) if capacities else len(part) * int(part.max(axis=0).sum()) for part in lengths),
     )
 
 

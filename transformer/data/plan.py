@@ -6,6 +6,10 @@ of sentence ids. Which sentences a step holds depends on the seed, the epoch and
 output, because NumPy promises that stream for ever, and `Generator.permutation` from one release to the next only.
 """
 
+import math
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
@@ -71,20 +75,29 @@ def _cut(order: Ids, lengths: Lengths, tokens_per_step: int) -> list[Ids]:
     return steps
 
 
-def split_step(ids: Ids, lengths: Lengths, *, max_tokens: int, multiple: int) -> list[Ids]:
-    """The fewest micro-batches whose rows x longest fits `max_tokens` on both sides, up to a multiple of `multiple`.
+def split_step(
+    ids: Ids, lengths: Lengths, *, max_tokens: int, multiple: int, capacities: tuple[int, int] | None = None
+) -> list[Ids]:
+    """The fewest micro-batches that fit, up to a multiple of `multiple`; longest sentences first, as even as can be.
 
-    Longest sentences first, and as even as that number allows. `lengths` are the whole corpus'. Where there are too few
-    sentences the last micro-batches are empty. Raises InputError for a sentence longer than `max_tokens`.
+    Padded, a micro-batch fits where rows x longest is at most `max_tokens` on both sides; packed, where each side's
+    tokens fit its capacity. `lengths` are the whole corpus'. Where there are too few sentences the last micro-batches
+    are empty. Raises InputError for a sentence that fits nowhere.
     """
     source, target = lengths[ids, 0], lengths[ids, 1]
     longer = np.maximum(source, target)  # rows x longest fits on both sides just when rows x this does
     order = np.lexsort((target, source, longer))[::-1]
     sizes: list[int] = longer[order].tolist()
-    if sizes and sizes[0] > max_tokens:
+    if sizes and sizes[0] > min(capacities or (max_tokens,)):
         raise InputError(f"a sentence of {sizes[0]} tokens does not fit train.max_tokens={max_tokens}")
-    count = -(-max(1, len(_starts(sizes, max_tokens))) // multiple) * multiple
-    starts = _even_starts(sizes, max_tokens, count)
+    if capacities is None:
+        starts_within, least, most = partial(_starts, sizes), max(sizes, default=0), max_tokens
+    else:  # the smaller side's tokens weigh more, so that both have the same budget
+        most = max(capacities)
+        weighted = lengths[ids[order]] * [most / capacity for capacity in capacities]
+        starts_within, least = partial(_packed_starts, weighted.cumsum(axis=0)), math.ceil(weighted.max(initial=0))
+    count = -(-max(1, len(starts_within(most))) // multiple) * multiple
+    starts = _even_starts(starts_within, least, most, count=count, rows=len(sizes))
     parts = [ids[order[start:end]] for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
     return parts + [ids[:0]] * (count - len(parts))
 
@@ -98,18 +111,31 @@ def _starts(sizes: list[int], budget: int) -> list[int]:
     return starts
 
 
-def _even_starts(sizes: list[int], max_tokens: int, count: int) -> list[int]:
+def _packed_starts(totals: npt.NDArray[np.float64], budget: int) -> list[int]:
+    """The same for packed sentences, from the running totals of both sides."""
+    starts, start, used = [], 0, np.zeros(2)
+    while start < len(totals):
+        starts.append(start)
+        room = used + budget + 1e-6  # weighted tokens are no whole numbers
+        start = min(int(np.searchsorted(totals[:, side], room[side], side="right")) for side in (0, 1))
+        used = totals[start - 1]
+    return starts
+
+
+def _even_starts(
+    starts_within: Callable[[int], list[int]], least: int, most: int, *, count: int, rows: int
+) -> list[int]:
     """`count` micro-batches, or one a sentence where there are fewer sentences; the largest as small as can be."""
-    low, high = max(sizes, default=0), max_tokens
+    low, high = least, most
     while low < high:  # the smallest budget that needs no more than `count`
         middle = (low + high) // 2
-        if len(_starts(sizes, middle)) <= count:
+        if len(starts_within(middle)) <= count:
             high = middle
         else:
             low = middle + 1
-    starts = _starts(sizes, high)
-    while len(starts) < min(count, len(sizes)):  # equal lengths can leave some over: halve the one with most rows
-        ends = [*starts[1:], len(sizes)]
-        rows, start = max((end - start, start) for start, end in zip(starts, ends, strict=True))
-        starts = sorted([*starts, start + (rows + 1) // 2])
+    starts = starts_within(high)
+    while len(starts) < min(count, rows):  # equal lengths can leave some over: halve the one with most rows
+        ends = [*starts[1:], rows]
+        size, start = max((end - start, start) for start, end in zip(starts, ends, strict=True))
+        starts = sorted([*starts, start + (size + 1) // 2])
     return starts

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transformer.compute import lowered
 from transformer.config import Norm, Positions
+from transformer.kernels.dropout import Dropout
 from transformer.layout import Layout, Padded
 from transformer.model.attention import KeyValues, MultiHeadAttention
 
@@ -38,7 +40,7 @@ class Embedding(nn.Module):
         d_model = matrix.shape[1]
         self.matrix = matrix
         self.scale = math.sqrt(d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         match positions:
             case Positions.sinusoidal:
                 self.register_buffer("table", sinusoids(max_positions, d_model), persistent=False)
@@ -48,7 +50,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor | int) -> Tensor:
         """Ids `(B, T)` and positions that broadcast against them, or one for all -> `(B, T, D)`."""
-        return self.dropout(F.embedding(tokens, self.matrix) * self.scale + self.table[positions])
+        return self.dropout(lowered(F.embedding(tokens, self.matrix) * self.scale + self.table[positions]))
 
 
 class FeedForward(nn.Module):
@@ -58,7 +60,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.W_1 = nn.Linear(d_model, d_ff)
         self.W_2 = nn.Linear(d_ff, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         for linear in (self.W_1, self.W_2):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
@@ -77,13 +79,13 @@ class AddNorm(nn.LayerNorm):
     def __init__(self, d_model: int, norm: Norm, *, dropout: float) -> None:
         super().__init__(d_model, eps=1e-5)
         self.pre = norm is Norm.pre
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
         """`x` and what `sublayer` makes of it, both `(..., D)`."""
         if self.pre:
-            return x + self.dropout(sublayer(super().forward(x)))
-        return super().forward(x + self.dropout(sublayer(x)))
+            return x + self.dropout(sublayer(lowered(super().forward(x))))
+        return lowered(super().forward(x + self.dropout(sublayer(x))))
 
 
 class EncoderLayer(nn.Module):
@@ -140,7 +142,7 @@ class DecoderLayer(nn.Module):
         return self.feed_forward_norm(x, self.feed_forward)
 
     def step(
-        self, x: Tensor, past: KeyValues | None, *, memory: KeyValues, memory_layout: Layout
+        self, x: Tensor, past: KeyValues | None, *, memory: KeyValues, memory_layout: Padded
     ) -> tuple[Tensor, KeyValues]:
         """One new position for each of `R` hypotheses: `x` `(R, 1, D)` and the keys of earlier positions, if any.
 

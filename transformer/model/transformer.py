@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transformer.config import ModelConfig, Norm
-from transformer.layout import Layout
+from transformer.layout import Layout, Padded
 from transformer.model.attention import KeyValues, MultiHeadAttention
 from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
 
@@ -26,7 +26,7 @@ class DecoderState:
     beam_size: int  # R / B
     past: list[KeyValues | None]  # for each layer, `R` rows
     memory: list[KeyValues]  # for each layer, `B` rows
-    memory_layout: Layout
+    memory_layout: Padded
 
     def reorder(self, rows: Tensor) -> "DecoderState":
         """The state of these hypotheses. Whole sentences may leave; each that stays keeps `beam_size` adjacent rows."""
@@ -58,7 +58,7 @@ class Transformer(nn.Module):
         self.encoder_norm, self.decoder_norm = final(config.d_model), final(config.d_model)
 
     def forward(self, source: Tensor, target: Tensor, *, source_layout: Layout, target_layout: Layout) -> Tensor:
-        """Source ids `(B, S)` and decoder inputs `(B, T)` (BOS first) -> logits `(B, T, V)`."""
+        """Source ids `(B, S)` and decoder inputs `(B, T)` (BOS first) -> logits `(B, T, V)`; packed, `(N,)` each."""
         memory = self.encode(source, source_layout)
         return self.unembed(self.decode(target, target_layout, memory=memory, memory_layout=source_layout))
 
@@ -80,7 +80,7 @@ class Transformer(nn.Module):
         """Hidden states `(..., D)` -> logits `(..., V)`: the pre-softmax map has no bias (section 3.4)."""
         return F.linear(hidden, self.output)
 
-    def start(self, memory: Tensor, layout: Layout, *, beam_size: int) -> DecoderState:
+    def start(self, memory: Tensor, layout: Padded, *, beam_size: int) -> DecoderState:
         """The state before the first target, with `beam_size` hypotheses for each row of memory `(B, S, D)`."""
         return DecoderState(0, beam_size, [None] * len(self.decoder), self._read(memory), layout)
 
@@ -113,7 +113,8 @@ class Transformer(nn.Module):
 
     def _attention(self) -> MultiHeadAttention:
         c = self.config
-        return MultiHeadAttention(c.d_model, c.n_heads, d_k=c.key_width, d_v=c.value_width, dropout=c.attention_dropout)
+        widths = {"d_k": c.key_width, "d_v": c.value_width}
+        return MultiHeadAttention(c.d_model, c.n_heads, **widths, score=c.score, dropout=c.attention_dropout)
 
     def _feed_forward(self) -> FeedForward:
         return FeedForward(self.config.d_model, self.config.d_ff, dropout=self.config.relu_dropout)
