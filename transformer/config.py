@@ -36,11 +36,15 @@ class Decay(Enum):
 
 
 class Precision(Enum):
-    """The arithmetic of the forward pass; `auto` is bf16 where the hardware multiplies it, fp32 elsewhere."""
+    """The arithmetic of the forward pass; `auto` is bf16 where the hardware multiplies it, fp32 elsewhere.
+
+    fp16 is for GPUs without bf16, and never chosen by itself: its range is small, so the loss is scaled.
+    """
 
     auto = "auto"
     fp32 = "fp32"
     bf16 = "bf16"
+    fp16 = "fp16"
     fp64 = "fp64"
 
 

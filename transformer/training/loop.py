@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from torch.amp import GradScaler
 from torch.optim import Adam
 
 from transformer.average import average_checkpoints, regular_steps
@@ -29,7 +30,7 @@ from transformer.checkpoint import (
     step_path,
     write_json,
 )
-from transformer.compute import dtype_of, resolve_device
+from transformer.compute import dtype_of, loss_scaler, resolve_device
 from transformer.config import Device, Precision, SearchOverride, TrainJob, to_json
 from transformer.cost import parameters
 from transformer.data.corpus import Pair
@@ -70,6 +71,7 @@ class Run:
     model: Transformer
     objective: Objective
     optimizer: Adam
+    scaler: GradScaler
     device: torch.device
     precision: Precision
     settled: Settled
@@ -153,12 +155,13 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
     torch.manual_seed(seed_for(job.train.seed))
     model = Transformer(job.model, tokenizer.vocab_size).to(device, dtype_of(precision))
-    optimizer = build_optimizer(model, job.train)
+    optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
     if checkpoint is not None:
         try:
             load_parameters(model, checkpoint.tensors("model"))
             load_moments(model, optimizer, checkpoint.tensors("optimizer"))
-        except (ValueError, KeyError) as error:
+            scaler.load_state_dict(checkpoint.state.get("scaler", {}))
+        except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", asdict(settled))
     objective = Objective(model, job.train.label_smoothing).train()
@@ -172,6 +175,7 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
         model,
         objective,
         optimizer,
+        scaler,
         device,
         precision,
         settled,
@@ -224,6 +228,7 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
                 objective,
                 run.optimizer,
                 step,
+                scaler=run.scaler,
                 world_size=world.size,
                 rate=rate,
                 seed=cfg.seed,
@@ -236,7 +241,7 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
             window.add(step, result, seconds=seconds, waited=waited)
             bar.update()
             if not result.applied:
-                check_streak(progress.streak, progress.step)
+                check_streak(progress.streak, progress.step, loss_scale=result.loss_scale)
             if progress.step % cfg.log_every == 0:
                 window.flush(tracker, progress, rate, world)
             is_kept = _is_validation_due(job, progress) and _validate(job, run, world, tracker=tracker, signals=signals)
@@ -290,6 +295,7 @@ def _commit(job: TrainJob, run: Run, tracker: Tracker) -> None:
     tracker.flush()  # what was measured up to a checkpoint must not be lost: nobody measures it again
     state = {
         "progress": progress.to_json(),
+        "scaler": run.scaler.state_dict(),
         "vocab_size": run.tokenizer.vocab_size,
         "data_digest": run.data_digest,
         "plan_version": PLAN_VERSION,
