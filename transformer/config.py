@@ -224,6 +224,7 @@ class TrainConfig:
     adam_eps: float = option(1e-9, "Adam's epsilon")
     label_smoothing: float = option(0.1, "probability spread over the wrong classes")
     clip_norm: float | None = option(None, "largest gradient norm (null: no clipping, as the paper)")
+    ema_decay: float | None = option(None, "use a moving average of the weights, of this decay (null: none)")
     precision: Precision = option(Precision.auto, "arithmetic of the forward pass")
     device: Device = option(Device.auto, "where to compute")
     threads: int | None = option(None, "CPU threads (null: one for each core)")
@@ -247,6 +248,8 @@ class TrainConfig:
         _at_least(self, "train.", 1, "patience", "average", "tokens_per_step", "max_tokens")
         _at_least(self, "train.", 2, "keep_last")
         _below_one(self, "train", "adam_beta1", "adam_beta2", "label_smoothing")
+        decay = self.ema_decay
+        _require(decay is None or 0.0 < decay < 1.0, f"train.ema_decay={decay} must be in (0, 1)")
         for name in ("learning_rate", "adam_eps", "clip_norm"):
             value = getattr(self, name)
             _require(value is None or (math.isfinite(value) and value > 0), f"train.{name}={value} must be above 0")

@@ -4,6 +4,7 @@ A step is one optimiser update; a position is (epoch, step in the epoch). Whatev
 log, validate, commit a checkpoint, stop. Validation and checkpoint due at one step: validate first, commit once.
 """
 
+import copy
 import logging
 import os
 import time
@@ -42,7 +43,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.evaluate.command import evaluate_sets, print_results, write_sets
 from transformer.evaluate.score import measure
 from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
-from transformer.optimizer import build_optimizer, load_moments, moments_by_name
+from transformer.optimizer import build_optimizer, load_moments, moments_by_name, move_average
 from transformer.prepare import Prepared, prepare
 from transformer.schedule import learning_rate, paper_peak
 from transformer.seeding import seed_for
@@ -70,6 +71,7 @@ class Run:
     directory: Path
     model: Transformer
     objective: Objective
+    judged: Objective  # with the weights that are used: their moving average where there is one, else the same object
     optimizer: Adam
     scaler: GradScaler
     device: torch.device
@@ -156,15 +158,18 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
     torch.manual_seed(seed_for(job.train.seed))
     model = Transformer(job.model, tokenizer.vocab_size).to(device, dtype_of(precision))
     optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
+    objective = Objective(model, job.train.label_smoothing).train()
+    judged = objective if job.train.ema_decay is None else copy.deepcopy(objective)
     if checkpoint is not None:
         try:
             load_parameters(model, checkpoint.tensors("model"))
             load_moments(model, optimizer, checkpoint.tensors("optimizer"))
             scaler.load_state_dict(checkpoint.state.get("scaler", {}))
+            if judged is not objective:
+                load_parameters(judged.model, checkpoint.tensors("ema"))
         except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", asdict(settled))
-    objective = Objective(model, job.train.label_smoothing).train()
     dev = DevSet.of(prepared.dev, tokenizer, room=job.model.max_positions - 1)
     measure(
         dev.references[:1], dev.references[:1], tgt_lang=job.data.tgt_lang
@@ -174,6 +179,7 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
         Path(job.run_dir),
         model,
         objective,
+        judged,
         optimizer,
         scaler,
         device,
@@ -236,6 +242,8 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
                 device=run.device,
                 precision=run.precision,
             )
+            if cfg.ema_decay is not None and result.applied:
+                move_average(run.judged, run.objective, decay=cfg.ema_decay, updates=progress.updates)
             seconds = time.perf_counter() - asked
             progress.count(step, result, seconds=seconds)
             window.add(step, result, seconds=seconds, waited=waited)
@@ -260,10 +268,10 @@ def _is_validation_due(job: TrainJob, progress: Progress) -> bool:
 def _validate(job: TrainJob, run: Run, world: World, *, tracker: Tracker, signals: Signals) -> bool:
     """Validate, log and show samples; whether it is among the best, to be kept. A signal leaves it due."""
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and the same order of checkpoints
-    translator = Translator(run.model, run.tokenizer, greedy, run.device, run.precision)
+    translator = Translator(run.judged.model, run.tokenizer, greedy, run.device, run.precision)
     try:
         validation, hypotheses = validate(
-            run.objective,
+            run.judged,
             translator,
             run.dev,
             world,
@@ -301,6 +309,8 @@ def _commit(job: TrainJob, run: Run, tracker: Tracker) -> None:
         "plan_version": PLAN_VERSION,
     }
     tensors = {"model": parameters_by_name(run.model), "optimizer": moments_by_name(run.model, run.optimizer)}
+    if run.judged is not run.objective:
+        tensors["ema"] = parameters_by_name(run.judged.model)
     commit(run.directory, step=progress.step, tensors=tensors, state=state, config=to_json(job))
     log.info("step %d: saved", progress.step)
     best = progress.best(job.train.metric)

@@ -74,6 +74,11 @@ class Progress:
     stalled: int = 0  # validations since the best
     validations: list[Validation] = field(default_factory=list)
 
+    @property
+    def updates(self) -> int:
+        """The updates that were applied."""
+        return self.step - self.skipped
+
     def count(self, step: Step, result: StepResult, *, seconds: float) -> None:
         """One more step is done."""
         self.step += 1
