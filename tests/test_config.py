@@ -50,6 +50,7 @@ def random_job(draw: random.Random) -> TrainJob:
 
     return TrainJob(
         run_dir=text(),
+        init_from=maybe(text()),
         model=ModelConfig(
             n_layers=draw.randint(1, 12),
             d_model=2 * heads * draw.randint(1, 40),

@@ -296,6 +296,7 @@ class TrainJob:
     """`transformer train` and `transformer prepare`."""
 
     run_dir: str = option("runs/base", "everything about the run goes here; the same again resumes")
+    init_from: str | None = option(None, "begin with the weights and the tokenizer of this run, or of one checkpoint")
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)

@@ -8,7 +8,7 @@ import copy
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -28,7 +28,6 @@ from transformer.checkpoint import (
     newest,
     read_json,
     rotate,
-    step_path,
     write_json,
 )
 from transformer.compute import dtype_of, loss_scaler, resolve_device
@@ -54,6 +53,7 @@ from transformer.training.guard import Interrupted, Signals, check_streak, stopp
 from transformer.training.progress import Progress, Window
 from transformer.training.resume import Settled, open_run
 from transformer.training.validate import DevSet, validate
+from transformer.training.warm_start import find_source, initialise
 from transformer.translate.translator import Translator, load_translator
 
 log = logging.getLogger(__name__)
@@ -113,6 +113,8 @@ def train(job: TrainJob) -> None:
 def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     """Prepare, lock, and start or resume; rank 0 goes first. What stays open until the end is put into `held`."""
     directory = Path(job.run_dir)
+    begun = world.from_first(lambda: bool(list_steps(directory)))
+    source = None if begun else _agreed(lambda: find_source(job), world)
     known = world.from_first(directory.exists)
     prepared = None if known else world.first_then_all(lambda: prepare(job))  # bad input leaves no directory behind
     world.from_first(lambda: held.enter_context(lock_run(directory)))
@@ -121,20 +123,20 @@ def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     else:
         logging.getLogger("transformer").setLevel(logging.WARNING)
     prepared = prepared or world.first_then_all(lambda: prepare(job))
-    checkpoint = _newest(directory, world)
-    settled = Settled(**world.from_first(lambda: asdict(open_run(job, prepared, checkpoint, world_size=world.size))))
-    return _start(job, settled, prepared=prepared, checkpoint=checkpoint)
+    checkpoint = _agreed(lambda: newest(directory), world)
+    settled = world.from_first(lambda: asdict(open_run(job, prepared, checkpoint, source, world_size=world.size)))
+    return _start(job, Settled(**settled), prepared=prepared, checkpoint=checkpoint, source=source)
 
 
-def _newest(directory: Path, world: World) -> Checkpoint | None:
-    """The checkpoint that rank 0 chooses; each rank verifies what it reads."""
+def _agreed(find: Callable[[], Checkpoint | None], world: World) -> Checkpoint | None:
+    """The checkpoint that rank 0 finds; each rank verifies what it reads."""
 
-    def choose() -> int | None:
-        found = newest(directory)
-        return None if found is None else found.step
+    def choose() -> str | None:
+        found = find()
+        return None if found is None else str(found.path)
 
-    step = world.from_first(choose)
-    return None if step is None else load_checkpoint(step_path(directory, step))
+    path = world.from_first(choose)
+    return None if path is None else load_checkpoint(Path(path))
 
 
 def _is_finished(job: TrainJob, run: Run) -> bool:
@@ -147,8 +149,10 @@ def _is_finished(job: TrainJob, run: Run) -> bool:
     return run.progress.ended(job.train) and found == (run.progress.step, to_json(job.search), sorted(run.test))
 
 
-def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: Checkpoint | None) -> Run:
-    """The run at its first step, or as the checkpoint left it."""
+def _start(
+    job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: Checkpoint | None, source: Checkpoint | None
+) -> Run:
+    """The run at its first step, with the weights of `source` if there is one, or as the checkpoint left it."""
     torch.set_num_threads(settled.threads)
     torch.use_deterministic_algorithms(job.train.deterministic)
     if job.train.deterministic:
@@ -157,6 +161,8 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
     torch.manual_seed(seed_for(job.train.seed))
     model = Transformer(job.model, tokenizer.vocab_size).to(device, dtype_of(precision))
+    if source is not None:
+        initialise(model, source)
     optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
     objective = Objective(model, job.train.label_smoothing).train()
     judged = objective if job.train.ema_decay is None else copy.deepcopy(objective)
