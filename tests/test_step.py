@@ -335,8 +335,8 @@ def test_an_overflow_halves_the_scale_until_it_fits() -> None:
     torch.set_default_dtype(torch.float32)
     objective, optimizer = build()
     before, scaler = weights(objective), GradScaler("cpu", init_scale=2.0**40, growth_interval=2)
-    results = []
-    while not (results and results[-1].applied):
+    results: list[StepResult] = []
+    while len(results) < 40 and not (results and results[-1].applied):
         assert same(weights(objective), before)
         results.append(run(objective, optimizer, step_of([PAIRS]), precision=Precision.fp16, scaler=scaler))
     assert [result.loss_scale for result in results] == [2.0 ** (40 - n) for n in range(len(results))]
