@@ -289,6 +289,13 @@ def test_the_loss_scale_goes_on(corpus: DataConfig, tmp_path: Path, monkeypatch:
     assert {"scale", "_growth_tracker"} <= state["scaler"].keys()
 
 
+def test_a_run_in_float16_learns_as_one_in_float32(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
+    half = run(tiny_job(tmp_path / "a", corpus, max_steps=LAST, precision=Precision.fp16))
+    rows = [[row["train/loss"] for row in metrics_of(run_dir) if "train/loss" in row] for run_dir in (half, straight)]
+    assert rows[0] == pytest.approx(rows[1], rel=2e-3)
+    assert rows[0] != rows[1], "it was rounded"
+
+
 def test_gradients_that_no_scale_makes_finite_end_a_run(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
