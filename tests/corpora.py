@@ -215,10 +215,12 @@ def assert_same_tensors(left: Path, right: Path) -> None:
 
 
 def assert_same_end(left: Path, right: Path) -> None:
-    """Weights, moments, position, validations, the averaged model and the results are equal to the last bit."""
+    """Weights, moments, moving averages, position, validations, the averaged model and the results: to the last bit."""
     last = steps_of(left)[-1]
     assert steps_of(right)[-1] == last
-    for name in ("model.safetensors", "optimizer.safetensors"):
+    names = {path.name for path in step_dir(left, last).glob("*.safetensors")}
+    assert names == {path.name for path in step_dir(right, last).glob("*.safetensors")}
+    for name in names:
         assert_same_tensors(step_dir(left, last) / name, step_dir(right, last) / name)
     assert_same_tensors(left / "averaged" / "model.safetensors", right / "averaged" / "model.safetensors")
     assert progress_of(left, last) == progress_of(right, last)

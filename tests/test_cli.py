@@ -427,6 +427,7 @@ PAPER_BASE = {
     "train.adam_eps": 1e-9,
     "train.label_smoothing": 0.1,
     "train.clip_norm": None,
+    "train.ema_decay": None,
     "train.save_every": 1500,
     "train.average": 5,
     "train.keep_last": 5,

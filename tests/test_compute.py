@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from transformer.compute import autocast, dtype_of, resolve_device, resolve_precision, resolve_threads
+from transformer.compute import autocast, dtype_of, loss_scaler, resolve_device, resolve_precision, resolve_threads
 from transformer.config import Device, Precision
 from transformer.errors import InputError
 
@@ -35,7 +35,7 @@ def test_a_gpu_that_is_absent_is_refused_with_the_remedy(monkeypatch: pytest.Mon
     assert caught.value.exit_status == 2
 
 
-@pytest.mark.parametrize("asked", [Precision.fp32, Precision.bf16, Precision.fp64])
+@pytest.mark.parametrize("asked", [precision for precision in Precision if precision is not Precision.auto])
 def test_a_precision_that_is_asked_for_is_given(asked: Precision) -> None:
     assert resolve_precision(asked, CPU) is asked
 
@@ -63,15 +63,24 @@ def test_auto_precision_on_a_gpu_asks_the_gpu(monkeypatch: pytest.MonkeyPatch, s
     assert chosen is (Precision.bf16 if supported else Precision.fp32)
 
 
-def test_parameters_are_never_bf16() -> None:
-    kept = {precision: dtype_of(precision) for precision in (Precision.fp32, Precision.bf16, Precision.fp64)}
-    assert kept == {Precision.fp32: torch.float32, Precision.bf16: torch.float32, Precision.fp64: torch.float64}
+def test_parameters_are_never_of_half_the_bytes() -> None:
+    kept = {precision: dtype_of(precision) for precision in Precision if precision is not Precision.auto}
+    narrow = dict.fromkeys((Precision.fp32, Precision.bf16, Precision.fp16), torch.float32)
+    assert kept == {**narrow, Precision.fp64: torch.float64}
+
+
+def test_only_fp16_scales_the_loss() -> None:
+    scalers = {precision: loss_scaler(CPU, precision) for precision in Precision}
+    assert [precision for precision, scaler in scalers.items() if scaler.is_enabled()] == [Precision.fp16]
+    assert scalers[Precision.fp16].get_scale() == 65536.0
+    assert scalers[Precision.bf16].get_scale() == 1.0
 
 
 @pytest.mark.parametrize(
     ("precision", "dtype", "expected"),
     [
         (Precision.bf16, torch.float32, torch.bfloat16),
+        (Precision.fp16, torch.float32, torch.float16),
         (Precision.fp32, torch.float32, torch.float32),
         (Precision.fp64, torch.float64, torch.float64),
     ],

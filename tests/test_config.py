@@ -50,6 +50,7 @@ def random_job(draw: random.Random) -> TrainJob:
 
     return TrainJob(
         run_dir=text(),
+        init_from=maybe(text()),
         model=ModelConfig(
             n_layers=draw.randint(1, 12),
             d_model=2 * heads * draw.randint(1, 40),
@@ -96,6 +97,7 @@ def random_job(draw: random.Random) -> TrainJob:
             adam_eps=10.0 ** -draw.randint(1, 20),
             label_smoothing=draw.random(),
             clip_norm=maybe(draw.random() + 1e-9),
+            ema_decay=maybe(0.1 + 0.8 * draw.random()),
             precision=draw.choice(list(Precision)),
             device=draw.choice(list(Device)),
             threads=maybe(draw.randint(1, 99)),
@@ -194,6 +196,9 @@ REFUSED: dict[str, tuple[str, object, list[str]]] = {
     "beta of one": ("train.adam_beta2", 1.0, ["train.adam_beta2=1.0"]),
     "smoothing of one": ("train.label_smoothing", 1.0, ["train.label_smoothing=1.0"]),
     "negative clip": ("train.clip_norm", -1.0, ["train.clip_norm=-1.0"]),
+    "a decay that keeps nothing": ("train.ema_decay", 0.0, ["train.ema_decay=0.0"]),
+    "a decay that moves nothing": ("train.ema_decay", 1.0, ["train.ema_decay=1.0"]),
+    "nan decay": ("train.ema_decay", float("nan"), ["train.ema_decay=nan"]),
     "no threads": ("train.threads", 0, ["train.threads=0"]),
     "no patience": ("train.patience", 0, ["train.patience=0"]),
     "one checkpoint": ("train.keep_last", 1, ["train.keep_last=1"]),

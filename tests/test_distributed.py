@@ -2,12 +2,15 @@
 
 import contextlib
 import io
+import math
 import multiprocessing
 import os
 import socket
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from safetensors.torch import load_file
 from transformer.config import DataConfig, Precision, TrainJob
 from transformer.distributed import World, join_world
 from transformer.errors import InputError, PeerError, TransformerError
+from transformer.training import loop
 
 Action = Callable[[], None]
 
@@ -102,6 +106,33 @@ def test_ranks_share_a_step(tmp_path: Path, lengths: tuple[int, int], seed: int)
         assert ranks(size, lambda go_on=go_on: run(go_on), tmp_path) == [0] * size
     one, other = state(tmp_path / "two", 20), state(tmp_path / "four", 20)
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-9
+
+
+def test_an_overflow_on_one_rank_is_one_on_all(tmp_path: Path, corpus: DataConfig) -> None:
+    """In fp16 every rank skips the same updates at the same scales, though only one has met the infinity."""
+
+    def action() -> None:
+        found, real = [], loop.train_step
+
+        def noted(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+            hooks = [
+                parameter.register_hook(lambda gradient: gradient * math.inf)
+                for parameter in objective.parameters()
+                if os.environ["RANK"] == "1" and len(found) == 2
+            ]
+            found.append(real(objective, *arguments, **options))
+            for hook in hooks:
+                hook.remove()
+            return found[-1]
+
+        loop.train_step = noted  # in this process, which ends with the test
+        recipe = {"max_tokens": 100, "max_steps": 4, "average": 1}
+        run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, **recipe))
+        sys.stdout.write(f"\n{[(result.applied, result.loss_scale) for result in found]}")
+
+    assert ranks(2, action, tmp_path) == [0, 0]
+    seen = [(tmp_path / name).read_text(encoding="utf-8").rpartition("\n")[2] for name in ("rank-0", "rank-1")]
+    assert seen[0] == seen[1] == "[(True, 65536.0), (True, 65536.0), (False, 65536.0), (True, 32768.0)]"
 
 
 def test_one_rank_writes(tmp_path: Path, corpus: DataConfig) -> None:

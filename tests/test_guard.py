@@ -72,7 +72,7 @@ def test_the_second_signal_ends_the_process_at_once(first: signal.Signals, secon
 @pytest.mark.parametrize("streak", [1, 9])
 def test_up_to_nine_skipped_updates_in_a_row_are_only_logged(streak: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="transformer"):
-        check_streak(streak, 500)
+        check_streak(streak, 500, loss_scale=1.0)
     (record,) = caplog.records
     assert "500" in record.getMessage()
     assert f"{streak} in a row" in record.getMessage()
@@ -81,9 +81,21 @@ def test_up_to_nine_skipped_updates_in_a_row_are_only_logged(streak: int, caplog
 @pytest.mark.parametrize("streak", [10, 11])
 def test_the_tenth_ends_the_run_with_advice(streak: int) -> None:
     with pytest.raises(NumericalError, match=rf"^{streak} updates.* step 500.*train\.learning_rate") as error:
-        check_streak(streak, 500)
+        check_streak(streak, 500, loss_scale=1.0)
     assert error.value.exit_status == 6
     assert "\n" not in str(error.value)
+
+
+def test_a_loss_scale_above_one_may_still_fall(caplog: pytest.LogCaptureFixture) -> None:
+    """From 65,536 that is sixteen halvings, however long the streak was; then there is nothing left to try."""
+    for skipped in range(16):
+        check_streak(skipped + 1, 500, loss_scale=65536.0 / 2**skipped)
+    assert "loss scale of 65536" in caplog.records[0].getMessage()
+    with pytest.raises(NumericalError, match="17 updates"):
+        check_streak(17, 500, loss_scale=1.0)
+    check_streak(9, 500, loss_scale=0.5)
+    with pytest.raises(NumericalError, match="10 updates"):
+        check_streak(10, 500, loss_scale=0.25)
 
 
 def test_a_stopped_run_says_what_is_saved() -> None:

@@ -40,7 +40,14 @@ FLOORS = {
         "translate.search",
         "translate.translator",
     ),
-    4: ("training.guard", "training.loop", "training.progress", "training.resume", "training.validate"),
+    4: (
+        "training.guard",
+        "training.loop",
+        "training.progress",
+        "training.resume",
+        "training.validate",
+        "training.warm_start",
+    ),
     5: ("cli", "__main__"),
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}

@@ -204,7 +204,10 @@ def test_the_window_logs_means_and_begins_again() -> None:
     assert row["speed/padding_share"] == pytest.approx(1 - 340 / 440)
     assert row["speed/data_wait_share"] == pytest.approx(0.25)
     assert row["speed/utilisation"] is None
-    window.add(FakeStep(), FakeResult(), seconds=1.0, waited=0.0)  # type: ignore[arg-type]
+    window.add(FakeStep(), FakeResult(), seconds=0.5, waited=0.0)  # type: ignore[arg-type]
+    skipped = FakeResult(applied=False, grad_norm=math.inf)
+    window.add(FakeStep(), skipped, seconds=0.5, waited=0.0)  # type: ignore[arg-type]
     window.flush(recorder, Progress(step=13), 1e-3, World(0, 1, None))  # type: ignore[arg-type]
     assert recorder.rows[1][1]["train/loss"] == pytest.approx(2.0)
-    assert recorder.rows[1][1]["speed/target_tokens_per_second"] == pytest.approx(110.0)
+    assert recorder.rows[1][1]["train/gradient_norm"] == pytest.approx(3.0)
+    assert recorder.rows[1][1]["speed/target_tokens_per_second"] == pytest.approx(220.0)

@@ -272,6 +272,48 @@ def poison(objective: torch.nn.Module) -> None:
         parameter.grad = torch.full_like(parameter, float("nan"))
 
 
+@pytest.mark.parametrize("step", [2, 7, 9])
+def test_the_loss_scale_goes_on(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Begun far too high and doubled after every third good update, it changes all the time."""
+    scaler = {"init_scale": 2.0**30, "growth_interval": 3}
+    monkeypatch.setattr(loop, "loss_scaler", lambda *_: torch.amp.GradScaler("cpu", **scaler))
+    recipe = {"precision": Precision.fp16, "max_steps": 20}
+    calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
+    stop_at(tiny_job(tmp_path / "stopped", corpus, **recipe), step)
+    scaler = {}  # what it was made with is saved too
+    run(tiny_job(tmp_path / "stopped", corpus, **recipe))
+    assert_same_end(tmp_path / "stopped", calm)
+    state = read(step_dir(calm, 20) / "state.json")
+    assert 5 < state["progress"]["skipped"] < 15
+    assert state["scaler"]["scale"] < 2.0**30
+    assert {"scale", "_growth_tracker"} <= state["scaler"].keys()
+
+
+def test_a_run_in_float16_learns_as_one_in_float32(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
+    half = run(tiny_job(tmp_path / "a", corpus, max_steps=LAST, precision=Precision.fp16))
+    rows = [[row["train/loss"] for row in metrics_of(run_dir) if "train/loss" in row] for run_dir in (half, straight)]
+    assert rows[0] == pytest.approx(rows[1], rel=2e-3)
+    assert rows[0] != rows[1], "it was rounded"
+
+
+def test_gradients_that_no_scale_makes_finite_end_a_run(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 65,536 a scale is 1 at the seventeenth update."""
+    monkeypatch.setattr(torch.Tensor, "backward", lambda _loss: poison(objectives[0]))
+    objectives: list[torch.nn.Module] = []
+    real = loop.train_step
+
+    def noted(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        objectives[:] = [objective]
+        return real(objective, *arguments, **options)
+
+    monkeypatch.setattr(loop, "train_step", noted)
+    job = tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, max_steps=40, validate_every=40)
+    with pytest.raises(NumericalError, match="17 updates in a row"):
+        run(job)
+
+
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no label smoothing": ({}, {"label_smoothing": 0.0}),
     "clipping": ({}, {"clip_norm": 0.1}),
@@ -282,6 +324,9 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "untied": ({"tie_embeddings": False}, {}),
     "float64": ({}, {"precision": Precision.fp64}),
     "bfloat16": ({}, {"precision": Precision.bf16}),
+    "float16": ({}, {"precision": Precision.fp16}),
+    "moving average": ({}, {"ema_decay": 0.9}),
+    "moving average in float16": ({}, {"ema_decay": 0.2, "precision": Precision.fp16}),
     "all dropouts": ({"dropout": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.1}, {}),
     "no prefetch": ({}, {"prefetch": 0}),
     "deterministic": ({}, {"deterministic": True}),
@@ -325,6 +370,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "tokenizer.character_coverage": 0.99,
     "train.max_steps": 3,
     "train.clip_norm": 0.5,
+    "train.ema_decay": 0.9,
     "train.patience": 2,
     "train.average": 1,
     "train.keep_last": 5,

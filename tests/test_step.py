@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn import functional as F
 from torch.optim import Adam
 
@@ -85,8 +86,10 @@ def run(
     seed: int = 1,
     clip_norm: float | None = None,
     precision: Precision = Precision.fp64,
+    scaler: GradScaler | None = None,
 ) -> StepResult:
-    settings = {"world_size": 1, "rate": rate, "seed": seed, "clip_norm": clip_norm}
+    scaler = scaler or GradScaler("cpu", enabled=False)
+    settings = {"scaler": scaler, "world_size": 1, "rate": rate, "seed": seed, "clip_norm": clip_norm}
     return train_step(objective, optimizer, step, **settings, device=CPU, precision=precision)
 
 
@@ -290,19 +293,59 @@ def test_one_bad_micro_batch_costs_its_step_and_nothing_else(part: str) -> None:
     assert same(moments_by_name(first.model, first_adam), moments_by_name(second.model, second_adam))
 
 
-def test_bf16_keeps_weights_and_gradients_in_float32() -> None:
+@pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
+def test_half_precision_keeps_weights_and_gradients_in_float32(precision: Precision) -> None:
     torch.set_default_dtype(torch.float32)
     exact, optimizer = build()
     reference = run(exact, optimizer, step_of([PAIRS]), precision=Precision.fp32)
     rounded, optimizer = build()
     before = weights(rounded)
-    result = run(rounded, optimizer, step_of([PAIRS]), precision=Precision.bf16)
+    scaler = GradScaler("cpu", enabled=precision is Precision.fp16)
+    result = run(rounded, optimizer, step_of([PAIRS]), precision=precision, scaler=scaler)
     assert result.applied
+    assert result.grad_norm == pytest.approx(reference.grad_norm, rel=0.05)
     assert result.loss_sum == pytest.approx(reference.loss_sum, rel=0.02)
     assert result.loss_sum != reference.loss_sum  # it was rounded
     assert all(p.dtype == torch.float32 for p in rounded.parameters())
     assert all(g.dtype == torch.float32 for g in gradients(rounded).values())
     assert not same(weights(rounded), before)
+
+
+# The loss scale of fp16
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5, 1e6])
+def test_a_scaled_loss_makes_the_same_updates(clip_norm: float | None) -> None:
+    """The gradient is unscaled before it is measured and clipped: by a power of two, so not a bit differs."""
+    (plain, first), (scaled, second) = build(DROPPING), build(DROPPING)
+    scaler = GradScaler("cpu", init_scale=2.0**16)
+    for i in range(3):
+        step = step_of([PAIRS[:2], PAIRS[2:]], index=i)
+        one = run(plain, first, step, clip_norm=clip_norm)
+        two = run(scaled, second, step, clip_norm=clip_norm, scaler=scaler)
+        assert (one.loss_scale, two.loss_scale) == (1.0, 65536.0)
+        assert replace(two, loss_scale=1.0) == one
+        assert same(gradients(plain), gradients(scaled))
+    assert same(weights(plain), weights(scaled))
+    assert one.grad_norm > 0.5, "nothing was clipped"
+
+
+def test_an_overflow_halves_the_scale_until_it_fits() -> None:
+    """A scale of 2**40 leaves the range of fp16, which ends at 65,504; nothing is applied before it fits."""
+    torch.set_default_dtype(torch.float32)
+    objective, optimizer = build()
+    before, scaler = weights(objective), GradScaler("cpu", init_scale=2.0**40, growth_interval=2)
+    results: list[StepResult] = []
+    while len(results) < 40 and not (results and results[-1].applied):
+        assert same(weights(objective), before)
+        results.append(run(objective, optimizer, step_of([PAIRS]), precision=Precision.fp16, scaler=scaler))
+    assert [result.loss_scale for result in results] == [2.0 ** (40 - n) for n in range(len(results))]
+    assert 10 < len(results) < 35
+    assert not any(math.isfinite(result.grad_norm) for result in results[:-1])
+    assert not same(weights(objective), before)
+    fits = results[-1].loss_scale
+    again = [run(objective, optimizer, step_of([PAIRS]), precision=Precision.fp16, scaler=scaler) for _ in range(2)]
+    assert [result.loss_scale for result in again] == [fits, 2 * fits], "two good updates in a row double it"
 
 
 # Adam

@@ -164,7 +164,7 @@ def test_batches_stay_within_max_tokens(translator: Translator, monkeypatch: pyt
     assert len(shapes) < 40
 
 
-@pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
+@pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16, Precision.fp16])
 def test_other_arithmetic(translator: Translator, precision: Precision) -> None:
     fast = replace(translator, model=translator.model.float(), precision=precision)
     assert len([text for text in fast.translate(sentences(10)) if text]) > 5

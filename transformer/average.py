@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints' weights (section 6.1): the model that translates."""
+"""The mean of the last checkpoints' weights (section 6.1), or of their moving averages: the model that translates."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ def average_checkpoints(run_dir: Path, steps: list[int]) -> Checkpoint:
         except CheckpointError as error:
             log.warning("%s; it is left out of the average", error)
             continue
-        tensors = checkpoint.tensors("model")
+        tensors = checkpoint.weights()
         sums = {name: sums[name] + tensor if used else tensor.double() for name, tensor in tensors.items()}
         used.append(step)
     if not used:

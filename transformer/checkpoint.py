@@ -72,6 +72,12 @@ class Checkpoint:
             raise CheckpointError(f"{path}: not a safetensors file: {error}") from error
         return dict(sorted(tensors.items()))
 
+    def weights(self) -> dict[str, Tensor]:
+        """What translates and is averaged: the moving average of the weights where there is one, else the weights."""
+        with _open_folder(self.path) as folder:
+            files = _read_manifest(self.path, folder)["files"]
+        return self.tensors("ema" if "ema.safetensors" in files else "model")
+
 
 @contextmanager
 def lock_run(run_dir: Path) -> Iterator[None]:

@@ -5,9 +5,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 from transformer.config import Device, Precision
 from transformer.errors import InputError
+
+HALF = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
 
 def resolve_device(device: Device) -> torch.device:
@@ -33,15 +36,18 @@ def _cpu_multiplies_bf16() -> bool:
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
-    """The type of the parameters: bf16 runs keep them in fp32 and cast on the way."""
+    """The type of the parameters: bf16 and fp16 runs keep them in fp32 and cast on the way."""
     return torch.float64 if precision is Precision.fp64 else torch.float32
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """The context of a forward pass."""
-    if precision is Precision.bf16:
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
+    return torch.autocast(device.type, dtype=HALF[precision]) if precision in HALF else nullcontext()
+
+
+def loss_scaler(device: torch.device, precision: Precision) -> GradScaler:
+    """Under fp16, what keeps gradients inside its range; elsewhere it does nothing, and its scale is 1."""
+    return GradScaler(device.type, enabled=precision is Precision.fp16)
 
 
 def lowered(x: Tensor) -> Tensor:

@@ -44,11 +44,15 @@ class Decay(Enum):
 
 
 class Precision(Enum):
-    """The arithmetic of the forward pass; `auto` is bf16 where the hardware multiplies it, fp32 elsewhere."""
+    """The arithmetic of the forward pass; `auto` is bf16 where the hardware multiplies it, fp32 elsewhere.
+
+    fp16 is for GPUs without bf16, and never chosen by itself: its range is small, so the loss is scaled.
+    """
 
     auto = "auto"
     fp32 = "fp32"
     bf16 = "bf16"
+    fp16 = "fp16"
     fp64 = "fp64"
 
 
@@ -229,6 +233,7 @@ class TrainConfig:
     adam_eps: float = option(1e-9, "Adam's epsilon")
     label_smoothing: float = option(0.1, "probability spread over the wrong classes")
     clip_norm: float | None = option(None, "largest gradient norm (null: no clipping, as the paper)")
+    ema_decay: float | None = option(None, "use a moving average of the weights, of this decay (null: none)")
     precision: Precision = option(Precision.auto, "arithmetic of the forward pass")
     device: Device = option(Device.auto, "where to compute")
     threads: int | None = option(None, "CPU threads (null: one for each core)")
@@ -252,6 +257,8 @@ class TrainConfig:
         _at_least(self, "train.", 1, "patience", "average", "tokens_per_step", "max_tokens")
         _at_least(self, "train.", 2, "keep_last")
         _below_one(self, "train", "adam_beta1", "adam_beta2", "label_smoothing")
+        decay = self.ema_decay
+        _require(decay is None or 0.0 < decay < 1.0, f"train.ema_decay={decay} must be in (0, 1)")
         for name in ("learning_rate", "adam_eps", "clip_norm"):
             value = getattr(self, name)
             _require(value is None or (math.isfinite(value) and value > 0), f"train.{name}={value} must be above 0")
@@ -298,6 +305,7 @@ class TrainJob:
     """`transformer train` and `transformer prepare`."""
 
     run_dir: str = option("runs/base", "everything about the run goes here; the same again resumes")
+    init_from: str | None = option(None, "begin with the weights and the tokenizer of this run, or of one checkpoint")
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)

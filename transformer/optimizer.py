@@ -1,4 +1,4 @@
-"""Adam (section 5.3), and its moments by parameter name: what a checkpoint holds."""
+"""Adam (section 5.3), its moments by name, as a checkpoint holds them, and the moving average of the weights."""
 
 import torch
 from torch import Tensor, nn
@@ -37,3 +37,14 @@ def load_moments(model: nn.Module, optimizer: Adam, tensors: dict[str, Tensor]) 
         for moment in MOMENTS:
             state[moment] = tensors[f"{moment}/{name}"].to(parameter.device, parameter.dtype, copy=True)
         optimizer.state[parameter] = state
+
+
+def move_average(average: nn.Module, model: nn.Module, *, decay: float, updates: int) -> None:
+    """Move the weights of `average` towards those of `model`: `a <- d a + (1 - d) w`.
+
+    `d = min(decay, (1 + updates) / (10 + updates))`, with the updates before this one: the warm-up of TensorFlow's
+    ExponentialMovingAverage, without which the initial weights would count for long.
+    """
+    weight = 1.0 - min(decay, (1 + updates) / (10 + updates))
+    with torch.no_grad():
+        torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), weight)

@@ -102,12 +102,35 @@ def _paths(pair: PairConfig, key: str) -> tuple[Path, Path]:
 
 
 def _corpus(job: TrainJob) -> _Corpus:
-    model = None
-    if job.tokenizer.model is not None:
-        model = read_model(Path(job.tokenizer.model))
-        Tokenizer(model, job.tokenizer.model)  # refuses a bad one
-    threads = resolve_threads(job.train.threads)
-    return _Corpus(*_paths(job.data.train, "data.train"), job.data.filter, job.tokenizer, model, threads)
+    paths, threads = _paths(job.data.train, "data.train"), resolve_threads(job.train.threads)
+    return _Corpus(*paths, job.data.filter, job.tokenizer, _given_model(job), threads)
+
+
+def _given_model(job: TrainJob) -> bytes | None:
+    """The tokenizer that is not to be trained: that of `tokenizer.model`, or of the run where the weights come from."""
+    given = None if job.tokenizer.model is None else Path(job.tokenizer.model)
+    model = None if given is None else read_model(given)
+    if job.init_from is not None:
+        origin = _home(job.run_dir, job.init_from) / "tokenizer.model"
+        carried = read_model(origin)
+        if model not in (None, carried):
+            raise InputError(f"tokenizer.model={given} is not {origin}, which init_from brings along: leave it out")
+        given, model = origin, carried
+    if model is not None:
+        Tokenizer(model, str(given))  # refuses a bad one
+    return model
+
+
+def _home(run_dir: str, init_from: str) -> Path:
+    """The run whose tokenizer is taken: once this one has a checkpoint, itself, for the other may be gone by then."""
+    if any(Path(run_dir, "checkpoints").glob("step-*")):
+        return Path(run_dir)
+    source = Path(init_from).absolute()
+    around = (folder for folder in (source, *source.parents[:2]) if (folder / "tokenizer.model").is_file())
+    home = next(around, None) if source.is_dir() else None
+    if home is None:
+        raise InputError(f"init_from={init_from}: no run directory with a tokenizer.model, nor a checkpoint inside one")
+    return home
 
 
 def _describe(job: TrainJob) -> dict[str, dict[str, Any]]:

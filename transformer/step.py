@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Adam
 
 from transformer.compute import autocast
@@ -50,6 +51,7 @@ class StepResult:
     nll_sum: float
     grad_norm: float
     applied: bool  # False: a number was not finite, and the weights are as before
+    loss_scale: float  # of this update; 1 but under fp16
 
 
 def train_step(
@@ -57,6 +59,7 @@ def train_step(
     optimizer: Adam,
     step: Step,
     *,
+    scaler: GradScaler,
     world_size: int,
     rate: float,
     seed: int,
@@ -68,8 +71,8 @@ def train_step(
 
     `objective` is an Objective, perhaps wrapped so that the ranks' gradients are averaged: hence the factor
     `world_size`. Dropout is seeded for each micro-batch, so that a resumed run, or one on other ranks, draws the same
-    masks. A gradient that is not finite is never applied; the ranks agree, since they share it. The sums are this
-    rank's.
+    masks. A gradient that is not finite is never applied, and lowers the scale of `scaler`; the ranks agree, since they
+    share it. The sums are this rank's.
     """
     optimizer.zero_grad(set_to_none=True)
     sums = torch.zeros(2, device=device, dtype=torch.float64)
@@ -79,14 +82,17 @@ def train_step(
         with nullcontext() if m == last else unsynchronised(objective):
             with autocast(device, precision):
                 loss_sum, nll_sum = objective(batch.to(device))
-            (loss_sum * (world_size / step.target_tokens)).backward()
+            scaler.scale(loss_sum * (world_size / step.target_tokens)).backward()
         sums += torch.stack((loss_sum.detach(), nll_sum))
+    scaler.unscale_(optimizer)  # before the norm is measured
     norm = _clip(objective.parameters(), clip_norm)
     applied = bool(torch.isfinite(norm))
     if applied:
         set_rate(optimizer, rate)
         optimizer.step()
-    return StepResult(float(sums[0]), float(sums[1]), float(norm), applied)
+    loss_scale = scaler.get_scale()
+    scaler.update()
+    return StepResult(float(sums[0]), float(sums[1]), float(norm), applied, loss_scale)
 
 
 def _clip(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> Tensor:

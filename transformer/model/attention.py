@@ -7,6 +7,7 @@ read by another: a cached decoding step is the same code as training, with keys 
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +52,7 @@ def attend(
         layouts = zip(queries.groups, keys.groups, strict=True)
         how: dict[str, Any] = {"causal": causal, "dropout": dropout, "scale": scale, "score_vector": score_vector}
         return queries.unpad(
-            [attend(*qkv, queries=of_q, keys=of_k, **how) for qkv, (of_q, of_k) in zip(parts, layouts, strict=True)]  # type: ignore[arg-type]
+            [attend(*qkv, queries=of_q, keys=of_k, **how) for qkv, (of_q, of_k) in zip(parts, layouts, strict=True)]
         )
     assert isinstance(keys, Padded)
     visible = None if causal or keys.full else keys.visible()[:, None, None, :]  # (B, 1, 1, S)

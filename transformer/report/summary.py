@@ -10,6 +10,7 @@ MEAN_LENGTH = 27.0  # tokens of a sentence, as in WMT news text
 
 def summary(job: SummaryJob) -> str:
     """The report, as text or JSON: parameters, training FLOPs, bytes of weights and of a training state."""
+    copies = 4 if job.train.ema_decay is None else 5  # weights, gradient, Adam's two moments, and their average
     vocab_size, tokens = job.tokenizer.vocab_size, job.train.tokens_per_step
     count = parameters(job.model, vocab_size)
     width = 8 if job.train.precision is Precision.fp64 else 4
@@ -20,7 +21,7 @@ def summary(job: SummaryJob) -> str:
         "step_flops": flops,
         "training_flops": flops * job.train.max_steps,
         "weight_bytes": count * width,
-        "training_state_bytes": count * width * 4,  # weights, gradient and Adam's two moments
+        "training_state_bytes": count * width * copies,
     }
     if job.format is Format.json:
         return json.dumps(figures, indent=2) + "\n"
@@ -30,6 +31,6 @@ def summary(job: SummaryJob) -> str:
         f"a training step    {flops / 1e12:.2f} TFLOP for {tokens:,} + {tokens:,} tokens\n"
         f"the training       {flops * job.train.max_steps:.2e} FLOP in {job.train.max_steps:,} steps\n"
         f"weights            {count * width / 2**20:,.0f} MiB\n"
-        f"training state     {count * width * 4 / 2**20:,.0f} MiB, and activations\n"
+        f"training state     {count * width * copies / 2**20:,.0f} MiB, and activations\n"
         f"on an H200         {hours:.2f} hours at 40 % of its bf16 peak\n"
     )

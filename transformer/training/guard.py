@@ -9,7 +9,7 @@ from transformer.errors import NumericalError, Stopped
 
 log = logging.getLogger(__name__)
 
-LONGEST_STREAK = 10  # updates in a row whose gradient is not finite
+LONGEST_STREAK = 10  # updates in a row whose gradient is not finite, and no smaller loss scale may help
 
 
 class Interrupted(Exception):
@@ -51,10 +51,14 @@ def stopped(step: int) -> Stopped:
     return Stopped(f"stopped by a signal, {done}; the same command goes on from there")
 
 
-def check_streak(streak: int, step: int) -> None:
-    """Log an update that was skipped, and give up after too many. Raises NumericalError."""
-    log.warning("step %d: the gradient is not finite; the update is skipped (%d in a row)", step, streak)
-    if streak >= LONGEST_STREAK:
+def check_streak(streak: int, step: int, *, loss_scale: float) -> None:
+    """Log an update that was skipped, and give up after too many. Raises NumericalError.
+
+    Under fp16 each one halves the scale of the loss: a run is not given up while that is above 1.
+    """
+    scaled = f" at a loss scale of {loss_scale:g}" if loss_scale != 1.0 else ""
+    log.warning("step %d: the gradient is not finite%s; the update is skipped (%d in a row)", step, scaled, streak)
+    if streak >= LONGEST_STREAK and loss_scale <= 1.0:
         raise NumericalError(
             f"{streak} updates in a row had a gradient that is not finite, up to step {step}; the last checkpoint is "
             "sound: in another run_dir, lower train.learning_rate, set train.clip_norm, or use train.precision=fp32"

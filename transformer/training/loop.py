@@ -4,16 +4,18 @@ A step is one optimiser update; a position is (epoch, step in the epoch). Whatev
 log, validate, commit a checkpoint, stop. Validation and checkpoint due at one step: validate first, commit once.
 """
 
+import copy
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import torch
+from torch.amp import GradScaler
 from torch.optim import Adam
 
 from transformer.average import average_checkpoints, regular_steps
@@ -26,10 +28,9 @@ from transformer.checkpoint import (
     newest,
     read_json,
     rotate,
-    step_path,
     write_json,
 )
-from transformer.compute import dtype_of, resolve_device
+from transformer.compute import dtype_of, loss_scaler, resolve_device
 from transformer.config import Device, Precision, SearchOverride, TrainJob, to_json
 from transformer.cost import parameters
 from transformer.data.corpus import Pair
@@ -41,7 +42,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.evaluate.command import evaluate_sets, print_results, write_sets
 from transformer.evaluate.score import measure
 from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
-from transformer.optimizer import build_optimizer, load_moments, moments_by_name
+from transformer.optimizer import build_optimizer, load_moments, moments_by_name, move_average
 from transformer.prepare import Prepared, prepare
 from transformer.schedule import learning_rate, paper_peak
 from transformer.seeding import seed_for
@@ -52,6 +53,7 @@ from transformer.training.guard import Interrupted, Signals, check_streak, stopp
 from transformer.training.progress import Progress, Window
 from transformer.training.resume import Settled, open_run
 from transformer.training.validate import DevSet, validate
+from transformer.training.warm_start import find_source, initialise
 from transformer.translate.translator import Translator, load_translator
 
 log = logging.getLogger(__name__)
@@ -69,7 +71,9 @@ class Run:
     directory: Path
     model: Transformer
     objective: Objective
+    judged: Objective  # with the weights that are used: their moving average where there is one, else the same object
     optimizer: Adam
+    scaler: GradScaler
     device: torch.device
     precision: Precision
     settled: Settled
@@ -109,6 +113,8 @@ def train(job: TrainJob) -> None:
 def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     """Prepare, lock, and start or resume; rank 0 goes first. What stays open until the end is put into `held`."""
     directory = Path(job.run_dir)
+    begun = world.from_first(lambda: bool(list_steps(directory)))
+    source = None if begun else _agreed(lambda: find_source(job), world)
     known = world.from_first(directory.exists)
     prepared = None if known else world.first_then_all(lambda: prepare(job))  # bad input leaves no directory behind
     world.from_first(lambda: held.enter_context(lock_run(directory)))
@@ -117,20 +123,20 @@ def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     else:
         logging.getLogger("transformer").setLevel(logging.WARNING)
     prepared = prepared or world.first_then_all(lambda: prepare(job))
-    checkpoint = _newest(directory, world)
-    settled = Settled(**world.from_first(lambda: asdict(open_run(job, prepared, checkpoint, world_size=world.size))))
-    return _start(job, settled, prepared=prepared, checkpoint=checkpoint)
+    checkpoint = _agreed(lambda: newest(directory), world)
+    settled = world.from_first(lambda: asdict(open_run(job, prepared, checkpoint, source, world_size=world.size)))
+    return _start(job, Settled(**settled), prepared=prepared, checkpoint=checkpoint, source=source)
 
 
-def _newest(directory: Path, world: World) -> Checkpoint | None:
-    """The checkpoint that rank 0 chooses; each rank verifies what it reads."""
+def _agreed(find: Callable[[], Checkpoint | None], world: World) -> Checkpoint | None:
+    """The checkpoint that rank 0 finds; each rank verifies what it reads."""
 
-    def choose() -> int | None:
-        found = newest(directory)
-        return None if found is None else found.step
+    def choose() -> str | None:
+        found = find()
+        return None if found is None else str(found.path)
 
-    step = world.from_first(choose)
-    return None if step is None else load_checkpoint(step_path(directory, step))
+    path = world.from_first(choose)
+    return None if path is None else load_checkpoint(Path(path))
 
 
 def _is_finished(job: TrainJob, run: Run) -> bool:
@@ -143,8 +149,10 @@ def _is_finished(job: TrainJob, run: Run) -> bool:
     return run.progress.ended(job.train) and found == (run.progress.step, to_json(job.search), sorted(run.test))
 
 
-def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: Checkpoint | None) -> Run:
-    """The run at its first step, or as the checkpoint left it."""
+def _start(
+    job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: Checkpoint | None, source: Checkpoint | None
+) -> Run:
+    """The run at its first step, with the weights of `source` if there is one, or as the checkpoint left it."""
     torch.set_num_threads(settled.threads)
     torch.use_deterministic_algorithms(job.train.deterministic)
     if job.train.deterministic:
@@ -153,15 +161,21 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
     torch.manual_seed(seed_for(job.train.seed))
     model = Transformer(job.model, tokenizer.vocab_size).to(device, dtype_of(precision))
-    optimizer = build_optimizer(model, job.train)
+    if source is not None:
+        initialise(model, source)
+    optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
+    objective = Objective(model, job.train.label_smoothing).train()
+    judged = objective if job.train.ema_decay is None else copy.deepcopy(objective)
     if checkpoint is not None:
         try:
             load_parameters(model, checkpoint.tensors("model"))
             load_moments(model, optimizer, checkpoint.tensors("optimizer"))
-        except (ValueError, KeyError) as error:
+            scaler.load_state_dict(checkpoint.state.get("scaler", {}))
+            if judged is not objective:
+                load_parameters(judged.model, checkpoint.tensors("ema"))
+        except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", asdict(settled))
-    objective = Objective(model, job.train.label_smoothing).train()
     dev = DevSet.of(prepared.dev, tokenizer, room=job.model.max_positions - 1)
     measure(
         dev.references[:1], dev.references[:1], tgt_lang=job.data.tgt_lang
@@ -171,7 +185,9 @@ def _start(job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: C
         Path(job.run_dir),
         model,
         objective,
+        judged,
         optimizer,
+        scaler,
         device,
         precision,
         settled,
@@ -224,6 +240,7 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
                 objective,
                 run.optimizer,
                 step,
+                scaler=run.scaler,
                 world_size=world.size,
                 rate=rate,
                 seed=cfg.seed,
@@ -231,12 +248,14 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
                 device=run.device,
                 precision=run.precision,
             )
+            if cfg.ema_decay is not None and result.applied:
+                move_average(run.judged, run.objective, decay=cfg.ema_decay, updates=progress.updates)
             seconds = time.perf_counter() - asked
             progress.count(step, result, seconds=seconds)
             window.add(step, result, seconds=seconds, waited=waited)
             bar.update()
             if not result.applied:
-                check_streak(progress.streak, progress.step)
+                check_streak(progress.streak, progress.step, loss_scale=result.loss_scale)
             if progress.step % cfg.log_every == 0:
                 window.flush(tracker, progress, rate, world)
             is_kept = _is_validation_due(job, progress) and _validate(job, run, world, tracker=tracker, signals=signals)
@@ -255,10 +274,10 @@ def _is_validation_due(job: TrainJob, progress: Progress) -> bool:
 def _validate(job: TrainJob, run: Run, world: World, *, tracker: Tracker, signals: Signals) -> bool:
     """Validate, log and show samples; whether it is among the best, to be kept. A signal leaves it due."""
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and the same order of checkpoints
-    translator = Translator(run.model, run.tokenizer, greedy, run.device, run.precision)
+    translator = Translator(run.judged.model, run.tokenizer, greedy, run.device, run.precision)
     try:
         validation, hypotheses = validate(
-            run.objective,
+            run.judged,
             translator,
             run.dev,
             world,
@@ -290,11 +309,14 @@ def _commit(job: TrainJob, run: Run, tracker: Tracker) -> None:
     tracker.flush()  # what was measured up to a checkpoint must not be lost: nobody measures it again
     state = {
         "progress": progress.to_json(),
+        "scaler": run.scaler.state_dict(),
         "vocab_size": run.tokenizer.vocab_size,
         "data_digest": run.data_digest,
         "plan_version": PLAN_VERSION,
     }
     tensors = {"model": parameters_by_name(run.model), "optimizer": moments_by_name(run.model, run.optimizer)}
+    if run.judged is not run.objective:
+        tensors["ema"] = parameters_by_name(run.judged.model)
     commit(run.directory, step=progress.step, tensors=tensors, state=state, config=to_json(job))
     log.info("step %d: saved", progress.step)
     best = progress.best(job.train.metric)

@@ -74,6 +74,11 @@ class Progress:
     stalled: int = 0  # validations since the best
     validations: list[Validation] = field(default_factory=list)
 
+    @property
+    def updates(self) -> int:
+        """The updates that were applied."""
+        return self.step - self.skipped
+
     def count(self, step: Step, result: StepResult, *, seconds: float) -> None:
         """One more step is done."""
         self.step += 1
@@ -116,7 +121,7 @@ class Progress:
 
 
 class Window:
-    """Means over the steps since the last log line."""
+    """Means over the steps since the last log line; the gradient's, over the updates that were applied."""
 
     def __init__(self, model: ModelConfig, vocab_size: int, device: torch.device) -> None:
         self._model, self._vocab_size = model, vocab_size
@@ -125,14 +130,14 @@ class Window:
 
     def _clear(self) -> None:
         self._loss = self._nll = self._norm = self._seconds = self._waited = self._flops = 0.0
-        self._steps = self._target = self._source = self._slots = 0
+        self._applied = self._target = self._source = self._slots = 0
 
     def add(self, step: Step, result: StepResult, *, seconds: float, waited: float) -> None:
         """One more step, which took `seconds`, `waited` of them for data."""
-        self._steps += 1
+        self._applied += result.applied
         self._loss += result.loss_sum
         self._nll += result.nll_sum
-        self._norm += result.grad_norm
+        self._norm += result.grad_norm if result.applied else 0.0
         self._target += step.target_tokens
         self._source += step.source_tokens
         self._slots += step.slots
@@ -147,12 +152,13 @@ class Window:
         """Log the means over the steps and the ranks, and begin again."""
         loss, nll = (world.sum(torch.tensor([self._loss, self._nll], dtype=torch.float64)) / self._target).tolist()
         speed, flops = self._target / self._seconds, self._flops / self._seconds
+        norm = self._norm / self._applied if self._applied else math.nan
         values = {
             "train/loss": loss,
             "train/perplexity": perplexity(nll),
             "train/smoothed_perplexity": perplexity(loss),
             "train/rate": rate,
-            "train/gradient_norm": self._norm / self._steps,
+            "train/gradient_norm": norm,
             "train/epoch": float(progress.epoch),
             "speed/target_tokens_per_second": speed,
             "speed/padding_share": 1.0 - (self._source + self._target) / self._slots,
@@ -167,7 +173,7 @@ class Window:
             loss,
             perplexity(nll),
             rate,
-            self._norm / self._steps,
+            norm,
             speed,
             progress.epoch,
             time.strftime("%H:%M:%S", time.gmtime(progress.seconds)),

@@ -73,12 +73,14 @@ def settle(job: TrainJob, world_size: int) -> Settled:
     return Settled(device.type, precision.name, resolve_threads(job.train.threads), max_tokens, world_size)
 
 
-def open_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None, *, world_size: int) -> Settled:
+def open_run(
+    job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None, source: Checkpoint | None, *, world_size: int
+) -> Settled:
     """Write a new run's papers, or check that this job may resume the run. Raises CheckpointError with a diff."""
     run_dir = Path(job.run_dir)
     if checkpoint is None:
         settled = settle(job, world_size)
-        _write_papers(run_dir, job, prepared, settled)
+        _write_papers(run_dir, job, prepared, settled, source)
         return settled
     try:
         papers = read_json(run_dir / "run.json")
@@ -88,7 +90,9 @@ def open_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None, *
         raise CheckpointError(f"{run_dir / 'run.json'}: not the papers of a run: {error}") from None
 
 
-def _write_papers(run_dir: Path, job: TrainJob, prepared: Prepared, settled: Settled) -> None:
+def _write_papers(
+    run_dir: Path, job: TrainJob, prepared: Prepared, settled: Settled, source: Checkpoint | None
+) -> None:
     config = to_json(job)
     papers = {
         "id": secrets.token_hex(8),
@@ -96,6 +100,7 @@ def _write_papers(run_dir: Path, job: TrainJob, prepared: Prepared, settled: Set
         "versions": _versions(),
         "data_digest": prepared.report["digest"],
         "tokenizer_sha256": sha256(prepared.tokenizer).hexdigest(),
+        "init_from": None if source is None else _origin(source),
         "settled": asdict(settled),
         "config": config,
     }
@@ -106,6 +111,11 @@ def _write_papers(run_dir: Path, job: TrainJob, prepared: Prepared, settled: Set
     write_json(run_dir / "data.json", prepared.report)
     write_file(run_dir / "tokenizer.model", prepared.tokenizer)
     write_file(run_dir / "config.yaml", "".join(_yaml(config, "")).encode())
+
+
+def _origin(source: Checkpoint) -> dict[str, object]:
+    manifest = (source.path / "MANIFEST.json").read_bytes()  # it names every file's digest
+    return {"path": str(source.path.absolute()), "step": source.step, "manifest_sha256": sha256(manifest).hexdigest()}
 
 
 def _versions() -> dict[str, str]:

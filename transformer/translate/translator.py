@@ -188,7 +188,7 @@ def build_translator(
     tokenizer = Tokenizer.load(run_dir / "tokenizer.model")
     where = resolve_device(device)
     arithmetic = resolve_precision(precision, where)
-    tensors = checkpoint.tensors("model")
+    tensors = checkpoint.weights()
     try:
         if checkpoint.state["vocab_size"] != tokenizer.vocab_size:
             raise ValueError(f"made for another tokenizer than {run_dir / 'tokenizer.model'}")
