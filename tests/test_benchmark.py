@@ -52,6 +52,7 @@ def test_two_rounds(corpus: list[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out.json").read_bytes())
     assert (report["vocab_size"], report["threads"], report["tokens_per_step"]) == (60, 1, 300)
+    assert [Path(name).name for name in report["corpus"]] == ["train.en", "train.de"]
     ours, plain = report["results"]
     assert [(result["peer"], result["parameters"]) for result in (ours, plain)] == [("ours", 22_912), ("plain", 23_424)]
     assert (ours["settings"]["precision"], ours["settings"]["device"]) == ("fp32", "cpu")
