@@ -299,7 +299,7 @@ def test_no_function_takes_whatever_comes() -> None:
 def test_the_package_can_be_read_in_an_afternoon() -> None:
     """Lines that hold code: no blank lines, comments or docstrings. Kernels are read for themselves."""
     total = sum(len(code_lines(module)) for module in modules() if module.unit != "kernels")
-    assert 2000 < total < 3750
+    assert 2000 < total < 3800
 
 
 def code_lines(module: Module) -> set[int]:
