@@ -132,7 +132,8 @@ def overrides(job: TrainJob) -> list[str]:
 
 def start(*arguments: str, cwd: Path, driver: str | None = None, **options: Any) -> "subprocess.Popen[str]":
     """`python -m transformer ARGUMENTS`, or the same through a Python `driver` that changes something first."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_WAIT_POLICY": "passive"}
     main = ["-m", "transformer"] if driver is None else ["-c", f"{driver}\nfrom transformer.cli import main\nmain()"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.Popen([sys.executable, *main, *arguments], cwd=cwd, env=environment, **pipes)

@@ -79,6 +79,8 @@ def main(arguments: list[str]) -> int:
         write(args.out / f"{name}.json", report)
         write(args.out / "summary.json", facts | {"stages": summary})
         print(f"{name}: {'passed' if found.passed else 'FAILED'} in {verdict['seconds']} s: {found.line}", flush=True)
+        if not found.passed:
+            print("\n".join(log.read_text(encoding="utf-8", errors="replace").split("\n")[-60:]), flush=True)
     return 0 if all(stage["passed"] for stage in summary.values()) else 1
 
 
@@ -156,6 +158,7 @@ def tests(place: Place) -> Found:
         f"--junitxml={report}",
     ]
     command += ["-p", "xdist", "-p", "pytest_timeout", "-p", "no:cacheprovider"]  # and none that is there by chance
+    command += ["-W", "default"]  # what other releases warn of at import is not ours
     command += ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests/test_gpu.py")]
     command += ["-k", "not compiled and not resumes"] if place.dry else []
     names = {"TRANSFORMER_TEST_DEVICE": place.device, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -199,7 +202,7 @@ def multi30k(place: Place) -> Found:
         data = place.work / "data"
         write_tiny_corpus(data / "multi30k")
     command = [sys.executable, "-m", "transformer", "train", "experiment=multi30k_en_de", f"data.root={data}"]
-    command += ["run_dir=run", f"train.device={place.device}", "train.precision=bf16", "train.validate_every=1000"]
+    command += ["run_dir=run", f"train.device={place.device}", "train.precision=bf16", "train.validate_every=2000"]
     if place.dry:
         command += ["model.n_layers=1", "model.d_model=32", "model.d_ff=64", "tokenizer.vocab_size=100"]
         command += ["train.max_steps=20", "train.save_every=5", "train.max_tokens=2048"]

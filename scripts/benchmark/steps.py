@@ -34,13 +34,12 @@ from transformer.compute import dtype_of, loss_scaler
 from transformer.config import Device, LayoutKind, ModelConfig, Precision, TrainConfig, TrainJob
 from transformer.cost import parameters, peak_flops, step_flops
 from transformer.data.loader import Step, load_steps
-from transformer.data.plan import packed_capacities
 from transformer.data.store import Store
 from transformer.model.transformer import Transformer
 from transformer.optimizer import build_optimizer
 from transformer.schedule import learning_rate, paper_peak
 from transformer.step import Objective, train_step
-from transformer.training.resume import settle
+from transformer.training.resume import capacities_of, settle
 
 MEAN, LONGEST = 27, 256  # tokens of a sentence, EOS counted
 SPREAD, UNLIKENESS = 0.45, 0.2  # of the log of a length: between sentences, and between the sides of a pair
@@ -139,14 +138,7 @@ def measure(job: TrainJob, store: Store, vocab_size: int, *, steps: int, warmup:
     if settled.compile:
         objective.compile()
     optimizer, scaler = build_optimizer(model, cfg), loss_scaler(device, precision)
-    capacities = None
-    if settled.layout == LayoutKind.packed.name:
-        capacities = packed_capacities(
-            store.lengths,
-            tokens_per_step=cfg.tokens_per_step,
-            max_tokens=settled.max_tokens,
-            multiple=settled.multiple,
-        )
+    capacities = capacities_of(job, settled, store)
     source = load_steps(
         store,
         seed=cfg.seed,
@@ -220,7 +212,7 @@ class Marks:
     def add(self) -> None:
         """Mark where the device's work queue ends now."""
         if self._on_gpu:
-            event = torch.cuda.Event(enable_timing=True)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             self._events.append(event)
         else:
