@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -463,3 +464,39 @@ def test_loaded_moments_are_copies() -> None:
     load_moments(resumed.model, other, saved)
     run(resumed, other, step_of([PAIRS]))
     assert same(saved, kept)
+
+
+# ---- torch.compile --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_is_eager_and_new_shapes_compile_nothing(backend: str) -> None:
+    """Four batches of all kinds warm up; ten more, of shapes never seen, must find everything compiled."""
+    random, eager = Random(5), Objective(Transformer(PLAIN, V).double(), EPS)
+    compiled = copy.deepcopy(eager)
+    compiled.compile(backend=backend)
+
+    def sentences(rows: int, longest: int) -> list[Pair]:
+        length = random.randint(2, longest)
+        pieces = [[random.randint(4, V - 1) for _ in range(random.randint(1, length))] for _ in range(2 * rows)]
+        pieces[:2] = [[4] * length, [5] * (length + 1)]  # some padding on either side
+        return list(zip(pieces[::2], pieces[1::2], strict=True))
+
+    def compare(pairs: list[Pair]) -> None:
+        losses = []
+        for objective in (eager, compiled):
+            objective.zero_grad()
+            loss, _ = objective(batch_of(pairs))
+            loss.backward()
+            losses.append(loss.detach())
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0)
+        for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):
+            torch.testing.assert_close(other.grad, one.grad, rtol=1e-10, atol=1e-12)
+
+    for rows in (2, 3, 5, 7):
+        compare(sentences(rows, rows + 3))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows in range(4, 14):
+            compare(sentences(rows, 12))
+    with torch.no_grad():  # what dev batches take is not compiled
+        assert compiled(batch_of(PAIRS))[0].isfinite()
