@@ -13,7 +13,19 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "transformer"
 
 FLOORS = {
-    0: ("compute", "config", "cost", "distributed", "errors", "layout", "schedule", "seeding", "kernels"),
+    0: (
+        "compute",
+        "config",
+        "cost",
+        "distributed",
+        "errors",
+        "kernels.attention",
+        "kernels.dropout",
+        "kernels.loss",
+        "layout",
+        "schedule",
+        "seeding",
+    ),
     1: (
         "data.batch",
         "data.corpus",
@@ -148,7 +160,7 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
 def test_every_module_has_a_floor() -> None:
     packages = {module.name for module in modules() if module.path.name == "__init__.py"}
     assert {module.name for module in modules()} - packages <= FLOOR_OF.keys(), "a new module: enter it in FLOORS"
-    assert packages == {"", "data", "evaluate", "model", "report", "training", "translate"}
+    assert packages == {"", "data", "evaluate", "kernels", "model", "report", "training", "translate"}
 
 
 def test_imports_point_down() -> None:
@@ -295,8 +307,8 @@ def test_no_function_takes_whatever_comes() -> None:
 
 
 def test_the_package_can_be_read_in_an_afternoon() -> None:
-    """Lines that hold code: no blank lines, comments or docstrings."""
-    total = sum(len(code_lines(module)) for module in modules())
+    """Lines that hold code: no blank lines, comments or docstrings. Kernels apart: each has a plain reference."""
+    total = sum(len(code_lines(module)) for module in modules() if module.unit != "kernels")
     assert 2000 < total < 3500
 
 
