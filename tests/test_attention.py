@@ -305,6 +305,28 @@ def test_half_precision_is_eq1_but_for_rounding(score: Score, layout: str, causa
         assert (a.double() - b).norm().item() < 2 * unit * b.norm().item()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "with_gradient", "expected"),
+    [
+        (torch.bfloat16, True, 1),
+        (torch.float16, True, 1),
+        (torch.bfloat16, False, 0),  # torch's is the faster one forwards
+        (torch.float32, True, 0),
+    ],
+)
+def test_the_kernel_of_low_precision_is_used_where_it_pays(
+    dtype: torch.dtype, with_gradient: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    original = attention.dense_attention
+    monkeypatch.setattr(attention, "dense_attention", lambda *x, **how: calls.append(x) or original(*x, **how))
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in draw_qkv(2, 3, 3, 4, 4))
+    layout = Padded.of([3, 2], 3)
+    with torch.set_grad_enabled(with_gradient):
+        attend(q, k, v, queries=layout, keys=layout, causal=False, dropout=0.0, **how(Score.scaled, 4))
+    assert len(calls) == expected
+
+
 # The additive score
 
 
@@ -321,9 +343,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("elements", "chunks"), [(1, 7), (2 * 120, 4), (3 * 120 + 119, 3), (7 * 120, 1)])
-def test_additive_scores_come_in_chunks_of_queries(
-    elements: int, chunks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_additive_scores_come_in_chunks_of_queries(elements: int, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """B 2, H 3, T 7, S 5, K 4: a query's sums are 120 numbers. The last chunk may be shorter."""
     q, k, vector = draw(2, 3, 7, 4, seed=1), draw(2, 3, 5, 4, seed=2), draw(3, 4, seed=3)
     plain = scores_of(Score.additive, q.transpose(1, 2), k.transpose(1, 2), vector)

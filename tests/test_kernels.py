@@ -166,7 +166,9 @@ def test_the_dropout_of_dense_attention_is_the_same_on_the_way_back(hidden: Tens
     """The mask is read off with the identity as values, then put into the formula, which torch differentiates."""
     q, k, v = inputs = qkv()
     torch.manual_seed(5)
-    weights = dense_attention(q, k, torch.eye(S, dtype=q.dtype).expand(B, H, S, S), hidden=hidden, scale=0.5, dropout=0.4)
+    weights = dense_attention(
+        q, k, torch.eye(S, dtype=q.dtype).expand(B, H, S, S), hidden=hidden, scale=0.5, dropout=0.4
+    )
     kept = (weights != 0).double()
     assert 0.2 < kept.mean() < 0.8
     torch.manual_seed(5)
