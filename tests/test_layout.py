@@ -134,11 +134,16 @@ def test_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_and_waste
         assert sorted(i for i, _ in rows[0]) == list(range(len(lengths)))
         assert all((rows[0][r][1], rows[1][r][1]) == lengths[i] for r, (i, _) in enumerate(rows[0]))
         start, sizes = 0, [len(group.lengths) for group in layouts[0].groups]
+        order = [i for i, _ in rows[0]]
         for number, size in enumerate(sizes):
-            tokens = sum(sum(lengths[i]) for i, _ in rows[0][start : start + size])
-            slots_of_both = size * (layouts[0].groups[number].width + layouts[1].groups[number].width)
-            assert slots_of_both <= max(1.1 * tokens, tokens + 256)
+            widths = [layout.groups[number].width for layout in layouts]
+            tokens = sum(sum(lengths[i]) for i in order[start : start + size])
+            assert size * sum(widths) <= max(1.1 * tokens, tokens + 256)
             start += size
+            if start < len(order):  # the next sentence would have been too much
+                tokens += sum(lengths[order[start]])
+                widths = [max(width, length) for width, length in zip(widths, lengths[order[start]], strict=True)]
+                assert (size + 1) * sum(widths) > max(1.1 * tokens, tokens + 256)
         several += len(sizes) > 1
     assert several > 50
 

@@ -81,8 +81,9 @@ def split_step(
     """The fewest micro-batches that fit, up to a multiple of `multiple`; longest sentences first, as even as can be.
 
     Padded, a micro-batch fits where rows x longest is at most `max_tokens` on both sides; packed, where each side's
-    tokens fit its capacity, and the fewest are those that cut the sentences in this order. `lengths` are the whole corpus'. Where there are too few sentences the last micro-batches
-    are empty. Raises InputError for a sentence that fits nowhere.
+    tokens fit its capacity, and the fewest are those that cut the sentences in this order. `lengths` are the whole
+    corpus'. Where there are too few sentences the last micro-batches are empty. Raises InputError for a sentence that
+    fits nowhere.
     """
     source, target = lengths[ids, 0], lengths[ids, 1]
     longer = np.maximum(source, target)  # rows x longest fits on both sides just when rows x this does
