@@ -1,5 +1,7 @@
 """The layouts: literals for what is visible, where a slot stands and what a selection keeps; packing by plain loops."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -109,14 +111,14 @@ def random_pairs(state: np.random.Generator) -> list[tuple[int, int]]:
 def test_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_and_waste_little() -> None:
     state = np.random.default_rng(3)
     several = 0
-    for _ in range(200):
+    for _ in range(80):
         lengths = random_pairs(state)
         totals = [sum(pair[side] for pair in lengths) for side in (0, 1)]
         layouts = packed(lengths, (totals[0] + int(state.integers(3)), totals[1] + int(state.integers(3))))
         rows: list[list[tuple[int, int]]] = []  # of each side: the sentence and the length of every row
         for side, layout in enumerate(layouts):
             sentence = [i for i, pair in enumerate(lengths) for _ in range(pair[side])]
-            starts = [sum(pair[side] for pair in lengths[:i]) for i in range(len(lengths))]
+            starts = list(itertools.accumulate((pair[side] for pair in lengths), initial=0))
             slots = layout.pad(torch.arange(len(layout.places)))
             rows.append([])
             for part, group in zip(slots, layout.groups, strict=True):
@@ -145,7 +147,7 @@ def test_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_and_waste
                 widths = [max(width, length) for width, length in zip(widths, lengths[order[start]], strict=True)]
                 assert (size + 1) * sum(widths) > max(1.1 * tokens, tokens + 256)
         several += len(sizes) > 1
-    assert several > 50
+    assert several > 20
 
 
 @pytest.mark.parametrize(("capacities", "named"), [((6, 9), r"\[7, 6\] tokens .* \[6, 9\]"), ((9, 5), r"\[9, 5\]")])
