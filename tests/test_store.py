@@ -32,6 +32,7 @@ def test_what_was_written_comes_back(kind: str, tmp_path: Path) -> None:
     assert len(store) == 5
     assert store.lengths.dtype == np.int32
     assert store.lengths.tolist() == [[4, 3], [2, 5], [3, 2], [1, 2], [5, 4]]  # the end mark counts
+    assert store.longest == (5, 5)
     flat, counts = store.gather(np.array([4, 0, 3, 0]), 0)
     assert flat.dtype == np.int64
     assert flat.tolist() == [11, 12, 13, 14, 5, 6, 7, 5, 6, 7]
