@@ -360,7 +360,7 @@ FREE = {
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
     *("train.average", "train.samples", "train.prefetch"),
 }
-NOTED = {"train.max_tokens", "train.threads", "train.device"}
+NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
 FILES = {f"data.{pair}.{side}" for pair in ("train", "dev", "test.test", "test.other") for side in ("src", "tgt")}
 NOT_HERE = {"tokenizer.model"}  # tests of their own
 CHOSEN = {  # where twice or half would be no value, or takes time

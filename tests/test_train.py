@@ -128,7 +128,8 @@ def test_the_papers_of_a_run(finished: Path, job: TrainJob) -> None:
     papers = read(finished / "run.json")
     assert re.fullmatch("[0-9a-f]{16}", papers["id"])
     assert papers["versions"]["torch"] == torch.__version__
-    assert papers["settled"] == {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 1500, "multiple": 1}
+    settled = {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 1500, "multiple": 1}
+    assert papers["settled"] == settled | {"layout": "padded", "compile": False}
     assert papers["config"]["model"]["d_model"] == 32
     assert papers["data_digest"] == read(finished / "data.json")["digest"]
     assert read(finished / "data.json")["pairs_kept"] == 200

@@ -1,6 +1,8 @@
 """Where, and in which arithmetic, we compute: settled once by static rules, never by a stopwatch."""
 
+import importlib.util
 import os
+import shutil
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -54,6 +56,12 @@ def lowered(x: Tensor) -> Tensor:
     """`x` in the type that autocast multiplies in, where it is on."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def has_compiler(device: torch.device) -> bool:
+    """Whether torch.compile finds what it needs: a C++ compiler, and Triton for a GPU."""
+    compiler = any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++")))
+    return compiler and (device.type == "cpu" or importlib.util.find_spec("triton") is not None)
 
 
 def resolve_threads(threads: int | None) -> int:

@@ -56,6 +56,14 @@ class Precision(Enum):
     fp64 = "fp64"
 
 
+class LayoutKind(Enum):
+    """A sentence a row, or end to end; `auto` is packed where a GPU has a kernel for it, padded elsewhere."""
+
+    auto = "auto"
+    padded = "padded"
+    packed = "packed"
+
+
 class Device(Enum):
     """Where to compute; `auto` is the GPU where there is one."""
 
@@ -236,6 +244,8 @@ class TrainConfig:
     ema_decay: float | None = option(None, "use a moving average of the weights, of this decay (null: none)")
     precision: Precision = option(Precision.auto, "arithmetic of the forward pass")
     device: Device = option(Device.auto, "where to compute")
+    layout: LayoutKind = option(LayoutKind.auto, "sentences a row each and padded, or packed end to end")
+    compile: bool | None = option(None, "torch.compile the training step (null: on a GPU that has a compiler)")
     threads: int | None = option(None, "CPU threads (null: one for each core)")
     deterministic: bool = option(False, "bit-identical runs on a GPU, slower")
     prefetch: int = option(4, "steps that the loader prepares ahead")
@@ -330,7 +340,7 @@ class DecodeJob:
     run_dir: str = option("runs/demo", "a directory that `train` made")
     checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged, else last)")
     device: Device = option(Device.auto, "where to compute")
-    precision: Precision = option(Precision.auto, "arithmetic of the forward pass")
+    precision: Precision = option(Precision.auto, "arithmetic of the forward pass (auto: as the run was trained)")
     threads: int | None = option(None, "CPU threads (null: one for each core)")
     search: SearchOverride = field(default_factory=SearchOverride)
 

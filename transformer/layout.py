@@ -104,7 +104,7 @@ Numbers = npt.NDArray[Any]
 
 _WASTE = 1.1  # a group's padded slots may be this many times its tokens, and at least _SMALL more
 _SMALL = 256
-_OFFSETS = 256  # offsets come in multiples of this: one more sentence is seldom a new shape
+_OFFSETS = 256  # offsets come in multiples of this, and enough for sentences of 8 tokens: seldom a new shape
 
 
 def pack(lengths: Numbers, capacities: tuple[int, int], longest: tuple[int, int]) -> tuple[Packed, Packed]:
@@ -136,7 +136,8 @@ def _group(lengths: Numbers) -> list[Numbers]:
 
 
 def _pack(lengths: Numbers, capacity: int, longest: int, groups: list[Numbers]) -> Packed:
-    offsets = np.zeros(-(-(len(lengths) + 1) // _OFFSETS) * _OFFSETS, dtype=np.int32)
+    room = max(len(lengths) + 1, capacity // 8)
+    offsets = np.zeros(-(-room // _OFFSETS) * _OFFSETS, dtype=np.int32)
     offsets[1 : len(lengths) + 1] = lengths.cumsum()
     offsets[len(lengths) + 1 :] = offsets[len(lengths)]  # sentences that are not there are empty
     total = int(offsets[-1])

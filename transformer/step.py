@@ -27,20 +27,30 @@ class Objective(nn.Module):
     def __init__(self, model: Transformer, label_smoothing: float) -> None:
         super().__init__()
         self.model, self.label_smoothing = model, label_smoothing
+        self._train_hidden = self._hidden
+
+    def compile(self) -> None:
+        """Compile the stacks for training; the loss is a kernel already, and dev batches come in too many shapes."""
+        self._train_hidden = torch.compile(self._hidden)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The smoothed and the plain loss, summed over the batch's real target tokens.
 
         Only rows of real tokens are multiplied by the vocabulary: padding costs nothing there.
         """
+        if torch.is_grad_enabled():
+            real = self._train_hidden(batch)
+            return linear_cross_entropy(real, self.model.output, batch.target_out, label_smoothing=self.label_smoothing)
+        real = self._hidden(batch)
+        return smoothed_cross_entropy(self.model.unembed(real), batch.target_out, label_smoothing=self.label_smoothing)
+
+    def _hidden(self, batch: Batch) -> Tensor:
+        """Decoder states of the rows that the loss is asked for, `(N, D)`."""
         memory = self.model.encode(batch.source, batch.source_layout)
         hidden = self.model.decode(
             batch.target_in, batch.target_layout, memory=memory, memory_layout=batch.source_layout
         )
-        real = hidden.flatten(0, -2).index_select(0, batch.target_rows)  # (N, D)
-        if torch.is_grad_enabled():
-            return linear_cross_entropy(real, self.model.output, batch.target_out, label_smoothing=self.label_smoothing)
-        return smoothed_cross_entropy(self.model.unembed(real), batch.target_out, label_smoothing=self.label_smoothing)
+        return hidden.flatten(0, -2).index_select(0, batch.target_rows)
 
 
 @dataclass(frozen=True)

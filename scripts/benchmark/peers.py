@@ -79,27 +79,29 @@ def rate(step: int) -> float:
 
 def ours(spec: Spec) -> Contender:
     """The package as `transformer train` uses it, its loader's waits included: all that this file knows of it."""
-    from transformer.compute import dtype_of
+    from transformer.compute import dtype_of, loss_scaler
     from transformer.config import Precision, TrainJob, from_json
     from transformer.data.loader import load_steps
     from transformer.model.transformer import Transformer
     from transformer.optimizer import build_optimizer
     from transformer.prepare import prepare
     from transformer.step import Objective, train_step
-    from transformer.training.resume import settle
+    from transformer.training.resume import capacities_of, settle
 
     job = from_json(TrainJob, spec.job)
     settled = settle(job, 1)
     device, precision = torch.device(settled.device), Precision[settled.precision]
     model = Transformer(job.model, spec.vocab_size).to(device, dtype_of(precision))
     objective = Objective(model, job.train.label_smoothing).train()
-    optimizer = build_optimizer(model, job.train)
+    optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
+    store = prepare(job).store
     steps = load_steps(
-        prepare(job).store,
+        store,
         seed=job.train.seed,
         tokens_per_step=job.train.tokens_per_step,
         max_tokens=settled.max_tokens,
         multiple=settled.multiple,
+        capacities=capacities_of(job, settled, store),
         rank=0,
         world_size=1,
         epoch=0,
@@ -113,6 +115,7 @@ def ours(spec: Spec) -> Contender:
             objective,
             optimizer,
             step,
+            scaler=scaler,
             world_size=1,
             rate=rate(index),
             seed=job.train.seed,

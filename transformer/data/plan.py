@@ -18,6 +18,8 @@ from transformer.seeding import seed_for
 
 PLAN_VERSION = 1
 POOL_STEPS = 100  # sorted by length inside pools of about this many steps: "approximate sequence length" (section 5.1)
+SLOTS = 128  # packed capacities are multiples of this
+SLACK = 1.1  # steps whose shorter side is longer than the corpus' average by this factor fit a packed batch
 
 Ids = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
@@ -73,6 +75,20 @@ def _cut(order: Ids, lengths: Lengths, tokens_per_step: int) -> list[Ids]:
         steps.append(order[start:end])
         start, used = end, (int(source[end - 1]), int(target[end - 1]))
     return steps
+
+
+def packed_capacities(lengths: Lengths, *, tokens_per_step: int, max_tokens: int, multiple: int) -> tuple[int, int]:
+    """The slots of a packed micro-batch, source and target: the same for the whole training.
+
+    As many as hold a step cut into the fewest micro-batches that `max_tokens` allows, a multiple of `multiple`. The
+    side with fewer tokens in the corpus gets fewer slots; a step that is no average one may then be cut once more.
+    """
+    count = -(-tokens_per_step // (max_tokens * multiple)) * multiple
+    totals, longest = lengths.sum(axis=0, dtype=np.int64), lengths.max(axis=0)
+    shares = np.minimum(1.0, SLACK * totals / totals.max())
+    slots = shares * tokens_per_step / count + (longest if count > 1 else 0)  # an even cut falls inside a sentence
+    source, target = (np.ceil(np.maximum(slots, longest) / SLOTS).astype(int) * SLOTS).tolist()
+    return source, target
 
 
 def split_step(

@@ -18,11 +18,6 @@ from transformer.config import Score
 from transformer.kernels.attention import dense_attention
 from transformer.layout import Layout, Packed, Padded
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # an optional part of torch
-    varlen_attn = None  # type: ignore[assignment]
-
 
 def attend(
     q: Tensor,
@@ -46,7 +41,7 @@ def attend(
     """
     if isinstance(queries, Packed):
         assert isinstance(keys, Packed)
-        if score_vector is None and _is_varlen_at_hand(q, v, dropout):
+        if score_vector is None and _has_kernel(q, v, dropout):
             return _attend_varlen(q, k, v, queries=queries, keys=keys, causal=causal, scale=scale)
         parts = zip(*(layout.pad(x) for layout, x in ((queries, q), (keys, k), (keys, v))), strict=True)
         layouts = zip(queries.groups, keys.groups, strict=True)
@@ -105,16 +100,18 @@ def _additive(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
     return torch.einsum("bhtsk,hk->bhts", sums, score_vector)
 
 
-def _is_varlen_at_hand(q: Tensor, v: Tensor, dropout: float) -> bool:
+def _has_kernel(q: Tensor, v: Tensor, dropout: float) -> bool:
     """Whether torch has a kernel for packed sentences: on GPUs, in half precision, without dropout."""
     fits = q.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    return fits and q.is_cuda and q.dtype.itemsize == 2 and dropout == 0.0 and varlen_attn is not None
+    return fits and q.is_cuda and q.dtype.itemsize == 2 and dropout == 0.0
 
 
 def _attend_varlen(
     q: Tensor, k: Tensor, v: Tensor, *, queries: Packed, keys: Packed, causal: bool, scale: float
 ) -> Tensor:
     """The kernel leaves empty slots as it found them, in both directions: what they hold is replaced by zeros."""
+    from torch.nn.attention.varlen import varlen_attn  # slow to import, and of no use without a GPU
+
     real_q, real_k = queries.is_real()[:, None, None], keys.is_real()[:, None, None]
     zero = q.new_zeros(())
     out = varlen_attn(

@@ -51,7 +51,7 @@ from transformer.tokenizer import Tokenizer
 from transformer.tracking import Tracker, log_to, progress_bar
 from transformer.training.guard import Interrupted, Signals, check_streak, stopped
 from transformer.training.progress import Progress, Window
-from transformer.training.resume import Settled, open_run
+from transformer.training.resume import Settled, capacities_of, open_run
 from transformer.training.validate import DevSet, validate
 from transformer.training.warm_start import find_source, initialise
 from transformer.translate.translator import Translator, load_translator
@@ -77,6 +77,7 @@ class Run:
     device: torch.device
     precision: Precision
     settled: Settled
+    capacities: tuple[int, int] | None  # slots of a packed micro-batch; None: padded
     tokenizer: Tokenizer
     store: Store
     dev: DevSet
@@ -191,6 +192,7 @@ def _start(
         device,
         precision,
         settled,
+        capacities_of(job, settled, prepared.store),
         tokenizer,
         prepared.store,
         dev,
@@ -203,6 +205,8 @@ def _start(
 def _fit(job: TrainJob, run: Run, world: World) -> None:
     """The loop. Raises Stopped after a signal, with the step in progress committed."""
     cfg, progress = job.train, run.progress
+    if run.settled.compile:
+        run.objective.compile()
     objective = world.wrap(run.objective)
     peak = cfg.learning_rate or paper_peak(job.model.d_model, cfg.warmup_steps)
     with (
@@ -216,6 +220,7 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
                 tokens_per_step=cfg.tokens_per_step,
                 max_tokens=run.settled.max_tokens,
                 multiple=run.settled.multiple,
+                capacities=run.capacities,
                 rank=world.rank,
                 world_size=world.size,
                 epoch=progress.epoch,

@@ -22,9 +22,10 @@ import torch
 
 from transformer import __version__
 from transformer.checkpoint import Checkpoint, read_json, write_file, write_json
-from transformer.compute import resolve_device, resolve_precision, resolve_threads
-from transformer.config import Decay, Device, Precision, TrainJob, from_json, to_json
-from transformer.data.plan import PLAN_VERSION
+from transformer.compute import has_compiler, resolve_device, resolve_precision, resolve_threads
+from transformer.config import Decay, Device, LayoutKind, Precision, Score, TrainJob, from_json, to_json
+from transformer.data.plan import PLAN_VERSION, packed_capacities
+from transformer.data.store import Store
 from transformer.errors import CheckpointError
 from transformer.prepare import Prepared
 
@@ -47,7 +48,7 @@ FREE = (
     "train.samples",
     "train.prefetch",
 )
-NOTED = ("train.max_tokens", "train.threads", "train.device")
+NOTED = ("train.max_tokens", "train.threads", "train.device", "train.compile")
 NOT_FREE = ("data.src_lang", "data.tgt_lang", "data.filter.")
 
 
@@ -59,6 +60,8 @@ class Settled:
     precision: str
     threads: int
     max_tokens: int
+    layout: str
+    compile: bool
     multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
 
 
@@ -70,7 +73,42 @@ def settle(job: TrainJob, world_size: int) -> Settled:
     if device.type == "cuda":
         room = 32_768 if torch.cuda.get_device_properties(device).total_memory > 36 * 2**30 else 8_192
     max_tokens = job.train.max_tokens or max(room, job.data.filter.max_length + 1)
-    return Settled(device.type, precision.name, resolve_threads(job.train.threads), max_tokens, world_size)
+    layout = job.train.layout
+    if layout is LayoutKind.auto:
+        layout = LayoutKind.packed if _has_packed_kernel(job, device, precision) else LayoutKind.padded
+    threads = resolve_threads(job.train.threads)
+    settled = Settled(device.type, precision.name, threads, max_tokens, layout.name, False, world_size)
+    return replace(settled, compile=_compiles(job, settled, job.train.compile))
+
+
+def _has_packed_kernel(job: TrainJob, device: torch.device, precision: Precision) -> bool:
+    """Whether attention over packed sentences is one kernel; elsewhere it is done by groups of padded ones."""
+    model = job.model
+    plain = model.score is not Score.additive and model.attention_dropout == 0.0
+    fits = model.key_width == model.value_width and model.key_width % 8 == 0 and model.key_width <= 256
+    return plain and fits and device.type == "cuda" and precision in (Precision.bf16, Precision.fp16)
+
+
+def _compiles(job: TrainJob, settled: Settled, wanted: bool | None) -> bool:
+    """On a CPU the kernels are faster than what torch.compile makes of them, which takes minutes besides."""
+    device = torch.device(settled.device)
+    if not (device.type == "cuda" if wanted is None else wanted):
+        return False
+    if not has_compiler(device):
+        log.info("no compiler is installed here: training runs uncompiled")
+        return False
+    if settled.layout == LayoutKind.packed.name and not _has_packed_kernel(job, device, Precision[settled.precision]):
+        log.info("packed sentences have no kernel here, and would be compiled anew each step: training runs uncompiled")
+        return False
+    return True
+
+
+def capacities_of(job: TrainJob, settled: Settled, store: Store) -> tuple[int, int] | None:
+    """The slots of a packed micro-batch, source and target; None where sentences are padded."""
+    if settled.layout != LayoutKind.packed.name:
+        return None
+    budgets = {"tokens_per_step": job.train.tokens_per_step, "max_tokens": settled.max_tokens}
+    return packed_capacities(store.lengths, **budgets, multiple=settled.multiple)
 
 
 def open_run(
@@ -182,4 +220,5 @@ def _resettle(job: TrainJob, before: Settled) -> Settled:
         given = replace(given, max_tokens=job.train.max_tokens)
     if job.train.threads is not None:
         given = replace(given, threads=job.train.threads)
-    return replace(given, precision=resolve_precision(Precision[before.precision], device).name)
+    wanted = before.compile if job.train.compile is None else job.train.compile
+    return replace(given, compile=_compiles(job, given, wanted))

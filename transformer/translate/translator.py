@@ -181,13 +181,24 @@ def _step_number(name: str) -> int:
     return int(found[1])
 
 
+def _precision_of(run_dir: Path, device: torch.device) -> Precision:
+    """The arithmetic that the run was trained and scored in; by rule where that was on another kind of device."""
+    try:
+        settled = read_json(run_dir / "run.json")["settled"]
+        if settled["device"] == device.type:
+            return Precision[settled["precision"]]
+    except (CheckpointError, KeyError, TypeError):
+        pass  # a model can be used without its papers
+    return resolve_precision(Precision.auto, device)
+
+
 def build_translator(
     run_dir: Path, checkpoint: Checkpoint, *, search: SearchOverride, device: Device, precision: Precision
 ) -> Translator:
     """The translator of a checkpoint, with the run's tokenizer and, where `search` is silent, its search settings."""
     tokenizer = Tokenizer.load(run_dir / "tokenizer.model")
     where = resolve_device(device)
-    arithmetic = resolve_precision(precision, where)
+    arithmetic = _precision_of(run_dir, where) if precision is Precision.auto else precision
     tensors = checkpoint.weights()
     try:
         if checkpoint.state["vocab_size"] != tokenizer.vocab_size:
