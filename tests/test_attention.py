@@ -185,23 +185,29 @@ def test_an_empty_source_is_finite_for_the_queries_that_read_it(score: Score) ->
         assert bool(gradient.isfinite().all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", ["padded", "packed"])
 @pytest.mark.parametrize("causal", [False, True])
 @every_score
-def test_dropout_is_on_the_weights_and_keeps_their_mean(score: Score, causal: bool) -> None:
+def test_dropout_is_on_the_weights_and_keeps_their_mean(
+    score: Score, causal: bool, shape: str, dtype: torch.dtype
+) -> None:
     """With the identity as values the result is the weights: each is dropped, or kept and divided by 1 - p."""
     s, p = 12, 0.25
-    q, k, options = draw(1, s, 1, 4, seed=1), draw(1, s, 1, 4, seed=2), how(score, 4)
+    layout = Padded.of([s], s) if shape == "padded" else pack(np.array([[s, s]]), (s, s), (s, s))[0]
+    rows = (1, s) if shape == "padded" else (s,)
+    q, k, options = draw(*rows, 1, 4, seed=1).to(dtype), draw(*rows, 1, 4, seed=2).to(dtype), how(score, 4)
     if score is Score.additive:
-        options["score_vector"] = options["score_vector"][:1]
-    v = torch.eye(s).view(1, s, 1, s)
-    layout = Padded.of([s], s)
+        options["score_vector"] = options["score_vector"][:1].to(dtype)
+    v = torch.eye(s, dtype=dtype).view(*rows, 1, s)
     plain = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0, **options).view(s, s)
     torch.manual_seed(3)
     share = []
     for _ in range(20):
         dropped = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=p, **options).view(s, s)
         kept = dropped != 0
-        torch.testing.assert_close(dropped[kept], plain[kept] / (1 - p), rtol=1e-12, atol=0)
+        unit = 1e-12 if dtype == torch.float64 else 2**-6
+        torch.testing.assert_close(dropped[kept], plain[kept] / (1 - p), rtol=unit, atol=0)
         share.append(kept[plain > 0].double().mean().item())
     assert sum(share) / len(share) == pytest.approx(1 - p, abs=0.05)
 
