@@ -38,7 +38,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         classes = matrix.shape[0]
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        floor = torch.finfo(hidden.dtype).tiny  # where fp16 rounds a probability to 0, the loss stays finite
+        subnormal = torch.finfo(hidden.dtype).tiny * torch.finfo(hidden.dtype).eps
+        floor = max(subnormal, torch.finfo(wide).tiny)  # where fp16 rounds a probability to 0, the loss stays finite
         spread = label_smoothing / (classes - 1)  # what each wrong class gets
         weights = matrix.to(hidden.dtype)
         is_real = targets != PAD
@@ -64,7 +65,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             torch.mm(probabilities, weights, out=d_hidden[start : start + ROWS])
             d_matrix += (probabilities.t() @ rows).to(matrix.dtype)
         if label_smoothing:
-            d_hidden -= (spread * is_real.unsqueeze(1)).to(wide) * mean_of_all
+            d_hidden -= is_real.unsqueeze(1).to(wide) * (spread * mean_of_all)
             d_matrix -= spread * (hidden.to(wide) * is_real.unsqueeze(1)).sum(0)
         ctx.save_for_backward(d_hidden, d_matrix)
         smoothed, plain = (plain + label_smoothing * linear).to(wide), plain.to(wide)
