@@ -1,19 +1,27 @@
-"""`attend` against eq. 1 written out and torch's own function, and multi-head attention against torch's module."""
+"""`attend` against its three scores written out and torch's own function, in both layouts; multi-head attention
+against torch's module; and what the additive score may hold in memory.
+"""
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from transformer.layout import Padded
-from transformer.model.attention import KeyValues, MultiHeadAttention, attend
+from transformer.config import Score
+from transformer.layout import Packed, Padded, pack
+from transformer.model import attention
+from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores, attend
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 HEADS = 2
 WIDTHS = [(4, 4), (3, 7), (8, 2)]
+every_score = pytest.mark.parametrize("score", list(Score), ids=lambda score: score.name)
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -24,9 +32,36 @@ def draw_qkv(b: int, t: int, s: int, d_k: int, d_v: int) -> tuple[Tensor, Tensor
     return draw(b, t, HEADS, d_k, seed=1), draw(b, s, HEADS, d_k, seed=2), draw(b, s, HEADS, d_v, seed=3)
 
 
-def eq1(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-    """Eq. 1 with an explicit mask `(B, T, S)`: minus infinity before the softmax."""
-    scores = torch.einsum("bthk,bshk->bhts", q, k) / math.sqrt(q.shape[-1])
+def how(score: Score, d_k: int) -> dict[str, Any]:
+    """The arguments of `attend` that ask for this score."""
+    return {
+        "scale": d_k**-0.5 if score is Score.scaled else 1.0,
+        "score_vector": draw(HEADS, d_k, seed=5) if score is Score.additive else None,
+    }
+
+
+def scores_of(score: Score, q: Tensor, k: Tensor, vector: Tensor | None) -> Tensor:
+    """The three scores of q `(B, T, H, K)` and k `(B, S, H, K)`, one head and one pair of positions at a time."""
+    rows = []
+    for b, h in ((b, h) for b in range(q.shape[0]) for h in range(q.shape[2])):
+        for t, s in ((t, s) for t in range(q.shape[1]) for s in range(k.shape[1])):
+            x, y = q[b, t, h], k[b, s, h]
+            match score:
+                case Score.scaled:
+                    rows.append((x * y).sum() / math.sqrt(len(x)))
+                case Score.unscaled:
+                    rows.append((x * y).sum())
+                case Score.additive:
+                    assert vector is not None
+                    rows.append((vector[h] * torch.tanh(x + y)).sum())
+    return torch.stack(rows).view(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+
+
+def eq1(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, score: Score = Score.scaled, vector: Tensor | None = None
+) -> Tensor:
+    """Eq. 1, or with another score, with an explicit mask `(B, T, S)`: minus infinity before the softmax."""
+    scores = scores_of(score, q, k, vector)
     weights = scores.masked_fill(~visible.unsqueeze(1), -math.inf).softmax(-1)
     return torch.einsum("bhts,bshv->bthv", weights, v)
 
@@ -54,27 +89,34 @@ def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor], upstream: Te
 @pytest.mark.parametrize(("d_k", "d_v"), WIDTHS)
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 2, 3], [1, 1, 4]])
 @pytest.mark.parametrize("causal", [False, True])
-def test_self_attention_is_eq1(lengths: list[int], causal: bool, d_k: int, d_v: int) -> None:
+@every_score
+def test_self_attention_is_eq1(score: Score, lengths: list[int], causal: bool, d_k: int, d_v: int) -> None:
     q, k, v = draw_qkv(3, 5, 5, d_k, d_v)
-    layout = Padded.of(lengths, 5)
-    ours = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0)
+    layout, options = Padded.of(lengths, 5), how(score, d_k)
+    ours = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0, **options)
     assert ours.shape == (3, 5, HEADS, d_v)
-    theirs = eq1(q, k, v, visible_keys(lengths, 5, 5, causal=causal))
+    vector = options["score_vector"]
+    theirs = eq1(q, k, v, visible_keys(lengths, 5, 5, causal=causal), score, vector)
     upstream = torch.randn(3, 5, HEADS, d_v, generator=torch.Generator().manual_seed(4)) * real(lengths, 5)
-    assert_same(ours, theirs, [q, k, v], upstream)
+    assert_same(ours, theirs, [q, k, v] + [vector] * (vector is not None), upstream)
 
 
 @pytest.mark.parametrize(("d_k", "d_v"), WIDTHS)
 @pytest.mark.parametrize(
     ("targets", "sources"), [([4, 4], [6, 6]), ([4, 1], [6, 2]), ([2, 4], [3, 6]), ([1, 1], [6, 5])]
 )
-def test_attention_over_another_sequence_is_eq1(targets: list[int], sources: list[int], d_k: int, d_v: int) -> None:
+@every_score
+def test_attention_over_another_sequence_is_eq1(
+    score: Score, targets: list[int], sources: list[int], d_k: int, d_v: int
+) -> None:
     t, s = max(targets), max(sources)
     q, k, v = draw_qkv(2, t, s, d_k, d_v)
-    ours = attend(q, k, v, queries=Padded.of(targets, t), keys=Padded.of(sources, s), causal=False, dropout=0.0)
-    theirs = eq1(q, k, v, visible_keys(sources, t, s, causal=False))
+    layouts, options = {"queries": Padded.of(targets, t), "keys": Padded.of(sources, s)}, how(score, d_k)
+    ours = attend(q, k, v, **layouts, causal=False, dropout=0.0, **options)
+    vector = options["score_vector"]
+    theirs = eq1(q, k, v, visible_keys(sources, t, s, causal=False), score, vector)
     upstream = torch.randn(2, t, HEADS, d_v, generator=torch.Generator().manual_seed(4)) * real(targets, t)
-    assert_same(ours, theirs, [q, k, v], upstream)
+    assert_same(ours, theirs, [q, k, v] + [vector] * (vector is not None), upstream)
 
 
 @pytest.mark.parametrize(("d_k", "d_v"), WIDTHS)
@@ -83,7 +125,7 @@ def test_a_padded_batch_is_torchs_function_on_each_sentence_alone(causal: bool, 
     lengths = [5, 2, 3]
     q, k, v = draw_qkv(3, 5, 5, d_k, d_v)
     layout = Padded.of(lengths, 5)
-    ours = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0)
+    ours = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0, **how(Score.scaled, d_k))
     theirs = torch.zeros_like(ours)
     for row, n in enumerate(lengths):
         parts = (x[row : row + 1, :n].transpose(1, 2) for x in (q, k, v))
@@ -95,20 +137,22 @@ def test_a_padded_batch_is_torchs_function_on_each_sentence_alone(causal: bool, 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_weighted_mean_computed_by_hand(causal: bool) -> None:
-    """Two keys, d_k = 4, q . k = 2 ln 3 and 0: weights 3/4 and 1/4, so that the scale 1/sqrt(4) shows."""
+    """Two keys, d_k = 4, q . k = 2 ln 3 and 0: weights 3/4 and 1/4 where the scale is 1/sqrt(4)."""
     q = torch.tensor([[2 * math.log(3.0), 0.0, 0.0, 0.0]] * 2).view(1, 2, 1, 4)
     k = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]).view(1, 2, 1, 4)
     v = torch.tensor([[8.0], [16.0]]).view(1, 2, 1, 1)
     layout = Padded.of([2], 2)
-    out = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0).flatten().tolist()
+    options = {"scale": 0.5, "score_vector": None}
+    out = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0, **options).flatten().tolist()
     assert out == pytest.approx([8.0 if causal else 10.0, 10.0], rel=1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_an_empty_slot_is_finite_and_contributes_nothing(causal: bool) -> None:
+@every_score
+def test_an_empty_slot_is_finite_and_contributes_nothing(score: Score, causal: bool) -> None:
     q, k, v = draw_qkv(3, 4, 4, 3, 5)
-    layout = Padded.of([4, 0, 2], 4)
-    out = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0)
+    layout, options = Padded.of([4, 0, 2], 4), how(score, 3)
+    out = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0, **options)
     assert bool(out.isfinite().all())
     assert torch.equal(out[1, 0], v[1, 0])  # it sees itself
     for gradient in torch.autograd.grad(out.sum(), [q, k, v], retain_graph=True):  # even if somebody looked at it
@@ -125,35 +169,218 @@ def test_an_empty_slot_is_finite_and_contributes_nothing(causal: bool) -> None:
         keys=layout.select(others),
         causal=causal,
         dropout=0.0,
+        **options,
     )
     torch.testing.assert_close(out[0], alone[0], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(out[2, :2], alone[1, :2], rtol=1e-12, atol=1e-12)
 
 
-def test_an_empty_source_is_finite_for_the_queries_that_read_it() -> None:
+@every_score
+def test_an_empty_source_is_finite_for_the_queries_that_read_it(score: Score) -> None:
     q, k, v = draw_qkv(2, 3, 4, 3, 5)
-    out = attend(q, k, v, queries=Padded.of([3, 3], 3), keys=Padded.of([0, 4], 4), causal=False, dropout=0.0)
+    layouts = {"queries": Padded.of([3, 3], 3), "keys": Padded.of([0, 4], 4)}
+    out = attend(q, k, v, **layouts, causal=False, dropout=0.0, **how(score, 3))
     assert bool(out.isfinite().all())
     for gradient in torch.autograd.grad(out.sum(), [q, k, v]):
         assert bool(gradient.isfinite().all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", ["padded", "packed"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_dropout_is_on_the_weights_and_keeps_their_mean(causal: bool) -> None:
+@every_score
+def test_dropout_is_on_the_weights_and_keeps_their_mean(
+    score: Score, causal: bool, shape: str, dtype: torch.dtype
+) -> None:
     """With the identity as values the result is the weights: each is dropped, or kept and divided by 1 - p."""
     s, p = 12, 0.25
-    q, k = draw(1, s, 1, 4, seed=1), draw(1, s, 1, 4, seed=2)
-    v = torch.eye(s).view(1, s, 1, s)
-    layout = Padded.of([s], s)
-    plain = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0).view(s, s)
+    layout = Padded.of([s], s) if shape == "padded" else pack(np.array([[s, s]]), (s, s), (s, s))[0]
+    rows = (1, s) if shape == "padded" else (s,)
+    q, k, options = draw(*rows, 1, 4, seed=1).to(dtype), draw(*rows, 1, 4, seed=2).to(dtype), how(score, 4)
+    if score is Score.additive:
+        options["score_vector"] = options["score_vector"][:1].to(dtype)
+    v = torch.eye(s, dtype=dtype).view(*rows, 1, s)
+    plain = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0, **options).view(s, s)
     torch.manual_seed(3)
     share = []
     for _ in range(20):
-        dropped = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=p).view(s, s)
+        dropped = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=p, **options).view(s, s)
         kept = dropped != 0
-        torch.testing.assert_close(dropped[kept], plain[kept] / (1 - p), rtol=1e-12, atol=0)
+        unit = 1e-12 if dtype == torch.float64 else 2**-6
+        torch.testing.assert_close(dropped[kept], plain[kept] / (1 - p), rtol=unit, atol=0)
         share.append(kept[plain > 0].double().mean().item())
     assert sum(share) / len(share) == pytest.approx(1 - p, abs=0.05)
+
+
+# Packed sentences
+
+
+def packed_layouts(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple[Packed, Packed]:
+    return pack(np.array(lengths, dtype=np.int32), capacities, (9, 9))
+
+
+def alone(
+    q: Tensor, k: Tensor, v: Tensor, spans: list[tuple[slice, slice]], *, causal: bool, score: Score, vector: Any
+) -> Tensor:
+    """Each sentence by itself, its queries and its keys cut out; zero in empty slots."""
+    out = torch.zeros(len(q), HEADS, v.shape[-1], dtype=q.dtype)
+    for of_q, of_k in spans:
+        t, s = of_q.stop - of_q.start, of_k.stop - of_k.start
+        visible = visible_keys([s], t, s, causal=causal)
+        row = eq1(q[of_q][None], k[of_k][None], v[of_k][None], visible, score, vector)[0]
+        out = torch.cat((out[: of_q.start], row.to(out.dtype), out[of_q.stop :]))
+    return out
+
+
+def spans_of(lengths: list[tuple[int, int]]) -> list[tuple[slice, slice]]:
+    spans, starts = [], (0, 0)
+    for pair in lengths:
+        ends = starts[0] + pair[0], starts[1] + pair[1]
+        spans.append((slice(starts[0], ends[0]), slice(starts[1], ends[1])))
+        starts = ends
+    return spans
+
+
+PACKED = {
+    "empty slots": ([(3, 2), (1, 4), (5, 1)], (12, 9)),
+    "full": ([(3, 2), (1, 4), (5, 1)], (9, 7)),
+    "one": ([(4, 3)], (5, 4)),
+    "one token each": ([(1, 1), (1, 1), (1, 1)], (4, 4)),
+}
+PADDED_GROUPS = pytest.mark.parametrize("small", [256, 0], ids=["one group", "many groups"])
+
+
+@pytest.mark.parametrize(("lengths", "capacities"), list(PACKED.values()), ids=list(PACKED))
+@pytest.mark.parametrize("causal", [False, True])
+@PADDED_GROUPS
+@every_score
+def test_packed_attention_is_eq1_on_each_sentence_alone(
+    score: Score,
+    lengths: list[tuple[int, int]],
+    capacities: tuple[int, int],
+    causal: bool,
+    small: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also: NaN in empty slots reaches nothing, the result there is 0, and so is the gradient, whoever asks for it."""
+    monkeypatch.setattr("transformer.layout._SMALL", small)
+    if causal:  # self-attention: one layout
+        lengths, capacities = [(s, s) for s, _ in lengths], (capacities[0], capacities[0])
+    layouts = packed_layouts(lengths, capacities)
+    options = how(score, 3)
+    vector = options["score_vector"]
+    inputs = [
+        draw(capacities[side], HEADS, width, seed=seed) for side, width, seed in ((0, 3, 1), (1, 3, 2), (1, 5, 3))
+    ]
+    with torch.no_grad():
+        for x, side in zip(inputs, (0, 1, 1), strict=True):
+            x[sum(pair[side] for pair in lengths) :] = math.nan
+    q, k, v = inputs
+    ours = attend(q, k, v, queries=layouts[0], keys=layouts[1], causal=causal, dropout=0.0, **options)
+    theirs = alone(q, k, v, spans_of(lengths), causal=causal, score=score, vector=vector)
+    upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(4))  # empty slots are asked too
+    assert_same(ours, theirs, [q, k, v] + [vector] * (vector is not None), upstream)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@every_score
+def test_half_precision_is_eq1_but_for_rounding(score: Score, layout: str, causal: bool, dtype: torch.dtype) -> None:
+    """Rounding to the type is allowed a few times over; the formula sees the same rounded inputs in float64."""
+    options = how(score, 8)
+    vector = None if options["score_vector"] is None else options["score_vector"].detach().to(dtype).requires_grad_()
+    options["score_vector"] = vector
+    lengths = [(7, 7), (7, 7)]
+    inputs = [draw(14, HEADS, 8, seed=seed).detach().to(dtype).requires_grad_() for seed in (1, 2, 3)]
+    if layout == "packed":
+        of_q, of_k = packed_layouts(lengths, (14, 14))
+        ours = attend(*inputs, queries=of_q, keys=of_k, causal=causal, dropout=0.0, **options)
+    else:
+        solid = Padded.solid(2, 7, torch.device("cpu"))
+        rows = (x.view(2, 7, HEADS, 8) for x in inputs)
+        ours = attend(*rows, queries=solid, keys=solid, causal=causal, dropout=0.0, **options).flatten(0, 1)
+    assert ours.dtype == dtype
+    exact = [x.detach().double().requires_grad_() for x in [*inputs, *([] if vector is None else [vector])]]
+    theirs = alone(*exact[:3], spans_of(lengths), causal=causal, score=score, vector=exact[-1])
+    upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    got = torch.autograd.grad(ours, [*inputs, *([] if vector is None else [vector])], upstream)
+    expected = torch.autograd.grad(theirs, exact, upstream.double())
+    unit = torch.finfo(dtype).eps
+    for a, b in zip((ours, *got), (theirs, *expected), strict=True):
+        assert (a.double() - b).norm().item() < 2 * unit * b.norm().item()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "with_gradient", "expected"),
+    [
+        (torch.bfloat16, True, 1),
+        (torch.float16, True, 1),
+        (torch.bfloat16, False, 0),  # torch's is the faster one forwards
+        (torch.float32, True, 0),
+    ],
+)
+def test_the_kernel_of_low_precision_is_used_where_it_pays(
+    dtype: torch.dtype, with_gradient: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    original = attention.dense_attention
+    monkeypatch.setattr(attention, "dense_attention", lambda *x, **how: calls.append(x) or original(*x, **how))
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in draw_qkv(2, 3, 3, 4, 4))
+    layout = Padded.of([3, 2], 3)
+    with torch.set_grad_enabled(with_gradient):
+        attend(q, k, v, queries=layout, keys=layout, causal=False, dropout=0.0, **how(Score.scaled, 4))
+    assert len(calls) == expected
+
+
+# The additive score
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that any operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else [out]:
+            self.elements = max(self.elements, x.numel() if isinstance(x, Tensor) else 0)
+        return out
+
+
+@pytest.mark.parametrize(("elements", "chunks"), [(1, 7), (2 * 120, 4), (3 * 120 + 119, 3), (7 * 120, 1)])
+def test_additive_scores_come_in_chunks_of_queries(elements: int, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B 2, H 3, T 7, S 5, K 4: a query's sums are 120 numbers. The last chunk may be shorter."""
+    q, k, vector = draw(2, 3, 7, 4, seed=1), draw(2, 3, 5, 4, seed=2), draw(3, 4, seed=3)
+    plain = scores_of(Score.additive, q.transpose(1, 2), k.transpose(1, 2), vector)
+    monkeypatch.setattr(attention, "_ADDITIVE_ELEMENTS", elements)
+    calls = []
+    original = attention._additive
+    monkeypatch.setattr(attention, "_additive", lambda *x: calls.append(x) or original(*x))
+    with Largest() as largest:
+        ours = additive_scores(q, k, vector)
+        upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(4))
+        ours_grad = torch.autograd.grad((ours * upstream).sum(), [q, k, vector])
+    assert len(calls) == 2 * chunks, "each chunk once, and once more in the backward"
+    assert largest.elements <= max(elements, 2 * 3 * 7 * 5)
+    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
+    their_grad = torch.autograd.grad((plain * upstream).sum(), [q, k, vector])
+    for a, b in zip(ours_grad, their_grad, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_additive_scores_keep_no_sums_for_the_backward() -> None:
+    """B 2, H 3, T 7, S 5, K 4: all sums are 840 numbers, and what is kept is no larger than the scores."""
+    q, k, vector = draw(2, 3, 7, 4, seed=1), draw(2, 3, 5, 4, seed=2), draw(3, 4, seed=3)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        scores = additive_scores(q, k, vector).softmax(-1)
+    assert scores.requires_grad
+    assert kept, "the softmax keeps its result"
+    assert max(kept) <= 210
+
+
+# Multi-head attention
 
 
 def test_key_values_append_and_select() -> None:
@@ -170,7 +397,7 @@ def test_key_values_append_and_select() -> None:
 def twins(d_model: int, n_heads: int) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
     """Ours and torch's, with the same weights."""
     width = d_model // n_heads
-    ours = MultiHeadAttention(d_model, n_heads, d_k=width, d_v=width, dropout=0.0)
+    ours = MultiHeadAttention(d_model, n_heads, d_k=width, d_v=width, score=Score.scaled, dropout=0.0)
     theirs = nn.MultiheadAttention(d_model, n_heads, bias=False, batch_first=True)
     with torch.no_grad():
         theirs.in_proj_weight.copy_(torch.cat((ours.W_q.weight, ours.W_k.weight, ours.W_v.weight)))
@@ -225,10 +452,11 @@ def test_encoder_decoder_attention_is_torchs_module(targets: list[int], sources:
     assert_same_modules(ours, theirs, out, their_out, inputs=[x, memory], upstream=upstream)
 
 
-def test_head_widths_are_free_and_no_projection_has_a_bias() -> None:
-    module = MultiHeadAttention(10, 3, d_k=4, d_v=7, dropout=0.0)
+@every_score
+def test_head_widths_are_free_and_no_projection_has_a_bias(score: Score) -> None:
+    module = MultiHeadAttention(10, 3, d_k=4, d_v=7, score=score, dropout=0.0)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    assert shapes == {
+    assert shapes == ({"score_vector": (3, 4)} if score is Score.additive else {}) | {
         "W_q.weight": (12, 10),
         "W_k.weight": (12, 10),
         "W_v.weight": (21, 10),
@@ -239,7 +467,7 @@ def test_head_widths_are_free_and_no_projection_has_a_bias() -> None:
 def test_each_projection_has_xavier_bounds_of_its_own() -> None:
     """sqrt(6 / (in + out)) of each matrix; one fused matrix of all three would have a smaller bound."""
     torch.manual_seed(0)
-    module = MultiHeadAttention(96, 4, d_k=16, d_v=40, dropout=0.0)
+    module = MultiHeadAttention(96, 4, d_k=16, d_v=40, score=Score.scaled, dropout=0.0)
     for projection, outer in ((module.W_q, 64), (module.W_k, 64), (module.W_v, 160), (module.W_o, 160)):
         bound = math.sqrt(6.0 / (96 + outer))
         largest = projection.weight.abs().max().item()
@@ -247,9 +475,20 @@ def test_each_projection_has_xavier_bounds_of_its_own() -> None:
         assert projection.weight.std().item() == pytest.approx(bound / math.sqrt(3.0), rel=0.03)
 
 
-def test_module_dropout_acts_in_training_only() -> None:
+def test_a_score_vector_is_normal_with_variance_one_over_d_k() -> None:
+    """Bounds of four standard errors over 10,000 draws."""
     torch.manual_seed(0)
-    module = MultiHeadAttention(8, 2, d_k=4, d_v=4, dropout=0.5)
+    vector = MultiHeadAttention(4, 400, d_k=25, d_v=1, score=Score.additive, dropout=0.0).score_vector
+    assert vector is not None
+    assert vector.mean().item() == pytest.approx(0.0, abs=4 * 0.2 / 100)
+    assert vector.std().item() == pytest.approx(0.2, rel=4 / math.sqrt(20_000))
+    assert (vector / 0.2).pow(4).mean().item() == pytest.approx(3.0, abs=4 * math.sqrt(96) / 100)  # not uniform
+
+
+@every_score
+def test_module_dropout_acts_in_training_only(score: Score) -> None:
+    torch.manual_seed(0)
+    module = MultiHeadAttention(8, 2, d_k=4, d_v=4, score=score, dropout=0.5)
     x, layout = draw(1, 6, 8, seed=1), Padded.of([6], 6)
 
     def run() -> Tensor:

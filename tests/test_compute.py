@@ -5,7 +5,15 @@ import os
 import pytest
 import torch
 
-from transformer.compute import autocast, dtype_of, loss_scaler, resolve_device, resolve_precision, resolve_threads
+from transformer.compute import (
+    autocast,
+    dtype_of,
+    loss_scaler,
+    lowered,
+    resolve_device,
+    resolve_precision,
+    resolve_threads,
+)
 from transformer.config import Device, Precision
 from transformer.errors import InputError
 
@@ -95,3 +103,19 @@ def test_autocast_multiplies_in_that_precision(precision: Precision, dtype: torc
 def test_threads_are_the_cores_this_process_may_use() -> None:
     assert resolve_threads(None) == len(os.sched_getaffinity(0))
     assert resolve_threads(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        (Precision.fp32, torch.float32),
+        (Precision.fp64, torch.float32),
+        (Precision.bf16, torch.bfloat16),
+        (Precision.fp16, torch.float16),
+    ],
+)
+def test_what_is_lowered_has_the_type_of_autocast_where_it_is_on(precision: Precision, expected: torch.dtype) -> None:
+    x = torch.ones(2, dtype=torch.float32)
+    with autocast(CPU, precision):
+        assert lowered(x).dtype == expected
+    assert lowered(x) is x

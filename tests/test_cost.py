@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer import cost
-from transformer.config import ModelConfig, Norm, Positions
+from transformer.config import ModelConfig, Norm, Positions, Score
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 
@@ -22,6 +22,7 @@ VARIANTS = {
     "learned": replace(SMALL, positions=Positions.learned),
     "widths": replace(SMALL, n_heads=3, d_k=6, d_v=10),
     "deep": replace(SMALL, n_layers=5),
+    "unscaled": replace(SMALL, score=Score.unscaled),
     "all": replace(SMALL, norm=Norm.pre, tie_embeddings=False, positions=Positions.learned, d_k=3, d_v=7),
 }
 every_variant = pytest.mark.parametrize("config", list(VARIANTS.values()), ids=list(VARIANTS))
@@ -42,6 +43,13 @@ def test_parameters_at_37000_pieces(config: ModelConfig, expected: int) -> None:
 @every_variant
 def test_the_formula_counts_what_the_model_has(config: ModelConfig) -> None:
     assert cost.parameters(config, 101) == counted(config, 101)
+    additive = replace(config, score=Score.additive)
+    assert cost.parameters(additive, 101) == counted(additive, 101)
+
+
+def test_additive_attention_has_a_vector_of_width_d_k_for_each_head() -> None:
+    """Six layers of three attentions of eight heads of width 64."""
+    assert cost.parameters(replace(BASE, score=Score.additive), 37_000) == 63_045_632 + 18 * 8 * 64
 
 
 @pytest.mark.parametrize(

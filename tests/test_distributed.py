@@ -5,7 +5,9 @@ import io
 import math
 import multiprocessing
 import os
+import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,10 +16,22 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import run, tiny_job, write_corpus
+from corpora import (
+    ROOT,
+    is_verified,
+    last_logged,
+    overrides,
+    results_of,
+    run,
+    step_dir,
+    steps_of,
+    tiny_job,
+    wait_for,
+    write_corpus,
+)
 from safetensors.torch import load_file
 
-from transformer.config import DataConfig, Precision, TrainJob
+from transformer.config import DataConfig, LayoutKind, Precision, TrainJob
 from transformer.distributed import World, join_world
 from transformer.errors import InputError, PeerError, TransformerError
 from transformer.training import loop
@@ -73,7 +87,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def job(run_dir: Path, corpus: DataConfig, **recipe: int) -> TrainJob:
+def job(run_dir: Path, corpus: DataConfig, **recipe: Any) -> TrainJob:
     settings = {"max_tokens": 100, "max_steps": 20, "save_every": 10, "validate_every": 10, "keep_last": 5, **recipe}
     return tiny_job(run_dir, corpus, precision=Precision.fp64, **settings)
 
@@ -87,9 +101,52 @@ def test_a_run_goes_on_with_other_ranks(tmp_path: Path, corpus: DataConfig, size
     assert ranks(first, lambda: run(job(tmp_path / "straight", corpus)), tmp_path) == [0] * first
     assert ranks(first, lambda: run(job(tmp_path / "moved", corpus, max_steps=3)), tmp_path) == [0] * first
     assert ranks(second, lambda: run(job(tmp_path / "moved", corpus)), tmp_path) == [0] * second
-    one, other = state(tmp_path / "straight", 20), state(tmp_path / "moved", 20)
+    assert_equal(tmp_path / "straight", tmp_path / "moved")
+
+
+def test_packed_ranks_share_a_step(tmp_path: Path, corpus: DataConfig) -> None:
+    """Begun on two ranks, then alone: the same, with dropout; and without it, what padding gives."""
+    packed = {"layout": LayoutKind.packed}
+    assert ranks(2, lambda: run(job(tmp_path / "two", corpus, **packed)), tmp_path) == [0, 0]
+    assert ranks(2, lambda: run(job(tmp_path / "one", corpus, max_steps=3, **packed)), tmp_path) == [0, 0]
+    run(job(tmp_path / "one", corpus, **packed))
+    assert_equal(tmp_path / "one", tmp_path / "two")
+    for name, layout in (("packed", LayoutKind.packed), ("padded", LayoutKind.padded)):
+        exact = job(tmp_path / name, corpus, layout=layout)
+        exact.model.dropout = 0.0
+        run(exact)
+    assert_equal(tmp_path / "packed", tmp_path / "padded")
+
+
+def assert_equal(left: Path, right: Path) -> None:
+    one, other = state(left, 20), state(right, 20)
     assert one.keys() == other.keys()
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-9
+
+
+def test_a_signal_to_torchrun_stops_every_rank(tmp_path: Path, corpus: DataConfig) -> None:
+    """torchrun passes SIGTERM on: the ranks commit the step in progress together, and the same command goes on."""
+    settings = overrides(job(tmp_path / "a", corpus, max_steps=4000, save_every=4000, validate_every=4000))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def launch(*more: str) -> "subprocess.Popen[str]":
+        arguments = [*command, "-m", "transformer", "train", *settings, *more]
+        return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    first = launch()
+    wait_for(lambda: last_logged(tmp_path / "a") > 0)
+    first.send_signal(signal.SIGTERM)
+    log, _ = first.communicate(timeout=120)
+    assert first.returncode != 0
+    assert len(steps_of(tmp_path / "a")) == 1, log
+    done = steps_of(tmp_path / "a")[0]
+    assert is_verified(step_dir(tmp_path / "a", done))
+    assert f"step {done}: saved" in (tmp_path / "a" / "train.log").read_text(encoding="utf-8")
+    second = launch(f"train.max_steps={done + 3}")
+    log, _ = second.communicate(timeout=120)
+    assert second.returncode == 0, log
+    assert results_of(tmp_path / "a")["steps"] == done + 3
 
 
 @pytest.mark.slow
@@ -104,8 +161,7 @@ def test_ranks_share_a_step(tmp_path: Path, lengths: tuple[int, int], seed: int)
         assert ranks(2, lambda start=start: run(start), tmp_path) == [0, 0]
         go_on = job(tmp_path / name, corpus, **budget)
         assert ranks(size, lambda go_on=go_on: run(go_on), tmp_path) == [0] * size
-    one, other = state(tmp_path / "two", 20), state(tmp_path / "four", 20)
-    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-9
+    assert_equal(tmp_path / "two", tmp_path / "four")
 
 
 def test_an_overflow_on_one_rank_is_one_on_all(tmp_path: Path, corpus: DataConfig) -> None:

@@ -1,9 +1,14 @@
-"""The padded layout: literals for what is visible, where a slot stands, and what a selection keeps."""
+"""The layouts: literals for what is visible, where a slot stands and what a selection keeps; packing by plain loops."""
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from transformer.layout import BOS, EOS, PAD, UNK, Padded
+from transformer.layout import BOS, EOS, PAD, UNK, Packed, Padded, pack
 
 
 def test_special_ids_are_the_published_ones() -> None:
@@ -60,3 +65,158 @@ def test_select_of_a_full_layout_stays_full() -> None:
 def test_to_keeps_everything() -> None:
     layout = Padded.of([1, 2], 2).to(torch.device("cpu"))
     assert (layout.lengths.tolist(), layout.width, layout.full) == ([1, 2], 2, False)
+
+
+# Packed
+
+
+def packed(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple[Packed, Packed]:
+    return pack(np.array(lengths, dtype=np.int32), capacities, (100, 90))
+
+
+def test_packed_sentences_by_hand() -> None:
+    """One group, longest first: the second, the third, the first."""
+    source, target = packed([(2, 1), (3, 3), (2, 2)], (9, 6))
+    assert source.offsets.tolist() == [0, 2, 5] + [7] * 253
+    assert target.offsets.tolist() == [0, 1, 4] + [6] * 253
+    assert (source.offsets.dtype, source.places.dtype) == (torch.int32, torch.int64)
+    assert source.positions().tolist() == [0, 1, 0, 1, 2, 0, 1, 0, 0]
+    assert target.positions().tolist() == [0, 0, 1, 2, 0, 1]
+    assert source.is_real().tolist() == [True] * 7 + [False] * 2
+    assert target.is_real().tolist() == [True] * 6
+    assert (source.longest, target.longest) == (100, 90)
+    (of_source,), (of_target,) = source.groups, target.groups
+    assert (of_source.lengths.tolist(), of_source.width, of_source.full) == ([3, 2, 2], 3, False)
+    assert (of_target.lengths.tolist(), of_target.width, of_target.full) == ([3, 2, 1], 3, False)
+    assert [part.tolist() for part in source.pad(torch.arange(9) + 10)] == [[[12, 13, 14], [15, 16, 10], [10, 11, 10]]]
+    rows = torch.tensor([[1, 2, 3], [4, 5, -1], [6, -1, -1]])
+    assert target.unpad([rows]).tolist() == [6, 1, 2, 3, 4, 5]
+    rows = torch.tensor([[1, 2, 3], [4, 5, -1], [6, 7, -1]])
+    assert source.unpad([rows]).tolist() == [6, 7, 1, 2, 3, 4, 5, 0, 0]
+
+
+def test_more_sentences_than_one_multiple_lengthen_the_offsets_by_another() -> None:
+    for count, length in ((255, 256), (256, 512), (511, 512), (512, 768)):
+        source, _ = packed([(1, 1)] * count, (1000, 1000))
+        assert source.offsets.tolist() == [*range(count), *[count] * (length - count)]
+
+
+def random_pairs(state: np.random.Generator) -> list[tuple[int, int]]:
+    spread = [(1, 2), (1, 12), (1, 80), (30, 34)][int(state.integers(4))]
+    lengths = state.integers(*spread, size=(int(state.integers(1, 120)), 2))
+    lengths[state.random(len(lengths)) < 0.05] = (90, 70)
+    return [(int(source), int(target)) for source, target in lengths]
+
+
+def test_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_and_waste_little() -> None:
+    state = np.random.default_rng(3)
+    several = 0
+    for _ in range(80):
+        lengths = random_pairs(state)
+        totals = [sum(pair[side] for pair in lengths) for side in (0, 1)]
+        layouts = packed(lengths, (totals[0] + int(state.integers(3)), totals[1] + int(state.integers(3))))
+        rows: list[list[tuple[int, int]]] = []  # of each side: the sentence and the length of every row
+        for side, layout in enumerate(layouts):
+            sentence = [i for i, pair in enumerate(lengths) for _ in range(pair[side])]
+            starts = list(itertools.accumulate((pair[side] for pair in lengths), initial=0))
+            slots = layout.pad(torch.arange(len(layout.places)))
+            rows.append([])
+            for part, group in zip(slots, layout.groups, strict=True):
+                assert part.shape == (len(group.lengths), group.width)
+                assert group.width == max(group.lengths.tolist())
+                assert group.full == (set(group.lengths.tolist()) == {group.width})
+                for row, length in zip(part.tolist(), group.lengths.tolist(), strict=True):
+                    first = sentence[row[0]]
+                    assert row[:length] == list(range(starts[first], starts[first] + length))
+                    rows[-1].append((first, length))
+            assert layout.positions().tolist() == [t for p in lengths for t in range(p[side])] + [0] * (
+                len(layout.places) - totals[side]
+            )
+        assert [i for i, _ in rows[0]] == [i for i, _ in rows[1]]
+        assert sorted(i for i, _ in rows[0]) == list(range(len(lengths)))
+        assert all((rows[0][r][1], rows[1][r][1]) == lengths[i] for r, (i, _) in enumerate(rows[0]))
+        start, sizes = 0, [len(group.lengths) for group in layouts[0].groups]
+        order = [i for i, _ in rows[0]]
+        for number, size in enumerate(sizes):
+            widths = [layout.groups[number].width for layout in layouts]
+            tokens = sum(sum(lengths[i]) for i in order[start : start + size])
+            assert size * sum(widths) <= max(1.1 * tokens, tokens + 256)
+            start += size
+            if start < len(order):  # the next sentence would have been too much
+                tokens += sum(lengths[order[start]])
+                widths = [max(width, length) for width, length in zip(widths, lengths[order[start]], strict=True)]
+                assert (size + 1) * sum(widths) > max(1.1 * tokens, tokens + 256)
+        several += len(sizes) > 1
+    assert several > 20
+
+
+@pytest.mark.parametrize(("capacities", "named"), [((6, 9), r"\[7, 6\] tokens .* \[6, 9\]"), ((9, 5), r"\[9, 5\]")])
+def test_what_does_not_fit_is_refused(capacities: tuple[int, int], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        packed([(2, 1), (3, 3), (2, 2)], capacities)
+
+
+def cut(x: Tensor, layout: Packed) -> list[Tensor]:
+    """What `pad` does, by plain indexing, one sentence at a time; padding is zero here."""
+    out = []
+    for part, group in zip(layout.pad(torch.arange(len(x))), layout.groups, strict=True):
+        rows = []
+        for first, length in zip(part[:, 0].tolist(), group.lengths.tolist(), strict=True):
+            rows.append(F.pad(x[first : first + length], (0, 0, 0, group.width - length)))
+        out.append(torch.stack(rows))
+    return out
+
+
+PAIRS = [(2, 1), (5, 3), (2, 2), (1, 7), (4, 4)]
+
+
+@pytest.mark.parametrize("capacities", [(14, 17), (19, 20)], ids=["full", "empty slots"])
+@pytest.mark.parametrize("small", [256, 0], ids=["one group", "many groups"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_padding_and_back_have_the_gradients_of_plain_indexing(
+    capacities: tuple[int, int], small: int, side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padding holds what nobody must read, and no gradient comes from it, whatever it is asked for."""
+    monkeypatch.setattr("transformer.layout._SMALL", small)
+    layout = packed(PAIRS, capacities)[side]
+    assert (len(layout.groups) > 1) == (small == 0)
+    draws = torch.Generator().manual_seed(side)
+    x = torch.randn(capacities[side], 3, generator=draws, dtype=torch.float64).requires_grad_()
+    parts, plain = layout.pad(x), cut(x, layout)
+    reals = [(torch.arange(g.width) < g.lengths[:, None]).unsqueeze(-1) for g in layout.groups]
+    for part, expected, is_real in zip(parts, plain, reals, strict=True):
+        torch.testing.assert_close(torch.where(is_real, part, 0.0), expected, rtol=0, atol=0)
+    upstream = [torch.randn(part.shape, generator=draws, dtype=torch.float64) for part in parts]
+    (got,) = torch.autograd.grad(list(parts), x, upstream)
+    (expected,) = torch.autograd.grad(plain, x, upstream)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+    leaves = [part.detach().requires_grad_() for part in parts]
+    assert torch.autograd.gradcheck(lambda *leaves: layout.unpad(leaves), leaves)
+    poisoned = torch.full_like(x, torch.nan)  # the gradient at an empty slot is not read
+    poisoned[: len(layout.rows)] = 1.0
+    for gradient, is_real in zip(torch.autograd.grad(layout.unpad(leaves), leaves, poisoned), reals, strict=True):
+        torch.testing.assert_close(gradient, is_real.expand_as(gradient).double(), rtol=0, atol=0)
+    assert torch.autograd.gradcheck(lambda x: layout.unpad([part.sin() for part in layout.pad(x)]), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool])
+def test_there_and_back_is_the_same_in_any_type(dtype: torch.dtype) -> None:
+    layout, _ = packed(PAIRS, (19, 20))
+    x = (torch.arange(19 * 2) % 5).view(19, 2, 1).to(dtype)
+    back = layout.unpad(layout.pad(x))
+    assert back.dtype == dtype
+    assert torch.equal(back[:14], x[:14])
+    assert not back[14:].any()
+
+
+def test_packed_moves_as_a_whole() -> None:
+    layout, _ = packed(PAIRS, (19, 20))
+    moved = layout.to(torch.device("meta"))
+    tensors = [moved.offsets, moved.places, moved.slots, moved.pads, moved.rows]
+    assert {tensor.device.type for tensor in [*tensors, *(group.lengths for group in moved.groups)]} == {"meta"}
+    assert moved.longest == 100
+    same = layout.to(torch.device("cpu"))
+    assert torch.equal(same.slots, layout.slots)
+    assert torch.equal(same.pads, layout.pads)
+    assert torch.equal(same.rows, layout.rows)

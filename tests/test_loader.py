@@ -36,6 +36,7 @@ def load(
     max_tokens: int = 25,
     store: Store = STORE,
     tokens_per_step: int = 50,
+    capacities: tuple[int, int] | None = None,
 ) -> Generator[Step, None, None]:
     return load_steps(
         store,
@@ -43,6 +44,7 @@ def load(
         tokens_per_step=tokens_per_step,
         max_tokens=max_tokens,
         multiple=multiple,
+        capacities=capacities,
         rank=rank,
         world_size=world_size,
         epoch=epoch,
@@ -52,8 +54,12 @@ def load(
 
 
 def seen(step: Step) -> list[int]:
-    """The sentences of this rank's micro-batches, read from the tensors."""
-    return [int(row[0]) - 4 for _, batch in step.micro_batches for row in batch.source if int(row[0]) > 0]
+    """The sentences of this rank's micro-batches, read from the tensors: no source is empty."""
+    batches = [batch.source.flatten().tolist() for _, batch in step.micro_batches]
+    firsts = [
+        [now for before, now in zip([3, *tokens], tokens, strict=False) if before in (0, 3)] for tokens in batches
+    ]
+    return [token - 4 for tokens in firsts for token in tokens if token > 0]
 
 
 def text(step: Step) -> tuple[object, ...]:
@@ -89,13 +95,18 @@ def test_prefetching_changes_nothing(prefetch: int) -> None:
     stream.close()
 
 
+either_layout = pytest.mark.parametrize("capacities", [None, (24, 20)], ids=["padded", "packed"])
+
+
 @pytest.mark.parametrize(("world_size", "multiple"), [(1, 1), (2, 2), (3, 3), (4, 2), (2, 4), (3, 1), (7, 1)])
-def test_ranks_share_out_each_step(world_size: int, multiple: int) -> None:
-    whole = list(islice(load(multiple=multiple), 20))
-    ranks = [list(islice(load(rank=r, world_size=world_size, multiple=multiple), 20)) for r in range(world_size)]
+@either_layout
+def test_ranks_share_out_each_step(world_size: int, multiple: int, capacities: tuple[int, int] | None) -> None:
+    how = {"multiple": multiple, "capacities": capacities}
+    whole = list(islice(load(**how), 20))
+    ranks = [list(islice(load(rank=r, world_size=world_size, **how), 20)) for r in range(world_size)]
     for index, step in enumerate(whole):
         shares = [rank[index] for rank in ranks]
-        numbers = Counter(m for share in shares for m, batch in share.micro_batches if len(batch.target_out))
+        numbers = Counter(m for share in shares for m, batch in share.micro_batches if batch.target_out.any())
         assert numbers == Counter(m for m, _ in step.micro_batches)
         assert sorted(i for share in shares for i in seen(share)) == sorted(seen(step))
         for rank, share in enumerate(shares):
@@ -114,12 +125,29 @@ def test_the_numbers_of_a_step_are_those_of_its_tensors() -> None:
         assert step.slots == sum(batch.source.numel() + batch.target_in.numel() for batch in batches)
 
 
+def test_the_numbers_of_a_packed_step_are_those_of_its_tensors() -> None:
+    for step in islice(load(multiple=2, capacities=(24, 20)), 20):
+        batches = [batch for _, batch in step.micro_batches]
+        assert {(batch.source.shape, batch.target_in.shape) for batch in batches} == {((24,), (20,))}  # for ever
+        assert step.target_tokens == sum(int((batch.target_out > 0).sum()) for batch in batches)
+        assert step.source_tokens == sum(int((batch.source > 0).sum()) for batch in batches)
+        assert step.sentences == sum(int((batch.source == 3).sum()) for batch in batches)
+        assert step.slots == 44 * len(batches)
+
+
 def test_the_sentences_of_a_step_do_not_depend_on_how_it_is_split() -> None:
     streams = [
-        [sorted(seen(step)) for step in islice(load(max_tokens=max_tokens, multiple=multiple), 20)]
-        for max_tokens, multiple in [(10, 1), (25, 1), (1000, 1), (25, 3)]
+        [sorted(seen(step)) for step in islice(load(max_tokens=max_tokens, multiple=multiple, capacities=packed), 20)]
+        for max_tokens, multiple, packed in [
+            (10, 1, None),
+            (25, 1, None),
+            (1000, 1, None),
+            (25, 3, None),
+            (25, 1, (12, 9)),
+            (25, 2, (50, 25)),
+        ]
     ]
-    assert streams[0] == streams[1] == streams[2] == streams[3]
+    assert all(stream == streams[0] for stream in streams)
 
 
 def loaders() -> list[threading.Thread]:

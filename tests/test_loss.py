@@ -17,7 +17,7 @@ EPS = (0.0, 0.1, 0.2, 0.4)
 def draw(n: int, vocab_size: int, scale: float = 3.0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(n, vocab_size, generator=generator) * scale
-    return logits.requires_grad_(), torch.randint(vocab_size, (n,), generator=generator)
+    return logits.requires_grad_(), torch.randint(1, vocab_size, (n,), generator=generator)  # 0 is PAD
 
 
 def distribution(target: int, vocab_size: int, eps: float) -> list[float]:
@@ -26,11 +26,11 @@ def distribution(target: int, vocab_size: int, eps: float) -> list[float]:
 
 def test_smoothed_distribution_is_the_papers_table() -> None:
     """The gradient of a cross-entropy is softmax minus the target distribution, which therefore can be read off."""
-    logits, targets = draw(4, 6)[0], torch.tensor([0, 2, 5, 2])
+    logits, targets = draw(4, 6)[0], torch.tensor([1, 2, 5, 2])
     smoothed_cross_entropy(logits, targets, label_smoothing=0.1)[0].backward()
     assert logits.grad is not None
     table = [
-        [0.90, 0.02, 0.02, 0.02, 0.02, 0.02],
+        [0.02, 0.90, 0.02, 0.02, 0.02, 0.02],
         [0.02, 0.02, 0.90, 0.02, 0.02, 0.02],
         [0.02, 0.02, 0.02, 0.02, 0.02, 0.90],
         [0.02, 0.02, 0.90, 0.02, 0.02, 0.02],
@@ -105,6 +105,18 @@ def test_no_tokens_give_zero_with_a_zero_gradient(eps: float) -> None:
     assert (loss.item(), nll.item()) == (0.0, 0.0)
     (gradient,) = torch.autograd.grad(loss, weight)
     assert torch.equal(gradient, torch.zeros(7, 3))
+
+
+@pytest.mark.parametrize("eps", EPS)
+def test_a_row_of_class_pad_counts_nothing(eps: float) -> None:
+    logits, targets = draw(6, 7)
+    targets[[0, 3, 5]] = 0
+    found = smoothed_cross_entropy(logits, targets, label_smoothing=eps)
+    expected = smoothed_cross_entropy(logits[[1, 2, 4]], targets[[1, 2, 4]], label_smoothing=eps)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+    (gradient,), (alone,) = (torch.autograd.grad(loss, logits) for loss, _ in (found, expected))
+    assert not gradient[[0, 3, 5]].any()
+    torch.testing.assert_close(gradient, alone, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

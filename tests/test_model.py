@@ -6,12 +6,13 @@ Also what must never leak (later targets, padding, neighbours), and cached decod
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from transformer.config import ModelConfig, Norm, Positions
-from transformer.layout import Padded
+from transformer.config import ModelConfig, Norm, Positions, Score
+from transformer.layout import Packed, Padded, pack
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import AddNorm, Embedding, FeedForward, sinusoids
 from transformer.model.transformer import DecoderState, Transformer, load_parameters, parameters_by_name
@@ -26,6 +27,9 @@ CONFIGS = {
     "widths": replace(BASE, n_heads=3, d_k=5, d_v=2),
     "untied": replace(BASE, tie_embeddings=False),
     "learned": replace(BASE, positions=Positions.learned, max_positions=9),
+    "unscaled": replace(BASE, score=Score.unscaled),
+    "additive": replace(BASE, score=Score.additive),
+    "additive, pre": replace(BASE, score=Score.additive, norm=Norm.pre, n_heads=3, d_k=5, d_v=2),
     "all": replace(BASE, norm=Norm.pre, n_heads=3, d_k=2, d_v=5, tie_embeddings=False, positions=Positions.learned),
 }
 SOURCES = [[5, 9, 4, 3], [7, 3], [4, 4, 12, 8, 6, 3]]
@@ -52,7 +56,19 @@ def pad(sentences: list[list[int]], width: int | None = None, fill: int = 0) -> 
     return torch.tensor(rows, dtype=torch.int64), Padded.of(lengths, width)
 
 
-def logits_of(model: Transformer, source: tuple[Tensor, Padded], target: tuple[Tensor, Padded]) -> Tensor:
+def end_to_end(sources: list[list[int]], targets: list[list[int]], empty: int) -> list[tuple[Tensor, Packed]]:
+    """Both sides packed, with as many empty slots at the end of each."""
+    sides = (sources, targets)
+    flat = [[token for sentence in side for token in sentence] + [0] * empty for side in sides]
+    lengths = np.array([[len(s), len(t)] for s, t in zip(*sides, strict=True)], dtype=np.int32)
+    layouts = pack(lengths, (len(flat[0]), len(flat[1])), (16, 16))
+    return [(torch.tensor(tokens), layout) for tokens, layout in zip(flat, layouts, strict=True)]
+
+
+Side = tuple[Tensor, Padded] | tuple[Tensor, Packed]
+
+
+def logits_of(model: Transformer, source: Side, target: Side) -> Tensor:
     return model(source[0], target[0], source_layout=source[1], target_layout=target[1])
 
 
@@ -81,14 +97,22 @@ def paper_norm(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def paper_attention(
-    w: dict[str, Tensor], name: str, x: Tensor, context: Tensor, *, n_heads: int, masked: bool
+    w: dict[str, Tensor], name: str, x: Tensor, context: Tensor, *, n_heads: int, masked: bool, score: Score
 ) -> Tensor:
     """`Concat(head_1..head_h) W_O`, one head at a time; `masked` hides later positions."""
     q, k, v = x @ w[f"{name}.W_q.weight"].T, context @ w[f"{name}.W_k.weight"].T, context @ w[f"{name}.W_v.weight"].T
     d_k, d_v = q.shape[1] // n_heads, v.shape[1] // n_heads
     heads = []
     for h in range(n_heads):
-        scores = q[:, h * d_k : (h + 1) * d_k] @ k[:, h * d_k : (h + 1) * d_k].T / math.sqrt(d_k)
+        q_h, k_h = (x[:, h * d_k : (h + 1) * d_k] for x in (q, k))
+        match score:
+            case Score.scaled:
+                scores = q_h @ k_h.T / math.sqrt(d_k)
+            case Score.unscaled:
+                scores = q_h @ k_h.T
+            case Score.additive:
+                sums = torch.tanh(q_h.repeat_interleave(len(k_h), 0) + k_h.repeat(len(q_h), 1))
+                scores = (sums @ w[f"{name}.score_vector"][h]).view(len(q_h), len(k_h))
         if masked:
             scores = scores + torch.full_like(scores, -math.inf).triu(1)
         weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
@@ -112,7 +136,8 @@ def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], t
 
     def attention(name: str, x: Tensor, context: Tensor | None, masked: bool) -> Tensor:
         y = paper_norm(w, f"{name}_norm", x) if pre else x
-        out = x + paper_attention(w, name, y, y if context is None else context, n_heads=n_heads, masked=masked)
+        seen, how = y if context is None else context, {"n_heads": n_heads, "masked": masked, "score": config.score}
+        out = x + paper_attention(w, name, y, seen, **how)
         return out if pre else paper_norm(w, f"{name}_norm", out)
 
     def feed_forward(name: str, x: Tensor) -> Tensor:
@@ -134,18 +159,25 @@ def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], t
 
 
 @every_config
-def test_a_padded_batch_is_the_papers_formulas_on_each_sentence(config: ModelConfig) -> None:
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_a_batch_is_the_papers_formulas_on_each_sentence(config: ModelConfig, layout: str) -> None:
     model = build(config)
     weights = {name: tensor.clone().requires_grad_() for name, tensor in parameters_by_name(model).items()}
-    ours = logits_of(model, pad(SOURCES, 7), pad(TARGETS, 6))
-    assert ours.shape == (3, 6, V)
+    if layout == "padded":
+        out = logits_of(model, pad(SOURCES, 7), pad(TARGETS, 6))
+        assert out.shape == (3, 6, V)
+        ours = [out[row, : len(target)] for row, target in enumerate(TARGETS)]
+    else:
+        out = logits_of(model, *end_to_end(SOURCES, TARGETS, empty=4))
+        assert out.shape == (13, V)
+        ours = list(out[:9].split([3, 5, 1]))
     torch.manual_seed(1)
     our_sum, their_sum = torch.zeros(()), torch.zeros(())
-    for row, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
+    for found, source, target in zip(ours, SOURCES, TARGETS, strict=True):
         theirs = paper_logits(weights, config, source, target)
-        assert_close(ours[row, : len(target)], theirs)
+        assert_close(found, theirs)
         upstream = torch.randn_like(theirs)
-        our_sum = our_sum + (ours[row, : len(target)] * upstream).sum()
+        our_sum = our_sum + (found * upstream).sum()
         their_sum = their_sum + (theirs * upstream).sum()
     our_sum.backward()
     their_sum.backward()
@@ -154,6 +186,70 @@ def test_a_padded_batch_is_the_papers_formulas_on_each_sentence(config: ModelCon
         assert parameter.grad is not None, name
         assert expected is not None, name
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+LONGEST = [*range(1, 13), 1, 2, 3, 4]  # as many tokens as there are positions
+PACKED = {
+    "empty slots": (SOURCES, TARGETS, 5),
+    "full": (SOURCES, TARGETS, 0),
+    "one token each": ([[5], [3], [9]], [[2], [4], [7]], 2),
+    "one long": ([[4, 3], LONGEST, [3], [8, 3]], [[2], LONGEST, [2, 5], [2]], 3),
+    "long to short": ([LONGEST, [3]], [[2], LONGEST], 0),
+    "one": ([[5, 9, 3]], [[2, 6]], 0),
+}
+SHAPES = {
+    f"{score.name}, {norm.name}": replace(BASE, score=score, norm=norm, n_heads=2, d_k=5, d_v=3)
+    for score in Score
+    for norm in Norm
+}
+
+
+@pytest.mark.parametrize("config", list(SHAPES.values()), ids=list(SHAPES))
+@pytest.mark.parametrize(("sources", "targets", "empty"), list(PACKED.values()), ids=list(PACKED))
+@pytest.mark.parametrize("small", [256, 0], ids=["few groups", "many groups"])
+def test_packed_is_padded(
+    config: ModelConfig,
+    sources: list[list[int]],
+    targets: list[list[int]],
+    empty: int,
+    small: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Logits of real tokens and the gradient of every parameter, as a share of its size."""
+    monkeypatch.setattr("transformer.layout._SMALL", small)
+    model = build(config)
+    sides = end_to_end(sources, targets, empty)
+    packed = logits_of(model, *sides)[: sum(map(len, targets))]
+    padded = logits_of(model, pad(sources), pad(targets))[pad(targets)[1].visible()]
+    assert_close(packed, padded)
+    upstream = torch.randn(padded.shape)
+    found, expected = (torch.autograd.grad(out, list(model.parameters()), upstream) for out in (packed, padded))
+    for (name, _), a, b in zip(model.named_parameters(), found, expected, strict=True):
+        size = max(b.abs().max().item(), 1e-3)
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * size, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("config", list(SHAPES.values()), ids=list(SHAPES))
+def test_what_an_empty_slot_holds_moves_nothing(config: ModelConfig) -> None:
+    """Not even a row of 1e30: finite, as weights are, but enough to drown whatever it is added to."""
+    model = build(replace(config, tie_embeddings=False))
+    parameters = dict(model.named_parameters())
+    results = []
+    for poison in (0.0, 1e30):
+        with torch.no_grad():
+            for side in ("source", "target"):
+                parameters[f"{side}_embedding.matrix"][0] = poison
+        logits = logits_of(model, *end_to_end(SOURCES, TARGETS, empty=4))
+        assert bool(logits.isfinite().all())
+        torch.manual_seed(2)
+        upstream = torch.randn(9, V)
+        results.append((logits[:9], torch.autograd.grad(logits[:9], list(parameters.values()), upstream)))
+    (clean, clean_grad), (poisoned, poisoned_grad) = results
+    assert torch.equal(clean, poisoned)
+    for name, a, b in zip(parameters, clean_grad, poisoned_grad, strict=True):
+        assert torch.equal(a, b), name
+        if name.endswith("_embedding.matrix"):
+            assert not b[0].any(), name
 
 
 def torch_stack(model: Transformer) -> nn.Transformer:
@@ -464,10 +560,10 @@ def test_residual_dropout_is_on_the_sublayers_output_before_the_sum() -> None:
     dropped[dropped.abs() < 1e-12] = 0.0
     assert_dropped(dropped, y, 0.25)
     post = AddNorm(32, Norm.post, dropout=0.25)
-    torch.manual_seed(7)
     out = post(torch.zeros(40, 32), lambda _: y)
-    torch.manual_seed(7)
-    assert_close(out, nn.functional.layer_norm(nn.functional.dropout(y, 0.25), (32,)))
+    kept = out > out.amin(1, keepdim=True) + 1e-12  # y is positive, so what was dropped is the least of its row
+    assert 0.65 < kept.double().mean() < 0.85
+    assert_close(out, nn.functional.layer_norm(y * kept / 0.75, (32,)))
     assert_close(post.eval()(x, lambda z: 2 * z), nn.functional.layer_norm(3 * x, (32,)))
 
 
@@ -643,9 +739,10 @@ def test_parameters_travel_by_name() -> None:
     assert torch.equal(logits_of(model, *batch), logits_of(other, *batch))
 
 
-def test_names_are_the_papers() -> None:
-    names = set(parameters_by_name(build(replace(BASE, n_layers=1))))
-    attention = {f"W_{x}.weight" for x in "qkvo"}
+@pytest.mark.parametrize("score", list(Score), ids=lambda score: score.name)
+def test_names_are_the_papers(score: Score) -> None:
+    names = set(parameters_by_name(build(replace(BASE, n_layers=1, score=score))))
+    attention = {f"W_{x}.weight" for x in "qkvo"} | ({"score_vector"} if score is Score.additive else set())
     norm, linear = {"weight", "bias"}, {"W_1.weight", "W_1.bias", "W_2.weight", "W_2.bias"}
     expected = {"embedding"}
     for layer, blocks in (("encoder.0", ["self_attention"]), ("decoder.0", ["self_attention", "cross_attention"])):

@@ -1,6 +1,7 @@
 """The data order: each sentence once, no budget passed, steps that depend on nothing but data, seed and epoch."""
 
 import itertools
+import math
 import os
 import random
 import time
@@ -143,6 +144,84 @@ def test_micro_batches_hold_the_step_fit_and_come_in_multiples() -> None:
 def test_micro_batches_of_a_step_by_hand(max_tokens: int, multiple: int, expected: LISTS) -> None:
     lengths = np.array([[1, 2], [3, 3], [4, 1], [2, 5], [6, 6]], dtype=np.int32)
     assert as_lists(split_step(np.arange(5), lengths, max_tokens=max_tokens, multiple=multiple)) == expected
+
+
+# Packed micro-batches
+
+
+def fewest_in_order(lengths: list[list[int]], capacities: tuple[int, int]) -> int:
+    """The fewest runs that cut this list, each within both capacities: by trying every last cut."""
+    best = [0]
+    for end in range(1, len(lengths) + 1):
+        starts = [
+            start
+            for start in range(end)
+            if all(sum(pair[side] for pair in lengths[start:end]) <= capacities[side] for side in (0, 1))
+        ]
+        best.append(1 + min(best[start] for start in starts))
+    return best[-1]
+
+
+def test_packed_micro_batches_are_the_fewest_runs_of_the_step_sorted_by_length() -> None:
+    """Capacities differ, and either may be the one that decides; a sentence may need the larger of them whole."""
+    state = np.random.default_rng(13)
+    for _ in range(100):
+        lengths = state.integers(1, 12, size=(int(state.integers(1, 25)), 2)).astype(np.int32)
+        capacities = tuple(int(lengths[:, side].max() + state.integers(0, 30)) for side in (0, 1))
+        ids = state.permutation(len(lengths))
+        parts = as_lists(split_step(ids, lengths, max_tokens=max(capacities), multiple=1, capacities=capacities))
+        order = [i for part in parts for i in part]
+        longest = [int(lengths[i].max()) for i in order]
+        assert longest == sorted(longest, reverse=True)
+        assert len(parts) == fewest_in_order(lengths[order].tolist(), capacities)
+
+
+def test_packed_micro_batches_hold_the_step_fit_are_even_and_come_in_multiples() -> None:
+    state = np.random.default_rng(17)
+    for _ in range(100):
+        lengths = random_lengths(state)
+        ids = state.permutation(len(lengths))[: int(state.integers(1, len(lengths) + 1))]
+        capacities = tuple(int(lengths[:, side].max() * state.uniform(1, 8)) for side in (0, 1))
+        multiple = int(state.integers(1, 9))
+        split = {"max_tokens": max(capacities), "multiple": multiple, "capacities": capacities}
+        parts = as_lists(split_step(ids, lengths, **split))
+        assert parts == as_lists(split_step(ids, lengths, **split))
+        assert sorted(itertools.chain.from_iterable(parts)) == sorted(ids.tolist())
+        for part in parts:
+            assert all(sum(int(lengths[i, side]) for i in part) <= capacities[side] for side in (0, 1))
+        assert len(parts) % multiple == 0
+        filled = sum(1 for part in parts if part)
+        assert filled == min(len(parts), len(ids))
+        assert all(parts[:filled])
+        least = max(math.ceil(int(lengths[ids, side].sum()) / capacities[side]) for side in (0, 1))
+        assert filled >= min(least, len(ids))
+
+
+@pytest.mark.parametrize(
+    ("capacities", "multiple", "expected"),
+    [
+        ((16, 17), 1, [[4, 3, 2, 1, 0]]),  # exactly full
+        ((15, 17), 1, [[4, 3], [2, 1, 0]]),  # 6 + 2, 4 + 3 + 1
+        ((16, 16), 1, [[4, 3], [2, 1, 0]]),
+        ((10, 11), 1, [[4, 3], [2, 1, 0]]),
+        ((16, 17), 4, [[4], [3, 2], [1], [0]]),
+        ((16, 17), 7, [[4], [3], [2], [1], [0], [], []]),
+    ],
+)
+def test_packed_micro_batches_of_a_step_by_hand(capacities: tuple[int, int], multiple: int, expected: LISTS) -> None:
+    lengths = np.array([[1, 2], [3, 3], [4, 1], [2, 5], [6, 6]], dtype=np.int32)
+    parts = split_step(np.arange(5), lengths, max_tokens=17, multiple=multiple, capacities=capacities)
+    assert as_lists(parts) == expected
+
+
+def test_a_sentence_is_measured_by_the_capacity_of_its_own_side() -> None:
+    lengths = np.array([[9, 4], [3, 5]], dtype=np.int32)
+    split = {"max_tokens": 9, "multiple": 1}
+    assert as_lists(split_step(np.arange(2), lengths, **split, capacities=(9, 5))) == [[0], [1]]
+    with pytest.raises(InputError, match=r"9 tokens does not fit train\.max_tokens=9"):
+        split_step(np.arange(2), lengths, **split, capacities=(8, 9))
+    with pytest.raises(InputError, match=r"5 tokens does not fit train\.max_tokens=9"):
+        split_step(np.arange(2), lengths, **split, capacities=(9, 4))
 
 
 def padding_share(lengths: np.ndarray, tokens_per_step: int, max_tokens: int) -> float:

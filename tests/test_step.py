@@ -4,7 +4,9 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,9 +14,12 @@ from torch.amp import GradScaler
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from transformer.config import ModelConfig, Norm, Precision, TrainConfig
-from transformer.data.batch import Batch
+from transformer.compute import autocast
+from transformer.config import ModelConfig, Norm, Precision, Score, TrainConfig
+from transformer.data.batch import Batch, collate
 from transformer.data.loader import Step
+from transformer.data.plan import split_step
+from transformer.data.store import Store
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 from transformer.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
@@ -148,6 +153,55 @@ def test_any_split_gives_the_mean_gradient_over_target_tokens(parts: list[list[P
     assert result.grad_norm == pytest.approx(norm_written_out, rel=1e-12)
 
 
+STORE = Store.from_pieces([source for source, _ in PAIRS], [target for _, target in PAIRS])
+NOBODY = np.zeros(0, dtype=np.int64)
+PACKED = {  # the capacities, and how many micro-batches fill them
+    "exactly one": ((16, 15), 1),
+    "one with empty slots": ((19, 22), 1),
+    "several": ((10, 8), 3),
+    "one sentence each": ((6, 5), 5),
+}
+LAYOUTS: dict[str, tuple[int, int] | None] = {"padded": None, "packed": (16, 15)}
+either_layout = pytest.mark.parametrize("capacities", list(LAYOUTS.values()), ids=list(LAYOUTS))
+
+
+@pytest.mark.parametrize(("capacities", "count"), list(PACKED.values()), ids=list(PACKED))
+@pytest.mark.parametrize("norm", list(Norm), ids=lambda norm: norm.name)
+@pytest.mark.parametrize("score", list(Score), ids=lambda score: score.name)
+@pytest.mark.parametrize("small", [256, 0], ids=["one group", "many groups"])
+def test_packed_micro_batches_give_the_mean_gradient_over_target_tokens(
+    capacities: tuple[int, int], count: int, norm: Norm, score: Score, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer.layout._SMALL", small)
+    objective, optimizer = build(replace(PLAIN, norm=norm, score=score, d_k=3, d_v=5))
+    loss, nll = written_out(objective.model)
+    (loss / TARGET_TOKENS).backward()
+    expected = gradients(objective)
+    split = {"max_tokens": 99, "multiple": 1, "capacities": capacities}
+    parts = split_step(np.arange(len(PAIRS)), STORE.lengths, **split)
+    assert len(parts) == count
+    batches = [collate(STORE, part, capacities) for part in [*parts, NOBODY]]
+    result = run(objective, optimizer, replace(step_of([PAIRS]), micro_batches=list(enumerate(batches))), rate=0.0)
+    found = gradients(objective)
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        size = max(expected[name].abs().max().item(), 1e-3)
+        torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-12 * size)
+    assert result.loss_sum == pytest.approx(loss.item(), rel=1e-12)
+    assert result.nll_sum == pytest.approx(nll, rel=1e-12)
+
+
+@either_layout
+def test_evaluation_gives_the_sums_of_training(capacities: tuple[int, int] | None) -> None:
+    """Without a gradient the loss goes another way."""
+    objective, _ = build()
+    batch = collate(STORE, np.arange(len(PAIRS)), capacities)
+    training = objective(batch)
+    with torch.no_grad():
+        evaluation = objective(batch)
+    torch.testing.assert_close(evaluation, tuple(loss.detach() for loss in training), rtol=1e-13, atol=0)
+
+
 def test_the_divisor_is_the_whole_steps_and_not_this_ranks() -> None:
     objective, optimizer = build()
     whole = run(objective, optimizer, step_of([PAIRS]), rate=0.0)
@@ -166,9 +220,16 @@ def test_a_step_does_not_add_to_the_gradient_before_it() -> None:
     assert same(gradients(objective), first)
 
 
-def test_a_rank_without_a_sentence_has_a_zero_gradient_everywhere() -> None:
-    objective, optimizer = build()
-    result = run(objective, optimizer, step_of([[]], target_tokens=TARGET_TOKENS), rate=1.0)
+@either_layout
+@pytest.mark.parametrize("score", list(Score), ids=lambda score: score.name)
+@pytest.mark.parametrize("config", [PLAIN, DROPPING], ids=["plain", "dropping"])
+def test_a_rank_without_a_sentence_has_a_zero_gradient_everywhere(
+    capacities: tuple[int, int] | None, score: Score, config: ModelConfig
+) -> None:
+    objective, optimizer = build(replace(config, score=score, attention_dropout=config.dropout))
+    step = step_of([[]], target_tokens=TARGET_TOKENS)
+    step = replace(step, micro_batches=[(0, collate(STORE, NOBODY, capacities))])
+    result = run(objective, optimizer, step, rate=1.0)
     found = gradients(objective)
     assert found.keys() == dict(objective.named_parameters()).keys()  # a missing one would stop an all-reduce
     assert not any(gradient.any() for gradient in found.values())
@@ -294,14 +355,20 @@ def test_one_bad_micro_batch_costs_its_step_and_nothing_else(part: str) -> None:
 
 
 @pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
-def test_half_precision_keeps_weights_and_gradients_in_float32(precision: Precision) -> None:
+@pytest.mark.parametrize("score", list(Score), ids=lambda score: score.name)
+@either_layout
+def test_half_precision_keeps_weights_and_gradients_in_float32(
+    precision: Precision, score: Score, capacities: tuple[int, int] | None
+) -> None:
     torch.set_default_dtype(torch.float32)
-    exact, optimizer = build()
+    exact, optimizer = build(replace(PLAIN, score=score))
     reference = run(exact, optimizer, step_of([PAIRS]), precision=Precision.fp32)
-    rounded, optimizer = build()
+    rounded, optimizer = build(replace(PLAIN, score=score))
     before = weights(rounded)
     scaler = GradScaler("cpu", enabled=precision is Precision.fp16)
-    result = run(rounded, optimizer, step_of([PAIRS]), precision=precision, scaler=scaler)
+    batch = collate(STORE, np.arange(len(PAIRS)), capacities)
+    step = replace(step_of([PAIRS]), micro_batches=[(0, batch)])
+    result = run(rounded, optimizer, step, precision=precision, scaler=scaler)
     assert result.applied
     assert result.grad_norm == pytest.approx(reference.grad_norm, rel=0.05)
     assert result.loss_sum == pytest.approx(reference.loss_sum, rel=0.02)
@@ -309,6 +376,22 @@ def test_half_precision_keeps_weights_and_gradients_in_float32(precision: Precis
     assert all(p.dtype == torch.float32 for p in rounded.parameters())
     assert all(g.dtype == torch.float32 for g in gradients(rounded).values())
     assert not same(weights(rounded), before)
+
+
+@pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
+@pytest.mark.parametrize("norm", list(Norm), ids=lambda norm: norm.name)
+@either_layout
+def test_half_precision_is_the_type_of_the_residual_stream(
+    precision: Precision, norm: Norm, capacities: tuple[int, int] | None
+) -> None:
+    torch.set_default_dtype(torch.float32)
+    objective, _ = build(replace(DROPPING, norm=norm))
+    model, seen = objective.model, []
+    for module in (model.source_embedding, model.target_embedding, *model.encoder, *model.decoder):
+        module.register_forward_hook(lambda _module, _args, out: seen.append(out.dtype))
+    with autocast(CPU, precision):
+        objective(collate(STORE, np.arange(len(PAIRS)), capacities))
+    assert seen == [{Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}[precision]] * 4
 
 
 # The loss scale of fp16
@@ -463,3 +546,39 @@ def test_loaded_moments_are_copies() -> None:
     load_moments(resumed.model, other, saved)
     run(resumed, other, step_of([PAIRS]))
     assert same(saved, kept)
+
+
+# ---- torch.compile --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_is_eager_and_new_shapes_compile_nothing(backend: str) -> None:
+    """Four batches of all kinds warm up; ten more, of shapes never seen, must find everything compiled."""
+    random, eager = Random(5), Objective(Transformer(PLAIN, V).double(), EPS)
+    compiled = copy.deepcopy(eager)
+    compiled.compile(backend=backend)
+
+    def sentences(rows: int, longest: int) -> list[Pair]:
+        length = random.randint(2, longest)
+        pieces = [[random.randint(4, V - 1) for _ in range(random.randint(1, length))] for _ in range(2 * rows)]
+        pieces[:2] = [[4] * length, [5] * (length + 1)]  # some padding on either side
+        return list(zip(pieces[::2], pieces[1::2], strict=True))
+
+    def compare(pairs: list[Pair]) -> None:
+        losses = []
+        for objective in (eager, compiled):
+            objective.zero_grad()
+            loss, _ = objective(batch_of(pairs))
+            loss.backward()
+            losses.append(loss.detach())
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0)
+        for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):
+            torch.testing.assert_close(other.grad, one.grad, rtol=1e-10, atol=1e-12)
+
+    for rows in (2, 3, 5, 7):
+        compare(sentences(rows, rows + 3))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows in range(4, 14):
+            compare(sentences(rows, 12))
+    with torch.no_grad():  # what dev batches take is not compiled
+        assert compiled(batch_of(PAIRS))[0].isfinite()

@@ -11,6 +11,7 @@ import torch
 from transformer.data.batch import Batch, collate
 from transformer.data.store import Store, StoreWriter
 from transformer.errors import InputError
+from transformer.layout import Packed
 
 SOURCE = [[5, 6, 7], [8], [9, 10], [], [11, 12, 13, 14]]
 TARGET = [[20, 21], [22, 23, 24, 25], [26], [27], [28, 29, 30]]
@@ -31,6 +32,7 @@ def test_what_was_written_comes_back(kind: str, tmp_path: Path) -> None:
     assert len(store) == 5
     assert store.lengths.dtype == np.int32
     assert store.lengths.tolist() == [[4, 3], [2, 5], [3, 2], [1, 2], [5, 4]]  # the end mark counts
+    assert store.longest == (5, 5)
     flat, counts = store.gather(np.array([4, 0, 3, 0]), 0)
     assert flat.dtype == np.int64
     assert flat.tolist() == [11, 12, 13, 14, 5, 6, 7, 5, 6, 7]
@@ -138,3 +140,60 @@ def test_a_batch_moves_as_a_whole() -> None:
     tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out)
     layouts = (batch.source_layout.lengths, batch.target_layout.lengths)
     assert {tensor.device.type for tensor in (*tensors, *layouts)} == {"meta"}
+
+
+# Packed
+
+
+def test_a_packed_batch_by_hand() -> None:
+    batch = collate(Store.from_pieces(SOURCE, TARGET), np.array([2, 3, 0]), (10, 8))
+    assert batch.source.tolist() == [9, 10, 3, 3, 5, 6, 7, 3, 0, 0]
+    assert batch.target_in.tolist() == [2, 26, 2, 27, 2, 20, 21, 0]
+    assert batch.target_out.tolist() == [26, 3, 27, 3, 20, 21, 3, 0]
+    assert batch.target_rows.tolist() == list(range(8))
+    assert isinstance(batch.source_layout, Packed)
+    assert isinstance(batch.target_layout, Packed)
+    assert batch.source_layout.positions().tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 0, 0]
+    assert batch.target_layout.positions().tolist() == [0, 1, 0, 1, 0, 1, 2, 0]
+    assert batch.source_layout.offsets[:4].tolist() == [0, 3, 4, 8]
+    assert (batch.source_layout.longest, batch.target_layout.longest) == (5, 5)  # of the corpus
+    tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out)
+    assert {tensor.dtype for tensor in tensors} == {torch.int64}
+
+
+def test_packed_sentences_lie_end_to_end() -> None:
+    state = np.random.default_rng(5)
+    for _ in range(100):
+        sides = [[state.integers(4, 99, size=state.integers(0, 9)).tolist() for _ in range(12)] for _ in range(2)]
+        store, ids = Store.from_pieces(*sides), state.permutation(12)[: int(state.integers(1, 13))]
+        source, target_in, target_out = [], [], []
+        for i in ids:
+            source += [*sides[0][i], 3]
+            target_in += [2, *sides[1][i]]
+            target_out += [*sides[1][i], 3]
+        empty = int(state.integers(3)), int(state.integers(3))
+        batch = collate(store, ids, (len(source) + empty[0], len(target_in) + empty[1]))
+        assert batch.source.tolist() == source + [0] * empty[0]
+        assert batch.target_in.tolist() == target_in + [0] * empty[1]
+        assert batch.target_out.tolist() == target_out + [0] * empty[1]
+
+
+def test_the_packed_batch_of_nobody_is_empty() -> None:
+    batch = collate(Store.from_pieces(SOURCE, TARGET), np.zeros(0, dtype=np.int64), (6, 5))
+    assert batch.source.tolist() == [0] * 6
+    assert batch.target_in.tolist() == batch.target_out.tolist() == [0] * 5
+    assert len(batch.target_rows) == 5
+
+
+def test_sentences_that_do_not_fit_their_slots_are_refused() -> None:
+    store, ids = Store.from_pieces(SOURCE, TARGET), np.array([2, 3, 0])  # 8 and 7 tokens
+    for capacities in ((7, 7), (8, 6)):
+        with pytest.raises(ValueError, match=r"\[8, 7\] tokens"):
+            collate(store, ids, capacities)
+
+
+def test_a_packed_batch_moves_as_a_whole() -> None:
+    batch = collate(Store.from_pieces(SOURCE, TARGET), np.array([0]), (6, 6)).to(torch.device("meta"))
+    tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out)
+    positions = (batch.source_layout.positions(), batch.target_layout.positions())
+    assert {tensor.device.type for tensor in (*tensors, *positions)} == {"meta"}

@@ -29,9 +29,9 @@ class Objective(nn.Module):
         self.model, self.label_smoothing = model, label_smoothing
         self._train_hidden = self._hidden
 
-    def compile(self) -> None:
+    def compile(self, *, backend: str = "inductor") -> None:
         """Compile the stacks for training; the loss is a kernel already, and dev batches come in too many shapes."""
-        self._train_hidden = torch.compile(self._hidden)
+        self._train_hidden = torch.compile(self._hidden, backend=backend)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The smoothed and the plain loss, summed over the batch's real target tokens.

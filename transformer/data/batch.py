@@ -65,8 +65,7 @@ def collate(store: Store, ids: Ids, capacities: tuple[int, int] | None = None) -
 
 def _packed(store: Store, ids: Ids, capacities: tuple[int, int]) -> Batch:
     lengths = store.lengths[ids] if len(ids) else np.ones((1, 2), dtype=np.int32)
-    longest = store.lengths.max(axis=0)
-    source_layout, target_layout = pack(lengths, capacities, (int(longest[0]), int(longest[1])))
+    source_layout, target_layout = pack(lengths, capacities, store.longest)
     source, target_in, target = (np.full(capacities[side], PAD, dtype=np.int64) for side in (0, 1, 1))
     if len(ids):
         _end_to_end(source, *store.gather(ids, 0))

@@ -97,15 +97,17 @@ def split_step(
     """The fewest micro-batches that fit, up to a multiple of `multiple`; longest sentences first, as even as can be.
 
     Padded, a micro-batch fits where rows x longest is at most `max_tokens` on both sides; packed, where each side's
-    tokens fit its capacity. `lengths` are the whole corpus'. Where there are too few sentences the last micro-batches
-    are empty. Raises InputError for a sentence that fits nowhere.
+    tokens fit its capacity, and the fewest are those that cut the sentences in this order. `lengths` are the whole
+    corpus'. Where there are too few sentences the last micro-batches are empty. Raises InputError for a sentence that
+    fits nowhere.
     """
     source, target = lengths[ids, 0], lengths[ids, 1]
     longer = np.maximum(source, target)  # rows x longest fits on both sides just when rows x this does
     order = np.lexsort((target, source, longer))[::-1]
     sizes: list[int] = longer[order].tolist()
-    if sizes and sizes[0] > min(capacities or (max_tokens,)):
-        raise InputError(f"a sentence of {sizes[0]} tokens does not fit train.max_tokens={max_tokens}")
+    for side, limit in zip((source, target), capacities or (max_tokens, max_tokens), strict=True):
+        if (longest := side.max(initial=0)) > limit:
+            raise InputError(f"a sentence of {longest} tokens does not fit train.max_tokens={max_tokens}")
     if capacities is None:
         starts_within, least, most = partial(_starts, sizes), max(sizes, default=0), max_tokens
     else:  # the smaller side's tokens weigh more, so that both have the same budget

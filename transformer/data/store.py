@@ -36,6 +36,7 @@ class Store:
         self._pieces, self._offsets = pieces, offsets
         lengths = [np.diff(side) + 1 for side in offsets]
         self.lengths: npt.NDArray[np.int32] = np.stack(lengths, axis=1).astype(np.int32)  # (n, 2), EOS counted
+        self.longest: tuple[int, int] = tuple(self.lengths.max(axis=0, initial=0).tolist())
 
     def __len__(self) -> int:
         return len(self.lengths)

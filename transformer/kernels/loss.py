@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer.compute import lowered
 from transformer.layout import PAD
 
-ROWS = 512  # of a block: large enough for the matrix units, small enough for the cache
+ROWS = 512  # of a block on a CPU: large enough for the matrix units, small enough for the cache
 
 
 def linear_cross_entropy(
@@ -38,19 +38,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         classes = matrix.shape[0]
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        floor = torch.finfo(hidden.dtype).tiny  # where fp16 rounds a probability to 0, the loss stays finite
+        subnormal = torch.finfo(hidden.dtype).tiny * torch.finfo(hidden.dtype).eps
+        floor = max(subnormal, torch.finfo(wide).tiny)  # where fp16 rounds a probability to 0, the loss stays finite
         spread = label_smoothing / (classes - 1)  # what each wrong class gets
         weights = matrix.to(hidden.dtype)
-        is_real = targets != PAD
+        nothing = (targets == PAD).unsqueeze(1)  # (N, 1)
+        given = hidden.masked_fill(nothing, 0.0)
+        block = ROWS if hidden.device.type == "cpu" else 8 * ROWS
         d_hidden = torch.empty_like(hidden)
         d_matrix = torch.zeros_like(matrix)
         mean_of_all = matrix.to(wide).sum(0)  # (D,): times a row, the sum of its logits
         plain = torch.zeros((), dtype=torch.float64, device=hidden.device)
         linear = torch.zeros((), dtype=torch.float64, device=hidden.device)
         logits = probabilities = hidden.new_empty(0)
-        for start in range(0, len(hidden), ROWS):
-            rows, real = hidden[start : start + ROWS], is_real[start : start + ROWS].to(wide)
-            wanted = targets[start : start + ROWS].unsqueeze(1)
+        for start in range(0, len(hidden), block):
+            place = slice(start, start + block)
+            rows, wanted, real = given[place], targets[place].unsqueeze(1), ~nothing[place, 0]
             if len(rows) != len(logits):
                 logits, probabilities = hidden.new_empty(2, len(rows), classes)
             torch.mm(rows, weights.t(), out=logits)
@@ -60,12 +63,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             others = (rows.to(wide) @ mean_of_all - z_y.squeeze(1)) / (classes - 1)
             linear += ((z_y.squeeze(1) - others) * real).sum()
             probabilities.scatter_(1, wanted, (p_y - (1.0 - label_smoothing - spread)).to(hidden.dtype))
-            probabilities.index_fill_(0, (real == 0).nonzero().squeeze(1), 0.0)
-            torch.mm(probabilities, weights, out=d_hidden[start : start + ROWS])
+            torch.mm(probabilities, weights, out=d_hidden[place])
             d_matrix += (probabilities.t() @ rows).to(matrix.dtype)
         if label_smoothing:
-            d_hidden -= (spread * is_real.unsqueeze(1)).to(wide) * mean_of_all
-            d_matrix -= spread * (hidden.to(wide) * is_real.unsqueeze(1)).sum(0)
+            d_hidden -= spread * mean_of_all
+            d_matrix -= spread * given.to(wide).sum(0)
+        d_hidden.masked_fill_(nothing, 0.0)
         ctx.save_for_backward(d_hidden, d_matrix)
         smoothed, plain = (plain + label_smoothing * linear).to(wide), plain.to(wide)
         ctx.mark_non_differentiable(plain)

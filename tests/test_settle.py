@@ -1,0 +1,111 @@
+"""What is left to rules is settled once, by static rules: layout, compilation, the slots of a packed batch."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from corpora import read, run, tiny_job, write_corpus
+
+from transformer.compute import has_compiler
+from transformer.config import Device, LayoutKind, ModelConfig, Precision, Score, TrainConfig, TrainJob
+from transformer.data.plan import packed_capacities
+from transformer.training import resume
+from transformer.training.resume import settle
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that says it has a GPU, 80 GB of memory and a compiler."""
+    properties = type("Properties", (), {"total_memory": 80 * 2**30})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(resume, "has_compiler", lambda device: True)
+
+
+def job(model: dict[str, Any] | None = None, **recipe: Any) -> TrainJob:
+    return TrainJob(model=ModelConfig(**model or {}), train=TrainConfig(**recipe))
+
+
+def test_on_a_cpu() -> None:
+    settled = settle(job(device=Device.cpu), 1)
+    assert (settled.layout, settled.compile) == ("padded", False)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_a_gpu_base_is_packed_and_compiled() -> None:
+    settled = settle(job(), 2)
+    assert (settled.device, settled.precision, settled.layout, settled.compile) == ("cuda", "bf16", "packed", True)
+    assert (settled.max_tokens, settled.multiple) == (32_768, 2)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [
+        ({}, {"precision": Precision.fp32}),
+        ({"attention_dropout": 0.1}, {}),
+        ({"score": Score.additive}, {}),
+        ({"d_k": 64, "d_v": 32}, {}),
+        ({"d_k": 12, "d_v": 12}, {}),
+    ],
+)
+def test_what_has_no_packed_kernel_is_padded(model: dict[str, Any], recipe: dict[str, Any]) -> None:
+    assert settle(job(model, **recipe), 1).layout == "padded"
+    asked = settle(job(model, layout=LayoutKind.packed, **recipe), 1)
+    assert (asked.layout, asked.compile) == ("packed", False)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_is_asked_for_is_done() -> None:
+    settled = settle(job(layout=LayoutKind.padded, compile=False), 1)
+    assert (settled.layout, settled.compile) == ("padded", False)
+
+
+def test_without_a_compiler_training_is_eager(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line in the log, the decision in run.json, and the run goes through."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert not has_compiler(torch.device("cpu"))
+    run_dir = run(tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=2, average=1, compile=True))
+    assert read(run_dir / "run.json")["settled"]["compile"] is False
+    assert [m for m in caplog.messages if m.startswith("no compiler")] == [
+        "no compiler is installed here: training runs uncompiled"
+    ]
+
+
+def test_a_run_stays_as_it_was_settled(tmp_path: Path) -> None:
+    """A packed run that resumes under auto stays packed; the other layout is another run."""
+    corpus = write_corpus(tmp_path / "corpus")
+    packed = {"layout": LayoutKind.packed, "average": 1, "save_every": 1}
+    run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=1, **packed))
+    assert read(run_dir / "run.json")["settled"]["layout"] == "packed"
+    run(tiny_job(tmp_path / "a", corpus, max_steps=2, **packed))
+    assert read(run_dir / "results.json")["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "most", "multiple", "expected"),
+    [
+        ([[10, 10]] * 9, 4096, 5120, 1, (4096, 4096)),  # a step in one piece
+        ([[10, 10]] * 9, 4000, 5120, 1, (4096, 4096)),  # up to a multiple of 128
+        ([[5, 10]] * 9, 4096, 5120, 1, (2304, 4096)),  # half as many on the source side, and a tenth more
+        ([[10, 5]] * 9, 4096, 5120, 1, (4096, 2304)),
+        ([[10, 9]] * 9, 4096, 5120, 1, (4096, 4096)),  # nearly as many: no more than the step
+        ([[10, 10]] * 9, 25_000, 8192, 1, (6272, 6272)),  # four pieces of 6,250 and a sentence
+        ([[10, 10]] * 9, 25_000, 32_768, 4, (6272, 6272)),  # as many pieces as ranks
+        ([[10, 10]] * 9, 25_000, 5120, 4, (3200, 3200)),  # two for each rank: 3,125 and a sentence
+        ([[300, 10], *[[10, 10]] * 99], 256, 512, 1, (384, 256)),  # room for the longest
+    ],
+)
+def test_packed_capacities(
+    lengths: list[list[int]], tokens: int, most: int, multiple: int, expected: tuple[int, int]
+) -> None:
+    given = {"tokens_per_step": tokens, "max_tokens": most, "multiple": multiple}
+    assert packed_capacities(np.array(lengths, np.int32), **given) == expected
