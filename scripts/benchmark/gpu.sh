@@ -18,7 +18,9 @@ dry=no
 for argument in "$@"; do
   if [ "$argument" = --dry-run ]; then dry=yes; fi
 done
-if [ "$dry" = no ]; then
+if [ "$dry" = yes ]; then
+  export OMP_WAIT_POLICY=passive # the cores may have other work
+else
   site=$(mktemp -d)
   trap 'rm -rf "$site"' EXIT
   python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$folder"/wheels/*.whl
