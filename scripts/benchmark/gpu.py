@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     if unknown := set(names) - set(STAGES):
         parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(STAGES)}")
     args.out.mkdir(parents=True, exist_ok=True)
-    facts = machine() | {"started_as": shlex.join(["scripts/benchmark/gpu.sh", *sys.argv[1:]]), "dry_run": args.dry_run}
+    facts = machine() | {"started_as": shlex.join(["scripts/benchmark/gpu.py", *arguments]), "dry_run": args.dry_run}
     print(f"{facts['gpu'] or 'no GPU'}, torch {facts['torch']}, Python {facts['python']}", flush=True)
     summary: dict[str, Any] = {}
     for index, name in enumerate(names):
@@ -184,7 +184,7 @@ def steps(place: Place) -> Found:
     output = place.work / "steps.json"
     command = [sys.executable, str(ROOT / "scripts/benchmark/steps.py"), f"--output={output}"]
     command += [f"--device={place.device}", f"--seconds={0.9 * place.limit:.0f}"]
-    command += ["--size=tiny", "--tokens=1000", "--steps=5", "--warmup=5"] if place.dry else []
+    command += ["--size=tiny", "--tokens=1000", "--steps=3", "--warmup=2"] if place.dry else []
     eager = {"TORCHDYNAMO_DISABLE": "1"} if place.dry else {}  # compiling takes minutes
     status = call(place, command, place.limit, **eager)
     numbers = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"results": []}
