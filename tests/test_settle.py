@@ -33,7 +33,7 @@ def job(model: dict[str, Any] | None = None, **recipe: Any) -> TrainJob:
 
 def test_on_a_cpu() -> None:
     settled = settle(job(device=Device.cpu), 1)
-    assert (settled.layout, settled.compile) == ("padded", False)
+    assert (settled.layout, settled.compile) == ("packed", False)
 
 
 @pytest.mark.usefixtures("gpu")

@@ -129,7 +129,7 @@ def test_the_papers_of_a_run(finished: Path, job: TrainJob) -> None:
     assert re.fullmatch("[0-9a-f]{16}", papers["id"])
     assert papers["versions"]["torch"] == torch.__version__
     settled = {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 1500, "multiple": 1}
-    assert papers["settled"] == settled | {"layout": "padded", "compile": False}
+    assert papers["settled"] == settled | {"layout": "packed", "compile": False}
     assert papers["config"]["model"]["d_model"] == 32
     assert papers["data_digest"] == read(finished / "data.json")["digest"]
     assert read(finished / "data.json")["pairs_kept"] == 200

@@ -57,7 +57,7 @@ class Precision(Enum):
 
 
 class LayoutKind(Enum):
-    """A sentence a row, or end to end; `auto` is packed where a GPU has a kernel for it, padded elsewhere."""
+    """A sentence a row, or end to end; `auto` is packed, but for a GPU that has no kernel for it."""
 
     auto = "auto"
     padded = "padded"

@@ -102,6 +102,7 @@ class Packed:
 Layout = Padded | Packed
 Numbers = npt.NDArray[Any]
 
+_ROWS, _WIDTH = 16, 4  # a group's sides are multiples of these: each new shape costs a CPU time and memory for good
 _WASTE = 1.1  # a group's padded slots may be this many times its tokens, and at least _SMALL more
 _SMALL = 256
 _OFFSETS = 256  # offsets come in multiples of this, and enough for sentences of 8 tokens: seldom a new shape
@@ -137,7 +138,7 @@ def _group(lengths: Numbers) -> list[Numbers]:
 
 def _pack(lengths: Numbers, capacity: int, longest: int, groups: list[Numbers]) -> Packed:
     room = max(len(lengths) + 1, capacity // 8)
-    offsets = np.zeros(-(-room // _OFFSETS) * _OFFSETS, dtype=np.int32)
+    offsets = np.zeros(_round_up(room, _OFFSETS), dtype=np.int32)
     offsets[1 : len(lengths) + 1] = lengths.cumsum()
     offsets[len(lengths) + 1 :] = offsets[len(lengths)]  # sentences that are not there are empty
     total = int(offsets[-1])
@@ -145,11 +146,15 @@ def _pack(lengths: Numbers, capacity: int, longest: int, groups: list[Numbers]) 
     places[:total] = np.arange(total) - np.repeat(offsets[: len(lengths)], lengths)
     layouts, slots, real = [], [], []
     for group in groups:
-        width = max(1, int(lengths[group].max()))
-        inside = np.arange(width) < lengths[group, None]  # (b, t)
-        slots.append(np.where(inside, offsets[group, None] + np.arange(width), 0).ravel())
+        width = _round_up(int(lengths[group].max()), _WIDTH)
+        of_rows = np.zeros(_round_up(len(group), _ROWS), dtype=np.int64)
+        of_rows[: len(group)] = lengths[group]
+        first = np.zeros_like(of_rows)
+        first[: len(group)] = offsets[group]
+        inside = np.arange(width) < of_rows[:, None]  # (b, t)
+        slots.append(np.where(inside, first[:, None] + np.arange(width), 0).ravel())
         real.append(inside.ravel())
-        layouts.append(Padded.of(lengths[group].tolist(), width))
+        layouts.append(Padded.of(of_rows.tolist(), width))
     packed_slot = np.concatenate([np.zeros(0, np.int64), *slots]).astype(np.int64)
     is_real = np.concatenate([np.zeros(0, bool), *real])
     rows = np.zeros(total, dtype=np.int64)
@@ -163,6 +168,10 @@ def _pack(lengths: Numbers, capacity: int, longest: int, groups: list[Numbers]) 
         torch.from_numpy(np.flatnonzero(~is_real)),
         torch.from_numpy(rows),
     )
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-max(1, number) // multiple) * multiple
 
 
 def _spread(x: Tensor, rows: Tensor, count: int) -> Tensor:

@@ -75,7 +75,8 @@ def settle(job: TrainJob, world_size: int) -> Settled:
     max_tokens = job.train.max_tokens or max(room, job.data.filter.max_length + 1)
     layout = job.train.layout
     if layout is LayoutKind.auto:
-        layout = LayoutKind.packed if _has_packed_kernel(job, device, precision) else LayoutKind.padded
+        packed = device.type == "cpu" or _has_packed_kernel(job, device, precision)
+        layout = LayoutKind.packed if packed else LayoutKind.padded
     threads = resolve_threads(job.train.threads)
     settled = Settled(device.type, precision.name, threads, max_tokens, layout.name, False, world_size)
     return replace(settled, compile=_compiles(job, settled, job.train.compile))
