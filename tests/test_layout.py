@@ -74,6 +74,29 @@ def packed(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple
     return pack(np.array(lengths, dtype=np.int32), capacities, (100, 90))
 
 
+@pytest.fixture
+def exact_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups as small as their sentences, not rounded up."""
+    monkeypatch.setattr("transformer.layout._ROWS", 1)
+    monkeypatch.setattr("transformer.layout._WIDTH", 1)
+
+
+def test_the_sides_of_a_group_are_rounded_up_with_empty_rows() -> None:
+    """To 16 rows and a width of 4, so that few shapes ever come."""
+    source, target = packed([(2, 5)] * 17, (40, 85))
+    for layout, length, width in ((source, 2, 4), (target, 5, 8)):
+        (group,) = layout.groups
+        assert (group.lengths.tolist(), group.width, group.full) == ([length] * 17 + [0] * 15, width, False)
+        (rows,) = layout.pad(torch.arange(len(layout.places)))
+        assert rows.shape == (32, width)
+        expected = [[length * row + t for t in range(length)] for row in reversed(range(17))]
+        assert rows[:17, :length].tolist() == expected
+        assert rows[17:].eq(0).all()
+        there_and_back = layout.unpad([rows]).tolist()
+        assert there_and_back == [*range(17 * length), *[0] * (len(layout.places) - 17 * length)]
+
+
+@pytest.mark.usefixtures("exact_sides")
 def test_packed_sentences_by_hand() -> None:
     """One group, longest first: the second, the third, the first."""
     source, target = packed([(2, 1), (3, 3), (2, 2)], (9, 6))
@@ -108,6 +131,7 @@ def random_pairs(state: np.random.Generator) -> list[tuple[int, int]]:
     return [(int(source), int(target)) for source, target in lengths]
 
 
+@pytest.mark.usefixtures("exact_sides")
 def test_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_and_waste_little() -> None:
     state = np.random.default_rng(3)
     several = 0
