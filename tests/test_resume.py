@@ -1,6 +1,7 @@
 """Stopped, killed or damaged, a run goes on as if nothing had happened; under other settings it does not go on."""
 
 import hashlib
+import json
 import os
 import random
 import re
@@ -36,7 +37,7 @@ from corpora import (
 )
 from safetensors.torch import load_file
 
-from transformer.config import DataConfig, Decay, Norm, Positions, Precision, SearchConfig, TrainJob
+from transformer.config import DataConfig, Decay, LayoutKind, Norm, Positions, Precision, SearchConfig, TrainJob
 from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
 from transformer.training import loop
 
@@ -439,6 +440,32 @@ def test_what_may_change_the_last_bits_is_accepted_and_logged(copy: TrainJob, tm
     shown = [value.name if isinstance(value, Enum) else str(value) for value in (before, now)]
     run(with_value(copy, key, now))
     assert f"{key}: {shown[0]} -> {shown[1]}" in (Path(copy.run_dir) / "train.log").read_text(encoding="utf-8")
+
+
+def test_a_run_of_before_a_key_resumes_as_it_was(corpus: DataConfig, tmp_path: Path) -> None:
+    """Its papers do not name the score, the layout or compilation: it had the default, padded, and none."""
+    padded = {"layout": LayoutKind.padded}
+    run(tiny_job(tmp_path / "straight", corpus, max_steps=8, **padded))
+    older = tiny_job(tmp_path / "older", corpus, max_steps=4)
+    run(replace(older, train=replace(older.train, **padded)))
+    path = tmp_path / "older" / "run.json"
+    papers = read(path)
+    del papers["config"]["model"]["score"], papers["config"]["train"]["layout"], papers["config"]["train"]["compile"]
+    del papers["settled"]["layout"], papers["settled"]["compile"]
+    path.write_text(json.dumps(papers), encoding="utf-8")
+    run(tiny_job(tmp_path / "older", corpus, max_steps=8))
+    assert_same_end(tmp_path / "straight", tmp_path / "older")
+
+
+@pytest.mark.parametrize(("key", "value"), [("precision", "bf17"), ("layout", "pakced"), ("device", 3)])
+def test_papers_that_are_damaged_are_refused(copy: TrainJob, key: str, value: object) -> None:
+    path = Path(copy.run_dir) / "run.json"
+    papers = read(path)
+    papers["settled"][key] = value
+    path.write_text(json.dumps(papers), encoding="utf-8")
+    copy.train.max_steps += 1
+    with pytest.raises(CheckpointError, match="run.json: not the papers of a run"):
+        run(copy)
 
 
 def test_every_key_is_decided_on(copy: TrainJob) -> None:

@@ -20,7 +20,7 @@ GPU = torch.device("cuda")
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that says it has a GPU, 80 GB of memory and a compiler."""
-    properties = type("Properties", (), {"total_memory": 80 * 2**30})
+    properties = type("Properties", (), {"total_memory": 80 * 2**30, "major": 9})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -33,13 +33,14 @@ def job(model: dict[str, Any] | None = None, **recipe: Any) -> TrainJob:
 
 def test_on_a_cpu() -> None:
     settled = settle(job(device=Device.cpu), 1)
-    assert (settled.layout, settled.compile) == ("packed", False)
+    assert (settled.layout, settled.compile) == (LayoutKind.packed, False)
 
 
 @pytest.mark.usefixtures("gpu")
 def test_on_a_gpu_base_is_packed_and_compiled() -> None:
     settled = settle(job(), 2)
-    assert (settled.device, settled.precision, settled.layout, settled.compile) == ("cuda", "bf16", "packed", True)
+    assert (settled.device, settled.precision) == (Device.cuda, Precision.bf16)
+    assert (settled.layout, settled.compile) == (LayoutKind.packed, True)
     assert (settled.max_tokens, settled.multiple) == (32_768, 2)
 
 
@@ -55,15 +56,28 @@ def test_on_a_gpu_base_is_packed_and_compiled() -> None:
     ],
 )
 def test_what_has_no_packed_kernel_is_padded(model: dict[str, Any], recipe: dict[str, Any]) -> None:
-    assert settle(job(model, **recipe), 1).layout == "padded"
+    assert settle(job(model, **recipe), 1).layout is LayoutKind.padded
     asked = settle(job(model, layout=LayoutKind.packed, **recipe), 1)
-    assert (asked.layout, asked.compile) == ("packed", False)
+    assert (asked.layout, asked.compile) == (LayoutKind.packed, False)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_of_before_ampere_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = type("Properties", (), {"total_memory": 16 * 2**30, "major": 7})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: older)
+    settled = settle(job(precision=Precision.fp16), 1)
+    assert (settled.layout, settled.compile, settled.max_tokens) == (LayoutKind.padded, True, 8_192)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_additive_attention_is_not_compiled() -> None:
+    assert not settle(job({"score": Score.additive}, compile=True), 1).compile
 
 
 @pytest.mark.usefixtures("gpu")
 def test_what_is_asked_for_is_done() -> None:
     settled = settle(job(layout=LayoutKind.padded, compile=False), 1)
-    assert (settled.layout, settled.compile) == ("padded", False)
+    assert (settled.layout, settled.compile) == (LayoutKind.padded, False)
 
 
 def test_without_a_compiler_training_is_eager(
@@ -93,15 +107,17 @@ def test_a_run_stays_as_it_was_settled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lengths", "tokens", "most", "multiple", "expected"),
     [
-        ([[10, 10]] * 9, 4096, 5120, 1, (4096, 4096)),  # a step in one piece
-        ([[10, 10]] * 9, 4000, 5120, 1, (4096, 4096)),  # up to a multiple of 128
-        ([[5, 10]] * 9, 4096, 5120, 1, (2304, 4096)),  # half as many on the source side, and a tenth more
-        ([[10, 5]] * 9, 4096, 5120, 1, (4096, 2304)),
-        ([[10, 9]] * 9, 4096, 5120, 1, (4096, 4096)),  # nearly as many: no more than the step
-        ([[10, 10]] * 9, 25_000, 8192, 1, (6272, 6272)),  # four pieces of 6,250 and a sentence
-        ([[10, 10]] * 9, 25_000, 32_768, 4, (6272, 6272)),  # as many pieces as ranks
-        ([[10, 10]] * 9, 25_000, 5120, 4, (3200, 3200)),  # two for each rank: 3,125 and a sentence
+        ([[10, 10]] * 9000, 4096, 5120, 1, (4096, 4096)),  # a step in one piece
+        ([[10, 10]] * 9000, 4000, 5120, 1, (4096, 4096)),  # up to a multiple of 128
+        ([[5, 10]] * 9000, 4096, 5120, 1, (2304, 4096)),  # half as many on the source side, and a tenth more
+        ([[10, 5]] * 9000, 4096, 5120, 1, (4096, 2304)),
+        ([[10, 9]] * 9000, 4096, 5120, 1, (4096, 4096)),  # nearly as many: no more than the step
+        ([[10, 10]] * 9000, 25_000, 8192, 1, (6272, 6272)),  # four pieces of 6,250 and a sentence
+        ([[10, 10]] * 9000, 25_000, 32_768, 4, (6272, 6272)),  # as many pieces as ranks
+        ([[10, 10]] * 9000, 25_000, 5120, 4, (3200, 3200)),  # two for each rank: 3,125 and a sentence
         ([[300, 10], *[[10, 10]] * 99], 256, 512, 1, (384, 256)),  # room for the longest
+        ([[300, 10], *[[10, 10]] * 9000], 25_000, 512, 1, (512, 512)),  # and never more than max_tokens
+        ([[10, 10]] * 9, 25_000, 32_768, 1, (128, 128)),  # a corpus that is smaller than a step
     ],
 )
 def test_packed_capacities(

@@ -20,7 +20,7 @@ from transformer.data.batch import Batch, collate
 from transformer.data.loader import Step
 from transformer.data.plan import split_step
 from transformer.data.store import Store
-from transformer.layout import Padded
+from transformer.layout import Packed, Padded
 from transformer.model.transformer import Transformer
 from transformer.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
 from transformer.step import Objective, StepResult, train_step
@@ -582,3 +582,43 @@ def test_compiled_is_eager_and_new_shapes_compile_nothing(backend: str) -> None:
             compare(sentences(rows, 12))
     with torch.no_grad():  # what dev batches take is not compiled
         assert compiled(batch_of(PAIRS))[0].isfinite()
+
+
+def test_packed_batches_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where attention over packed sentences is one kernel; a plain formula stands in for it here."""
+
+    def one_kernel(
+        q: Tensor, k: Tensor, v: Tensor, *, queries: Packed, keys: Packed, causal: bool, scale: float
+    ) -> Tensor:
+        def sentence(layout: Packed) -> Tensor:
+            return torch.searchsorted(layout.offsets, torch.arange(len(layout.places), dtype=torch.int32), right=True)
+
+        seen = (sentence(queries)[:, None] == sentence(keys)) & keys.is_real()
+        if causal:
+            seen = seen & (queries.places[:, None] >= keys.places)
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        weights = scores.masked_fill(~seen, -1e30).softmax(-1) * queries.is_real()[:, None]
+        return torch.einsum("hqk,khd->qhd", weights, v)
+
+    random, eager = np.random.default_rng(7), Objective(Transformer(PLAIN, V).double(), EPS)
+    compiled = copy.deepcopy(eager)
+    compiled.compile(backend="aot_eager")
+    store = Store.from_pieces(*[[random.integers(4, V, size=n).tolist() for n in sides] for sides in LENGTHS])
+    picks = [random.permutation(len(store))[: 4 + 3 * number] for number in range(8)]
+    batches = [collate(store, ids, (256, 256)) for ids in picks]
+
+    def losses(objective: Objective) -> list[float]:
+        found = [objective(batch)[0] for batch in batches]
+        sum(found).backward()
+        return [loss.item() for loss in found]
+
+    expected = losses(eager)  # by groups
+    monkeypatch.setattr("transformer.model.attention._has_kernel", lambda q, v: True)
+    monkeypatch.setattr("transformer.model.attention._attend_varlen", one_kernel)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert losses(compiled) == pytest.approx(expected, rel=1e-12)
+    for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-10, atol=1e-11)
+
+
+LENGTHS = [[1, 5, 3, 9, 2, 7, 4, 8, 6, 1] * 3, [2, 4, 3, 8, 1, 7, 5, 9, 6, 2] * 3]

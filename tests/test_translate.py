@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -246,6 +247,32 @@ def test_chooses_the_checkpoint(run_dir: Path, name: str, seed: int) -> None:
     assert weights(found) == network(found.tokenizer.vocab_size, seed).output[:2, 0].tolist()
     assert found.search == SearchConfig(beam_size=2, length_penalty=0.6, max_extra=8, max_tokens=2_000)
     assert not found.model.training
+
+
+@pytest.mark.parametrize(
+    ("papers", "expected"),
+    [
+        ({"settled": {"device": "cpu", "precision": "fp64"}}, Precision.fp64),
+        ({"settled": {"device": "cpu", "precision": "fp16"}}, Precision.fp16),
+        ({"settled": {"device": "cuda", "precision": "fp16"}}, Precision.fp32),  # another kind of device: by rule
+        ({"settled": {"device": "cpu", "precision": "bf16"}}, Precision.fp32),  # this one does not multiply it
+        ({"settled": {"precision": "fp64"}}, Precision.fp32),
+        ({"settled": {"device": "cpu", "precision": "none"}}, Precision.fp32),
+        ({}, Precision.fp32),
+        (None, Precision.fp32),
+    ],
+)
+def test_the_arithmetic_is_that_of_the_run(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, papers: dict[str, Any] | None, expected: Precision
+) -> None:
+    monkeypatch.setattr("transformer.compute._cpu_multiplies_bf16", lambda: False)
+    (run_dir / "run.json").unlink(missing_ok=True)
+    if papers is not None:
+        write_json(run_dir / "run.json", papers)
+    found = load_translator(
+        run_dir, checkpoint="last", search=SearchOverride(), device=Device.cpu, precision=Precision.auto
+    )
+    assert found.precision is expected
 
 
 @pytest.mark.parametrize(

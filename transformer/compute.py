@@ -3,7 +3,9 @@
 import importlib.util
 import os
 import shutil
+import sysconfig
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -59,9 +61,18 @@ def lowered(x: Tensor) -> Tensor:
 
 
 def has_compiler(device: torch.device) -> bool:
-    """Whether torch.compile finds what it needs: a C++ compiler, and Triton for a GPU."""
-    compiler = any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++")))
-    return compiler and (device.type == "cpu" or importlib.util.find_spec("triton") is not None)
+    """Whether torch.compile finds what it needs: a C++ compiler and Python's headers, and Triton for a GPU."""
+    headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    compiler = headers and shutil.which(os.environ.get("CXX", "g++")) is not None
+    if not compiler or device.type == "cpu":
+        return compiler
+    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_properties(device).major >= 7
+
+
+def has_varlen_kernel(device: torch.device, dtype: torch.dtype, *, d_k: int, d_v: int) -> bool:
+    """Whether torch has one kernel for attention over packed sentences: in half precision, on GPUs since Ampere."""
+    fits = dtype.itemsize == 2 and d_k == d_v and d_k % 8 == 0 and d_k <= 256
+    return fits and device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
 
 
 def resolve_threads(threads: int | None) -> int:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,7 +80,7 @@ def rate(step: int) -> float:
 def ours(spec: Spec) -> Contender:
     """The package as `transformer train` uses it, its loader's waits included: all that this file knows of it."""
     from transformer.compute import dtype_of, loss_scaler
-    from transformer.config import Precision, TrainJob, from_json
+    from transformer.config import TrainJob, from_json, to_json
     from transformer.data.loader import load_steps
     from transformer.model.transformer import Transformer
     from transformer.optimizer import build_optimizer
@@ -90,9 +90,11 @@ def ours(spec: Spec) -> Contender:
 
     job = from_json(TrainJob, spec.job)
     settled = settle(job, 1)
-    device, precision = torch.device(settled.device), Precision[settled.precision]
+    device, precision = torch.device(settled.device.name), settled.precision
     model = Transformer(job.model, spec.vocab_size).to(device, dtype_of(precision))
     objective = Objective(model, job.train.label_smoothing).train()
+    if settled.compile:
+        objective.compile()
     optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
     store = prepare(job).store
     steps = load_steps(
@@ -125,7 +127,7 @@ def ours(spec: Spec) -> Contender:
         )
         return Taken(result.loss_sum / step.target_tokens, step.source_tokens, step.target_tokens)
 
-    return Contender(count(model), asdict(settled), {}, lambda indices: lambda: list(map(take, indices)))
+    return Contender(count(model), to_json(settled), {}, lambda indices: lambda: list(map(take, indices)))
 
 
 def plain(spec: Spec) -> Contender:

@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from transformer.compute import dtype_of, loss_scaler
-from transformer.config import Device, LayoutKind, ModelConfig, Precision, TrainConfig, TrainJob
+from transformer.config import Device, LayoutKind, ModelConfig, Precision, TrainConfig, TrainJob, to_json
 from transformer.cost import parameters, peak_flops, step_flops
 from transformer.data.loader import Step, load_steps
 from transformer.data.store import Store
@@ -127,7 +127,7 @@ def measure(job: TrainJob, store: Store, vocab_size: int, *, steps: int, warmup:
     begun = time.monotonic()
     torch._dynamo.reset()
     settled = settle(job, 1)
-    device, precision, cfg = torch.device(settled.device), Precision[settled.precision], job.train
+    device, precision, cfg = torch.device(settled.device.name), settled.precision, job.train
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -186,7 +186,7 @@ def measure(job: TrainJob, store: Store, vocab_size: int, *, steps: int, warmup:
                 done.append(step)
     times = marks.seconds()
     return {
-        "settled": asdict(settled),
+        "settled": to_json(settled),
         "capacities": capacities,
         "steps": len(done),
         "steps_wanted": steps,

@@ -83,11 +83,13 @@ def packed_capacities(lengths: Lengths, *, tokens_per_step: int, max_tokens: int
     As many as hold a step cut into the fewest micro-batches that `max_tokens` allows, a multiple of `multiple`. The
     side with fewer tokens in the corpus gets fewer slots; a step that is no average one may then be cut once more.
     """
-    count = -(-tokens_per_step // (max_tokens * multiple)) * multiple
     totals, longest = lengths.sum(axis=0, dtype=np.int64), lengths.max(axis=0)
+    step = min(tokens_per_step, int(totals.max()))
+    count = -(-step // (max_tokens * multiple)) * multiple
     shares = np.minimum(1.0, SLACK * totals / totals.max())
-    slots = shares * tokens_per_step / count + (longest if count > 1 else 0)  # an even cut falls inside a sentence
-    source, target = (np.ceil(np.maximum(slots, longest) / SLOTS).astype(int) * SLOTS).tolist()
+    slots = shares * step / count + (longest if count > 1 else 0)  # an even cut falls inside a sentence
+    slots = np.maximum(np.minimum(slots, max_tokens), longest)
+    source, target = (np.ceil(slots / SLOTS).astype(int) * SLOTS).tolist()
     return source, target
 
 

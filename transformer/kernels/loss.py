@@ -47,7 +47,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         block = ROWS if hidden.device.type == "cpu" else 8 * ROWS
         d_hidden = torch.empty_like(hidden)
         d_matrix = torch.zeros_like(matrix)
-        mean_of_all = matrix.to(wide).sum(0)  # (D,): times a row, the sum of its logits
+        sum_of_all = matrix.to(wide).sum(0)  # (D,): times a row, the sum of its logits
         plain = torch.zeros((), dtype=torch.float64, device=hidden.device)
         linear = torch.zeros((), dtype=torch.float64, device=hidden.device)
         logits = probabilities = hidden.new_empty(0)
@@ -60,13 +60,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
             torch.softmax(logits, 1, out=probabilities)
             z_y, p_y = logits.gather(1, wanted).to(wide), probabilities.gather(1, wanted).to(wide)
             plain -= (p_y.clamp(min=floor).log().squeeze(1) * real).sum()
-            others = (rows.to(wide) @ mean_of_all - z_y.squeeze(1)) / (classes - 1)
+            others = (rows.to(wide) @ sum_of_all - z_y.squeeze(1)) / (classes - 1)
             linear += ((z_y.squeeze(1) - others) * real).sum()
             probabilities.scatter_(1, wanted, (p_y - (1.0 - label_smoothing - spread)).to(hidden.dtype))
             torch.mm(probabilities, weights, out=d_hidden[place])
             d_matrix += (probabilities.t() @ rows).to(matrix.dtype)
         if label_smoothing:
-            d_hidden -= spread * mean_of_all
+            d_hidden -= spread * sum_of_all
             d_matrix -= spread * given.to(wide).sum(0)
         d_hidden.masked_fill_(nothing, 0.0)
         ctx.save_for_backward(d_hidden, d_matrix)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from transformer.compute import has_varlen_kernel
 from transformer.config import Score
 from transformer.kernels.attention import dense_attention
 from transformer.layout import Layout, Packed, Padded
@@ -41,7 +42,7 @@ def attend(
     """
     if isinstance(queries, Packed):
         assert isinstance(keys, Packed)
-        if score_vector is None and _has_kernel(q, v, dropout):
+        if score_vector is None and dropout == 0.0 and _has_kernel(q, v):
             return _attend_varlen(q, k, v, queries=queries, keys=keys, causal=causal, scale=scale)
         parts = zip(*(layout.pad(x) for layout, x in ((queries, q), (keys, k), (keys, v))), strict=True)
         layouts = zip(queries.groups, keys.groups, strict=True)
@@ -100,10 +101,8 @@ def _additive(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
     return torch.einsum("bhtsk,hk->bhts", sums, score_vector)
 
 
-def _has_kernel(q: Tensor, v: Tensor, dropout: float) -> bool:
-    """Whether torch has a kernel for packed sentences: on GPUs, in half precision, without dropout."""
-    fits = q.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    return fits and q.is_cuda and q.dtype.itemsize == 2 and dropout == 0.0
+def _has_kernel(q: Tensor, v: Tensor) -> bool:
+    return has_varlen_kernel(q.device, q.dtype, d_k=q.shape[-1], d_v=v.shape[-1])
 
 
 def _attend_varlen(

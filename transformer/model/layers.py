@@ -50,7 +50,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor | int) -> Tensor:
         """Ids `(B, T)` and positions that broadcast against them, or one for all -> `(B, T, D)`."""
-        return self.dropout(lowered(F.embedding(tokens, self.matrix) * self.scale + self.table[positions]))
+        return self.dropout(F.embedding(tokens, self.matrix) * self.scale + self.table[positions])
 
 
 class FeedForward(nn.Module):

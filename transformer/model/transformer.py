@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transformer.compute import lowered
 from transformer.config import ModelConfig, Norm
 from transformer.layout import Layout, Padded
 from transformer.model.attention import KeyValues, MultiHeadAttention
@@ -67,7 +68,7 @@ class Transformer(nn.Module):
         x = self.source_embedding(source, layout.positions())
         for layer in self.encoder:
             x = layer(x, layout)
-        return self.encoder_norm(x)
+        return lowered(self.encoder_norm(x))  # every decoder layer reads it
 
     def decode(self, target: Tensor, layout: Layout, *, memory: Tensor, memory_layout: Layout) -> Tensor:
         """Decoder inputs `(B, T)` and memory `(B, S, D)` -> hidden states `(B, T, D)`."""

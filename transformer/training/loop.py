@@ -31,7 +31,7 @@ from transformer.checkpoint import (
     write_json,
 )
 from transformer.compute import dtype_of, loss_scaler, resolve_device
-from transformer.config import Device, Precision, SearchOverride, TrainJob, to_json
+from transformer.config import Precision, SearchOverride, TrainJob, from_json, to_json
 from transformer.cost import parameters
 from transformer.data.corpus import Pair
 from transformer.data.loader import load_steps
@@ -125,8 +125,8 @@ def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
         logging.getLogger("transformer").setLevel(logging.WARNING)
     prepared = prepared or world.first_then_all(lambda: prepare(job))
     checkpoint = _agreed(lambda: newest(directory), world)
-    settled = world.from_first(lambda: asdict(open_run(job, prepared, checkpoint, source, world_size=world.size)))
-    return _start(job, Settled(**settled), prepared=prepared, checkpoint=checkpoint, source=source)
+    settled = world.from_first(lambda: to_json(open_run(job, prepared, checkpoint, source, world_size=world.size)))
+    return _start(job, from_json(Settled, settled), prepared=prepared, checkpoint=checkpoint, source=source)
 
 
 def _agreed(find: Callable[[], Checkpoint | None], world: World) -> Checkpoint | None:
@@ -158,7 +158,7 @@ def _start(
     torch.use_deterministic_algorithms(job.train.deterministic)
     if job.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
-    device, precision = local_device(torch.device(settled.device)), Precision[settled.precision]
+    device, precision = local_device(torch.device(settled.device.name)), settled.precision
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
     torch.manual_seed(seed_for(job.train.seed))
     model = Transformer(job.model, tokenizer.vocab_size).to(device, dtype_of(precision))
@@ -176,7 +176,7 @@ def _start(
                 load_parameters(judged.model, checkpoint.tensors("ema"))
         except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
-    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", asdict(settled))
+    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", to_json(settled))
     dev = DevSet.of(prepared.dev, tokenizer, room=job.model.max_positions - 1)
     measure(
         dev.references[:1], dev.references[:1], tgt_lang=job.data.tgt_lang
@@ -336,7 +336,7 @@ def _finish(job: TrainJob, run: Run) -> dict[str, object]:
     """Average the last checkpoints, decode each test set once with the result, and report."""
     steps = regular_steps(run.directory, save_every=job.train.save_every, last=job.train.average)
     averaged = average_checkpoints(run.directory, steps).state["averaged"]
-    device, search = Device[run.settled.device], SearchOverride(**asdict(job.search))
+    device, search = run.settled.device, SearchOverride(**asdict(job.search))
     translator = load_translator(
         run.directory, checkpoint="averaged", search=search, device=device, precision=run.precision
     )

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,14 @@ import torch
 
 from transformer import __version__
 from transformer.checkpoint import Checkpoint, read_json, write_file, write_json
-from transformer.compute import has_compiler, resolve_device, resolve_precision, resolve_threads
+from transformer.compute import (
+    HALF,
+    has_compiler,
+    has_varlen_kernel,
+    resolve_device,
+    resolve_precision,
+    resolve_threads,
+)
 from transformer.config import Decay, Device, LayoutKind, Precision, Score, TrainJob, from_json, to_json
 from transformer.data.plan import PLAN_VERSION, packed_capacities
 from transformer.data.store import Store
@@ -56,11 +63,11 @@ NOT_FREE = ("data.src_lang", "data.tgt_lang", "data.filter.")
 class Settled:
     """What the automatic settings came to."""
 
-    device: str
-    precision: str
+    device: Device
+    precision: Precision
     threads: int
     max_tokens: int
-    layout: str
+    layout: LayoutKind
     compile: bool
     multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
 
@@ -77,36 +84,42 @@ def settle(job: TrainJob, world_size: int) -> Settled:
     if layout is LayoutKind.auto:
         packed = device.type == "cpu" or _has_packed_kernel(job, device, precision)
         layout = LayoutKind.packed if packed else LayoutKind.padded
+    compiled = _compiles(job, device, precision, layout=layout, wanted=job.train.compile)
     threads = resolve_threads(job.train.threads)
-    settled = Settled(device.type, precision.name, threads, max_tokens, layout.name, False, world_size)
-    return replace(settled, compile=_compiles(job, settled, job.train.compile))
+    return Settled(Device[device.type], precision, threads, max_tokens, layout, compiled, world_size)
 
 
 def _has_packed_kernel(job: TrainJob, device: torch.device, precision: Precision) -> bool:
     """Whether attention over packed sentences is one kernel; elsewhere it is done by groups of padded ones."""
     model = job.model
-    plain = model.score is not Score.additive and model.attention_dropout == 0.0
-    fits = model.key_width == model.value_width and model.key_width % 8 == 0 and model.key_width <= 256
-    return plain and fits and device.type == "cuda" and precision in (Precision.bf16, Precision.fp16)
+    if model.score is Score.additive or model.attention_dropout > 0.0 or precision not in HALF:
+        return False
+    return has_varlen_kernel(device, HALF[precision], d_k=model.key_width, d_v=model.value_width)
 
 
-def _compiles(job: TrainJob, settled: Settled, wanted: bool | None) -> bool:
-    """On a CPU the kernels are faster than what torch.compile makes of them, which takes minutes besides."""
-    device = torch.device(settled.device)
+def _compiles(
+    job: TrainJob, device: torch.device, precision: Precision, *, layout: LayoutKind, wanted: bool | None
+) -> bool:
+    """As wanted, or on a GPU alone: on a CPU it takes minutes, and the kernels are faster than what comes of them.
+
+    What would be compiled anew for each batch is not compiled: attention in pieces, of which no two batches have as
+    many.
+    """
     if not (device.type == "cuda" if wanted is None else wanted):
+        return False
+    in_pieces = layout is LayoutKind.packed and not _has_packed_kernel(job, device, precision)
+    if in_pieces or job.model.score is Score.additive:
+        log.info("attention is in pieces here, which differ from batch to batch: training runs uncompiled")
         return False
     if not has_compiler(device):
         log.info("no compiler is installed here: training runs uncompiled")
-        return False
-    if settled.layout == LayoutKind.packed.name and not _has_packed_kernel(job, device, Precision[settled.precision]):
-        log.info("packed sentences have no kernel here, and would be compiled anew each step: training runs uncompiled")
         return False
     return True
 
 
 def capacities_of(job: TrainJob, settled: Settled, store: Store) -> tuple[int, int] | None:
     """The slots of a packed micro-batch, source and target; None where sentences are padded."""
-    if settled.layout != LayoutKind.packed.name:
+    if settled.layout is not LayoutKind.packed:
         return None
     budgets = {"tokens_per_step": job.train.tokens_per_step, "max_tokens": settled.max_tokens}
     return packed_capacities(store.lengths, **budgets, multiple=settled.multiple)
@@ -115,7 +128,10 @@ def capacities_of(job: TrainJob, settled: Settled, store: Store) -> tuple[int, i
 def open_run(
     job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None, source: Checkpoint | None, *, world_size: int
 ) -> Settled:
-    """Write a new run's papers, or check that this job may resume the run. Raises CheckpointError with a diff."""
+    """Write a new run's papers, or check that this job may resume the run. Raises CheckpointError with a diff.
+
+    `source` is where a new run's weights come from, if they do.
+    """
     run_dir = Path(job.run_dir)
     if checkpoint is None:
         settled = settle(job, world_size)
@@ -124,7 +140,8 @@ def open_run(
     try:
         papers = read_json(run_dir / "run.json")
         _compare(job, prepared, papers, checkpoint)
-        return _resettle(job, from_json(Settled, papers["settled"]))
+        older = {"layout": LayoutKind.padded.name, "compile": False}  # of a run begun before there was a choice
+        return _resettle(job, from_json(Settled, older | papers["settled"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{run_dir / 'run.json'}: not the papers of a run: {error}") from None
 
@@ -140,7 +157,7 @@ def _write_papers(
         "data_digest": prepared.report["digest"],
         "tokenizer_sha256": sha256(prepared.tokenizer).hexdigest(),
         "init_from": None if source is None else _origin(source),
-        "settled": asdict(settled),
+        "settled": to_json(settled),
         "config": config,
     }
     for stale in ("results.json", "best.json", "averaged"):  # of a run whose checkpoints were taken away
@@ -177,7 +194,8 @@ def _yaml(config: dict[str, Any], indent: str) -> Iterator[str]:
 
 
 def _compare(job: TrainJob, prepared: Prepared, papers: dict[str, Any], checkpoint: Checkpoint) -> None:
-    before, now = dict(_flat(papers["config"])), dict(_flat(to_json(job)))
+    started = from_json(TrainJob, papers["config"])  # a key that it did not have yet takes its default
+    before, now = dict(_flat(to_json(started))), dict(_flat(to_json(job)))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     refused = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if not _may_change(key, job)]
     if papers["data_digest"] != prepared.report["digest"]:
@@ -215,11 +233,11 @@ def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 def _resettle(job: TrainJob, before: Settled) -> Settled:
     """What was settled, except for what this command sets by hand."""
-    device = resolve_device(job.train.device if job.train.device is not Device.auto else Device[before.device])
-    given = replace(before, device=device.type)
+    device = resolve_device(job.train.device if job.train.device is not Device.auto else before.device)
+    given = replace(before, device=Device[device.type])
     if job.train.max_tokens is not None:
         given = replace(given, max_tokens=job.train.max_tokens)
     if job.train.threads is not None:
         given = replace(given, threads=job.train.threads)
     wanted = before.compile if job.train.compile is None else job.train.compile
-    return replace(given, compile=_compiles(job, given, wanted))
+    return replace(given, compile=_compiles(job, device, given.precision, layout=given.layout, wanted=wanted))

@@ -182,14 +182,18 @@ def _step_number(name: str) -> int:
 
 
 def _precision_of(run_dir: Path, device: torch.device) -> Precision:
-    """The arithmetic that the run was trained and scored in; by rule where that was on another kind of device."""
+    """The arithmetic that the run was trained and scored in; by rule where that was on another kind of device.
+
+    bf16 is kept only where the hardware multiplies it: elsewhere it is slow, and no more the same bits.
+    """
+    by_rule = resolve_precision(Precision.auto, device)
     try:
         settled = read_json(run_dir / "run.json")["settled"]
-        if settled["device"] == device.type:
-            return Precision[settled["precision"]]
+        trained = Precision[settled["precision"]]
+        is_same_kind = settled["device"] == device.type
     except (CheckpointError, KeyError, TypeError):
-        pass  # a model can be used without its papers
-    return resolve_precision(Precision.auto, device)
+        return by_rule  # a model can be used without its papers
+    return trained if is_same_kind and (trained is not Precision.bf16 or by_rule is Precision.bf16) else by_rule
 
 
 def build_translator(
