@@ -464,7 +464,7 @@ def test_papers_that_are_damaged_are_refused(copy: TrainJob, key: str, value: ob
     papers["settled"][key] = value
     path.write_text(json.dumps(papers), encoding="utf-8")
     copy.train.max_steps += 1
-    with pytest.raises(CheckpointError, match="run.json: not the papers of a run"):
+    with pytest.raises(CheckpointError, match=r"run\.json: not the papers of a run"):
         run(copy)
 
 

@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import random
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -263,14 +264,19 @@ def test_chooses_the_checkpoint(run_dir: Path, name: str, seed: int) -> None:
     ],
 )
 def test_the_arithmetic_is_that_of_the_run(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, papers: dict[str, Any] | None, expected: Precision
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    papers: dict[str, Any] | None,
+    expected: Precision,
 ) -> None:
     monkeypatch.setattr("transformer.compute._cpu_multiplies_bf16", lambda: False)
-    (run_dir / "run.json").unlink(missing_ok=True)
+    own = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    (own / "run.json").unlink(missing_ok=True)
     if papers is not None:
-        write_json(run_dir / "run.json", papers)
+        write_json(own / "run.json", papers)
     found = load_translator(
-        run_dir, checkpoint="last", search=SearchOverride(), device=Device.cpu, precision=Precision.auto
+        own, checkpoint="last", search=SearchOverride(), device=Device.cpu, precision=Precision.auto
     )
     assert found.precision is expected
 

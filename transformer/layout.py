@@ -66,7 +66,7 @@ class Packed:
     offsets: Tensor  # (B + 1,) int32, or longer: sentence i fills slots offsets[i] to offsets[i + 1]
     places: Tensor  # (N,) int64: the position of each slot in its sentence; 0 in an empty one
     longest: int  # no sentence is longer; it may be a bound for the whole corpus, so that it never changes
-    groups: tuple[Padded, ...]  # sentences of like lengths, as the padded rows that they are multiplied in
+    groups: tuple[Padded, ...]  # sentences of like lengths, as the padded rows that they are multiplied in; some empty
     slots: Tensor  # (P,) int64: the packed slot that each padded one reads, group after group; padding reads slot 0
     pads: Tensor  # the padded slots that are padding
     rows: Tensor  # (real tokens,) int64: the padded slot of each packed one that is not empty
@@ -103,7 +103,9 @@ Layout = Padded | Packed
 Numbers = npt.NDArray[Any]
 
 _ROWS, _WIDTH = 16, 4  # a group's sides are multiples of these: each new shape costs a CPU time and memory for good
-_WASTE = 1.1  # a group's padded slots may be this many times its tokens, and at least _SMALL more
+_WASTE = (
+    1.1  # a group's slots may be this many times its tokens, and at least _SMALL more, before its sides are rounded
+)
 _SMALL = 256
 _OFFSETS = 256  # offsets come in multiples of this, and enough for sentences of 8 tokens: seldom a new shape
 
