@@ -103,9 +103,7 @@ Layout = Padded | Packed
 Numbers = npt.NDArray[Any]
 
 _ROWS, _WIDTH = 16, 4  # a group's sides are multiples of these: each new shape costs a CPU time and memory for good
-_WASTE = (
-    1.1  # a group's slots may be this many times its tokens, and at least _SMALL more, before its sides are rounded
-)
+_WASTE = 1.1  # before that, a group's slots may be this many times its tokens, and at least _SMALL more
 _SMALL = 256
 _OFFSETS = 256  # offsets come in multiples of this, and enough for sentences of 8 tokens: seldom a new shape
 
