@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "transformer"
 
-KERNELS = ("kernels.attention", "kernels.dropout", "kernels.loss")
+KERNELS = ("kernels.attention", "kernels.dropout", "kernels.gather", "kernels.loss")
 FLOORS = {
     0: ("compute", "config", "cost", "distributed", "errors", "layout", "schedule", "seeding", *KERNELS),
     1: (

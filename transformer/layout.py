@@ -18,6 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from transformer.kernels.gather import gather_up, spread_out
+
 PAD, UNK, BOS, EOS = range(4)
 
 
@@ -77,15 +79,15 @@ class Packed:
 
     def pad(self, x: Tensor) -> tuple[Tensor, ...]:
         """`(N, ...)` -> for each group its rows, `(b, t, ...)`; padding holds numbers that nobody must read."""
-        padded = _Pad.apply(x, self.slots, self.rows)  # type: ignore[no-untyped-call]
+        padded = spread_out(x, self.slots, self.rows)
         sizes = [len(group.lengths) * group.width for group in self.groups]
-        parts = zip(padded.split(sizes), self.groups, strict=True)
+        parts = zip(torch.split(padded, sizes), self.groups, strict=True)
         return tuple(part.unflatten(0, (-1, group.width)) for part, group in parts)
 
     def unpad(self, parts: Sequence[Tensor]) -> Tensor:
         """What `pad` gave -> `(N, ...)`, zero in empty slots. No gradient reaches padding."""
         padded = torch.cat([part.flatten(0, 1) for part in parts])
-        return _Unpad.apply(padded, self.slots, self.pads, self.rows, len(self.places))  # type: ignore[no-untyped-call]
+        return gather_up(padded, self.slots, self.pads, self.rows, count=len(self.places))
 
     def is_real(self) -> Tensor:
         """Which slots hold a token, as `(N,)` bool."""
@@ -172,40 +174,3 @@ def _pack(lengths: Numbers, capacity: int, longest: int, groups: list[Numbers]) 
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-max(1, number) // multiple) * multiple
-
-
-def _spread(x: Tensor, rows: Tensor, count: int) -> Tensor:
-    """The `rows` of `x`, then zeros, `count` in all."""
-    out = x.new_empty(count, *x.shape[1:])
-    torch.index_select(x, 0, rows, out=out[: len(rows)])
-    out[len(rows) :] = 0
-    return out
-
-
-class _Pad(torch.autograd.Function):
-    """A gather whose backward is a gather too: padding has no gradient, and every token one place."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.count = len(x)
-        return x.index_select(0, slots)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (rows,) = ctx.saved_tensors
-        return _spread(gradient, rows, ctx.count), None, None
-
-
-class _Unpad(torch.autograd.Function):
-    """The way back."""
-
-    @staticmethod
-    def forward(ctx: Any, padded: Tensor, slots: Tensor, pads: Tensor, rows: Tensor, count: int) -> Tensor:
-        ctx.save_for_backward(slots, pads)
-        return _spread(padded, rows, count)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        slots, pads = ctx.saved_tensors
-        return gradient.index_select(0, slots).index_fill_(0, pads, 0.0), None, None, None, None
