@@ -82,7 +82,7 @@ class Packed:
         padded = spread_out(x, self.slots, self.rows)
         sizes = [len(group.lengths) * group.width for group in self.groups]
         parts = zip(torch.split(padded, sizes), self.groups, strict=True)
-        return tuple(part.unflatten(0, (-1, group.width)) for part, group in parts)
+        return tuple(part.view(-1, group.width, *x.shape[1:]) for part, group in parts)
 
     def unpad(self, parts: Sequence[Tensor]) -> Tensor:
         """What `pad` gave -> `(N, ...)`, zero in empty slots. No gradient reaches padding."""
