@@ -87,7 +87,8 @@ def test_without_a_compiler_training_is_eager(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert not has_compiler(torch.device("cpu"))
-    run_dir = run(tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=2, average=1, compile=True))
+    wanted = {"layout": LayoutKind.padded, "compile": True}
+    run_dir = run(tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=2, average=1, **wanted))
     assert read(run_dir / "run.json")["settled"]["compile"] is False
     assert [m for m in caplog.messages if m.startswith("no compiler")] == [
         "no compiler is installed here: training runs uncompiled"
