@@ -1,5 +1,6 @@
 """What several test files share: one thread, and float64 where a test wants twelve digits."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -19,3 +20,9 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+def pytest_configure() -> None:
+    """A shell that starts the tests in the background lets them ignore Ctrl-C, and so every command that they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
