@@ -553,6 +553,7 @@ def test_loaded_moments_are_copies() -> None:
 # ---- torch.compile --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # inductor's own imports
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_is_eager_and_new_shapes_compile_nothing(backend: str) -> None:
     """Four batches of all kinds warm up; ten more, of shapes never seen, must find everything compiled."""
