@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tools import Largest
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer.config import Score
 from transformer.layout import Packed, Padded, pack
@@ -334,18 +334,6 @@ def test_the_kernel_of_low_precision_is_used_where_it_pays(
 
 
 # The additive score
-
-
-class Largest(TorchDispatchMode):
-    """The size of the largest tensor that any operation made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, (tuple, list)) else [out]:
-            self.elements = max(self.elements, x.numel() if isinstance(x, Tensor) else 0)
-        return out
 
 
 @pytest.mark.parametrize(("elements", "chunks"), [(1, 7), (2 * 120, 4), (3 * 120 + 119, 3), (7 * 120, 1)])

@@ -1,6 +1,5 @@
 """The training benchmark: what it measures at a tiny size, that it compares like with like, and how it refuses."""
 
-import importlib.util
 import json
 import math
 import os
@@ -8,28 +7,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from corpora import ROOT, write_corpus
+from tools import load_script
 
 FOLDER = ROOT / "scripts" / "benchmark"
 
-
-def load(name: str) -> ModuleType:
-    """Import a module of scripts/benchmark/, which is not a package."""
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-peers = load("peers")
+peers = load_script("benchmark/peers")
 
 
 def benchmark(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
-import sys
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tools import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data" / "demo"
 SPLITS = {"train": 20_000, "dev": 500, "test": 500, "test_compositional": 500}
 
-
-def load(name: str) -> ModuleType:
-    """Import a module of scripts/, which is not a package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-lexicon = load("demo_lexicon")
-demo = load("make_demo")
+lexicon = load_script("demo_lexicon")
+demo = load_script("make_demo")
 CASES = ("nom", "acc", "dat", "gen")
 NOUNS = {noun.en: noun for noun in lexicon.NOUNS}
 VERBS = {verb.key: verb for verb in lexicon.VERBS}

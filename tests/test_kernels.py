@@ -1,13 +1,12 @@
 """The fast forms against plain ones: formulas in float64, numerical gradients, and the rates of the masks."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
+from tools import Largest
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer.kernels import loss as kernel
 from transformer.kernels.attention import dense_attention
@@ -312,18 +311,6 @@ def test_a_hopeless_target_costs_much_and_not_everything(dtype: torch.dtype, gap
     assert ours.item() == plain.item()
     (gradient,) = torch.autograd.grad(ours, hidden)
     assert gradient.item() == pytest.approx(1.0, abs=0.1)
-
-
-class Largest(TorchDispatchMode):
-    """The size of the largest tensor that any operation made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, (tuple, list)) else [out]:
-            self.elements = max(self.elements, x.numel() if isinstance(x, Tensor) else 0)
-        return out
 
 
 def test_the_loss_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:

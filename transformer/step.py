@@ -36,7 +36,7 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The smoothed and the plain loss, summed over the batch's real target tokens.
 
-        Only rows of real tokens are multiplied by the vocabulary: padding costs nothing there.
+        Padding is never multiplied by the vocabulary; the few empty slots of a packed batch are, and count nothing.
         """
         if torch.is_grad_enabled():
             real = self._train_hidden(batch)

@@ -1,0 +1,36 @@
+"""What several test files need to look at code: scripts as modules, and how large tensors become."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+
+
+def load_script(path: str) -> ModuleType:
+    """Import a module of scripts/, which is no package, under the last part of its path."""
+    name = path.rpartition("/")[2]
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{path}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that any operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else [out]:
+            self.elements = max(self.elements, x.numel() if isinstance(x, Tensor) else 0)
+        return out
