@@ -147,7 +147,8 @@ def test_a_missing_key_takes_its_default() -> None:
 def test_json_names_choices_and_keeps_nesting() -> None:
     data = to_json(SummaryJob(format=Format.json, model=ModelConfig(norm=Norm.pre)))
     assert (data["format"], data["model"]["norm"]) == ("json", "pre")
-    assert (data["data"]["train"], data["data"]["test"]) == ({"src": "", "tgt": ""}, {})
+    nothing = {"src": "", "tgt": "", "dataset": None, "subset": None, "split": None}
+    assert (data["data"]["train"], data["data"]["test"]) == (nothing, {})
 
 
 # Where, what is put there, and what the message must name.

@@ -5,14 +5,13 @@ import os
 import random
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from transformer.config import FilterConfig
-from transformer.data.corpus import clean_pairs, read_lines, read_pairs
+from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, judge, read_lines, read_pairs
 from transformer.errors import InputError
 
 # What Python, Unicode or a text editor may take for the end of a line, and what else has shifted corpora before.
@@ -183,21 +182,20 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(
-    ("identical", "duplicates", "kept", "counts"),
+    ("identical", "duplicates", "dropped"),
     [
-        (False, False, [0, 4, 5, 6, 7], {"empty": 4}),
-        (True, False, [0, 5, 6, 7], {"empty": 4, "identical": 1}),
-        (False, True, [0, 4, 7], {"empty": 4, "duplicate": 2}),
-        (True, True, [0, 7], {"empty": 4, "identical": 1, "duplicate": 2}),
+        (False, False, {}),
+        (True, False, {4: IDENTICAL}),
+        (False, True, {5: DUPLICATE, 6: DUPLICATE}),
+        (True, True, {4: IDENTICAL, 5: DUPLICATE, 6: DUPLICATE}),
     ],
 )
-def test_pairs_are_dropped_whole_and_counted(
-    identical: bool, duplicates: bool, kept: list[int], counts: dict[str, int]
-) -> None:
-    dropped: Counter[str] = Counter()
+@pytest.mark.parametrize("border", [0, 1, 5, 6, 9])
+def test_pairs_are_judged_whole(identical: bool, duplicates: bool, dropped: dict[int, int], border: int) -> None:
+    """Wherever a second corpus begins, what came in the first is a duplicate in the second."""
     config = FilterConfig(drop_identical=identical, drop_duplicates=duplicates)
-    assert list(clean_pairs(PAIRS, config, dropped)) == [PAIRS[i] for i in kept]
-    assert dropped == counts
+    expected = bytes(EMPTY if n in (1, 2, 3, 8) else dropped.get(n, KEPT) for n in range(9))
+    assert judge([PAIRS[:border], PAIRS[border:]], config) == [expected[:border], expected[border:]]
 
 
 @pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")

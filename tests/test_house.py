@@ -20,7 +20,9 @@ FLOORS = {
         "data.corpus",
         "data.loader",
         "data.plan",
+        "data.source",
         "data.store",
+        "data.table",
         "loss",
         "model.attention",
         "model.layers",
@@ -55,7 +57,13 @@ FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 SIBLINGS = {("evaluate", "translate"), ("__main__", "cli")}  # units that may import another one of their own floor
 SLOW = {"datasets", "tensorboard", "matplotlib", "ctranslate2", "transformers", "onnx", "sacremoses", "triton"}
 # slow packages imported inside a function, each in its one module
-OWNERS = {"torch.utils.tensorboard": "tracking", "torch.nn.attention.varlen": "model.attention"}
+OWNERS = {
+    "datasets": "data.source",
+    "huggingface_hub": "data.source",
+    "pyarrow": "data.table",
+    "torch.utils.tensorboard": "tracking",
+    "torch.nn.attention.varlen": "model.attention",
+}
 
 
 @dataclass(frozen=True)
@@ -299,7 +307,7 @@ def test_no_function_takes_whatever_comes() -> None:
 def test_the_package_can_be_read_in_an_afternoon() -> None:
     """Lines that hold code: no blank lines, comments or docstrings. Kernels are read for themselves."""
     total = sum(len(code_lines(module)) for module in modules() if module.unit != "kernels")
-    assert 2000 < total < 3800
+    assert 2000 < total < 4200
 
 
 def code_lines(module: Module) -> set[int]:

@@ -96,18 +96,18 @@ def test_the_report(job: TrainJob) -> None:
     assert (report["src_lang"], report["tgt_lang"], report["vocab_size"]) == ("en", "de", 80)
     assert (report["pairs_read"], report["pairs_kept"]) == (500, 500)
     assert report["tokens"] == {side: int(prepared.store.lengths[:, i].sum()) for i, side in enumerate(("src", "tgt"))}
-    assert sorted(report["files"]) == sorted(
-        f"{name}.{side}" for name in ("train", "dev", "test.first", "test.second") for side in ("src", "tgt")
-    )
-    entry = report["files"]["test.second.tgt"]
+    assert sorted(report["sets"]) == ["dev", "test.first", "test.second", "train"]
+    second = report["sets"]["test.second"]
+    assert (second["columns"], second["origin"], second["pairs_read"]) == (None, None, 3)
+    entry = second["files"]["tgt"]
     digest = subprocess.run(["sha256sum", entry["path"]], capture_output=True, check=True).stdout.split()[0].decode()
     assert entry == {
         "path": job.data.test["second"].tgt,
         "bytes": os.stat(entry["path"]).st_size,
         "sha256": digest,
-        "lines": 3,
     }
-    assert report["files"]["train.src"]["lines"] == 500
+    train = report["sets"]["train"]
+    assert (train["pairs_read"], train["pairs_kept"], train["weight"]) == (500, 500, 1.0)
     assert len(report["digest"]) == 64
     assert store_of(job).name == report["digest"][:16]
 
@@ -156,7 +156,7 @@ def test_the_same_text_elsewhere_is_the_same_data(job: TrainJob, tmp_path: Path)
     job.data.train = PairConfig(str(tmp_path / "copy" / "train.en"), str(tmp_path / "copy" / "train.de"))
     moved = prepare(job)
     assert moved.report["digest"] == digest
-    assert moved.report["files"]["train.src"]["path"] == job.data.train.src  # type: ignore[index]
+    assert moved.report["sets"]["train"]["files"]["src"]["path"] == job.data.train.src  # type: ignore[index]
     store_of(job)  # one only
 
 
@@ -284,7 +284,7 @@ def test_filters_that_leave_nothing_say_what_they_dropped(job: TrainJob) -> None
     job.data.train, job.data.filter.max_length = pair(Path(job.data.train.src).parent, "long", range(100, 600)), 1
     with pytest.raises(
         InputError,
-        match=r"no sentence pair is left to train on \(no_pieces 0, too_long 500, ratio 0\): check data\.filter",
+        match=r"no sentence pair is left to train on \(too_long 500\): check data\.filter",
     ):
         prepare(job)
     assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
@@ -350,13 +350,13 @@ COUNTING = """
 import os, sys, time, pathlib
 import transformer.prepare as module
 from transformer.config import *
-real = module._build
+real = module._fill
 def counted(*arguments):
     with open(sys.argv[2], "a", encoding="utf-8") as file:
         file.write("build\\n")
     time.sleep(float(sys.argv[3]))
     real(*arguments)
-module._build = counted
+module._fill = counted
 folder = pathlib.Path(sys.argv[1])
 pair = lambda name: PairConfig(str(folder / f"corpus/{name}.en"), str(folder / f"corpus/{name}.de"))
 job = TrainJob(
@@ -398,7 +398,7 @@ def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_used(job: TrainJob,
     process.send_signal(signal.SIGKILL)
     process.communicate()
     leftover = tmp_path / "runs" / ".store" / f".tmp-{next((tmp_path / 'runs' / '.store').glob('*.lock')).stem}"
-    leftover.mkdir()  # as if it had been killed a little later
+    assert leftover.is_dir()
     (leftover / "source.ids").write_bytes(b"half")
     assert len(prepare(job).store) == 500
     assert not leftover.exists()

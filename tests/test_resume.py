@@ -363,7 +363,8 @@ FREE = {
     *("train.average", "train.samples", "train.prefetch"),
 }
 NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
-FILES = {f"data.{pair}.{side}" for pair in ("train", "dev", "test.test", "test.other") for side in ("src", "tgt")}
+PARTS = ("src", "tgt", "dataset", "subset", "split")
+FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
 NOT_HERE = {"tokenizer.model"}  # tests of their own
 CHOSEN = {  # where twice or half would be no value, or takes time
     "model.d_k": 8,

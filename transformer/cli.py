@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, cast, get_origin, get_type_hints
+from typing import Any, NoReturn, cast, get_args, get_origin, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from transformer import __version__
-from transformer.config import AverageJob, EvaluateJob, PairConfig, SummaryJob, TrainJob, TranslateJob
+from transformer.config import AverageJob, EvaluateJob, ExtraConfig, PairConfig, SummaryJob, TrainJob, TranslateJob
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
 from transformer.seeding import seed_for
 
@@ -57,6 +57,8 @@ FLAGS = {
     *("-i", "--info", "-sc", "--shell-completion", "-cd", "--config-dir"),
     *("-cn", "--config-name", "-cp", "--config-path"),
 }  # Hydra's, less --experimental-rerun, which unpickles a file
+
+TABLE = r"(test|extra)\.([A-Za-z0-9_-]+)\."  # sets that have names of their own: their keys are new to Hydra
 
 
 def main() -> NoReturn:
@@ -143,11 +145,12 @@ def _hydra(name: str, overrides: list[str]) -> None:
 
 
 def _schema(job: type, overrides: list[str]) -> Any:
-    """The job with its defaults, and a place for each test set that the overrides name: they are new keys."""
+    """The job with its defaults, and a place for each set that the overrides name: they are new keys."""
     schema = job()
     for override in overrides:
-        if match := re.match(r"(data\.)?test\.([^.=]+)\.(src|tgt)=", override):
-            (schema.data if match[1] else schema).test[match[2]] = PairConfig()
+        if match := re.match(rf"(data\.)?{TABLE}[^=]+=", override):
+            place, kind = (schema.data if match[1] else schema), ExtraConfig if match[2] == "extra" else PairConfig
+            getattr(place, match[2])[match[3]] = kind()
     return schema
 
 
@@ -191,7 +194,7 @@ class Option:
 
 
 def _options(job: type, prefix: str = "") -> dict[str, Option]:
-    """Every key of a job, dotted; a table of pairs as `KEY.NAME.src`."""
+    """Every key of a job, dotted; a set of pairs that has a name of its own as `KEY.NAME.src`."""
     found: dict[str, Option] = {}
     kinds = get_type_hints(job)
     for field in fields(job):
@@ -199,7 +202,7 @@ def _options(job: type, prefix: str = "") -> dict[str, Option]:
         if is_dataclass(kind):
             found |= _options(kind, f"{key}.")  # type: ignore[arg-type]
         elif get_origin(kind) is dict:
-            found |= {f"{key}.NAME.{side}": Option(str, "", meaning) for side in ("src", "tgt")}
+            found |= _options(get_args(kind)[1], f"{key}.NAME.")
         else:
             found[key] = Option(kind, _as_typed(field.default), _meaning(kind, meaning))
     return found
@@ -238,7 +241,7 @@ def _override(argument: str, options: dict[str, Option], *, sweep: bool) -> str:
         if value in ("", "null"):
             raise InputError(f"{argument}: name an experiment; base is the paper's, and sets nothing else")
         return f"{bare}={value}"
-    known = re.sub(r"(^|\.)test\.[A-Za-z0-9_-]+\.", r"\1test.NAME.", bare)
+    known = re.sub(rf"^(data\.)?{TABLE}", r"\1\2.NAME.", bare)
     if known not in options:
         if any(option.startswith(f"{known}.") for option in options):
             raise InputError(f"{argument}: {bare} is a group of keys; set them one by one, as {bare}.KEY=VALUE")

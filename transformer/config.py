@@ -109,8 +109,8 @@ def _at_least(config: object, section: str, minimum: float, *names: str) -> None
 def _check_names(section: str, sets: dict[str, Any]) -> None:
     """Test sets name files of the run directory, where `dev` is taken."""
     for name in sets:
-        plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) is not None and name != "dev"
-        _require(plain, f"{section}.{name}: a name has letters, digits, '_' and '-' only, and is not dev")
+        plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) is not None and name not in ("dev", "train")
+        _require(plain, f"{section}.{name}: a name has letters, digits, '_' and '-' only, and is not dev or train")
 
 
 def _below_one(config: object, section: str, *names: str) -> None:
@@ -166,10 +166,28 @@ class ModelConfig:
 
 @dataclass
 class PairConfig:
-    """Two parallel text files, plain or .gz: line n of one translates line n of the other."""
+    """Sentence pairs: two parallel text files, or a data set with a column for each language."""
 
-    src: str = option("", "file in the source language")
-    tgt: str = option("", "file in the target language")
+    src: str = option("", "text file in the source language, plain or .gz; of a dataset, the column (empty: src_lang)")
+    tgt: str = option("", "the same in the target language (empty: tgt_lang)")
+    dataset: str | None = option(None, "a hub data set, or a .tsv, .jsonl or .parquet file, with both languages")
+    subset: str | None = option(None, "subset (configuration) of a hub data set, such as de-en")
+    split: str | None = option(None, "split of a hub data set, such as train")
+
+    def __post_init__(self) -> None:
+        given = self.dataset or (self.subset is None and self.split is None)
+        _require(bool(given), f"subset={self.subset}, split={self.split}: these are parts of a data set: name dataset")
+
+
+@dataclass
+class ExtraConfig(PairConfig):
+    """More training pairs, and how often an epoch has them."""
+
+    weight: float = option(1.0, "copies of each pair in an epoch; of 1.5, half of the pairs come twice")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(0.0 < self.weight <= 1000.0, f"weight={self.weight} of an extra corpus must be in (0, 1000]")
 
 
 @dataclass
@@ -191,17 +209,19 @@ class DataConfig:
 
     src_lang: str = option("en", "source language, for names and scores")
     tgt_lang: str = option("de", "target language")
-    root: str = option("data", "folder of corpora that experiments are relative to")
+    root: str = option("data", "folder of corpora, or the hub data set, that experiments are relative to")
     train: PairConfig = field(default_factory=PairConfig)
     dev: PairConfig = field(default_factory=PairConfig)
-    test: dict[str, PairConfig] = field(
-        default_factory=dict, metadata={"help": "test sets by name: data.test.NAME.src|tgt"}
-    )
+    test: dict[str, PairConfig] = field(default_factory=dict)
+    extra: dict[str, ExtraConfig] = field(default_factory=dict)
     filter: FilterConfig = field(default_factory=FilterConfig)
-    store_dir: str | None = option(None, "where prepared corpora are kept (null: beside the run)")
+    store_dir: str | None = option(
+        None, "where prepared corpora, and copies of hub data sets, are kept (null: beside the run)"
+    )
 
     def __post_init__(self) -> None:
         _check_names("data.test", self.test)
+        _check_names("data.extra", self.extra)
         for name in ("src_lang", "tgt_lang"):
             lang = getattr(self, name)
             _require(lang not in ("True", "False"), f"data.{name}={lang}: quote it, YAML takes a bare no for false")
@@ -359,9 +379,7 @@ class TranslateJob(DecodeJob):
 class EvaluateJob(DecodeJob):
     """`transformer evaluate`."""
 
-    test: dict[str, PairConfig] = field(
-        default_factory=dict, metadata={"help": "score these instead of the run's: test.NAME.src|tgt"}
-    )
+    test: dict[str, PairConfig] = field(default_factory=dict)  # instead of the run's own
 
     def __post_init__(self) -> None:
         super().__post_init__()

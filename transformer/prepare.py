@@ -6,35 +6,35 @@ wait, then use it. Nothing is written before every file of the configuration has
 training text is read three times (check, tokenizer, ids), since memory must not grow with the corpus.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import Enum
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from transformer.compute import resolve_threads
-from transformer.config import FilterConfig, PairConfig, TokenizerConfig, TrainJob
-from transformer.data.corpus import Pair, clean_pairs, read_pairs
-from transformer.data.store import STORE_VERSION, Store, StoreWriter, digest_file, sync
+from transformer.config import DataConfig, FilterConfig, PairConfig, TokenizerConfig, TrainJob
+from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, judge
+from transformer.data.source import Source, locate, store_beside
+from transformer.data.store import STORE_VERSION, Store, StoreWriter, build_once, digest_file
 from transformer.errors import InputError, StorageError
 from transformer.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
 
-PREPARE_VERSION = 1
+PREPARE_VERSION = 2
 BLOCK = 10_000  # pairs that are in memory at a time
 REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")  # in the order of asking
+TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
 
 Pieces = list[list[int]]
 
@@ -55,15 +55,36 @@ class Prepared:
 class _Corpus(NamedTuple):
     """The training text and all that decides what becomes of it."""
 
-    source: Path
-    target: Path
+    sources: list[Source]  # one after the other in the store
     filters: FilterConfig
     tokenizer: TokenizerConfig
     model: bytes | None  # a tokenizer model that is given
     threads: int
 
-    def pairs(self, dropped: Counter[str]) -> Iterator[Pair]:
-        return clean_pairs(read_pairs(self.source, self.target), self.filters, dropped)
+    def pairs(self, fit: bytes) -> Iterator[Pair]:
+        """Those with a 1 in `fit`, which has a byte for each pair of all the sources."""
+        return compress(chain.from_iterable(source.pairs() for source in self.sources), fit)
+
+
+class _Judged(NamedTuple):
+    """What the first reading found."""
+
+    verdicts: list[bytes]  # of each source, as `judge` gives them
+
+    @property
+    def fit(self) -> bytes:
+        return b"".join(self.verdicts).translate(_FIT)
+
+    @property
+    def kept(self) -> int:
+        return sum(verdicts.count(KEPT) for verdicts in self.verdicts)
+
+    @property
+    def dropped(self) -> Counter[str]:
+        return Counter({reason: sum(v.count(code) for v in self.verdicts) for code, reason in TEXT_REASONS.items()})
+
+
+_FIT = bytes(code == KEPT for code in range(256))
 
 
 def prepare(job: TrainJob) -> Prepared:
@@ -72,18 +93,39 @@ def prepare(job: TrainJob) -> Prepared:
     Raises InputError for bad files and settings, StorageError where the store cannot be written.
     """
     began = time.monotonic()
-    corpus, files = _corpus(job), _describe(job)
-    dev = _read_all(job.data.dev, "data.dev")
-    test = {name: _read_all(pair, f"data.test.{name}") for name, pair in job.data.test.items()}
-    digest = _identity(corpus, [str(files[f"train.{side}"]["sha256"]) for side in ("src", "tgt")])
-    root = Path(job.data.store_dir) if job.data.store_dir is not None else Path(job.run_dir).parent / ".store"
+    root = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
+    languages = (job.data.src_lang, job.data.tgt_lang)
+    sources: dict[str, Source] = {}
+    sets: dict[str, dict[str, Any]] = {}
+    for name, pair in _sets(job.data).items():
+        sources[name] = locate(pair, f"data.{name}", languages=languages, store_dir=root)
+        sets[name] = _describe(sources[name], f"data.{name}")
+    weights = _weights(job.data)
+    corpus = _Corpus(
+        [sources[name] for name in weights],
+        job.data.filter,
+        job.tokenizer,
+        _given_model(job),
+        resolve_threads(job.train.threads),
+    )
+    texts = {name: source.load(f"data.{name}") for name, source in sources.items() if name not in weights}
+    digest = _identity(corpus, [sets[name] for name in weights])
     store, model, built = _open_or_build(root / digest[:16], corpus)
-    for name, pairs in {"dev": dev, **{f"test.{name}": pairs for name, pairs in test.items()}}.items():
-        files[f"{name}.src"]["lines"] = files[f"{name}.tgt"]["lines"] = len(pairs)
-    files["train.src"]["lines"] = files["train.tgt"]["lines"] = built["pairs_read"]
-    report = {"digest": digest, "src_lang": job.data.src_lang, "tgt_lang": job.data.tgt_lang, "files": files, **built}
+    for (name, weight), counts in zip(weights.items(), built.pop("sources"), strict=True):
+        sets[name] |= {"weight": weight, **counts}
+    for name, pairs in texts.items():
+        sets[name]["pairs_read"] = len(pairs)
+    store.mixture = tuple((sets[name]["pairs_kept"], weight) for name, weight in weights.items())
+    report = {"digest": digest, "src_lang": languages[0], "tgt_lang": languages[1], "sets": sets, **built}
     log.info("data ready: %s; %.1f s", _summary(built), time.monotonic() - began)
-    return Prepared(store, model, report, dev, test)
+    test = {name: texts[f"test.{name}"] for name in job.data.test}
+    return Prepared(store, model, report, texts["dev"], test)
+
+
+def _sets(data: DataConfig) -> dict[str, PairConfig]:
+    """Every set of pairs that is configured, by its key; the small ones first, so that their faults show soon."""
+    small = {"dev": data.dev, **{f"test.{name}": pair for name, pair in data.test.items()}}
+    return small | {"train": data.train, **{f"extra.{name}": pair for name, pair in data.extra.items()}}
 
 
 def _summary(built: dict[str, Any]) -> str:
@@ -94,16 +136,9 @@ def _summary(built: dict[str, Any]) -> str:
     return f"{kept:,} of {read:,} pairs ({share}), {tokens} tokens, {built['vocab_size']:,} pieces"
 
 
-def _paths(pair: PairConfig, key: str) -> tuple[Path, Path]:
-    for side, value in (("src", pair.src), ("tgt", pair.tgt)):
-        if not value:
-            raise InputError(f"{key}.{side} is not set: name a text file")
-    return Path(pair.src), Path(pair.tgt)
-
-
-def _corpus(job: TrainJob) -> _Corpus:
-    paths, threads = _paths(job.data.train, "data.train"), resolve_threads(job.train.threads)
-    return _Corpus(*paths, job.data.filter, job.tokenizer, _given_model(job), threads)
+def _weights(data: DataConfig) -> dict[str, float]:
+    """The sets that are trained on, in the order that they have in the store, and how often an epoch has each."""
+    return {"train": 1.0, **{f"extra.{name}": extra.weight for name, extra in sorted(data.extra.items())}}
 
 
 def _given_model(job: TrainJob) -> bytes | None:
@@ -133,37 +168,28 @@ def _home(run_dir: str, init_from: str) -> Path:
     return home
 
 
-def _describe(job: TrainJob) -> dict[str, dict[str, Any]]:
-    """Path, size and digest of every file of the configuration, by its key."""
-    sets = {"train": job.data.train, "dev": job.data.dev}
-    sets |= {f"test.{name}": pair for name, pair in job.data.test.items()}
-    files: dict[str, dict[str, Any]] = {}
-    for name, pair in sets.items():
-        for side, path in zip(("src", "tgt"), _paths(pair, f"data.{name}"), strict=True):
-            try:
-                size, digest = digest_file(path)
-            except OSError as error:
-                raise InputError(
-                    f"{path}: cannot be read ({error.strerror or error}): check data.{name} and data.root"
-                ) from error
-            files[f"{name}.{side}"] = {"path": str(path), "bytes": size, "sha256": digest}
-    return files
+def _describe(source: Source, key: str) -> dict[str, Any]:
+    """What a set consists of: path, size and digest of each file, and of a table its columns."""
+    files = {}
+    for part, path in source.files.items():
+        try:
+            size, digest = digest_file(path)
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot be read ({error.strerror or error}): check {key} and data.root"
+            ) from error
+        files[part] = {"path": str(path), "bytes": size, "sha256": digest}
+    return {"files": files, "columns": source.columns, "origin": source.origin}
 
 
-def _read_all(pair: PairConfig, key: str) -> list[Pair]:
-    pairs = list(read_pairs(*_paths(pair, key)))
-    if not pairs:
-        raise InputError(f"{pair.src}: there is no sentence in it: check {key}")
-    return pairs
-
-
-def _identity(corpus: _Corpus, digests: list[str]) -> str:
+def _identity(corpus: _Corpus, sets: list[dict[str, Any]]) -> str:
     """The SHA-256 of everything that the prepared corpus depends on."""
     if corpus.model is not None:
         tokenizer: object = hashlib.sha256(corpus.model).hexdigest()
     else:
         tokenizer = {k: v.value if isinstance(v, Enum) else v for k, v in asdict(corpus.tokenizer).items()}
-    parts = [PREPARE_VERSION, STORE_VERSION, digests, asdict(corpus.filters), tokenizer]
+    text = [[described["columns"], *(file["sha256"] for file in described["files"].values())] for described in sets]
+    parts = [PREPARE_VERSION, STORE_VERSION, text, asdict(corpus.filters), tokenizer]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -174,14 +200,10 @@ def _open_or_build(path: Path, corpus: _Corpus) -> tuple[Store, bytes, dict[str,
             return _open(path)
     except InputError as error:
         log.warning("%s: built again", error)
-    dropped: Counter[str] = Counter()
-    kept = sum(1 for _ in corpus.pairs(dropped))
-    _refuse_nothing(kept, corpus, dropped)
+    judged = _Judged(judge([source.pairs() for source in corpus.sources], corpus.filters))
+    _refuse_nothing(judged.kept, corpus, judged.dropped)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_name(f"{path.name}.lock")):
-            if not _usable(path):
-                _build(path, corpus, kept, dropped)
+        build_once(path, lambda folder: _fill(folder, corpus, judged), usable=_usable)
     except OSError as error:
         reason = error.strerror or error
         raise StorageError(f"{path}: cannot be written ({reason}): free space or set data.store_dir") from error
@@ -190,8 +212,9 @@ def _open_or_build(path: Path, corpus: _Corpus) -> tuple[Store, bytes, dict[str,
 
 def _refuse_nothing(kept: int, corpus: _Corpus, dropped: Counter[str]) -> None:
     if kept == 0:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items()) or "the files are empty"
-        raise InputError(f"{corpus.source}: no sentence pair is left to train on ({reasons}): check data.filter")
+        files = ", ".join(str(path) for source in corpus.sources for path in source.files.values())
+        reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items() if count) or "the files are empty"
+        raise InputError(f"{files}: no sentence pair is left to train on ({reasons}): check data.filter")
 
 
 def _usable(path: Path) -> bool:
@@ -208,45 +231,22 @@ def _open(path: Path) -> tuple[Store, bytes, dict[str, Any]]:
     return store, model, json.loads((path / "report.json").read_bytes())
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that the kernel gives back when this process dies."""
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("waiting for another process that prepares the same corpus")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _build(path: Path, corpus: _Corpus, kept: int, dropped: Counter[str]) -> None:
-    """Build under a temporary name and rename, so that whatever has the name is complete."""
-    temporary = path.with_name(f".tmp-{path.name}")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a builder that was killed
-    temporary.mkdir()
-    try:
-        _fill(temporary, corpus, kept, dropped)
-        shutil.rmtree(path, ignore_errors=True)  # damaged, or it would have been used
-        temporary.rename(path)
-        sync(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _fill(path: Path, corpus: _Corpus, kept: int, dropped: Counter[str]) -> None:
-    """Write the store, with the tokenizer's model and the report beside it; `kept` pairs passed the text filters."""
-    pairs_read = kept + dropped.total()
-    model = corpus.model if corpus.model is not None else _train(corpus, kept)
+def _fill(path: Path, corpus: _Corpus, judged: _Judged) -> None:
+    """Write the store, with the tokenizer's model and the report beside it."""
+    fit, dropped = judged.fit, judged.dropped
+    model = corpus.model if corpus.model is not None else _train(corpus, judged)
     tokenizer = Tokenizer.from_bytes(model)
+    kept = bytearray()  # 1 for each fit pair whose pieces are fit, too
     with closing(StoreWriter(path, tokenizer.vocab_size)) as writer:
-        for source, target in _encoded(corpus, tokenizer):
+        for source, target in _encoded(corpus, fit, tokenizer):
             keep = _keep(source, target, corpus.filters, dropped)
+            kept += bytes(keep)
             writer.add(list(compress(source, keep)), list(compress(target, keep)))
         _refuse_nothing(len(writer), corpus, dropped)
         report = {
-            "pairs_read": pairs_read,
+            "pairs_read": len(fit),
             "pairs_kept": len(writer),
+            "sources": _counts(judged, kept),
             "dropped": {reason: dropped[reason] for reason in REASONS},
             "filters": asdict(corpus.filters),
             "tokens": {"src": writer.tokens(0), "tgt": writer.tokens(1)},
@@ -255,20 +255,31 @@ def _fill(path: Path, corpus: _Corpus, kept: int, dropped: Counter[str]) -> None
         writer.finish({"tokenizer.model": model, "report.json": json.dumps(report, indent=1).encode()})
 
 
-def _train(corpus: _Corpus, kept: int) -> bytes:
-    lines = (text for pair in corpus.pairs(Counter()) for text in pair)
-    sample = sample_lines(lines, total=2 * kept, limit=corpus.tokenizer.sample_lines)
-    return train_tokenizer(sample, corpus.tokenizer)
+def _counts(judged: _Judged, kept: bytearray) -> list[dict[str, int]]:
+    """For each source how many pairs it has, and how many of them are in the store."""
+    counts, start = [], 0
+    for verdicts in judged.verdicts:
+        end = start + verdicts.count(KEPT)
+        counts.append({"pairs_read": len(verdicts), "pairs_kept": kept.count(1, start, end)})
+        start = end
+    return counts
 
 
-def _encoded(corpus: _Corpus, tokenizer: Tokenizer) -> Iterator[tuple[Pieces, Pieces]]:
+def _train(corpus: _Corpus, judged: _Judged) -> bytes:
+    lines = (text for pair in corpus.pairs(judged.fit) for text in pair)
+    return train_tokenizer(
+        sample_lines(lines, total=2 * judged.kept, limit=corpus.tokenizer.sample_lines), corpus.tokenizer
+    )
+
+
+def _encoded(corpus: _Corpus, fit: bytes, tokenizer: Tokenizer) -> Iterator[tuple[Pieces, Pieces]]:
     """The pieces of both sides, block by block; one block is encoded while the one before it is written."""
 
     def encode(block: list[Pair]) -> tuple[Pieces, Pieces]:
         source, target = ([pair[side] for pair in block] for side in (0, 1))
         return tokenizer.encode(source, corpus.threads), tokenizer.encode(target, corpus.threads)
 
-    pairs = corpus.pairs(Counter())
+    pairs = corpus.pairs(fit)
     with ThreadPoolExecutor(1) as pool:
         pending = None
         while block := list(islice(pairs, BLOCK)):

@@ -6,10 +6,15 @@ count the end mark, as everything that budgets tokens does. The surprise: readin
 memory maps, because `np.memmap` makes each small slice slow.
 """
 
+import fcntl
 import hashlib
 import json
+import logging
 import mmap
 import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
@@ -25,8 +30,11 @@ FILES = [f"{side}.{kind}" for side in SIDES for kind in ("ids", "offsets")]
 MANIFEST = "MANIFEST.json"
 _NARROW, _WIDE = "<u2", "<i4"
 
+log = logging.getLogger(__name__)
+
 Array = npt.NDArray[np.integer[Any]]
 Ids = npt.NDArray[np.int64]
+Mixture = tuple[tuple[int, float], ...]
 
 
 class Store:
@@ -36,6 +44,7 @@ class Store:
         self._pieces, self._offsets = pieces, offsets
         lengths = [np.diff(side) + 1 for side in offsets]
         self.lengths: npt.NDArray[np.int32] = np.stack(lengths, axis=1).astype(np.int32)  # (n, 2), EOS counted
+        self.mixture: Mixture = ((len(self), 1.0),)
         self.longest: tuple[int, int] = tuple(self.lengths.max(axis=0, initial=0).tolist())
 
     def __len__(self) -> int:
@@ -151,6 +160,39 @@ class StoreWriter:
         for ids, offsets in self._files:
             ids.close()
             offsets.close()
+
+
+def build_once(path: Path, fill: Callable[[Path], None], *, usable: Callable[[Path], bool]) -> None:
+    """Have `fill` make the directory `path`, unless it is usable or another process makes it so in the meantime.
+
+    It is filled under a temporary name and renamed, so that whatever has the name is complete. OSError passes through.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".tmp-{path.name}")
+    with _locked(path.with_name(f"{path.name}.lock")):
+        if usable(path):
+            return
+        shutil.rmtree(temporary, ignore_errors=True)  # of a builder that was killed
+        temporary.mkdir()
+        try:
+            fill(temporary)
+            shutil.rmtree(path, ignore_errors=True)  # damaged, or it would have been usable
+            temporary.rename(path)
+            sync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that the kernel gives back when this process dies."""
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process that prepares the same corpus")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def sync(path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from transformer.compute import resolve_threads
 from transformer.config import EvaluateJob, to_json
 from transformer.data.corpus import Pair, read_pairs
+from transformer.data.source import locate, store_beside
 from transformer.errors import InputError, StorageError
 from transformer.evaluate.score import Scores, score
 from transformer.translate.translator import Translator, build_translator, find_checkpoint
@@ -29,15 +30,19 @@ def run(job: EvaluateJob) -> dict[str, Any]:
     """
     run_dir = Path(job.run_dir)
     checkpoint = find_checkpoint(run_dir, job.checkpoint)
-    given = {name: list(read_pairs(Path(pair.src), Path(pair.tgt))) for name, pair in job.test.items()}
+    data = checkpoint.config["data"]
+    languages, beside = (str(data["src_lang"]), str(data["tgt_lang"])), store_beside(job.run_dir)
+    given = {
+        name: locate(pair, f"test.{name}", languages=languages, store_dir=beside).load(f"test.{name}")
+        for name, pair in job.test.items()
+    }
     sets = given or read_sets(run_dir)
     if not sets:
         raise InputError(f"{run_dir}: the run has no test set; name one with test.NAME.src=FILE test.NAME.tgt=FILE")
     torch.set_num_threads(resolve_threads(job.threads))
     translator = build_translator(run_dir, checkpoint, search=job.search, device=job.device, precision=job.precision)
-    tgt_lang = str(checkpoint.config["data"]["tgt_lang"])
     results = {
-        "test_sets": evaluate_sets(run_dir, translator, sets, tgt_lang=tgt_lang, scorer=score),
+        "test_sets": evaluate_sets(run_dir, translator, sets, tgt_lang=languages[1], scorer=score),
         "checkpoint": checkpoint.path.name,
         "averaged": checkpoint.state.get("averaged", []),
         "steps": checkpoint.step,

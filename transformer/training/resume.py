@@ -56,7 +56,7 @@ FREE = (
     "train.prefetch",
 )
 NOTED = ("train.max_tokens", "train.threads", "train.device", "train.compile")
-NOT_FREE = ("data.src_lang", "data.tgt_lang", "data.filter.")
+NOT_FREE = ("data.src_lang", "data.tgt_lang", "data.filter.", "data.extra.")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,159 @@
+"""Where sentence pairs come from: two text files, a table, or a data set of the Hugging Face hub.
+
+A hub data set is streamed into two text files beside the prepared corpora, once, at one revision; from then on it is
+read from there, without the network, until that copy is deleted. So neither memory nor the hub's own cache grows with
+it, and a cluster's nodes need no network once a command has run where there is one. A directory that is laid out as a
+hub data set is read the same way.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from transformer.config import PairConfig
+from transformer.data.corpus import Pair, read_pairs
+from transformer.data.store import build_once, digest_file, sync
+from transformer.data.table import BLOCK, Columns, is_table, pair_of, read_table
+from transformer.errors import InputError, StorageError, TransformerError
+
+SIDES = ("source.txt", "target.txt")
+ABOUT = "about.json"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files on this machine: two of text, or one table of which two columns are read."""
+
+    files: dict[str, Path]  # by the key that names each, such as `src`
+    columns: Columns | None = None
+    origin: dict[str, Any] | None = None  # of a copy: the data set, its subset, split and revision
+
+    def pairs(self) -> Iterator[Pair]:
+        """The pairs, in order. Raises InputError where a file cannot be read or is no parallel text."""
+        if self.columns is None:
+            return read_pairs(self.files["src"], self.files["tgt"])
+        return read_table(self.files["dataset"], self.columns)
+
+    def load(self, key: str) -> list[Pair]:
+        """All the pairs of a development or test set. Raises InputError as `pairs` does, and where there is none."""
+        pairs = list(self.pairs())
+        if not pairs:
+            raise InputError(f"{next(iter(self.files.values()))}: there is no sentence in it: check {key}")
+        return pairs
+
+
+def store_beside(run_dir: str) -> Path:
+    """Where prepared corpora and copies are kept by default: runs that stand side by side share them."""
+    return Path(run_dir).parent / ".store"
+
+
+def locate(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -> Source:
+    """The files that a configuration names under `key`; a hub data set is copied to `store_dir` unless it is there.
+
+    `languages` are the columns' names where none are given. Raises InputError, and StorageError where no copy can be
+    written.
+    """
+    if pair.dataset is None:
+        for side, value in (("src", pair.src), ("tgt", pair.tgt)):
+            if not value:
+                raise InputError(f"{key}.{side} is not set: name a text file, or a data set by {key}.dataset")
+        return Source({"src": Path(pair.src), "tgt": Path(pair.tgt)})
+    if not is_table(pair.dataset):
+        return _copied(pair, key, (pair.src or languages[0], pair.tgt or languages[1]), store_dir / "copies")
+    usual = ("1", "2") if ".tsv" in Path(pair.dataset).suffixes else languages
+    return Source({"dataset": Path(pair.dataset)}, (pair.src or usual[0], pair.tgt or usual[1]))
+
+
+def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Source:
+    name = str(pair.dataset)
+    local = Path(name).is_dir()
+    if not local and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise InputError(f"{key}.dataset={name}: no such directory, nor a .tsv, .jsonl or .parquet file")
+    if pair.split is None:
+        raise InputError(f"{key}.split is not set: name a split of {name}, such as train")
+    asked = {"dataset": name, "subset": pair.subset, "split": pair.split, "columns": list(columns)}
+    identity = [asked, _contents(Path(name)) if local else None]
+    path = copies / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    try:
+        build_once(path, lambda folder: _copy(folder, asked, local=local), usable=lambda path: (path / ABOUT).is_file())
+        origin = json.loads((path / ABOUT).read_bytes())
+    except OSError as error:
+        reason = error.strerror or error
+        raise StorageError(f"{path}: cannot be written ({reason}): free space or set data.store_dir") from error
+    return Source({"src": path / SIDES[0], "tgt": path / SIDES[1]}, origin=origin)
+
+
+def _contents(folder: Path) -> list[list[object]]:
+    """What a data set on this machine consists of: unlike one of the hub, it may change."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [[str(path.relative_to(folder)), *digest_file(path)] for path in files]
+
+
+def _copy(folder: Path, asked: dict[str, Any], *, local: bool) -> None:
+    """Write the two sides of a split, a line a row, and what they are."""
+    revision = None if local else _revision(asked["dataset"])
+    named = " ".join(str(part) for part in (asked["dataset"], asked["subset"], asked["split"]) if part)
+    log.info("copying %s, once%s", named, f" (revision {revision})" if revision else "")
+    with (folder / SIDES[0]).open("xb") as source, (folder / SIDES[1]).open("xb") as target:
+        for pair in _stream(asked, revision, named):
+            _write(source, pair[0])
+            _write(target, pair[1])
+    (folder / ABOUT).write_text(json.dumps({**asked, "revision": revision}, indent=1), encoding="utf-8")
+    for name in (*SIDES, ABOUT):
+        sync(folder / name)
+
+
+def _write(file: BinaryIO, text: str) -> None:
+    file.write(text.encode() + b"\n")
+
+
+def _revision(name: str) -> str:
+    """The commit that the hub has now; asked for first, since without a network the answer comes at once."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return str(HfApi().dataset_info(name, timeout=10).sha)
+    except HfHubHTTPError as error:
+        raise InputError(f"{name}: the hub does not give it ({_reason(error)}): check the name, or log in") from error
+    except Exception as error:  # of whichever HTTP library the hub's client uses
+        raise InputError(
+            f"{name}: the hub cannot be reached ({_reason(error)}): run `transformer prepare` where it can, or name "
+            "text files, .tsv, .jsonl or .parquet files, or a directory with the data set's files"
+        ) from error
+
+
+def _stream(asked: dict[str, Any], revision: str | None, named: str) -> Iterator[Pair]:
+    """The pairs as they come over the network, some thousands in memory at a time."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    columns: Columns = (asked["columns"][0], asked["columns"][1])
+    read = 0
+    try:
+        rows = datasets.load_dataset(
+            asked["dataset"], asked["subset"], split=asked["split"], revision=revision, streaming=True
+        )
+        for block in rows.iter(batch_size=BLOCK):
+            for values in zip(*block.values(), strict=True):
+                read += 1
+                yield pair_of(dict(zip(block, values, strict=True)), columns, f"{named}: row {read}")
+    except TransformerError:
+        raise
+    except Exception as error:  # whatever a data set's files or the network bring about
+        place = f"{named}: after row {read}" if read else named
+        raise InputError(f"{place}: cannot be read ({_reason(error)})") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What is at the bottom of it, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{' '.join(str(error).split()) or type(error).__name__:.200}"

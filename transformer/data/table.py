@@ -1,0 +1,126 @@
+"""Sentence pairs from a table: two columns of a .tsv, .jsonl or .parquet file.
+
+TSV has no quoting: a tab ends a column, a newline a row, and a quotation mark is text. Its columns are numbers, from 1,
+or names of its first row. Elsewhere a column may also be a key of the column `translation`, as the WMT sets of the hub
+have it. A missing value is an empty text; a newline within a text becomes a space, since a sentence is a line.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from transformer.data.corpus import Pair, read_lines
+from transformer.errors import InputError
+
+BLOCK = 10_000  # rows in memory at a time
+NESTED = "translation"
+KINDS = r"\.(tsv|jsonl)(?:\.gz)?$|\.(?:parquet)$"
+
+Columns = tuple[str, str]
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def is_table(name: str) -> bool:
+    """Whether a file is a table, by its name."""
+    return re.search(KINDS, name) is not None
+
+
+def read_table(path: Path, columns: Columns) -> Iterator[Pair]:
+    """The pairs of a table. Raises InputError where it cannot be read, or a row has no such columns."""
+    kind = re.search(KINDS, path.name)
+    match kind and kind[1]:
+        case "tsv":
+            return read_tsv(path, columns)
+        case "jsonl":
+            return read_json_lines(path, columns)
+        case _:
+            return read_parquet(path, columns)
+
+
+def read_tsv(path: Path, columns: Columns) -> Iterator[Pair]:
+    """Rows split at tabs; `columns` are numbers from 1, or names that the first row gives."""
+    rows = enumerate(read_lines(path), start=1)
+    if all(column.isdecimal() and int(column) > 0 for column in columns):
+        source, target = (int(column) - 1 for column in columns)
+    else:
+        header = next(rows, (1, ""))[1].split("\t")
+        missing = [column for column in columns if column not in header]
+        if missing:
+            raise InputError(
+                f"{path}:1: no column {missing[0]!r} in the first row, which has {', '.join(header)!r:.200}: "
+                "name columns that it has, or number them from 1"
+            )
+        source, target = (header.index(column) for column in columns)
+    for number, line in rows:
+        cells = line.split("\t")
+        if max(source, target) < len(cells):
+            yield cells[source], cells[target]
+        elif line.strip():
+            raise InputError(
+                f"{path}:{number}: {len(cells)} columns, not {max(source, target) + 1}: one tab must part them"
+            )
+        else:
+            yield "", ""
+
+
+def read_json_lines(path: Path, columns: Columns) -> Iterator[Pair]:
+    """One JSON object a line."""
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            yield "", ""
+            continue
+        place = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{place}: no JSON ({error}): each line must be one JSON object") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{place}: no JSON object: each line must be one")
+        yield pair_of(row, columns, place)
+
+
+def read_parquet(path: Path, columns: Columns) -> Iterator[Pair]:
+    """The rows of a Parquet file, block by block."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            wanted = [name for name in dict.fromkeys((*columns, NESTED)) if name in names]
+            if not wanted:
+                raise InputError(
+                    f"{path}: no column {columns[0]!r}, but {', '.join(names)!r:.200}: name two that it has"
+                )
+            batches = file.iter_batches(BLOCK, columns=wanted)
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, start=1):
+                yield pair_of(row, columns, f"{path}: row {number}")
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: cannot be read as Parquet ({reason:.200}): fetch it again") from error
+
+
+def pair_of(row: Mapping[str, Any], columns: Columns, place: str) -> Pair:
+    """The two texts of a row. Raises InputError naming its place."""
+    source, target = (_text(row, column, place) for column in columns)
+    return source, target
+
+
+def _text(row: Mapping[str, Any], column: str, place: str) -> str:
+    nested = row.get(NESTED)
+    table = nested if column not in row and isinstance(nested, Mapping) else row
+    if column not in table:
+        raise InputError(
+            f"{place}: no column {column!r}, but {', '.join(map(str, table))!r:.200}: name two that it has"
+        )
+    text = table[column]
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise InputError(f"{place}: column {column!r} is no text but {text!r:.40}: name a column of text")
+    return _SURROGATE.sub("\ufffd", text).replace("\n", " ")  # JSON can spell half a surrogate pair, no character
