@@ -236,6 +236,7 @@ def _fill(path: Path, corpus: _Corpus, judged: _Judged) -> None:
     fit, dropped = judged.fit, judged.dropped
     model = corpus.model if corpus.model is not None else _train(corpus, judged)
     tokenizer = Tokenizer.from_bytes(model)
+    log.info("encoding %s pairs", f"{judged.kept:,}")
     kept = bytearray()  # 1 for each fit pair whose pieces are fit, too
     with closing(StoreWriter(path, tokenizer.vocab_size)) as writer:
         for source, target in _encoded(corpus, fit, tokenizer):
@@ -267,9 +268,9 @@ def _counts(judged: _Judged, kept: bytearray) -> list[dict[str, int]]:
 
 def _train(corpus: _Corpus, judged: _Judged) -> bytes:
     lines = (text for pair in corpus.pairs(judged.fit) for text in pair)
-    return train_tokenizer(
-        sample_lines(lines, total=2 * judged.kept, limit=corpus.tokenizer.sample_lines), corpus.tokenizer
-    )
+    total, limit = 2 * judged.kept, corpus.tokenizer.sample_lines
+    log.info("training the tokenizer on %s of %s lines", f"{min(total, limit):,}", f"{total:,}")
+    return train_tokenizer(sample_lines(lines, total=total, limit=limit), corpus.tokenizer)
 
 
 def _encoded(corpus: _Corpus, fit: bytes, tokenizer: Tokenizer) -> Iterator[tuple[Pieces, Pieces]]:
