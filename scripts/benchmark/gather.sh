@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Collect what gpu.sh needs on a machine without a network: wheels for CPython 3.12 on Linux, and Multi30k.
+# Collect what gpu.sh needs on a machine without a network: wheels for CPython 3.12 on Linux, Multi30k and KFTT.
 #
-#   scripts/benchmark/gather.sh [CORPORA]       CORPORA/multi30k holds the corpus (default: $TRANSFORMER_DATA)
+#   scripts/benchmark/gather.sh [CORPORA]       CORPORA holds multi30k/ and kftt/ (default: $TRANSFORMER_DATA)
 #
 # Everything goes into .gpu/ (or $GPU_FOLDER), which may not pass 60 MiB. torch and NumPy are never among it: the
 # machine has its own.
@@ -12,16 +12,21 @@ corpora=${1:-${TRANSFORMER_DATA:?give the folder of corpora, or set TRANSFORMER_
 limit=60 # MiB
 
 rm -rf "$folder"
-mkdir -p "$folder/wheels" "$folder/data/multi30k"
+mkdir -p "$folder/wheels" "$folder/data/multi30k" "$folder/data/kftt"
 for set in train val test_2016_flickr; do
   cp "$corpora/multi30k/$set.en" "$corpora/multi30k/$set.de" "$folder/data/multi30k/"
 done
+for set in train dev tune; do
+  cp "$corpora/kftt/$set.ja.gz" "$corpora/kftt/$set.en.gz" "$folder/data/kftt/"
+done
 
-packages=( # pyproject.toml's dependencies and those of its tests, with all that they need in turn
+# pyproject.toml's dependencies and those of its tests, with what they need in turn; not datasets and its own, which
+# only data sets of the hub need, nor grpcio and pillow, which TensorBoard needs to show and not to write.
+packages=(
   'hydra-core>=1.3.8,<1.4' 'omegaconf>=2.3,<2.4' PyYAML packaging
   'sacrebleu>=2.4' colorama lxml portalocker regex tabulate
   'sentencepiece>=0.2.2' 'safetensors>=0.4.5' 'tqdm>=4.66'
-  'tensorboard>=2.16' absl-py grpcio markdown markupsafe pillow protobuf tensorboard-data-server typing-extensions werkzeug
+  'tensorboard>=2.16' absl-py markdown markupsafe protobuf tensorboard-data-server typing-extensions werkzeug
   'pytest>=8.3' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' execnet iniconfig pluggy pygments
 )
 platforms=()

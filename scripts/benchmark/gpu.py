@@ -5,6 +5,7 @@ and the exact command. One that fails or runs out of time does not stop the othe
 """
 
 import argparse
+import gzip
 import json
 import os
 import platform
@@ -50,27 +51,32 @@ class Found(NamedTuple):
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="gpu.sh", description="Tests, step times and a training on a GPU.")
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)} (default: all)")
+    parser.add_argument(
+        "stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)} (default: these), {', '.join(ALONE)}"
+    )
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, at a tiny size")
-    parser.add_argument("--data", type=Path, default=Path(".gpu/data"), help="holds multi30k/ (default: %(default)s)")
+    parser.add_argument(
+        "--data", type=Path, default=Path(".gpu/data"), help="holds multi30k/ and kftt/ (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=Path("out"), help="where results go (default: %(default)s)")
     parser.add_argument("--begun", type=float, default=time.time(), help="when the clock started (default: now)")
     args = parser.parse_args(arguments)
     names = args.stages or list(STAGES)
-    if unknown := set(names) - set(STAGES):
-        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(STAGES)}")
+    every = STAGES | ALONE
+    if unknown := set(names) - set(every):
+        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(every)}")
     args.out.mkdir(parents=True, exist_ok=True)
     facts = machine() | {"started_as": shlex.join(["scripts/benchmark/gpu.py", *arguments]), "dry_run": args.dry_run}
     print(f"{facts['gpu'] or 'no GPU'}, torch {facts['torch']}, Python {facts['python']}", flush=True)
     summary: dict[str, Any] = {}
     for index, name in enumerate(names):
-        begun, rest = time.time(), sum(STAGES[other].share for other in names[index:])
-        limit = 900.0 if args.dry_run else (args.begun + WHOLE - begun) * STAGES[name].share / rest
+        begun, rest = time.time(), sum(every[other].share for other in names[index:])
+        limit = 900.0 if args.dry_run else (args.begun + WHOLE - begun) * every[name].share / rest
         log = args.out / f"{name}.txt"
         log.write_text("", encoding="utf-8")
         with TemporaryDirectory() as work:
             try:
-                found = STAGES[name].run(Place(args.dry_run, args.data.resolve(), log.resolve(), Path(work), limit))
+                found = every[name].run(Place(args.dry_run, args.data.resolve(), log.resolve(), Path(work), limit))
             except (OSError, ValueError, KeyError) as error:  # the other stages go on
                 found = Found([], False, {}, f"{type(error).__name__}: {error}")
         verdict = {"passed": found.passed, "seconds": round(time.time() - begun, 1), "limit": round(limit, 1)}
@@ -196,46 +202,82 @@ def steps(place: Place) -> Found:
     return Found([shlex.join(command)], status == 0, numbers, "; ".join(lines) or "no setting was measured")
 
 
+class Corpus(NamedTuple):
+    """What an experiment trains on, below the folder of corpora."""
+
+    experiment: str
+    folder: str
+    train: str  # names of files, less the language
+    dev: str
+    test: str
+    languages: tuple[str, str]
+    suffix: str
+    name: str  # of the test set in the results
+    enough: float  # BLEU that shows that it learnt
+
+
+MULTI30K = Corpus(
+    "multi30k_en_de", "multi30k", "train", "val", "test_2016_flickr", ("en", "de"), "", "test_2016_flickr", 30
+)
+KFTT = Corpus("kftt_ja_en", "kftt", "train", "dev", "tune", ("ja", "en"), ".gz", "tune", 15)
+
+
 def multi30k(place: Place) -> Found:
-    """English to German by the public command; where the time runs out, the same run ended where it stands."""
+    """English to German, captions."""
+    return training(place, MULTI30K, "train.validate_every=2000")
+
+
+def kftt(place: Place) -> Found:
+    """Japanese to English, 440,000 pairs, base size."""
+    return training(place, KFTT, "train.max_steps=12000")
+
+
+def training(place: Place, corpus: Corpus, *settings: str) -> Found:
+    """An experiment by the public command; where the time runs out, the same run ended where it stands."""
     data, begun = place.data, time.monotonic()
     if place.dry:
         data = place.work / "data"
-        write_tiny_corpus(data / "multi30k")
-    command = [sys.executable, "-m", "transformer", "train", "experiment=multi30k_en_de", f"data.root={data}"]
-    command += ["run_dir=run", f"train.device={place.device}", "train.precision=bf16", "train.validate_every=2000"]
+        write_tiny_corpus(data, corpus)
+    command = [sys.executable, "-m", "transformer", "train", f"experiment={corpus.experiment}", f"data.root={data}"]
+    command += ["run_dir=run", f"train.device={place.device}", "train.precision=bf16", *settings]
     if place.dry:
-        command += ["model.n_layers=1", "model.d_model=32", "model.d_ff=64", "tokenizer.vocab_size=100"]
-        command += ["train.max_steps=20", "train.save_every=5", "train.max_tokens=2048"]
-    ending = max(30.0, 0.2 * place.limit)  # averaging and the test set
+        command += ["model.n_layers=1", "model.d_model=32", "model.d_ff=64", "model.n_heads=4"]
+        command += ["tokenizer.vocab_size=400", "train.max_steps=20", "train.save_every=5", "train.validate_every=10"]
+        command += ["train.tokens_per_step=2048", "train.max_tokens=2048"]
+    ending = max(30.0, 0.15 * place.limit)  # averaging and the test set
     commands, limit = [command], place.limit - ending
     status = call(place, command, limit)
     if status is None:
         commands.append([*command, "train.max_steps=1"])  # it has more behind it: it averages, scores and ends
         status = call(place, commands[-1], place.limit - (time.monotonic() - begun))
     said = list(map(shlex.join, commands))
-    path = place.work / "run" / "results.json"
-    if not path.exists():
+    run = place.work / "run"
+    if not (run / "results.json").exists():
         return Found(said, False, {"exit_status": status}, "no results.json")
-    results = json.loads(path.read_text(encoding="utf-8"))
-    settled = json.loads((place.work / "run" / "run.json").read_text(encoding="utf-8"))["settled"]
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    settled = json.loads((run / "run.json").read_text(encoding="utf-8"))["settled"]
+    metrics = (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+    curve = [record for record in map(json.loads, filter(None, metrics)) if "dev/bleu" in record]
     numbers = {"exit_status": status, "ended_early": len(commands) > 1, "settled": settled, "results": results}
-    bleu = results["test_sets"]["test_2016_flickr"]["bleu"]
+    bleu = results["test_sets"][corpus.name]["bleu"]
     line = f"BLEU {bleu:.2f} after {results['steps']} steps and {results['training_seconds']} s of training"
-    return Found(said, status == 0 and (place.dry or bleu >= 30), numbers, line)
+    return Found(said, status == 0 and (place.dry or bleu >= corpus.enough), numbers | {"curve": curve}, line)
 
 
-def write_tiny_corpus(folder: Path) -> None:
-    """As many files as Multi30k has here, of numbers in two languages."""
-    english = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-    german = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
-    draw = random.Random(0)
+def write_tiny_corpus(root: Path, corpus: Corpus) -> None:
+    """Files of the same names, of numbers in two languages."""
+    words = (
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
+        ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
+    )
+    draw, folder = random.Random(0), root / corpus.folder
     folder.mkdir(parents=True)
-    for name, count in (("train", 500), ("val", 20), ("test_2016_flickr", 20)):
+    for name, count in ((corpus.train, 500), (corpus.dev, 20), (corpus.test, 20)):
         numbers = [draw.choices(range(10), k=draw.randint(2, 9)) for _ in range(count)]
-        for language, words in (("en", english), ("de", german)):
-            text = "".join(" ".join(words[digit] for digit in line) + "\n" for line in numbers)
-            (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+        for language, spelled in zip(corpus.languages, words, strict=True):
+            text = "".join(" ".join(spelled[digit] for digit in line) + "\n" for line in numbers).encode()
+            path = folder / f"{name}.{language}{corpus.suffix}"
+            path.write_bytes(gzip.compress(text) if corpus.suffix else text)
 
 
 class Stage(NamedTuple):
@@ -246,6 +288,7 @@ class Stage(NamedTuple):
 
 
 STAGES = {"tests": Stage(tests, 0.3), "steps": Stage(steps, 0.33), "multi30k": Stage(multi30k, 0.37)}
+ALONE = {"kftt": Stage(kftt, 1.0)}  # wants all the time, and is done when it is asked for
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # What only a GPU can show, in under nine minutes: the tests marked gpu, the speed of a step, a training to its BLEU.
 #
-#   scripts/benchmark/gather.sh                 once, where there is a network: wheels and Multi30k, into .gpu/
+#   scripts/benchmark/gather.sh                 once, where there is a network: wheels and corpora, into .gpu/
 #   scripts/benchmark/gpu.sh                    where there is a GPU with torch 2.11 and Python 3.12: every stage
 #   scripts/benchmark/gpu.sh steps multi30k     some stages of: tests, steps, multi30k
+#   scripts/benchmark/gpu.sh kftt               Japanese to English, base size: this alone takes all of the time
 #   scripts/benchmark/gpu.sh --dry-run          the same on a CPU and tiny, to try it
 #
 # Each stage leaves NAME.json and NAME.txt in $OUT (default: out/), and summary.json says which passed; so does the exit
