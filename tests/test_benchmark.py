@@ -1,4 +1,4 @@
-"""The training benchmark: what it measures at a tiny size, that it compares like with like, and how it refuses."""
+"""The benchmarks: what they measure at a tiny size, that they compare like with like, and how they refuse."""
 
 import json
 import math
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from corpora import ROOT, write_corpus
@@ -19,10 +20,10 @@ FOLDER = ROOT / "scripts" / "benchmark"
 peers = load_script("benchmark/peers")
 
 
-def benchmark(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def benchmark(*arguments: str, script: str = "train.py") -> "subprocess.CompletedProcess[str]":
     environment = {name: value for name, value in os.environ.items() if name != "TRANSFORMER_DATA"}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
-    command = [sys.executable, str(FOLDER / "train.py"), *arguments]
+    command = [sys.executable, str(FOLDER / script), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -79,6 +80,49 @@ def test_missing_interpreter(corpus: list[str]) -> None:
     assert done.stderr.endswith(
         "error: absent/python: cannot be run (No such file or directory): check --marian-python\n"
     )
+
+
+def test_preparing_beside_sentencepiece(tmp_path: Path) -> None:
+    sizes = ["--pairs", "300", "--vocab-size", "400"]
+    done = benchmark(*sizes, "--keep", str(tmp_path / "kept"), script="prepare.py")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["command"].startswith("python scripts/benchmark/prepare.py --pairs 300 --vocab-size 400 --keep ")
+    assert (report["pairs"], report["threads"]) == (300, 2)
+    lines = {
+        side: (tmp_path / "kept" / f"train.{side}").read_text(encoding="utf-8").split("\n") for side in ("en", "de")
+    }
+    assert [(len(texts), texts.count("")) for texts in lines.values()] == [(301, 1), (301, 2)]  # one pair has no German
+    counts = [np.array([len(text.split()) for text in texts[:-1]]) for texts in lines.values()]
+    assert [side.mean() for side in counts] == pytest.approx([24, 23], rel=0.15)
+    assert counts[0][1] > 5 * counts[1][1]  # the outlier
+    ours, yardstick, plan = report["ours"], report["yardstick"], report["plan"]
+    for used in (ours, yardstick, plan, report["corpus"]):
+        assert used["wall_seconds"] > 0
+        assert used["cpu_seconds"] > 0
+        assert 0.01 < used["peak_gib"] < 4
+    assert (
+        yardstick["peak_gib"] < ours["peak_gib"]
+    )  # it has no torch: so nobody counts the memory of whoever started it
+    assert yardstick["pieces"] == 400
+    ids = [np.fromfile(tmp_path / "kept" / f"train.{side}.ids", np.uint16) for side in ("en", "de")]
+    lengths = [np.fromfile(tmp_path / "kept" / f"train.{side}.lengths", np.int64) for side in ("en", "de")]
+    assert [len(side) for side in lengths] == [300, 300]
+    assert [len(side) for side in ids] == [side.sum() for side in lengths]
+    assert yardstick["tokens"] == sum(map(len, ids))
+    parts = [yardstick[f"{part}_seconds"] for part in ("training", "encoding", "io")]
+    assert all(part > 0 for part in parts)
+    assert sum(parts) < yardstick["wall_seconds"]
+    assert 290 < plan["pairs"] < 300
+    assert plan["steps"] >= 1
+    assert set(plan["first_step_seconds"]) == {"start", "middle", "end"}
+    speed = yardstick["wall_seconds"] / ours["wall_seconds"]
+    assert report["speed"] == pytest.approx(speed)
+    assert done.stderr.splitlines()[-1].startswith(f"ours has {speed:.2f} of the yardstick's speed")
+
+    again = benchmark(*sizes, "--keep", str(tmp_path / "kept"), script="prepare.py")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert again.stderr == f"error: {tmp_path / 'kept'}: not empty: --keep makes a folder\n"
 
 
 def test_step_of_the_peers() -> None:

@@ -88,6 +88,21 @@ def test_starting_at_any_position_goes_on_as_if_never_stopped() -> None:
     assert (behind.epoch, behind.index) == (1, 0)
 
 
+def test_a_mixture_of_corpora_is_loaded_and_resumed() -> None:
+    store = numbered(60)
+    assert store.mixture == ((60, 1.0),)
+    store.mixture = ((20, 2.0), (40, 0.5))
+    stream = list(islice(load(store=store), 40))
+    counts = [Counter(i for step in stream if step.epoch == epoch for i in seen(step)) for epoch in (0, 1)]
+    for count in counts:
+        assert [count[i] for i in range(20)] == [2] * 20
+        assert {count[i] for i in range(20, 60)} == {0, 1}
+    assert counts[0] != counts[1]
+    for position in range(20):
+        resumed = load(store=store, epoch=stream[position].epoch, step=stream[position].index)
+        assert [text(step) for step in islice(resumed, 5)] == [text(step) for step in stream[position : position + 5]]
+
+
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_prefetching_changes_nothing(prefetch: int) -> None:
     stream = load(prefetch=prefetch)

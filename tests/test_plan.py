@@ -5,16 +5,26 @@ import math
 import os
 import random
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from transformer.data.corpus import read_pairs
-from transformer.data.plan import plan_epoch, split_step
+from transformer.data.plan import Mixture, plan_epoch, split_step
 from transformer.errors import InputError
+from transformer.seeding import seed_for
 
 LISTS = list[list[int]]
+
+
+def plan(
+    lengths: np.ndarray, *, seed: int, epoch: int, tokens_per_step: int, mixture: Mixture | None = None
+) -> list[np.ndarray]:
+    """The plan of one corpus that is there once, unless said otherwise."""
+    mixture = [(len(lengths), 1.0)] if mixture is None else mixture
+    return plan_epoch(lengths, mixture=mixture, seed=seed, epoch=epoch, tokens_per_step=tokens_per_step)
 
 
 def as_lists(steps: list[np.ndarray]) -> LISTS:
@@ -41,7 +51,7 @@ def test_every_sentence_once_within_the_budget_for_random_corpora() -> None:
     for trial in range(300):
         lengths = random_lengths(state)
         budget = int(state.integers(lengths.max(), lengths.max() * 20 + 2))
-        steps = plan_epoch(lengths, seed=trial, epoch=0, tokens_per_step=budget)
+        steps = plan(lengths, seed=trial, epoch=0, tokens_per_step=budget)
         assert sorted(itertools.chain.from_iterable(as_lists(steps))) == list(range(len(lengths)))
         for step in steps:
             assert len(step) > 0
@@ -49,10 +59,78 @@ def test_every_sentence_once_within_the_budget_for_random_corpora() -> None:
             assert sum(int(lengths[i, 1]) for i in step) <= budget
 
 
+def plain_plan(
+    lengths: np.ndarray, *, seed: int, epoch: int, tokens_per_step: int, members: list[int] | None = None
+) -> LISTS:
+    """Version 1 of the plan in plain Python."""
+    members = list(range(len(lengths))) if members is None else members
+    random_state = np.random.PCG64(seed_for(seed, epoch))
+
+    def shuffled(items: list[int] | LISTS) -> list:
+        numbers = random_state.random_raw(len(items)).tolist()
+        return [items[place] for place in sorted(range(len(items)), key=numbers.__getitem__)]
+
+    order, pairs = shuffled(members), [tuple(map(int, pair)) for pair in lengths]
+    totals = [sum(pairs[i][side] for i in members) for side in (0, 1)]
+    pool_size = max(1, 100 * tokens_per_step * len(order) // max(totals))
+    steps: LISTS = [[]]
+    used = [0, 0]
+    for number, start in enumerate(range(0, len(order), pool_size)):
+        pool = sorted(
+            order[start : start + pool_size],
+            key=lambda i: (max(pairs[i][0] * totals[1], pairs[i][1] * totals[0]), *pairs[i]),
+        )
+        for i in pool if number % 2 == 0 else reversed(pool):
+            used = [used[side] + pairs[i][side] for side in (0, 1)]
+            if max(used) > tokens_per_step:
+                steps.append([])
+                used = list(pairs[i])
+            steps[-1].append(i)
+    return shuffled(steps)
+
+
+def test_the_plan_is_the_plain_one_for_random_corpora() -> None:
+    """One pool and many, one step and many; equal pairs; sides of unlike length; sentences as long as a step."""
+    state = np.random.default_rng(23)
+    pools = set()
+    for trial in range(400):
+        lengths = random_lengths(state)
+        lengths[:, 1] *= state.integers(1, 4)
+        budget = int(lengths.max() * state.choice([1, 1.01, 1.5, 3, 30]))
+        where = {"seed": trial, "epoch": trial % 3, "tokens_per_step": budget}
+        assert as_lists(plan(lengths, **where)) == plain_plan(lengths, **where)
+        pools.add(math.ceil(int(lengths.sum(axis=0).max()) / (100 * budget)))
+    assert {1, 2, 3} <= pools
+
+
+@pytest.mark.parametrize("longest", [40, 70_000])
+def test_the_plan_of_a_large_corpus_is_the_plain_one(longest: int) -> None:
+    """More pairs than are looked at together, and lengths too large for 16 bits."""
+    lengths = np.exp(np.random.default_rng(3).normal(2.0, 0.7, size=(150_000, 2))).clip(1, 40).astype(np.int32)
+    lengths[::50_000] = longest
+    where = {"seed": 4, "epoch": 1, "tokens_per_step": max(900, longest)}
+    assert as_lists(plan(lengths, **where)) == plain_plan(lengths, **where)
+
+
+def test_equal_random_numbers_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come once in a million epochs, numbers with the same upper bits in every one: here all the time."""
+
+    class Coarse(np.random.PCG64):
+        def random_raw(self, size: int) -> np.ndarray:
+            return super().random_raw(size) & np.uint64(0xF000_0000_0000_0003)
+
+    monkeypatch.setattr(np.random, "PCG64", Coarse)
+    state = np.random.default_rng(29)
+    for trial in range(50):
+        lengths = random_lengths(state)
+        where = {"seed": trial, "epoch": 0, "tokens_per_step": int(lengths.max() * 2)}
+        assert as_lists(plan(lengths, **where)) == plain_plan(lengths, **where)
+
+
 def test_a_tiny_plan_is_what_it_was_on_the_day_it_was_written() -> None:
     """A change here breaks every resume in mid-epoch: PLAN_VERSION must then rise."""
     lengths = np.array([[3, 4], [5, 2], [9, 9], [1, 1], [4, 4], [2, 7], [6, 6], [8, 3]], dtype=np.int32)
-    plans = [as_lists(plan_epoch(lengths, seed=1, epoch=epoch, tokens_per_step=12)) for epoch in (0, 1)]
+    plans = [as_lists(plan(lengths, seed=1, epoch=epoch, tokens_per_step=12)) for epoch in (0, 1)]
     # one pool, sorted to 3 0 4 | 1 6 | 5 7 | 2 and cut there (worked out by hand); the order of steps is the seed's
     assert plans == [[[2], [1, 6], [3, 0, 4], [5, 7]], [[3, 0, 4], [1, 6], [2], [5, 7]]]
 
@@ -60,17 +138,17 @@ def test_a_tiny_plan_is_what_it_was_on_the_day_it_was_written() -> None:
 def test_another_epoch_or_seed_is_another_order_and_the_same_is_the_same() -> None:
     lengths = np.random.default_rng(0).integers(1, 40, size=(500, 2)).astype(np.int32)
     plans = {
-        (seed, epoch): as_lists(plan_epoch(lengths, seed=seed, epoch=epoch, tokens_per_step=300))
+        (seed, epoch): as_lists(plan(lengths, seed=seed, epoch=epoch, tokens_per_step=300))
         for seed in (1, 2)
         for epoch in (0, 1)
     }
     assert len({str(plan) for plan in plans.values()}) == 4
-    assert as_lists(plan_epoch(lengths, seed=2, epoch=1, tokens_per_step=300)) == plans[2, 1]
+    assert as_lists(plan(lengths, seed=2, epoch=1, tokens_per_step=300)) == plans[2, 1]
 
 
 def test_steps_are_full_and_shuffled() -> None:
     lengths = np.random.default_rng(0).integers(1, 40, size=(20_000, 2)).astype(np.int32)
-    steps = plan_epoch(lengths, seed=3, epoch=0, tokens_per_step=500)
+    steps = plan(lengths, seed=3, epoch=0, tokens_per_step=500)
     fill = [int(lengths[step].sum(axis=0).max()) for step in steps]
     assert sum(size >= 460 for size in fill) >= len(fill) - 1  # all but the last one that was cut
     spread = [int(np.ptp(lengths[step].max(axis=1))) for step in steps]
@@ -82,11 +160,78 @@ def test_steps_are_full_and_shuffled() -> None:
 
 def test_what_cannot_be_planned_is_refused() -> None:
     with pytest.raises(InputError, match=r"13 tokens does not fit train\.tokens_per_step=12"):
-        plan_epoch(np.array([[1, 1], [2, 13]], dtype=np.int32), seed=1, epoch=0, tokens_per_step=12)
+        plan(np.array([[1, 1], [2, 13]], dtype=np.int32), seed=1, epoch=0, tokens_per_step=12)
     with pytest.raises(InputError, match="no sentence pair"):
-        plan_epoch(np.zeros((0, 2), dtype=np.int32), seed=1, epoch=0, tokens_per_step=12)
+        plan(np.zeros((0, 2), dtype=np.int32), seed=1, epoch=0, tokens_per_step=12)
     with pytest.raises(InputError, match=r"13 tokens does not fit train\.max_tokens=12"):
         split_step(np.array([0]), np.array([[13, 1]], dtype=np.int32), max_tokens=12, multiple=1)
+
+
+MIXED = np.random.default_rng(31).integers(1, 30, size=(3_000, 2)).astype(np.int32)
+
+
+def copies(mixture: Mixture, epoch: int, seed: int = 1) -> np.ndarray:
+    """How often each pair of MIXED is in an epoch."""
+    steps = plan(MIXED, mixture=mixture, seed=seed, epoch=epoch, tokens_per_step=400)
+    assert all(max(MIXED[step].sum(axis=0)) <= 400 for step in steps)
+    return np.bincount(np.concatenate(steps), minlength=len(MIXED))
+
+
+def test_whole_weights_are_exact_copies() -> None:
+    found = copies([(1_000, 3.0), (500, 1.0), (1_500, 2.0)], epoch=0)
+    assert found.tolist() == [3] * 1_000 + [1] * 500 + [2] * 1_500
+    assert copies([(1_000, 1.0), (0, 7.0), (2_000, 1.0)], epoch=0).tolist() == [1] * 3_000
+
+
+def test_a_mixture_of_weights_1_is_the_plan_of_the_corpus() -> None:
+    where = {"seed": 5, "epoch": 2, "tokens_per_step": 300}
+    plans = [
+        as_lists(plan(MIXED, mixture=mixture, **where)) for mixture in ([(3_000, 1)], [(1_200, 1.0), (1_800, 1.0)])
+    ]
+    assert plans[0] == plans[1] == plain_plan(MIXED, **where)
+
+
+def test_a_mixture_is_planned_as_plainly() -> None:
+    where = {"seed": 5, "epoch": 2, "tokens_per_step": 300}
+    steps = plan(MIXED, mixture=[(500, 2.0), (500, 3.0), (2_000, 1.0)], **where)
+    first, second, third = list(range(500)), list(range(500, 1_000)), list(range(1_000, 3_000))
+    assert as_lists(steps) == plain_plan(MIXED, **where, members=first * 2 + second * 3 + third)
+
+
+@pytest.mark.parametrize(("weight", "low"), [(0.2, 0), (0.75, 0), (1.5, 1), (3.1, 3)])
+def test_fractions_of_a_weight_are_other_pairs_in_each_epoch(weight: float, low: int) -> None:
+    """The weighted corpus lies between two others, whose pairs are what they were."""
+    epochs = [copies([(800, 1.0), (2_000, weight), (200, 2.0)], epoch) for epoch in range(40)]
+    for found in epochs:
+        assert set(found[:800]) == {1}
+        assert set(found[2_800:]) == {2}
+        assert set(found[800:2_800]) == {low, low + 1}
+    extra = np.array([found[800:2_800] - low for found in epochs])  # 80,000 draws of the fraction
+    share = weight - low
+    deviation = math.sqrt(share * (1 - share))
+    assert abs(extra.mean() - share) < 4 * deviation / math.sqrt(80_000)
+    assert np.abs(extra.mean(axis=1) - share).max() < 4.5 * deviation / math.sqrt(2_000)  # each epoch
+    assert np.abs(extra.mean(axis=0) - share).max() < 5.5 * deviation / math.sqrt(40)  # each pair
+    both = (extra[:-1] & extra[1:]).mean()
+    assert abs(both - share**2) < 0.01  # one epoch says nothing of the next
+
+
+def test_fractions_depend_on_seed_epoch_and_pair_alone() -> None:
+    mixture = [(1_000, 0.3), (2_000, 1.6)]
+    where = {"seed": 9, "epoch": 7, "tokens_per_step": 400}
+    assert as_lists(plan(MIXED, mixture=mixture, **where)) == as_lists(plan(MIXED, mixture=mixture, **where))
+    one, other_seed = copies(mixture, epoch=7, seed=9), copies(mixture, epoch=7, seed=10)
+    assert (one != other_seed).any()
+    apart = copies([(1_000, 1.0), (700, 0.6), (1_300, 0.6)], epoch=7, seed=9)  # cut elsewhere, whole parts other
+    assert (one[1_000:] - 1 == apart[1_000:]).all()
+    assert len({tuple(copies(mixture, epoch=epoch)) for epoch in range(5)}) == 5
+
+
+def test_a_mixture_that_is_not_the_corpus_or_leaves_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(2999, 1.0\).* for 3000 pairs"):
+        copies([(2_999, 1.0)], epoch=0)
+    with pytest.raises(InputError, match="no sentence pair is left in epoch 4: raise the weights"):
+        copies([(3_000, 1e-9)], epoch=4)
 
 
 def padded(lengths: np.ndarray, part: list[int]) -> int:
@@ -227,7 +372,7 @@ def test_a_sentence_is_measured_by_the_capacity_of_its_own_side() -> None:
 def padding_share(lengths: np.ndarray, tokens_per_step: int, max_tokens: int) -> float:
     """Slots without a token, of all slots of both sides."""
     slots = 0
-    for step in plan_epoch(lengths, seed=1, epoch=0, tokens_per_step=tokens_per_step):
+    for step in plan(lengths, seed=1, epoch=0, tokens_per_step=tokens_per_step):
         for part in split_step(step, lengths, max_tokens=max_tokens, multiple=1):
             slots += len(part) * int(lengths[part].max(axis=0).sum())
     return 1 - int(lengths.sum()) / slots
@@ -252,5 +397,16 @@ def test_an_epoch_of_the_papers_corpus_is_planned_in_seconds() -> None:
     both = np.stack([source, source * np.exp(state.normal(0, 0.2, len(source)))], axis=1)
     lengths = both.clip(1, 256).astype(np.int32) + 1
     began = time.process_time()
-    plan_epoch(lengths, seed=1, epoch=0, tokens_per_step=25_000)
-    assert time.process_time() - began < 10
+    plan(lengths, seed=1, epoch=0, tokens_per_step=25_000)
+    assert time.process_time() - began < 5
+
+
+def test_planning_needs_few_bytes_a_pair() -> None:
+    lengths = np.random.default_rng(0).integers(1, 60, size=(1_000_000, 2)).astype(np.int32)
+    tracemalloc.start()
+    try:
+        plan(lengths, seed=1, epoch=0, tokens_per_step=25_000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 36 * len(lengths)

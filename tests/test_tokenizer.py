@@ -2,10 +2,14 @@
 
 import hashlib
 import io
+import math
 import os
 import random
 import subprocess
 import sys
+import tracemalloc
+from collections import Counter
+from itertools import islice, repeat
 from pathlib import Path
 
 import pytest
@@ -122,15 +126,74 @@ def test_no_path_or_user_is_in_the_model(tmp_path: Path) -> None:
     assert hashlib.sha256(model).digest() == hashlib.sha256(train_tokenizer(iter(LINES), SMALL)).digest()
 
 
+def sampled(total: int, limit: int) -> list[int]:
+    return [int(line) for line in sample_lines(map(str, range(total)), total=total, limit=limit)]
+
+
 def test_the_sample_is_a_uniform_one_in_order() -> None:
-    lines = [str(i) for i in range(10_000)]
-    assert list(sample_lines(lines, total=10_000, limit=10_000)) == lines
-    sample = [int(line) for line in sample_lines(lines, total=10_000, limit=2_500)]
+    assert sampled(10_000, 10_000) == list(range(10_000))
+    sample = sampled(10_000, 2_500)
     assert len(sample) == 2_500
     assert sample == sorted(set(sample))
     for start in range(0, 10_000, 1_000):  # 250 expected in each tenth, standard deviation about 13
         assert 190 < sum(start <= line < start + 1_000 for line in sample) < 310
     assert abs(sum(line % 2 for line in sample) - 1_250) < 120  # both languages of an interleaved corpus
+
+
+@pytest.mark.parametrize("total", [0, 1, 2, 3, 64, 1_000])
+def test_the_sample_has_as_many_lines_as_it_may(total: int) -> None:
+    for limit in {1, 2, total // 2, total - 1, total, total + 1, 10**9} - {-1, 0}:
+        sample = sampled(total, limit)
+        assert len(sample) == min(total, limit)
+        assert sample == sorted(set(sample))
+        assert set(sample) <= set(range(total))
+        assert sample == sampled(total, limit)
+
+
+def test_the_sample_is_the_same_for_ever() -> None:
+    """Another one is another tokenizer, and so another prepared corpus."""
+    assert sampled(20, 5) == [1, 3, 5, 7, 11]  # checked by hand against the random numbers
+    assert sampled(21, 5) != [1, 3, 5, 7, 11]
+
+
+def test_every_set_of_lines_is_equally_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chi-square of the 20 sets of 3 of 6 lines, over 20,000 seeds: above 43.8 once in a thousand times."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(20_000):
+        monkeypatch.setattr("transformer.tokenizer.seed_for", lambda *parts, seed=seed: seed)
+        counts[tuple(sampled(6, 3))] += 1
+    assert len(counts) == 20
+    assert sum((count - 1_000) ** 2 / 1_000 for count in counts.values()) < 43.8
+
+
+def test_every_line_is_equally_likely_whatever_the_size() -> None:
+    """First, middle and last lines, and neighbours together, over the seeds that totals and limits make."""
+    hits, variance = Counter[str](), Counter[str]()
+    for total in range(20, 220):
+        for limit in range(1, total, 7):
+            sample = set(sampled(total, limit))
+            found = {"first": 0 in sample, "middle": total // 2 in sample, "last": total - 1 in sample}
+            expected = dict.fromkeys(found, limit / total)
+            found["neighbours"] = {3, 4} <= sample
+            expected["neighbours"] = limit * (limit - 1) / (total * (total - 1))
+            for name, share in expected.items():
+                hits[name] += found[name] - share
+                variance[name] += share * (1 - share)
+    for name, deviation in hits.items():
+        assert abs(deviation) < 4 * math.sqrt(variance[name]), name
+
+
+def test_sampling_keeps_nothing_in_memory() -> None:
+    """Of ten million lines, the first half million or so: to trace what is allocated for each is slow."""
+    tracemalloc.start()
+    try:
+        sample = sample_lines(repeat("line"), total=10_000_000, limit=10_000)
+        taken = sum(1 for _ in islice(sample, 500))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert taken == 500
+    assert peak < 100_000
 
 
 @pytest.mark.parametrize(

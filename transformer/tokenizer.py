@@ -5,12 +5,11 @@ SentencePiece's own sampling of training lines differs from process to process, 
 """
 
 import io
+import random
 import re
 from collections.abc import Iterable, Iterator
-from itertools import compress
 from pathlib import Path
 
-import numpy as np
 import sentencepiece
 
 from transformer.config import TokenizerConfig
@@ -114,10 +113,13 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> bytes:
 
 
 def sample_lines(lines: Iterable[str], *, total: int, limit: int) -> Iterator[str]:
-    """At most `limit` of `total` lines, each set of them equally likely, in their order; always the same ones."""
-    if total <= limit:
-        return iter(lines)
-    order = np.argsort(np.random.PCG64(seed_for(total, limit)).random_raw(total), kind="stable")
-    chosen = np.zeros(total, dtype=bool)
-    chosen[order[:limit]] = True
-    return compress(lines, chosen.tolist())
+    """At most `limit` of `total` lines, each set of them equally likely, in their order; always the same ones.
+
+    Algorithm S of Knuth (The Art of Computer Programming, 3.4.2): a line is taken with a chance of the lines still
+    needed over the lines still to come. So nothing is kept, and the count comes out exactly.
+    """
+    draw, needed = random.Random(seed_for(total, limit)).random, limit  # the stream that Python promises for ever
+    for left, line in zip(range(total, 0, -1), lines, strict=False):
+        if draw() * left < needed:
+            needed -= 1
+            yield line

@@ -28,6 +28,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain, count, islice, product
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -276,7 +277,8 @@ def write_batches(job: TrainJob, steps: int, path: Path) -> tuple[int, int]:
         matrix[places == counts[:, None]] = EOS
         return matrix
 
-    epochs = (plan_epoch(store.lengths, seed=seed, epoch=epoch, tokens_per_step=tokens) for epoch in count())
+    plan = partial(plan_epoch, store.lengths, mixture=store.mixture, seed=seed, tokens_per_step=tokens)
+    epochs = (plan(epoch=epoch) for epoch in count())
     arrays: dict[str, Ids] = {}
     for index, ids in enumerate(islice(chain.from_iterable(epochs), steps)):
         arrays |= {f"source/{index}": padded(ids, 0), f"target/{index}": padded(ids, 1)}

@@ -52,7 +52,9 @@ def load_steps(
     def steps() -> Generator[Step, None, None]:
         now, first = epoch, step
         while True:
-            plan = plan_epoch(store.lengths, seed=seed, epoch=now, tokens_per_step=tokens_per_step)
+            plan = plan_epoch(
+                store.lengths, mixture=store.mixture, seed=seed, epoch=now, tokens_per_step=tokens_per_step
+            )
             for index in range(first, len(plan)):
                 parts = split_step(
                     plan[index], store.lengths, max_tokens=max_tokens, multiple=multiple, capacities=capacities
