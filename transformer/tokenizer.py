@@ -119,7 +119,7 @@ def sample_lines(lines: Iterable[str], *, total: int, limit: int) -> Iterator[st
     needed over the lines still to come. So nothing is kept, and the count comes out exactly.
     """
     draw, needed = random.Random(seed_for(total, limit)).random, limit  # the stream that Python promises for ever
-    for left, line in zip(range(total, 0, -1), lines, strict=False):
-        if draw() * left < needed:
+    for index, line in enumerate(lines):
+        if draw() * (total - index) < needed:
             needed -= 1
             yield line

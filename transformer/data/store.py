@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 Array = npt.NDArray[np.integer[Any]]
 Ids = npt.NDArray[np.int64]
-Mixture = tuple[tuple[int, float], ...]
 
 
 class Store:
@@ -45,7 +44,6 @@ class Store:
         self._pieces, self._offsets = pieces, offsets
         lengths = [np.diff(side) + 1 for side in offsets]
         self.lengths: npt.NDArray[np.int32] = np.stack(lengths, axis=1).astype(np.int32)  # (n, 2), EOS counted
-        self.mixture: Mixture = ((len(self), 1.0),)
         self.longest: tuple[int, int] = tuple(self.lengths.max(axis=0, initial=0).tolist())
         self.mixture: Mixture = ((len(self), 1.0),)  # for whoever knows of several corpora to replace
 
