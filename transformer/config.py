@@ -109,8 +109,8 @@ def _at_least(config: object, section: str, minimum: float, *names: str) -> None
 def _check_names(section: str, sets: dict[str, Any]) -> None:
     """Test sets name files of the run directory, where `dev` is taken."""
     for name in sets:
-        plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) is not None and name not in ("dev", "train")
-        _require(plain, f"{section}.{name}: a name has letters, digits, '_' and '-' only, and is not dev or train")
+        plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) is not None and name != "dev"
+        _require(plain, f"{section}.{name}: a name has letters, digits, '_' and '-' only, and is not dev")
 
 
 def _below_one(config: object, section: str, *names: str) -> None:
