@@ -30,7 +30,7 @@ from transformer.checkpoint import (
     rotate,
     write_json,
 )
-from transformer.compute import dtype_of, loss_scaler, resolve_device
+from transformer.compute import dtype_of, loss_scaler, resolve_device, trim_heap
 from transformer.config import Precision, SearchOverride, TrainJob, from_json, to_json
 from transformer.cost import parameters
 from transformer.data.corpus import Pair
@@ -57,6 +57,8 @@ from transformer.training.warm_start import find_source, initialise
 from transformer.translate.translator import Translator, load_translator
 
 log = logging.getLogger(__name__)
+
+TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 
 NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
   transformer translate run_dir=%s < in.txt > out.txt
@@ -232,7 +234,7 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
         if progress.step and _is_validation_due(job, progress):  # a signal cut it short, or the process died in it
             _validate(job, run, world, tracker=tracker, signals=signals)
             world.from_first(lambda: _commit(job, run, tracker))
-        window = Window(job.model, run.tokenizer.vocab_size, run.device)
+        window, trimmed = Window(job.model, run.tokenizer.vocab_size, run.device), time.monotonic()
         stopping = world.any(signals.requested)
         while not (stopping or progress.ended(job.train)):
             asked = time.perf_counter()
@@ -263,6 +265,9 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
                 check_streak(progress.streak, progress.step, loss_scale=result.loss_scale)
             if progress.step % cfg.log_every == 0:
                 window.flush(tracker, progress, rate, world)
+            if run.device.type == "cpu" and time.monotonic() > trimmed + TRIM_SECONDS:
+                trim_heap()
+                trimmed = time.monotonic()
             is_kept = _is_validation_due(job, progress) and _validate(job, run, world, tracker=tracker, signals=signals)
             stopping = world.any(signals.requested)
             if is_kept or progress.step % cfg.save_every == 0 or stopping or progress.ended(job.train):
