@@ -55,7 +55,20 @@ JOBS = {
     "average": AverageJob,
     "summary": SummaryJob,
 }
-EXPERIMENTS = ("base", "big", "demo", "multi30k_en_de", "small")
+EXPERIMENTS = (
+    "base",
+    "big",
+    "demo",
+    "kftt_ja_en",
+    "multi30k_en_de",
+    "multi30k_en_fr",
+    "small",
+    "tatoeba_en_de",
+    "wmt14_en_de_base",
+    "wmt14_en_de_big",
+    "wmt14_en_fr_base",
+    "wmt14_en_fr_big",
+)
 
 
 @dataclass(frozen=True)
