@@ -2,6 +2,7 @@
 
 import json
 import random
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,21 @@ def test_what_was_written_comes_back(kind: str, tmp_path: Path) -> None:
     assert (flat.tolist(), counts.tolist()) == ([22, 23, 24, 25], [4])
     flat, counts = store.gather(np.zeros(0, dtype=np.int64), 1)
     assert (flat.tolist(), counts.tolist()) == ([], [])
+
+
+def test_lengths_are_the_same_in_blocks_and_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer.data.store.BLOCK", 2)
+    assert Store.from_pieces(SOURCE, TARGET).lengths.tolist() == [[4, 3], [2, 5], [3, 2], [1, 2], [5, 4]]
+    monkeypatch.setattr("transformer.data.store.BLOCK", 1_000)
+    offsets = np.arange(0, 4_000_001, 4)  # a million sentences of four pieces
+    tracemalloc.start()
+    try:
+        store = Store((offsets, offsets), (offsets, offsets))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(store), store.longest) == (1_000_000, (5, 5))
+    assert peak < 10 * len(store)  # 8 bytes a pair, for good
 
 
 @pytest.mark.parametrize(("vocab_size", "width"), [(65_536, 2), (65_537, 4)])

@@ -29,6 +29,7 @@ STORE_VERSION = 1
 SIDES = ("source", "target")
 FILES = [f"{side}.{kind}" for side in SIDES for kind in ("ids", "offsets")]
 MANIFEST = "MANIFEST.json"
+BLOCK = 1 << 20  # pairs
 _NARROW, _WIDE = "<u2", "<i4"
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,7 @@ class Store:
 
     def __init__(self, pieces: tuple[Array, Array], offsets: tuple[Ids, Ids]) -> None:
         self._pieces, self._offsets = pieces, offsets
-        lengths = [np.diff(side) + 1 for side in offsets]
-        self.lengths: npt.NDArray[np.int32] = np.stack(lengths, axis=1).astype(np.int32)  # (n, 2), EOS counted
+        self.lengths = _lengths(offsets)  # (n, 2), EOS counted
         self.longest: tuple[int, int] = tuple(self.lengths.max(axis=0, initial=0).tolist())
         self.mixture: Mixture = ((len(self), 1.0),)  # for whoever knows of several corpora to replace
 
@@ -75,6 +75,15 @@ class Store:
             pieces.append(_map(path / f"{side}.ids", str(manifest["dtype"])))
             offsets.append(cast(Ids, _map(path / f"{side}.offsets", "<i8")))
         return cls((pieces[0], pieces[1]), (offsets[0], offsets[1]))
+
+
+def _lengths(offsets: tuple[Ids, Ids]) -> npt.NDArray[np.int32]:
+    """What the offsets are apart, and one more; block by block, as there may be tens of millions."""
+    lengths = np.empty((len(offsets[0]) - 1, 2), np.int32)
+    for side, ends in enumerate(offsets):
+        for start in range(0, len(lengths), BLOCK):
+            lengths[start : start + BLOCK, side] = np.diff(ends[start : start + BLOCK + 1]) + 1
+    return lengths
 
 
 def verify(path: Path) -> dict[str, object]:
