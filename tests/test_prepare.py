@@ -300,6 +300,18 @@ def test_a_corpus_in_each_form_is_the_same_corpus(job: TrainJob) -> None:
     assert len(digests | {plain.report["digest"]}) == 4
 
 
+def test_other_columns_of_a_table_are_other_data(job: TrainJob) -> None:
+    path = write(
+        Path(job.data.train.src).parent / "a.tsv", [f"{spell(n, WORDS)}\t{spell(n, ZAHLEN)}" for n in range(500)]
+    )
+    job.data.train = PairConfig("1", "2", dataset=path)
+    digest = prepare(job).report["digest"]
+    job.data.train = PairConfig("2", "1", dataset=path)
+    swapped = prepare(job)
+    assert swapped.report["digest"] != digest
+    assert texts(swapped)[12] == ("eins zwei", "one two")
+
+
 def test_a_bad_extra_corpus_is_refused_before_anything_is_written(job: TrainJob) -> None:
     job.data.extra = {"a": extra(job, "a", range(800, 810)), "b": extra_table(job, "b.tsv", range(900, 930))}
     table = Path(str(job.data.extra["b"].dataset))
