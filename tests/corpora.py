@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -175,6 +176,7 @@ class Shell:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def run(self, *arguments: str) -> tuple[int, str]:
@@ -190,7 +192,9 @@ class Shell:
     def __enter__(self) -> "Shell":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:  # a test that fails leaves no command behind
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate(timeout=60)
 
 
