@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -145,6 +146,56 @@ def finish(process: "subprocess.Popen[str]", status: int, timeout: float = 300.0
     assert process.returncode == status, err
     assert "Traceback" not in err
     return out, err
+
+
+SHELL = """
+import json, os, sys
+import MODULES
+from transformer import cli
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        log, *arguments = json.loads(line)
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        sys.argv = ["transformer", *arguments]
+        cli.main()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Shell:
+    """Runs one command after the other, each in a process of its own; slow `modules` are imported only once."""
+
+    def __init__(self, folder: Path, modules: str, **environment: str) -> None:
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self._log = folder / "stderr"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SHELL.replace("MODULES", modules)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """The exit status of `transformer ARGUMENTS`, and what it logged."""
+        pipes = self._process.stdin, self._process.stdout
+        assert pipes[0] is not None
+        assert pipes[1] is not None
+        pipes[0].write(json.dumps([str(self._log), *arguments]) + "\n")
+        pipes[0].flush()
+        status = int(pipes[1].readline())
+        return status, self._log.read_text(encoding="utf-8")
+
+    def __enter__(self) -> "Shell":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:  # a test that fails leaves no command behind
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate(timeout=60)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:

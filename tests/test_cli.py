@@ -5,6 +5,7 @@ Most cases run in this process through `cli.main`, with the command itself repla
 
 import io
 import json
+import logging
 import os
 import random
 import re
@@ -35,6 +36,7 @@ from transformer.config import (
     Decay,
     Device,
     EvaluateJob,
+    ExtraConfig,
     Format,
     Metric,
     Norm,
@@ -98,6 +100,8 @@ def enter(*arguments: str, then: Callable[[], None] = lambda: None) -> Result:
         then()
 
     store, sigterm = ConfigStore.instance(), signal.getsignal(signal.SIGTERM)
+    logger = logging.getLogger("transformer")
+    level = logger.level
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("HYDRA_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "1"))  # what the dispatcher sets, undone
@@ -113,6 +117,7 @@ def enter(*arguments: str, then: Callable[[], None] = lambda: None) -> Result:
             HydraConfig.instance().cfg = None
             OmegaConf.clear_resolver("shipped")
             signal.signal(signal.SIGTERM, sigterm)
+            logger.setLevel(level)
     code = ended.value.code
     assert code is None or isinstance(code, int)
     return Result(code or 0, out.getvalue(), err.getvalue(), jobs)
@@ -219,6 +224,17 @@ REFUSED = {
     "test set called dev": ("evaluate", ["test.dev.src=x"], ["test.dev"]),
     "test set outside the run": ("evaluate", ["test.-/x.src=x"], ["test.-/x"]),
     "test set, wrong side": ("train", ["data.test.mine.source=x"], ["data.test.mine.source", "data.test.NAME.src"]),
+    "extra corpus, no weight": ("train", ["data.extra.bt.weight=much"], ["much", "Float"]),
+    "extra corpus, weight 0": ("train", ["data.extra.bt.weight=0"], ["weight=0.0", "extra"]),
+    "extra corpus, weight nan": ("train", ["data.extra.bt.weight=nan"], ["weight=nan", "extra"]),
+    "extra corpus, weight too large": ("train", ["data.extra.bt.weight=1001"], ["weight=1001.0", "extra"]),
+    "extra corpus called train": ("train", ["data.extra.train.src=x"], ["data.extra.train"]),
+    "extra corpus, wrong key": ("train", ["data.extra.bt.wieght=2"], ["'data.extra.NAME.weight'"]),
+    "extra corpora": ("train", ["data.extra=mine"], ["data.extra=mine", "data.extra.KEY=VALUE"]),
+    "extra corpus of a test": ("evaluate", ["extra.bt.src=x"], ["extra.bt.src"]),
+    "test set with a weight": ("train", ["data.test.news.weight=2"], ["data.test.news.weight"]),
+    "split of nothing": ("train", ["experiment=small", "data.train.split=train"], ["split=train", "dataset"]),
+    "subset of nothing": ("evaluate", ["test.news.subset=de-en"], ["subset=de-en", "dataset"]),
     "missing =": ("average", ["last"], ["last", "EQUAL"]),
     "a pickle": ("average", ["--experimental-rerun", "config.pickle"], ["--experimental-rerun"]),
     "missing folder": ("average", ["--config-dir", "nowhere"], ["nowhere"]),
@@ -399,6 +415,34 @@ def test_new_test_sets_need_no_plus() -> None:
     assert job.data.test == {"news": PairConfig("news (1).en", "news.de"), "web-2": PairConfig("web.en", "")}
     (job,) = enter("evaluate", "test.news.src=a=b.en", "test.news.tgt=é.de").jobs
     assert job.test == {"news": PairConfig("a=b.en", "é.de")}
+
+
+def test_new_extra_corpora_need_no_plus() -> None:
+    sets = ["data.extra.bt.src=news (1).en", "+data.extra.bt.tgt=news.de", "++data.extra.bt.weight=0.5"]
+    tables = [
+        "data.extra.web-2.dataset=wmt/wmt14",
+        "data.extra.web-2.subset=de-en",
+        "+data.extra.web-2.split=train[:9]",
+    ]
+    (job,) = enter("train", "experiment=small", *sets, *tables, "data.train.dataset=a, b.tsv", "data.train.src=3").jobs
+    web = ExtraConfig(dataset="wmt/wmt14", subset="de-en", split="train[:9]")
+    assert job.data.extra == {"bt": ExtraConfig("news (1).en", "news.de", weight=0.5), "web-2": web}
+    assert job.data.train == PairConfig("3", "", dataset="a, b.tsv")
+    (job,) = enter(
+        "evaluate", "test.news.dataset=news.jsonl.gz", "+test.wmt.dataset=wmt/wmt14", "test.wmt.split=test"
+    ).jobs
+    assert job.test == {
+        "news": PairConfig(dataset="news.jsonl.gz"),
+        "wmt": PairConfig(dataset="wmt/wmt14", split="test"),
+    }
+
+
+def test_extra_corpora_of_a_yaml(tmp_path: Path) -> None:
+    text = "defaults: [small, _self_]\ndata: {extra: {bt: {dataset: bt.tsv, weight: 2}}, test: {n: {dataset: n.jsonl}}}"
+    folder = write_experiment(tmp_path, text)
+    (job,) = enter("train", "--config-dir", folder, "experiment=mine", "data.extra.bt.src=2").jobs
+    assert job.data.extra == {"bt": ExtraConfig(src="2", dataset="bt.tsv", weight=2.0)}
+    assert job.data.test == {"n": PairConfig(dataset="n.jsonl")}
 
 
 def test_values_of_every_type_are_typed() -> None:

@@ -114,6 +114,21 @@ def test_what_is_not_utf8_is_named_by_line_and_byte(
     assert str(caught.value).startswith(f"{path}:{line}: not UTF-8: byte {byte} of the line is {value}: ")
 
 
+@pytest.mark.parametrize("size", [1, 2, 7, 64])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_lines_are_the_same_however_they_lie_in_blocks(
+    size: int, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Characters, CRLF and lines across blocks, and the line number of what is wrong in a later one."""
+    monkeypatch.setattr("transformer.data.corpus._BUFFER", size)
+    lines = ["", "\ufeffé", "😀" * 20, "a\rb", "", "", "日本\u2028語 \x85", "x" * 200, "end"]
+    path = write(tmp_path / f"a{suffix}", [line.encode() for line in lines], b"\r\n")
+    assert list(read_lines(path)) == lines
+    write(path, [*(line.encode() for line in lines), b"ok \xe9", b"behind"])
+    with pytest.raises(InputError, match=r":10: not UTF-8: byte 4 of the line is 0xe9"):
+        list(read_lines(path))
+
+
 def lines_or_message(path: Path) -> list[str] | str:
     try:
         return list(read_lines(path))

@@ -12,13 +12,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from transformer.config import (
     Algorithm,
     DataConfig,
+    ExtraConfig,
     FilterConfig,
     ModelConfig,
     PairConfig,
@@ -218,6 +222,112 @@ def test_a_given_model_is_used_and_its_other_settings_do_not_matter(job: TrainJo
     (tmp_path / "given.model").write_bytes(b"nonsense")
     with pytest.raises(InputError, match=r"given\.model: not a SentencePiece model"):
         prepare(job)
+
+
+def extra(job: TrainJob, name: str, numbers: range, weight: float = 1.0) -> ExtraConfig:
+    """More pairs, in two text files."""
+    found = pair(Path(job.data.train.src).parent, name, numbers)
+    return ExtraConfig(found.src, found.tgt, weight=weight)
+
+
+def extra_table(job: TrainJob, name: str, numbers: range, weight: float = 1.0) -> ExtraConfig:
+    """More pairs, in a table whose second column is the source."""
+    path = write(
+        Path(job.data.train.src).parent / name, [f"{spell(n, ZAHLEN)}\t{spell(n, WORDS)}\t{n}" for n in numbers]
+    )
+    return ExtraConfig("2", "1", dataset=path, weight=weight)
+
+
+def test_extra_corpora_follow_by_name_in_the_store(job: TrainJob) -> None:
+    job.data.extra = {
+        "web": extra(job, "web", range(800, 810), 0.5),
+        "back": extra_table(job, "back.tsv.gz", range(900, 930), 3.0),
+    }
+    write(Path(job.data.extra["web"].src), ["", *(spell(n, WORDS) for n in range(801, 809)), "one " * 200])
+    prepared = prepare(job)
+    numbers = [*range(500), *range(900, 930), *range(801, 809)]
+    assert texts(prepared) == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in numbers]
+    assert prepared.store.mixture == ((500, 1.0), (30, 3.0), (8, 0.5))
+    sets: Any = prepared.report["sets"]
+    parts = ("pairs_read", "pairs_kept", "weight")
+    found = {key: tuple(sets[key][part] for part in parts) for key in sets if key.startswith("extra.")}
+    assert found == {"extra.back": (30, 30, 3.0), "extra.web": (10, 8, 0.5)}
+    assert (sets["train"]["pairs_kept"], sets["extra.back"]["columns"]) == (500, ("2", "1"))
+    assert list(sets["extra.back"]["files"]) == ["dataset"]
+    assert (prepared.report["pairs_read"], prepared.report["pairs_kept"]) == (540, 538)
+    dropped: Any = prepared.report["dropped"]
+    assert {reason: count for reason, count in dropped.items() if count} == {"empty": 1, "too_long": 1}
+    again = prepare(job)
+    assert (again.report, again.store.mixture) == (prepared.report, prepared.store.mixture)
+
+
+def test_duplicates_of_another_corpus_are_dropped_where_they_come_later(job: TrainJob) -> None:
+    job.data.filter.drop_duplicates = True
+    job.data.extra = {"z": extra(job, "z", range(490, 530)), "a": extra_table(job, "a.tsv", range(510, 520))}
+    prepared = prepare(job)
+    assert texts(prepared) == [
+        (spell(n, WORDS), spell(n, ZAHLEN)) for n in [*range(500), *range(510, 520), *range(500, 510), *range(520, 530)]
+    ]
+    assert prepared.store.mixture == ((500, 1.0), (10, 1.0), (20, 1.0))
+    dropped: Any = prepared.report["dropped"]
+    assert dropped["duplicate"] == 20
+
+
+def test_a_weight_is_no_part_of_the_digest_but_an_extra_corpus_is(job: TrainJob) -> None:
+    plain = prepare(job).report["digest"]
+    job.data.extra = {"a": extra(job, "a", range(800, 810), 2.0)}
+    first = prepare(job)
+    job.data.extra["a"].weight = 7.0
+    second = prepare(job)
+    assert first.report["digest"] == second.report["digest"] != plain
+    assert (first.store.mixture, second.store.mixture) == (((500, 1.0), (10, 2.0)), ((500, 1.0), (10, 7.0)))
+
+
+def test_a_corpus_in_each_form_is_the_same_corpus(job: TrainJob) -> None:
+    """Text, TSV, JSON lines and Parquet; the digest differs, since files are what it is of."""
+    plain, folder, digests = prepare(job), Path(job.data.train.src).parent, set()
+    rows = [{"en": spell(n, WORDS), "de": spell(n, ZAHLEN)} for n in range(500)]
+    write(folder / "a.tsv", [f"{row['en']}\t{row['de']}" for row in rows])
+    write(folder / "a.jsonl.gz", [json.dumps({"translation": row}) for row in rows])
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "a.parquet", row_group_size=99)
+    for name in ("a.tsv", "a.jsonl.gz", "a.parquet"):
+        job.data.train = PairConfig(dataset=str(folder / name))
+        job.data.test = {"first": job.data.train}
+        prepared = prepare(job)
+        assert texts(prepared) == texts(plain) == prepared.test["first"]
+        assert prepared.tokenizer == plain.tokenizer
+        digests.add(prepared.report["digest"])
+    assert len(digests | {plain.report["digest"]}) == 4
+
+
+def test_other_columns_of_a_table_are_other_data(job: TrainJob) -> None:
+    path = write(
+        Path(job.data.train.src).parent / "a.tsv", [f"{spell(n, WORDS)}\t{spell(n, ZAHLEN)}" for n in range(500)]
+    )
+    job.data.train = PairConfig("1", "2", dataset=path)
+    digest = prepare(job).report["digest"]
+    job.data.train = PairConfig("2", "1", dataset=path)
+    swapped = prepare(job)
+    assert swapped.report["digest"] != digest
+    assert texts(swapped)[12] == ("eins zwei", "one two")
+
+
+def test_a_bad_extra_corpus_is_refused_before_anything_is_written(job: TrainJob) -> None:
+    job.data.extra = {"a": extra(job, "a", range(800, 810)), "b": extra_table(job, "b.tsv", range(900, 930))}
+    table = Path(str(job.data.extra["b"].dataset))
+    for content, message in (b"one two\n", ":1: 1 columns, not 2"), (b"a\tb\n\xff\tb\n", ":2: not UTF-8"):
+        table.write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            prepare(job)
+        assert str(caught.value).startswith(f"{table}{message}")
+        assert nothing_written(job)
+    table.unlink()
+    with pytest.raises(InputError, match=r"b\.tsv: cannot be read .*: check data\.extra\.b"):
+        prepare(job)
+    job.data.extra["b"] = ExtraConfig()
+    with pytest.raises(InputError, match=r"^data\.extra\.b\.src is not set"):
+        prepare(job)
+    assert nothing_written(job)
 
 
 def nothing_written(job: TrainJob) -> bool:

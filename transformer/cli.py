@@ -64,7 +64,8 @@ TABLE = r"(test|extra)\.([A-Za-z0-9_-]+)\."  # sets that have names of their own
 def main() -> NoReturn:
     """The console script."""
     signal.signal(signal.SIGTERM, _interrupt)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("transformer").setLevel(logging.INFO)  # not the root: the hub's client tells of every request
     sys.exit(_dispatch((sys.argv[1:2] or ["--help"])[0], sys.argv[2:]))
 
 

@@ -67,14 +67,14 @@ def locate(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -
         return Source({"src": Path(pair.src), "tgt": Path(pair.tgt)})
     if not is_table(pair.dataset):
         return _copied(pair, key, (pair.src or languages[0], pair.tgt or languages[1]), store_dir / "copies")
-    usual = ("1", "2") if ".tsv" in Path(pair.dataset).suffixes else languages
+    usual = ("1", "2") if pair.dataset.endswith((".tsv", ".tsv.gz")) else languages
     return Source({"dataset": Path(pair.dataset)}, (pair.src or usual[0], pair.tgt or usual[1]))
 
 
 def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Source:
     name = str(pair.dataset)
     local = Path(name).is_dir()
-    if not local and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+    if not local and (Path(name).exists() or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name)):
         raise InputError(f"{key}.dataset={name}: no such directory, nor a .tsv, .jsonl or .parquet file")
     if pair.split is None:
         raise InputError(f"{key}.split is not set: name a split of {name}, such as train")
@@ -82,12 +82,20 @@ def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Sourc
     identity = [asked, _contents(Path(name)) if local else None]
     path = copies / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     try:
-        build_once(path, lambda folder: _copy(folder, asked, local=local), usable=lambda path: (path / ABOUT).is_file())
-        origin = json.loads((path / ABOUT).read_bytes())
+        if not _origin(path):  # what is there can be used where no lock can be taken
+            build_once(path, lambda folder: _copy(folder, asked, local=local), usable=lambda path: bool(_origin(path)))
     except OSError as error:
         reason = error.strerror or error
         raise StorageError(f"{path}: cannot be written ({reason}): free space or set data.store_dir") from error
-    return Source({"src": path / SIDES[0], "tgt": path / SIDES[1]}, origin=origin)
+    return Source({"src": path / SIDES[0], "tgt": path / SIDES[1]}, origin=_origin(path))
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    """What a copy is of; empty where there is none, or a damaged one."""
+    try:
+        return dict(json.loads((path / ABOUT).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _contents(folder: Path) -> list[list[object]]:

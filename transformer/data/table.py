@@ -89,18 +89,19 @@ def read_parquet(path: Path, columns: Columns) -> Iterator[Pair]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
-            wanted = [name for name in dict.fromkeys((*columns, NESTED)) if name in names]
-            if not wanted:
+            missing = [] if NESTED in names else [column for column in columns if column not in names]
+            if missing:
                 raise InputError(
-                    f"{path}: no column {columns[0]!r}, but {', '.join(names)!r:.200}: name two that it has"
+                    f"{path}: no column {missing[0]!r}, but {', '.join(names)!r:.200}: name two that it has"
                 )
+            wanted = [name for name in dict.fromkeys((*columns, NESTED)) if name in names]
             batches = file.iter_batches(BLOCK, columns=wanted)
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
             for number, row in enumerate(rows, start=1):
                 yield pair_of(row, columns, f"{path}: row {number}")
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: cannot be read as Parquet ({reason:.200}): fetch it again") from error
 

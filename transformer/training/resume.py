@@ -7,6 +7,7 @@ one. What `auto` means is settled at the first start and kept in run.json, where
 import json
 import logging
 import platform
+import re
 import secrets
 import shutil
 import time
@@ -56,7 +57,7 @@ FREE = (
     "train.prefetch",
 )
 NOTED = ("train.max_tokens", "train.threads", "train.device", "train.compile")
-NOT_FREE = ("data.src_lang", "data.tgt_lang", "data.filter.", "data.extra.")
+NOT_FREE = r"data\.(src_lang|tgt_lang|filter\..*|extra\..*\.weight)"
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def _compare(job: TrainJob, prepared: Prepared, papers: dict[str, Any], checkpoi
 def _may_change(key: str, job: TrainJob) -> bool:
     if key == "train.max_steps" and job.train.decay is Decay.linear:
         return False  # the rate of every step depends on it
-    if key.startswith(NOT_FREE):
+    if re.fullmatch(NOT_FREE, key):
         return False
     return key in NOTED or key.startswith(FREE)
 

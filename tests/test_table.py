@@ -1,0 +1,307 @@
+"""Pairs from tables: whatever is in a cell stays in its pair, and whatever is wrong is one line that says where."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from transformer.data.corpus import Pair
+from transformer.data.table import is_table, read_table
+from transformer.errors import InputError
+
+COLUMNS = ("en", "de")
+STRANGE = [
+    "a\u2028b",
+    "c\x85d",
+    "e\0f",
+    "g\rh",
+    "\x0b\x0c\x1c\x1d\x1e",
+    "\u2029",
+    '"',
+    'say "so',
+    "'",
+    "\\t",
+    "\ufeffz",
+    "",
+]
+PAIRS = [(f"{text} {n}", f"{n} {text}") for n, text in enumerate(STRANGE)]
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    return path
+
+
+def refusal(path: Path, columns: tuple[str, str] = COLUMNS) -> str:
+    """What is said of a table that cannot be read: one line, which begins with its name."""
+    with pytest.raises(InputError) as caught:
+        list(read_table(path, columns))
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    assert len(message) < len(str(path)) + 500
+    return message.removeprefix(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.tsv", True),
+        ("b/a.tsv.gz", True),
+        ("a.jsonl", True),
+        ("a.jsonl.gz", True),
+        ("a.parquet", True),
+        ("a.parquet.gz", False),
+        ("a.json", False),
+        ("a.en.gz", False),
+        ("tsv", False),
+        ("wmt/wmt14", False),
+        ("a.tsv.en", False),
+    ],
+)
+def test_a_table_is_known_by_its_name(name: str, expected: bool) -> None:
+    assert is_table(name) is expected
+
+
+# ---- TSV ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
+def test_cells_of_a_tsv_are_taken_as_they_are(bom: bytes, end: bytes, suffix: str, tmp_path: Path) -> None:
+    rows = [f"{n}\t{target}\t{source}".encode() for n, (source, target) in enumerate(PAIRS)]
+    path = write(tmp_path / f"a{suffix}", bom + end.join([b"id\tde\ten", *rows]) + end)
+    assert list(read_table(path, COLUMNS)) == PAIRS
+    assert list(read_table(path, ("3", "2"))) == [("en", "de"), *PAIRS]
+    assert list(read_table(path, ("de", "id")))[3] == (PAIRS[3][1], "3")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", []),
+        (b"a\tb", [("a", "b")]),
+        (b"\na\tb\n\n", [("", ""), ("a", "b"), ("", "")]),
+        (b" \n\t\n", [("", ""), ("", "")]),
+        (b'"a\tb"\n"c\td\n', [('"a', 'b"'), ('"c', "d")]),
+        (b" a \t b \textra\t\n", [(" a ", " b ")]),
+        (b"a\t\n\tb\n", [("a", ""), ("", "b")]),
+    ],
+)
+def test_a_tsv_has_no_quoting(content: bytes, expected: list[Pair], tmp_path: Path) -> None:
+    assert list(read_table(write(tmp_path / "a.tsv", content), ("1", "2"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "message"),
+    [
+        (b"a\tb\n\nc\n", ("1", "2"), ":3: 1 columns, not 2: "),
+        (b"a\tb\n", ("2", "5"), ":1: 2 columns, not 5: "),
+        (b"en\tde\na\tb\nc d\n", COLUMNS, ":3: 1 columns, not 2: "),
+        (b"en\tfr\na\tb\n", COLUMNS, ":1: no column 'de' in the first row, which has 'en, fr': "),
+        (b"", COLUMNS, ":1: no column 'en' in the first row, which has ''"),
+        (b"a\tb\n", ("0", "1"), ":1: no column '0' in the first row, which has 'a, b'"),
+        (b"a\tb\n" + b"x" * 100_000, ("x", "y"), ":1: no column 'x'"),
+        (b"x" * 100_000, COLUMNS, ":1: no column 'en' in the first row, which has 'xxx"),
+        (b"a\tb\na\tcaf\xe9\n", ("1", "2"), ":2: not UTF-8: byte 6 of the line is 0xe9"),
+    ],
+)
+def test_a_bad_tsv_is_named_by_line(content: bytes, columns: tuple[str, str], message: str, tmp_path: Path) -> None:
+    assert refusal(write(tmp_path / "a.tsv", content), columns).startswith(message)
+
+
+def test_a_cut_tsv_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv.gz"
+    path.write_bytes(gzip.compress(b"a\tb\n" * 9)[:-3])
+    assert ": damaged gzip file (" in refusal(path, ("1", "2"))
+
+
+# ---- JSON lines -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("escaped", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+def test_texts_of_json_lines_stay_in_their_pair(nested: bool, escaped: bool, suffix: str, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"id": n, "de": pair[1], "en": pair[0]} for n, pair in enumerate(PAIRS)]
+    rows = [{"id": 1, "translation": row} for row in rows] if nested else rows
+    lines = "".join(f"{json.dumps(row, ensure_ascii=escaped)}\r\n" for row in rows)
+    path = write(tmp_path / f"a{suffix}", b"\xef\xbb\xbf" + lines.encode())
+    assert list(read_table(path, COLUMNS)) == PAIRS
+    assert list(read_table(path, ("de", "en"))) == [(target, source) for source, target in PAIRS]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"en": null, "de": "b"}', ("", "b")),
+        ('{"en": "a\\nb\\n", "de": "c\\r\\nd"}', ("a b ", "c\r d")),  # a sentence is a line
+        ('{"en": "x\\ud83d", "de": "\\ude00\\ud83dy"}', ("x\ufffd", "\ufffd\ufffdy")),
+        ('{"en": "\\ud83d\\ude00", "de": "\\u0000"}', ("😀", "\0")),
+        ('{"en": "a", "de": "b", "translation": {"en": "c"}}', ("a", "b")),
+        ('{"en": "a", "translation": {"en": "c", "de": "d"}}', ("a", "d")),
+        ('{"en": "a", "en": "b", "de": "c"}', ("b", "c")),
+        (' \t{"en":"a","de":"b","n":1e999}  ', ("a", "b")),
+        ("", ("", "")),
+        (" ", ("", "")),
+    ],
+)
+def test_a_json_line_by_hand(line: str, expected: Pair, tmp_path: Path) -> None:
+    content = f'{{"en": "1", "de": "2"}}\n{line}\n{{"en": "3", "de": "4"}}'.encode()
+    assert list(read_table(write(tmp_path / "a.jsonl", content), COLUMNS)) == [("1", "2"), expected, ("3", "4")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"en": "a", "de": 7}', "column 'de' is no text but 7: name a column of text"),
+        ('{"en": true, "de": "b"}', "column 'en' is no text but True"),
+        ('{"en": NaN, "de": "b"}', "column 'en' is no text but nan"),
+        ('{"en": {"a": "b"}, "de": "b"}', "column 'en' is no text but {'a': 'b'}"),
+        ('{"en": -1e999, "de": "b"}', "column 'en' is no text but -inf"),
+        (f'{{"en": {"9" * 4000}, "de": "b"}}', "column 'en' is no text but 999"),
+        (f'{{"en": {"9" * 5000}, "de": "b"}}', "no JSON ("),
+        ('{"en": "a", "fr": "b"}', "no column 'de', but 'en, fr': name two that it has"),
+        ('{"translation": {"en": "a"}}', "no column 'de', but 'en': name two that it has"),
+        ('{"translation": "a", "de": "b"}', "no column 'en', but 'translation, de': "),
+        ("{}", "no column 'en', but '': "),
+        ("[1, 2]", "no JSON object: each line must be one"),
+        ("null", "no JSON object"),
+        ('"a\tb"', "no JSON ("),
+        ('{"en": "a", "de": "b"', "no JSON ("),
+        ('{"en": "a", "de": "b"} {}', "no JSON ("),
+        ("{'en': 'a'}", "no JSON ("),
+        ("a\tb", "no JSON ("),
+        ("[" * 100_000, "no JSON ("),
+        ("\ufeff{}", "no JSON ("),
+    ],
+)
+def test_a_bad_json_line_is_named(line: str, message: str, tmp_path: Path) -> None:
+    content = f'{{"en": "1", "de": "2"}}\n\n{line}\n'.encode()
+    assert refusal(write(tmp_path / "a.jsonl", content)).startswith(f":3: {message}")
+
+
+def test_however_deep_a_json_line_is_nested_it_is_one_line(tmp_path: Path) -> None:
+    """At some depths Python can still read it, and no longer write it."""
+    path = tmp_path / "a.jsonl"
+    for depth in range(700, 1_001):
+        path.write_text(f'{{"en": {"[" * depth}{"]" * depth}, "de": "b"}}', encoding="utf-8")
+        assert refusal(path).startswith((":1: no JSON (", ":1: column 'en' is no text but ["))
+
+
+def test_every_cut_of_a_json_line_is_named(tmp_path: Path) -> None:
+    line = json.dumps({"translation": {"en": 'a "b" \u2028 \n', "de": "é"}}, ensure_ascii=False).encode()
+    for size in range(1, len(line)):
+        message = refusal(write(tmp_path / "a.jsonl", b'{"en": "1", "de": "2"}\n' + line[:size]))
+        assert message.startswith((":2: no JSON (", ":2: not UTF-8"))
+
+
+# ---- Parquet --------------------------------------------------------------------------------------------------------
+
+
+def write_parquet(path: Path, pairs: list[tuple[str | None, str | None]], **options: Any) -> Path:
+    columns = {"en": [pair[0] for pair in pairs], "de": [pair[1] for pair in pairs], "id": range(len(pairs))}
+    parquet.write_table(pyarrow.table(columns), path, **options)
+    return path
+
+
+@pytest.mark.parametrize("rows", [1, 5, 1000], ids=lambda rows: f"{rows} rows a group")
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary", "translation"])
+def test_texts_of_a_parquet_file_stay_in_their_pair(
+    kind: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer.data.table.BLOCK", 7)  # rows are read by blocks across groups
+    text = pyarrow.large_string() if kind == "large_string" else pyarrow.string()
+    sides = [pyarrow.array([pair[side] for pair in PAIRS], text) for side in (1, 0)]
+    sides = [side.dictionary_encode() for side in sides] if kind == "dictionary" else sides
+    table = {"id": pyarrow.array(range(len(PAIRS))), "de": sides[0], "en": sides[1]}
+    if kind == "translation":
+        table = {"id": table["id"], "translation": pyarrow.StructArray.from_arrays(sides, ["de", "en"])}
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table(table), path, row_group_size=rows)
+    assert list(read_table(path, COLUMNS)) == PAIRS
+    assert list(read_table(path, ("de", "en"))) == [(target, source) for source, target in PAIRS]
+
+
+def test_nulls_and_newlines_of_a_parquet_file(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [(None, "b"), ("a\nb", None), (None, None), ("c", "d")])
+    assert list(read_table(path, COLUMNS)) == [("", "b"), ("a b", ""), ("", ""), ("c", "d")]
+    rows = [{"translation": None, "de": "b"}, {"translation": {"en": "a"}, "de": "c"}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows[1:]), path)
+    assert list(read_table(path, COLUMNS)) == [("a", "c")]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert refusal(path).startswith(": row 1: no column 'en', but ")
+    parquet.write_table(pyarrow.table({"en": pyarrow.array([], pyarrow.string()), "de": []}), path)
+    assert list(read_table(path, COLUMNS)) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (("en", "fr"), "no column 'fr', but 'en, de, id': name two that it has"),
+        (("fr", "de"), "no column 'fr', but 'en, de, id': name two that it has"),
+        (("x", "y"), "no column 'x', but 'en, de, id': name two that it has"),
+        (("en", "id"), "row 1: column 'id' is no text but 0: name a column of text"),
+    ],
+)
+def test_a_column_that_a_parquet_file_lacks(columns: tuple[str, str], message: str, tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [("a", "b"), ("c", "d")])
+    assert refusal(path, columns).endswith(f": {message}")
+
+
+def test_a_key_that_a_translation_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"translation": [{"en": "a", "fr": "b"}], "id": [1]}), path)
+    assert refusal(path) == ": row 1: no column 'de', but 'en, fr': name two that it has"
+
+
+@pytest.mark.parametrize("content", [b"", b"a\tb\n", b"PAR1", b"PAR1" * 20, b"\0" * 100, b"PAR1\xff\xff\xff\x7fPAR1"])
+def test_what_is_no_parquet_file(content: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", content)
+    assert refusal(path).startswith(": cannot be read as Parquet (")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.tsv", "a.jsonl", "a.jsonl.gz"])
+def test_a_table_that_is_not_there(name: str, tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path / name, ("1", "2"))
+    (tmp_path / name).mkdir()
+    assert ": cannot be read" in refusal(tmp_path / name, ("1", "2"))
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_every_cut_or_damaged_parquet_file_is_named(compression: str, checksums: bool, tmp_path: Path) -> None:
+    """Where pages have checksums, no changed text comes out; where they have none, nothing but one line or text."""
+    pairs = [(f"one {n} käse", f"eins {n}") for n in range(200)]
+    path = tmp_path / "a.parquet"
+    write_parquet(path, pairs, compression=compression, row_group_size=50, write_page_checksum=checksums)
+    good, state = path.read_bytes(), random.Random(1)
+    for size in [4, 8, len(good) - 1, *(state.randrange(len(good)) for _ in range(27))]:
+        path.write_bytes(good[:size])
+        assert refusal(path).startswith(": cannot be read as Parquet (")
+    pages = range(4, len(good) - 8 - int.from_bytes(good[-8:-4], "little"))  # behind them is what describes them
+    for part in (pages, range(pages.stop, len(good))):
+        outcomes = [outcome(path, good, state.choice(part), 1 << state.randrange(8)) for _ in range(60)]
+        assert sum(isinstance(found, str) for found in outcomes) >= 5
+        if checksums and part is pages:
+            assert [found for found in outcomes if not isinstance(found, str) and found != pairs] == []
+
+
+def outcome(path: Path, good: bytes, place: int, bit: int) -> list[Pair] | str:
+    """The pairs, or what is said in their stead, when a bit is changed."""
+    bad = bytearray(good)
+    bad[place] ^= bit
+    path.write_bytes(bad)
+    try:
+        return list(read_table(path, COLUMNS))
+    except InputError as error:
+        message = str(error)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    return message
