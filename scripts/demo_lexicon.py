@@ -445,8 +445,8 @@ café               | das Café/Cafés              | place building unowned din
 church             | die Kirche/Kirchen          | place building unowned sight destination landmark
 castle             | das Schloss/Schlösser       | place building unowned sight landmark
 bridge             | die Brücke/Brücken          | sight unowned landmark
-village            | das Dorf/Dörfer             | place town sight shop
-city/cities        | die Stadt/Städte            | place town sight shop public
+village            | das Dorf/Dörfer             | place town sight shop unowned
+city/cities        | die Stadt/Städte            | place town sight shop public unowned
 door               | die Tür/Türen               | opening coloured
 window             | das Fenster/Fenster         | opening tabletop
 film               | der Film/Filme              | event show reviewed
@@ -674,7 +674,7 @@ talk about        | reden redet geredet                   | über+acc | event te
 look forward to   | sich freuen freut gefreut             | auf+acc  | feast outing show | ing
 remember          | sich erinnern erinnert erinnert       | an+acc   | person event |
 look after        | sich kümmern kümmert gekümmert        | um+acc   | young tame | modal ing daily mood | adult elder
-complain about    | sich beschweren beschwert beschwert   | über+acc | reviewed meal | modal ing | adult elder
+complain about    | sich beschweren beschwert beschwert   | über+acc | reviewed | modal ing | adult elder
 apologise to      | sich entschuldigen entschuldigt entschuldigt | bei+dat  | person | modal
 say/said goodbye to | sich verabschieden verabschiedet verabschiedet | von+dat  | person | modal mood
 look at           | sich/dat an+sehen sieht angesehen     | acc      | looked precious sight | modal ing

@@ -390,7 +390,7 @@ class Grammar:
         if noun.compound:
             self.note("compound", noun.en)
         focused = case == DAT and self.focus == "dative plural"
-        often = 0.05 if role == "place" else 0.8 if "plural" in noun.tags else 0.25
+        often = 0.03 if role == "place" else 0.9 if "plural" in noun.tags else 0.25
         alone = noun.mass or role in ("plain", "single") or ("sole" in noun.tags and role != "crowd")
         plural = not alone and (focused or self.chance(often))
         if plural and case == DAT:
@@ -463,7 +463,7 @@ class Grammar:
             choice = self.pick(["name", "I", "he", "she", "we", "they"])
             if choice == "name":
                 return self.name()
-            if choice != subject.pronoun:
+            if choice != subject.pronoun and {choice, subject.pronoun} != {"I", "we"}:
                 en, de, _ = PRONOUNS[choice]
                 return Phrase(en[1], de[2 if case == DAT else 1], is_pronoun=True)
         owner = subject.pronoun or "I"
@@ -485,9 +485,10 @@ class Grammar:
             self.note("preposition-noun", relation, phrase.noun.en)
         return Phrase(f"{relation} {phrase.en}", contract(preposition, phrase.de))
 
-    def relative(self, noun: Noun, agreement: str, main: Verb, past: bool) -> Pair:
+    def relative(self, noun: Noun, agreement: str, main: Verb, tense: str) -> Pair:
         """A relative clause (nominative, accusative, dative or genitive) on a noun, with another verb than the main."""
-        kind = "past" if past else self.pick(["present", "past", "future"])
+        kinds = {"past": ["past"], "present": ["present", "past"], "future": ["present", "future"]}
+        kind = self.pick(kinds[tense])
         gender = "p" if agreement == "pl" else noun.gender
         human = "person" in noun.tags
         acts = [verb for verb in VERBS if verb.key != main.key and not noun.tags.isdisjoint(verb.subjects)]
@@ -658,7 +659,7 @@ class Grammar:
         if related:
             if last.noun is None:
                 raise Rejected
-            clause.objects[-1] = last._replace(tail=self.relative(last.noun, last.agreement, verb, kind == "past"))
+            clause.objects[-1] = last._replace(tail=self.relative(last.noun, last.agreement, verb, kind))
         if clause.adjunct is NOTHING:
             clause.adjunct = self.adjunct(verb, clause.subject, optional=not plain and not related)
             if related and clause.adjunct is not NOTHING:
@@ -854,7 +855,7 @@ class Grammar:
         before = 0 if conjunction == "when" or verb.en == "hope" else 4
         present = 4 * (verb.en != "hope")
         kind = "past" if past else self.weighted({"present": present, "past": before, "future": 3})
-        subject = self.again(speaker) if verb.en in ("say", "believe", "hope") and self.chance(0.35) else None
+        subject = self.again(speaker) if verb.en in ("say", "hope") and self.chance(0.5) else None
         open_time, affirmative = conjunction == "when", conjunction in ("when", "whether")
         inner = self.inner(subject, kind, timed=not open_time, simple=open_time, affirmative=affirmative)
         if open_time and not {"modal", "year"} & {*inner.verb.extras}:
@@ -863,7 +864,8 @@ class Grammar:
             raise Rejected
         if verb.en in ("say", "hear") and not past and speaker.pronoun in ("I", "we"):
             raise Rejected
-        if verb.en == "hope" and inner.modal and inner.modal.en not in ("will", "can", "could"):
+        placed = "at:" in " ".join(inner.verb.extras)
+        if verb.en == "hope" and (placed or (inner.modal and inner.modal.en not in ("will", "can", "could"))):
             raise Rejected
         if verb.en in ("hear", "ask", "know") and inner.subject.en == speaker.en:
             raise Rejected
@@ -926,29 +928,35 @@ class Grammar:
         return (en_past, de_past) if past else (en, de)
 
     def condition(self) -> Sentence:
-        """If, when, while or before something happens, ..."""
-        word = self.pick(["if", "if", "when", "before", "while"])
-        if self.focus in FOCUSED and word == "while":
-            raise Rejected
+        """If, when or before something happens, ..."""
+        word = self.pick(["if", "if", "when", "before"])
         person, front = self.subject(), self.chance(0.5)
+        falls = "falls" if self.chance(0.15) else "wenn"
         if word == "if" and self.focus not in FOCUSED and self.chance(0.3):
             quality = self.pick(["good", "bad"])
             main = self.action(person, "future", CAUSES[quality][0], plain=True, timed=False)
-            return self.weighed(main, ("if", "wenn"), self.weather(quality, False), front=front)
-        kinds = {"if": ["present", "future"], "while": ["present", "past"]}.get(word, ["present", "past", "future"])
-        kind, again = self.pick(kinds), self.again(person) if self.chance(0.6 if word == "before" else 0.2) else None
-        among, inner_among = (ACTIVITIES, ACTIVITIES) if word == "while" else (REACTIONS, OCCASIONS)
-        if word == "before" and again:
-            inner_among = DEPARTURES
-        main = self.action(person, kind, among, timed=False, simple=word != "while", affirmative=word != "if")
-        german_word = {"when": "als" if kind == "past" else "wenn", "before": "bevor", "while": "während"}.get(word, "")
-        german_word = german_word or ("falls" if self.chance(0.15) else "wenn")
-        kind = "past" if kind == "past" else "present"
-        simple, affirmative = word != "while", word != "if"
-        inner = self.inner(again, kind, inner_among, timed=False, affirmative=affirmative, simple=simple)
-        if inner.verb.key == main.verb.key or (word == "while" and (inner.modal or main.modal)):
+            return self.weighed(main, ("if", falls), self.weather(quality, False), front=front)
+        kind = self.pick(["present", "future"] if word == "if" else ["present", "past", "future"])
+        again = self.again(person) if self.chance(0.6 if word == "before" else 0.2) else None
+        main = self.action(person, kind, REACTIONS, timed=False, simple=True, affirmative=word != "if")
+        among = DEPARTURES if word == "before" and again else OCCASIONS
+        past = kind == "past"
+        inner = self.inner(again, "past" if past else "present", among, timed=False, affirmative=True, simple=True)
+        if inner.verb.key == main.verb.key:
             raise Rejected
+        german_word = {"if": falls, "when": "als" if past else "wenn", "before": "bevor"}[word]
         return self.governed(main, (word, german_word), inner, front=front)
+
+    def meanwhile(self) -> Sentence:
+        """While Anna sleeps, Peter works."""
+        kind = self.pick(["present", "past"])
+        main, inner = (
+            self.action(self.subject(), kind, ACTIVITIES, timed=False, affirmative=True, simple=True) for _ in range(2)
+        )
+        if inner.modal or main.modal or inner.verb.key == main.verb.key or inner.subject.en == main.subject.en:
+            raise Rejected
+        main.progressive = inner.progressive = kind == "present" and self.chance(0.5)
+        return self.governed(main, ("while", "während"), inner, front=self.chance(0.5))
 
     def opinion(self) -> Sentence:
         """The woman buys the lamp because it is cheap: the pronoun has the gender of the lamp."""
@@ -973,7 +981,7 @@ class Grammar:
         if subject.noun is None or "jede" in subject.de:
             raise Rejected
         kind = self.pick(["present", "past", "future"])
-        en, de = self.relative(subject.noun, subject.agreement, verb, kind == "past")
+        en, de = self.relative(subject.noun, subject.agreement, verb, kind)
         subject = subject._replace(en=f"{subject.en} {en}", de=f"{subject.de}{de}")
         return *self.main(self.clause(verb, subject, kind, plain=True, timed=False)), "."
 
@@ -981,10 +989,14 @@ class Grammar:
         """One subject, two verbs, of which the second shares an auxiliary where it can."""
         subject = self.subject()
         kind, way = self.pick(["present", "past"]), self.pick(list(PURPOSES))
-        pair = (way,), PURPOSES[way]
-        pair = self.pick([pair, (ACTIVITIES, ACTIVITIES), (REACTIONS, REACTIONS)])
-        first = self.action(subject, kind, pair[0], simple=True)
-        second = self.action(subject, kind, pair[1], plain=True, timed=False, simple=True)
+        choices: list[tuple[Sequence[str], Sequence[str]]] = [
+            ([way], PURPOSES[way]),
+            (ACTIVITIES, ACTIVITIES),
+            (REACTIONS, REACTIONS),
+        ]
+        one, other = self.pick(choices)
+        first = self.action(subject, kind, one, simple=True)
+        second = self.action(subject, kind, other, plain=True, timed=False, simple=True)
         if first.verb.key == second.verb.key:
             raise Rejected
         if any(clause.negated or clause.modal or clause.progressive for clause in (first, second)):
@@ -1071,7 +1083,8 @@ TEMPLATES: dict[Template, float] = {
     Grammar.reported: 10,
     Grammar.mood: 5,
     Grammar.cause: 5,
-    Grammar.condition: 8,
+    Grammar.condition: 7,
+    Grammar.meanwhile: 2,
     Grammar.opinion: 6,
     Grammar.related: 12,
     Grammar.sequence: 5,
