@@ -133,8 +133,9 @@ def genitive_ending(word: str) -> str:
     if word.endswith("Bus"):
         return "ses"
     one_syllable = len(re.findall("[aeiouyäöü]+", word.lower())) == 1
-    sharp = re.search("(s|ß|x|z|sch|st)$", word) or (one_syllable and re.search("([bdgt]|ch|nn)$", word))
-    return "es" if sharp else "s"
+    if re.search("(s|ß|x|z|sch|st)$", word) or (one_syllable and re.search("([bdgt]|ch|nn)$", word)):
+        return "es"
+    return "s"
 
 
 def english_s(word: str) -> str:

@@ -892,9 +892,10 @@ class Grammar:
 
     def governed(self, main: Clause, conjunction: Pair, inner: Clause, *, front: bool = False) -> Sentence:
         """A main clause and a subordinate one, either of them first."""
-        return self.weighed(main, conjunction, (english(inner), self.last(inner)), front=front)
+        return self.spelled_out(main, conjunction, (english(inner), self.last(inner)), front=front)
 
-    def weighed(self, main: Clause, conjunction: Pair, inner: Pair, *, front: bool) -> Sentence:
+    def spelled_out(self, main: Clause, conjunction: Pair, inner: Pair, *, front: bool) -> Sentence:
+        """The same around a clause that is spelled out already."""
         inner_en, inner_de = (f"{word} {clause}" for word, clause in zip(conjunction, inner, strict=True))
         if front:
             return f"{inner_en}, {english(main)}", f"{inner_de}, {german(main, 'first')}", "."
@@ -930,7 +931,7 @@ class Grammar:
         front = self.chance(0.25)
         conjunction = self.reason(because, front=front)
         if cause in ("good", "bad"):
-            return self.weighed(main, conjunction, self.weather(cause, past), front=front)
+            return self.spelled_out(main, conjunction, self.weather(cause, past), front=front)
         inner = self.be(self.again(person), (cause,), past=past, known=person.en)
         inner.negated = False
         return self.governed(main, conjunction, inner, front=front)
@@ -947,7 +948,7 @@ class Grammar:
         if word == "if" and self.focus not in FOCUSED and self.chance(0.3):
             quality = self.pick(["good", "bad"])
             main = self.action(person, "future", CAUSES[quality][0], plain=True, timed=False)
-            return self.weighed(main, ("if", falls), self.weather(quality, False), front=front)
+            return self.spelled_out(main, ("if", falls), self.weather(quality, False), front=front)
         kind = self.pick(["present", "future"] if word == "if" else ["present", "past", "future"])
         again = self.again(person) if self.chance(0.6 if word == "before" else 0.2) else None
         main = self.action(person, kind, REACTIONS, timed=False, simple=True, affirmative=word != "if")

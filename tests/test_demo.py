@@ -685,6 +685,9 @@ SEEN = ("train", "dev", "test")
 
 def test_held_out_pairs_stay_out(corpus: dict[str, list[str]]) -> None:
     found = set().union(*(combinations(line) for split in SEEN for line in corpus[f"{split}.en"]))
+    per_kind = Counter(kind for kind, *_ in found)
+    assert per_kind.keys() == demo.CLASSES.keys() - {*demo.NEW_FORMS, "relative clause"}
+    assert min(count for kind, count in per_kind.items() if kind != "pronoun") > 40
     assert len(found) > 3000
     assert [combination for combination in sorted(found) if is_held_out(*combination)] == []
 
