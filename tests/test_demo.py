@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from itertools import pairwise
+from collections import Counter
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ lexicon = load_script("demo_lexicon")
 demo = load_script("make_demo")
 CASES = ("nom", "acc", "dat", "gen")
 NOUNS = {noun.en: noun for noun in lexicon.NOUNS}
-VERBS = {verb.key: verb for verb in lexicon.VERBS}
+VERBS = {verb.key: verb for verb in lexicon.VERBS} | {verb.prefix + verb.infinitive: verb for verb in lexicon.VERBS}
 ADJECTIVES = {adjective.en: adjective for adjective in lexicon.ADJECTIVES}
 
 
@@ -34,8 +35,8 @@ def corpus() -> dict[str, list[str]]:
 
 def block(lines: list[str], kind: str) -> list[str]:
     """The sentences of one held-out class in test_compositional."""
-    start = demo.CLASSES.index(kind) * demo.PER_CLASS
-    return lines[start : start + demo.PER_CLASS]
+    start = sum(size for _, size in takewhile(lambda item: item[0] != kind, demo.CLASSES.items()))
+    return lines[start : start + demo.CLASSES[kind]]
 
 
 # Morphology
@@ -106,6 +107,24 @@ def noun_phrase(stem: str, kind: str, adjective: str, noun: str, plural: bool = 
         (("", "der", "", "student"), "der Student, den Studenten, dem Studenten, des Studenten"),
         (("", "der", "", "boy"), "der Junge, den Jungen, dem Jungen, des Jungen"),
         (("ein", "ein", "", "neighbour"), "ein Nachbar, einen Nachbarn, einem Nachbarn, eines Nachbarn"),
+        (("", "der", "", "policeman"), "der Polizist, den Polizisten, dem Polizisten, des Polizisten"),
+        # Articles and pronouns of every kind, the genitive in -s, -es, -ses
+        (("dein", "ein", "", "café"), "dein Café, dein Café, deinem Café, deines Cafés"),
+        (("ihr", "ein", "", "daughter"), "ihre Tochter, ihre Tochter, ihrer Tochter, ihrer Tochter"),
+        (("Ihr", "ein", "", "film"), "Ihr Film, Ihren Film, Ihrem Film, Ihres Films"),
+        (("dies", "dies", "", "bus"), "dieser Bus, diesen Bus, diesem Bus, dieses Busses"),
+        (("dies", "dies", "", "chicken"), "dieses Huhn, dieses Huhn, diesem Huhn, dieses Huhns"),
+        (
+            ("dies", "dies", "sour", "apple", True),
+            "diese sauren Äpfel, diese sauren Äpfel, diesen sauren Äpfeln, dieser sauren Äpfel",
+        ),
+        (("einig", "viel", "", "shirt", True), "einige Hemden, einige Hemden, einigen Hemden, einiger Hemden"),
+        (
+            ("dessen", "none", "old", "mother"),
+            "dessen alte Mutter, dessen alte Mutter, dessen alter Mutter, dessen alter Mutter",
+        ),
+        (("", "none", "cold", "water"), "kaltes Wasser, kaltes Wasser, kaltem Wasser, kalten Wassers"),
+        (("", "der", "", "kitchen table"), "der Küchentisch, den Küchentisch, dem Küchentisch, des Küchentisches"),
         (("", "der", "big", "bear"), "der große Bär, den großen Bären, dem großen Bären, des großen Bären"),
     ],
 )
@@ -116,31 +135,116 @@ def test_noun_phrases(arguments: tuple[str, str, str, str], expected: str) -> No
 @pytest.mark.parametrize(
     ("noun", "plural", "dative"),
     [
+        # -e
         ("dog", "Hunde", "Hunden"),
         ("guest", "Gäste", "Gästen"),
-        ("lamp", "Lampen", "Lampen"),
-        ("queen", "Königinnen", "Königinnen"),
-        ("book", "Bücher", "Büchern"),
-        ("camera", "Kameras", "Kameras"),
-        ("uncle", "Onkel", "Onkeln"),
-        ("garden", "Gärten", "Gärten"),
         ("mouse", "Mäuse", "Mäusen"),
-        ("museum", "Museen", "Museen"),
+        # -(e)n
+        ("lamp", "Lampen", "Lampen"),
+        ("woman", "Frauen", "Frauen"),
+        ("actress", "Schauspielerinnen", "Schauspielerinnen"),
         ("customer", "Kunden", "Kunden"),
+        ("museum", "Museen", "Museen"),
+        # -er
+        ("child", "Kinder", "Kindern"),
+        ("book", "Bücher", "Büchern"),
+        # -s
+        ("camera", "Kameras", "Kameras"),
+        ("boss", "Chefs", "Chefs"),
+        # none
+        ("uncle", "Onkel", "Onkeln"),
+        ("mother", "Mütter", "Müttern"),
+        ("garden", "Gärten", "Gärten"),
+        ("girl", "Mädchen", "Mädchen"),
     ],
 )
 def test_plurals(noun: str, plural: str, dative: str) -> None:
     assert [NOUNS[noun].german(True, case) for case in CASES] == [plural, plural, dative, plural]
 
 
+def plural_class(noun: Any) -> str:
+    """The ending of the plural; a changed vowel does not count."""
+    singular, plural = (word.translate(str.maketrans("äöüÄÖÜ", "aouAOU")) for word in (noun.de, noun.de_plural))
+    ending = plural.removeprefix(singular)
+    return {"nen": "en", "n": "en"}.get(ending, ending)
+
+
+def test_the_lexicon_is_rich() -> None:
+    counted = [noun for noun in lexicon.SIMPLE_NOUNS if not noun.mass]
+    classes = Counter(plural_class(noun) for noun in counted)
+    assert len(lexicon.SIMPLE_NOUNS) >= 150
+    assert min(Counter(noun.gender for noun in lexicon.SIMPLE_NOUNS).values()) >= 40
+    assert [ending for ending in ("e", "en", "er", "s", "") if classes[ending] < 10] == []
+    assert sum(noun.weak for noun in counted) >= 8
+    assert len({verb.key for verb in lexicon.VERBS}) >= 60
+    assert len({adjective.en for adjective in lexicon.ADJECTIVES}) >= 60
+    strong = {verb.key for verb in lexicon.VERBS if verb.participle.endswith("en")}
+    assert len(strong) >= 30
+    assert len({verb.key for verb in lexicon.VERBS if verb.prefix}) >= 15
+    assert {verb.key for verb in lexicon.VERBS if verb.frame == "dat"} >= {"help", "thank", "answer", "trust", "follow"}
+    assert sum(verb.reflexive != "" for verb in lexicon.VERBS) >= 10
+
+
+@pytest.mark.parametrize(
+    ("compound", "singular", "plural"),
+    [
+        ("kitchen chair", "der Küchenstuhl", "Küchenstühle"),  # -n-
+        ("tomato soup", "die Tomatensuppe", "Tomatensuppen"),
+        ("birthday cake", "der Geburtstagskuchen", "Geburtstagskuchen"),  # -s-
+        ("wedding dress", "das Hochzeitskleid", "Hochzeitskleider"),
+        ("children's room", "das Kinderzimmer", "Kinderzimmer"),  # -er-
+        ("bookshelf", "das Bücherregal", "Bücherregale"),
+        ("dog basket", "der Hundekorb", "Hundekörbe"),  # -e-
+        ("guest house", "das Gästehaus", "Gästehäuser"),
+        ("garden bench", "die Gartenbank", "Gartenbänke"),  # none
+        ("car key", "der Autoschlüssel", "Autoschlüssel"),
+    ],
+)
+def test_compounds(compound: str, singular: str, plural: str) -> None:
+    noun = NOUNS[compound]
+    assert f"{lexicon.DER[noun.gender]['nom']} {noun.german(False, 'nom')}" == singular
+    assert noun.german(True, "nom") == plural
+
+
+def test_pronouns() -> None:
+    assert {english[0]: " ".join(german) for english, german, _ in lexicon.PRONOUNS.values()} == {
+        "I": "ich mich mir mein",
+        "he": "er ihn ihm sein",
+        "she": "sie sie ihr ihr",
+        "we": "wir uns uns unser",
+        "they": "sie sie ihnen ihr",
+        "you": "Sie Sie Ihnen Ihr",
+    }
+    assert {gender: " ".join(forms.values()) for gender, forms in lexicon.RELATIVE.items()} == {
+        "m": "der den dem dessen",
+        "f": "die die der deren",
+        "n": "das das dem dessen",
+        "p": "die die denen deren",
+    }
+
+
 def test_english_nouns() -> None:
     expected = {"city": "cities", "boy": "boys", "box": "boxes", "knife": "knives", "child": "children", "bus": "buses"}
     assert {noun: NOUNS[noun].english(True) for noun in expected} == expected
-    assert [lexicon.article(word) for word in ("old dog", "umbrella", "red apple", "ugly hat")] == [
-        "an",
-        "an",
-        "a",
-        "an",
+    words = ("old dog", "umbrella", "red apple", "ugly hat", "honest man", "hotel")
+    assert [lexicon.article(word) for word in words] == ["an", "an", "a", "an", "an", "a"]
+
+
+def test_english_verbs() -> None:
+    verbs = ("run", "lie", "write", "see", "travel", "get up", "sit", "open", "swim", "carry")
+    gerunds = "running lying writing seeing travelling getting sitting opening swimming carrying"
+    assert " ".join(VERBS[verb].gerund for verb in verbs) == gerunds
+    assert [lexicon.english_s(word) for word in ("wash", "carry", "play", "have")] == [
+        "washes",
+        "carries",
+        "plays",
+        "has",
+    ]
+    assert [VERBS[verb].en_past for verb in ("try ~on", "travel", "dance", "feed")] == [
+        "tried",
+        "travelled",
+        "danced",
+        "fed",
     ]
 
 
@@ -170,7 +274,44 @@ def test_numbers() -> None:
         ("seven", "sieben"),
         ("twelve", "zwölf"),
     ]
-    assert lexicon.number(13) == ("13", "13")
+    assert [lexicon.number(value) for value in (16, 17, 20, 21, 30, 37, 66, 99)] == [
+        ("sixteen", "sechzehn"),
+        ("seventeen", "siebzehn"),
+        ("twenty", "zwanzig"),
+        ("twenty-one", "einundzwanzig"),
+        ("thirty", "dreißig"),
+        ("thirty-seven", "siebenunddreißig"),
+        ("sixty-six", "sechsundsechzig"),
+        ("ninety-nine", "neunundneunzig"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hour", "minute", "expected"),
+    [
+        (1, 0, ("at one o'clock", "um ein Uhr")),
+        (6, 0, ("at six o'clock", "um sechs Uhr")),
+        (7, 15, ("at quarter past seven", "um Viertel nach sieben")),
+        (7, 30, ("at half past seven", "um halb acht")),
+        (12, 30, ("at half past twelve", "um halb eins")),
+        (7, 45, ("at quarter to eight", "um Viertel vor acht")),
+        (12, 45, ("at quarter to one", "um Viertel vor eins")),
+        (19, 5, ("at 19:05", "um 19:05 Uhr")),
+    ],
+)
+def test_times_of_day(hour: int, minute: int, expected: tuple[str, str]) -> None:
+    assert lexicon.clock(hour, minute) == expected
+
+
+def test_dates() -> None:
+    months = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember"
+    assert " ".join(month for _, month, _ in lexicon.MONTHS) == months
+    assert [days for *_, days in lexicon.MONTHS] == [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
+    days = "Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag"
+    assert " ".join(day for _, day in lexicon.WEEKDAYS) == days
+
+
+def test_prices() -> None:
     assert lexicon.price(350) == ("3.50 euros", "3,50 Euro")
     assert lexicon.price(1205) == ("12.05 euros", "12,05 Euro")
     assert lexicon.price(1_905_000) == ("19,050 euros", "19.050 Euro")
@@ -179,7 +320,7 @@ def test_numbers() -> None:
 def clause(verb: str, agreement: str = "3s", **fields: Any) -> tuple[str, str, str, str]:
     """English, and German as a main clause, a subordinate clause and a question."""
     en, de = {"3s": ("she", "sie"), "1s": ("I", "ich"), "pl": ("they", "sie")}[agreement]
-    built = demo.Clause(demo.Phrase(en, de, agreement), VERBS[verb], **fields)
+    built = demo.Clause(demo.Phrase(en, de, agreement, pronoun=en, is_pronoun=True), VERBS[verb], **fields)
     return demo.english(built), *(demo.german(built, order) for order in ("second", "last", "first"))
 
 
@@ -236,6 +377,39 @@ HIM: dict[str, Any] = {"objects": [demo.Phrase("him", "ihn", is_pronoun=True)]}
             "I photographed the dog | ich habe den Hund fotografiert | ich den Hund fotografiert habe"
             " | habe ich den Hund fotografiert",
         ),
+        (
+            clause("rest", "1s", past=True),
+            "I rested | ich habe mich ausgeruht | ich mich ausgeruht habe | habe ich mich ausgeruht",
+        ),
+        (
+            clause("hurry", negated=True),
+            "she does not hurry | sie beeilt sich nicht | sie sich nicht beeilt | beeilt sie sich nicht",
+        ),
+        (
+            clause("look at", "1s", **DOG),
+            "I look at the dog | ich sehe mir den Hund an | ich mir den Hund ansehe | sehe ich mir den Hund an",
+        ),
+        (
+            clause("help", "pl", modal=modal("could"), objects=[demo.Phrase("him", "ihm", is_pronoun=True)]),
+            "they could help him | sie konnten ihm helfen | sie ihm helfen konnten | konnten sie ihm helfen",
+        ),
+        (
+            clause("stay", "1s", past=True, adjunct=demo.Phrase("in the park", "im Park")),
+            "I stayed in the park | ich bin im Park geblieben | ich im Park geblieben bin | bin ich im Park geblieben",
+        ),
+        (
+            clause("fressen", progressive=True, **DOG),
+            "she is eating the dog | sie frisst den Hund | sie den Hund frisst | frisst sie den Hund",
+        ),
+        (
+            clause("travel", modal=modal("will"), future_present=True, time=demo.Phrase("tomorrow", "morgen")),
+            "she will travel tomorrow | sie fährt morgen | sie morgen fährt | fährt sie morgen",
+        ),
+        (
+            clause("feed", past=True, late_time=True, time=demo.Phrase("yesterday", "gestern"), **DOG),
+            "she fed the dog yesterday | sie hat den Hund gestern gefüttert | sie den Hund gestern gefüttert hat"
+            " | hat sie den Hund gestern gefüttert",
+        ),
         (clause("carry", **DOG), "she carries the dog | sie trägt den Hund | sie den Hund trägt | trägt sie den Hund"),
     ],
 )
@@ -251,9 +425,41 @@ def test_fronted_time_inverts() -> None:
     assert demo.german(built) == "Anna ist am 3. Mai angekommen"
 
 
+def test_sich_follows_a_pronoun_and_precedes_a_noun() -> None:
+    built = demo.Clause(demo.Phrase("Anna", "Anna"), VERBS["hurry"], time=demo.Phrase("today", "heute"))
+    orders = ("second", "fronted", "first", "last", "headless")
+    assert [demo.german(built, order) for order in orders] == [
+        "Anna beeilt sich heute",
+        "heute beeilt sich Anna",
+        "beeilt sich Anna heute",
+        "sich Anna heute beeilt",
+        "beeilt sich heute",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "where", "whither"),
+    [
+        ("in", "im Garten", "in den Garten"),
+        ("at", "am Garten", "an den Garten"),
+        ("behind", "hinter dem Garten", "hinter den Garten"),
+        ("over", "über dem Garten", "über den Garten"),
+    ],
+)
+def test_two_way_prepositions(place: str, where: str, whither: str) -> None:
+    german, cases = lexicon.PREPOSITIONS[place]
+    assert [lexicon.contract(german, f"{lexicon.DER['m'][case]} Garten") for case in cases] == [where, whither]
+
+
 @pytest.mark.parametrize(
     ("verb", "infinitive"),
-    [("call", "anzurufen"), ("help", "zu helfen"), ("visit", "zu besuchen"), ("bring ~back", "zurückzubringen")],
+    [
+        ("call", "anzurufen"),
+        ("help", "zu helfen"),
+        ("visit", "zu besuchen"),
+        ("bring ~back", "zurückzubringen"),
+        ("rest", "auszuruhen"),
+    ],
 )
 def test_zu_infinitives(verb: str, infinitive: str) -> None:
     assert VERBS[verb].zu_infinitive == infinitive
@@ -261,26 +467,41 @@ def test_zu_infinitives(verb: str, infinitive: str) -> None:
 
 def test_perfect_auxiliaries() -> None:
     sein = {verb.key for verb in lexicon.VERBS if verb.sein}
-    assert sein == {"follow", "stay", "walk", "run", "come", "travel", "fly", "arrive", "come back"} | {
-        "get up",
-        "fall asleep",
-    }
+    expected = "follow, stay, walk, run, swim, come, travel, fly, arrive, come back, get up, fall asleep"
+    assert sein == set(expected.split(", "))
 
 
-def test_lexicon_pairs_one_to_one() -> None:
-    for english, german in (
-        ([noun.en for noun in lexicon.NOUNS], [noun.de for noun in lexicon.NOUNS]),
-        ([verb.key for verb in lexicon.VERBS], [verb.prefix + verb.infinitive for verb in lexicon.VERBS]),
-        ([adjective.en for adjective in lexicon.ADJECTIVES], [adjective.de for adjective in lexicon.ADJECTIVES]),
+def test_german_is_told_by_english_save_for_synonyms() -> None:
+    for german in (
+        [noun.de for noun in lexicon.NOUNS],
+        [adjective.de for adjective in lexicon.ADJECTIVES],
+        [*{(verb.key, verb.reflexive, verb.prefix + verb.infinitive) for verb in lexicon.VERBS}],
     ):
-        assert len(set(english)) == len(english)
         assert len(set(german)) == len(german)
+    assert len(NOUNS) == len(lexicon.NOUNS)
+    synonyms = Counter(adjective.en for adjective in lexicon.ADJECTIVES)
+    assert {word for word, count in synonyms.items() if count > 1} == {"beautiful", "cheap", "clever", "delicious"}
+    german = {key: sorted({v.prefix + v.infinitive for v in lexicon.VERBS if v.key == key}) for key in VERBS}
+    assert {key: verbs for key, verbs in german.items() if len(verbs) > 1} == {
+        "eat": ["essen", "fressen"],
+        "wash": ["abwaschen", "waschen"],
+        "close": ["schließen", "zumachen"],
+        "put ~on": ["anziehen", "aufsetzen"],
+        "put": ["legen", "stellen"],
+        "talk about": ["reden", "sprechen"],
+    }
 
 
 def test_tags_are_known() -> None:
     tags = {tag for noun in lexicon.NOUNS for tag in noun.tags}
     assert {tag for verb in lexicon.VERBS for tag in (*verb.subjects, *verb.objects)} <= tags
-    assert {tag for _, _, wanted in lexicon.PREPOSITIONS.values() for tag in wanted} <= tags
+    assert {tag for places in lexicon.PLACEMENTS.values() for _, tag in places} <= tags
+    assert {extra.split("=")[1].rstrip("!") for verb in lexicon.VERBS for extra in verb.extras if "=" in extra} <= tags
+    keys = {verb.key for verb in lexicon.VERBS}
+    assert {key for pair in (lexicon.MOODS | lexicon.CAUSES).values() for keys in pair for key in keys} <= {"-", *keys}
+    assert lexicon.OPINIONS.keys() | lexicon.PURPOSES.keys() <= keys
+    assert {key for keys in lexicon.PURPOSES.values() for key in keys} <= keys
+    assert {word for pair in lexicon.OPINIONS.values() for words in pair for word in words} <= ADJECTIVES.keys()
     assert all(adjective.tags & tags for adjective in lexicon.ADJECTIVES)
     assert all(demo.adjectives_for(noun) for noun in lexicon.NOUNS)
 
@@ -301,7 +522,7 @@ def test_files_are_the_known_ones() -> None:
     for split in SPLITS:
         for language in ("en", "de"):
             digest.update((DATA / f"{split}.{language}").read_bytes())
-    assert digest.hexdigest() == "1d073fdc4b4d359db62191a2c7c6068dd4cf3303dab394060456fec2c9fd42ed"
+    assert digest.hexdigest() == "ea58f30053f1bb607269e643f6881c0f17f276140048d15c3f496084a256cc15"
 
 
 def test_line_counts_and_form(corpus: dict[str, list[str]]) -> None:
@@ -321,11 +542,31 @@ def test_no_sentence_occurs_twice(corpus: dict[str, list[str]]) -> None:
 def test_questions_and_lengths(corpus: dict[str, list[str]]) -> None:
     train = corpus["train.en"]
     assert 0.05 < sum(line.endswith("?") for line in train) / len(train) < 0.2
-    assert 10 <= sum(len(line.split()) for line in train) / len(train) <= 11
+    assert 8 <= sum(len(line.split()) for line in train) / len(train) <= 11
+
+
+def compound_forms(compound: str, language: str) -> set[str]:
+    noun = NOUNS[compound]
+    if language == "en":
+        return {word for plural in (False, True) for word in noun.english(plural).split()}
+    return {noun.german(plural, case) for plural in (False, True) for case in CASES}
+
+
+def test_free_variation_is_there_and_moderate(corpus: dict[str, list[str]]) -> None:
+    """The minor rendering of four choices, as a share of both."""
+    text = "\n".join(corpus["train.de"])
+    for minor, major in (
+        (r"\bda (?!\w+ (?:Uhr|Tagen))", r"\bweil\b"),
+        (r"\bfalls\b", r"\bwenn\b"),
+        (r"\b(?:ge)?redet?(?:n|t)?\b", r"\bsprechen|spricht|gesprochen\b"),
+        (r"^Es (?:gibt|gab)\b", r"^(?:In|Im) .* (?:gibt|gab) es\b"),
+    ):
+        few, many = (len(re.findall(pattern, text, re.IGNORECASE | re.MULTILINE)) for pattern in (minor, major))
+        assert 0.02 < few / (few + many) < 0.6, minor
 
 
 def test_compositional_words_occur_in_train(corpus: dict[str, list[str]]) -> None:
-    """Save for the very forms that are held out: datives plural, and verbs fused with their prefix."""
+    """Save for the very forms that are held out: datives plural, verbs fused with their prefix, compounds."""
     for language in ("en", "de"):
         known = {word for line in corpus[f"train.{language}"] for word in demo.words(line)}
         for kind in demo.CLASSES:
@@ -337,21 +578,23 @@ def test_compositional_words_occur_in_train(corpus: dict[str, list[str]]) -> Non
             if language == "de" and kind == "separable verb":
                 verbs = [VERBS[key] for key in lexicon.NO_SUBORDINATE]
                 allowed = {verb.prefix + verb.present(agreement) for verb in verbs for agreement in ("1s", "3s", "pl")}
+            if kind == "compound":
+                allowed = {form for noun in lexicon.NO_COMPOUND for form in compound_forms(noun, language)}
             assert new <= allowed, kind
 
 
 # Held-out combinations, looked for in the text itself
 
-NOUN_FORMS = {form: noun.en for noun in lexicon.NOUNS for form in (noun.en, noun.en_plural)}
-SHARED = {"turn", "put", "come", "get"}  # several verbs begin like this
-VERB_FORMS = {
-    form: verb
-    for verb in lexicon.VERBS
-    if verb.en not in SHARED
-    for form in (verb.en, verb.en_past, lexicon.english_s(verb.en))
+NOUN_FORMS = {
+    form.replace(" ", joint): noun.en for noun in lexicon.NOUNS for form in (noun.en, noun.en_plural) for joint in " _"
 }
-PREPOSITIONS = ("into", "from", "onto", "under", "behind", "during", "with")  # those that nothing else governs
-NUMBERS = {number for number, _ in lexicon.NUMBERS}
+VERB_FORMS: dict[str, list[Any]] = {}
+for verb in sorted(lexicon.VERBS, key=lambda verb: -len(verb.key)):
+    for form in (verb.en, verb.en_past, lexicon.english_s(verb.en)):
+        VERB_FORMS.setdefault(form, []).append(verb)
+COMPOUNDS = sorted((form for form in NOUN_FORMS if " " in form), key=len, reverse=True)
+PREPOSITIONS = ("into", "from", "under", "behind", "during", "with", "over")  # those that nothing else governs
+NUMBERS = {lexicon.number(value)[0] for value in range(2, 100)}
 BEFORE_NOUNS = {"the", "a", "an", "this", "these", "some", "many", "any", "every", *ADJECTIVES, *NUMBERS} | {
     english[2] for english, _, _ in lexicon.PRONOUNS.values()
 }
@@ -368,11 +611,23 @@ def head_noun(tokens: list[str]) -> str:
     return ""
 
 
+def verb_at(tokens: list[str]) -> tuple[Any, list[str]]:
+    """The verb at the beginning of the tokens, if one is known, and what follows all its words."""
+    for verb in VERB_FORMS.get(tokens[0], []):
+        words = verb.key.replace("~", "").split()[1:]
+        if tokens[1 : 1 + len(words)] == words:
+            return verb, tokens[1 + len(words) :]
+    return None, []
+
+
 def combinations(line: str) -> set[tuple[str, str, str]]:
     """Pairs that can be told from the English words alone; not all there are, but none that are not."""
-    tokens = re.findall(r"[\w'-]+|[,.?]", line[0].lower() + line[1:])
+    text = line[0].lower() + line[1:]
+    for compound in COMPOUNDS:
+        text = re.sub(rf"\b{compound}\b", compound.replace(" ", "_"), text)
+    tokens = re.findall(r"[\w'-]+|[,.?]", text)
     found = set()
-    relative = not {"who", "whom", "which"}.isdisjoint(tokens)
+    relative = not {"who", "whom", "which", "whose"}.isdisjoint(tokens)
     for index, (token, following) in enumerate(pairwise(tokens)):
         rest = tokens[index + 1 :]
         if token in ADJECTIVES and (noun := head_noun(rest)) and following in NOUN_FORMS.keys() | ADJECTIVES.keys():
@@ -383,15 +638,15 @@ def combinations(line: str) -> set[tuple[str, str, str]]:
                 found.add(("adjective-noun", predicate, NOUN_FORMS[token]))
         if token in PREPOSITIONS and (noun := head_noun(rest)):
             found.add(("preposition-noun", token, noun))
-        if token in VERB_FORMS:
-            verb = VERB_FORMS[token]
-            skipped = 1 if rest[0] in (verb.rest, verb.particle) else 0
-            if verb.frame in ("acc", "dat") and (noun := head_noun(rest[skipped:])):
-                found.add(("verb-object", verb.key, noun))
-        if token in NOUN_FORMS and following in VERB_FORMS and not relative:
-            found.add(("subject-verb", NOUN_FORMS[token], VERB_FORMS[following].key))
-        if token in AUXILIARIES and following in VERB_FORMS:
-            found.add(("modal-verb", token, VERB_FORMS[following].key))
+        verb, after = verb_at(tokens[index:])
+        noun = head_noun(after) if verb and verb.frame in ("acc", "dat") else ""
+        if noun and NOUNS[noun].tags & {*verb.objects}:  # "put on the sofa" is no putting on
+            found.add(("verb-object", verb.key, noun))
+        later, _ = verb_at(rest)
+        if token in NOUN_FORMS and later and not relative:
+            found.add(("subject-verb", NOUN_FORMS[token], later.key))
+        if token in AUXILIARIES and later:
+            found.add(("modal-verb", token, later.key))
         if token.isdecimal() and following.capitalize() in {month for month, _, _ in lexicon.MONTHS}:
             found.add(("date", token, following))
         if (
@@ -413,6 +668,8 @@ def german_forms(kind: str) -> str:
     """A pattern of the German that shows a combination held out by its form."""
     if kind == "dative plural":
         return "|".join(NOUNS[noun].german(True, "dat") for noun in sorted(lexicon.NO_DATIVE_PLURAL))
+    if kind == "compound":
+        return "|".join(form for noun in sorted(lexicon.NO_COMPOUND) for form in sorted(compound_forms(noun, "de")))
     fused = []
     for key in sorted(lexicon.NO_SUBORDINATE):
         verb = VERBS[key]
@@ -428,6 +685,9 @@ SEEN = ("train", "dev", "test")
 
 def test_held_out_pairs_stay_out(corpus: dict[str, list[str]]) -> None:
     found = set().union(*(combinations(line) for split in SEEN for line in corpus[f"{split}.en"]))
+    per_kind = Counter(kind for kind, *_ in found)
+    assert per_kind.keys() == demo.CLASSES.keys() - {*demo.NEW_FORMS, "relative clause"}
+    assert min(count for kind, count in per_kind.items() if kind != "pronoun") > 40
     assert len(found) > 3000
     assert [combination for combination in sorted(found) if is_held_out(*combination)] == []
 
@@ -444,12 +704,12 @@ def test_held_out_forms_stay_out(corpus: dict[str, list[str]], kind: str) -> Non
     assert [line for split in SEEN for line in corpus[f"{split}.de"] if pattern.search(line)] == []
     hits = sum(bool(pattern.search(line)) for line in block(corpus["test_compositional.de"], kind))
     # The plural of the present ("dass sie anrufen") looks like an infinitive, so the pattern leaves it out.
-    assert hits == demo.PER_CLASS if kind == "dative plural" else hits > 0.7 * demo.PER_CLASS
+    assert hits > 0.7 * demo.CLASSES[kind] if kind == "separable verb" else hits == demo.CLASSES[kind]
 
 
 def test_relative_clauses_in_subordinate_clauses_stay_out(corpus: dict[str, list[str]]) -> None:
-    relative = re.compile(r" (?:who|whom|which)\b")
-    subordinate = re.compile(r"\b(?:that|whether|when|why|because|although|if|before)\b", re.IGNORECASE)
+    relative = re.compile(r" (?:who|whom|which|whose)\b")
+    subordinate = re.compile(r"\b(?:that|whether|when|why|because|although|if|before|while)\b", re.IGNORECASE)
     lines = [line for split in SEEN for line in corpus[f"{split}.en"]]
     assert not any(relative.search(line) and subordinate.search(line) for line in lines)
     for line in block(corpus["test_compositional.en"], "relative clause"):
