@@ -228,7 +228,6 @@ REFUSED = {
     "extra corpus, weight 0": ("train", ["data.extra.bt.weight=0"], ["weight=0.0", "extra"]),
     "extra corpus, weight nan": ("train", ["data.extra.bt.weight=nan"], ["weight=nan", "extra"]),
     "extra corpus, weight too large": ("train", ["data.extra.bt.weight=1001"], ["weight=1001.0", "extra"]),
-    "extra corpus called train": ("train", ["data.extra.train.src=x"], ["data.extra.train"]),
     "extra corpus, wrong key": ("train", ["data.extra.bt.wieght=2"], ["'data.extra.NAME.weight'"]),
     "extra corpora": ("train", ["data.extra=mine"], ["data.extra=mine", "data.extra.KEY=VALUE"]),
     "extra corpus of a test": ("evaluate", ["extra.bt.src=x"], ["extra.bt.src"]),

@@ -57,18 +57,6 @@ def write_split(folder: Path, split: str, rows: list[dict[str, Any]]) -> None:
     parquet.write_table(pyarrow.table({"translation": rows}), path, row_group_size=16)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the hub's client keeps things: it looks when it is imported."""
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HOME", str(folder))
-        import datasets
-
-        assert Path(datasets.config.HF_DATASETS_CACHE).is_relative_to(folder)
-        yield folder
-
-
 @pytest.fixture
 def twin(tmp_path: Path) -> Path:
     return write_twin(tmp_path / "twin")
