@@ -267,7 +267,7 @@ def _counts(judged: _Judged, kept: bytearray) -> list[dict[str, int]]:
 
 
 def _train(corpus: _Corpus, judged: _Judged) -> bytes:
-    lines = (text for pair in corpus.pairs(judged.fit) for text in pair)
+    lines = chain.from_iterable(corpus.pairs(judged.fit))
     total, limit = 2 * judged.kept, corpus.tokenizer.sample_lines
     log.info("training the tokenizer on %s of %s lines", f"{min(total, limit):,}", f"{total:,}")
     return train_tokenizer(sample_lines(lines, total=total, limit=limit), corpus.tokenizer)
@@ -277,7 +277,7 @@ def _encoded(corpus: _Corpus, fit: bytes, tokenizer: Tokenizer) -> Iterator[tupl
     """The pieces of both sides, block by block; one block is encoded while the one before it is written."""
 
     def encode(block: list[Pair]) -> tuple[Pieces, Pieces]:
-        source, target = ([pair[side] for pair in block] for side in (0, 1))
+        source, target = map(list, zip(*block, strict=True))
         return tokenizer.encode(source, corpus.threads), tokenizer.encode(target, corpus.threads)
 
     pairs = corpus.pairs(fit)

@@ -9,9 +9,10 @@ import gzip
 import hashlib
 import io
 import zlib
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import zip_longest
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,35 @@ def read_lines(path: Path) -> Generator[str, None, None]:
 
     Raises InputError where the file cannot be opened, is a damaged gzip file, or is not UTF-8.
     """
+    with closing(_read_blocks(path)) as blocks:
+        for lines in blocks:
+            yield from lines
+
+
+def read_pairs(source: Path, target: Path) -> Generator[Pair, None, None]:
+    """The pairs of two files in step. Raises InputError as read_lines does, and for unequal numbers of lines."""
+    counts = [0, 0]
+
+    def counted(blocks: Iterator[list[str]], side: int) -> Iterator[list[str]]:
+        for lines in blocks:
+            counts[side] += len(lines)
+            yield lines
+
+    with closing(_read_blocks(source)) as left, closing(_read_blocks(target)) as right:
+        sides = counted(left, 0), counted(right, 1)
+        try:
+            yield from zip(*map(chain.from_iterable, sides), strict=True)  # no step of ours for each line of millions
+        except ValueError:  # one of them is longer
+            for side in sides:
+                deque(side, maxlen=0)
+            raise InputError(
+                f"{source} has {counts[0]} lines, {target} has {counts[1]}: "
+                "each line must translate the same line of the other file"
+            ) from None
+
+
+def _read_blocks(path: Path) -> Generator[list[str], None, None]:
+    """The lines as they come, many at a time."""
     number = 0  # of lines that have been read
     try:
         with closing(_blocks(path)) as blocks:
@@ -38,7 +68,7 @@ def read_lines(path: Path) -> Generator[str, None, None]:
                 text = _decode(block, path, number)
                 lines = (text.removeprefix("\ufeff") if number == 0 else text).split("\n")
                 number += len(lines)
-                yield from (line.removesuffix("\r") for line in lines) if "\r" in text else lines
+                yield [line.removesuffix("\r") for line in lines] if "\r" in text else lines
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}:{number + 1}: damaged gzip file ({error}): fetch or compress it again") from error
     except OSError as error:
@@ -76,20 +106,6 @@ def _decode(block: bytes, path: Path, before: int) -> str:
             f"{path}:{number}: not UTF-8: byte {column} of the line is 0x{block[error.start]:02x}: "
             "mend the line or convert the file"
         ) from error
-
-
-def read_pairs(source: Path, target: Path) -> Iterator[Pair]:
-    """The pairs of two files in step. Raises InputError as read_lines does, and for unequal numbers of lines."""
-    with closing(read_lines(source)) as left, closing(read_lines(target)) as right:
-        for before, (source_text, target_text) in enumerate(zip_longest(left, right)):
-            if source_text is None or target_text is None:
-                longer = before + 1 + sum(1 for _ in left) + sum(1 for _ in right)  # the shorter one has nothing left
-                counts = (before, longer) if source_text is None else (longer, before)
-                raise InputError(
-                    f"{source} has {counts[0]} lines, {target} has {counts[1]}: "
-                    "each line must translate the same line of the other file"
-                )
-            yield source_text, target_text
 
 
 def judge(corpora: Sequence[Iterable[Pair]], config: FilterConfig) -> list[bytes]:
