@@ -229,7 +229,7 @@ def multi30k(place: Place) -> Found:
 
 def kftt(place: Place) -> Found:
     """Japanese to English, 440,000 pairs, base size."""
-    return training(place, KFTT, "train.max_steps=12000")
+    return training(place, KFTT, "train.max_steps=20000")
 
 
 def training(place: Place, corpus: Corpus, *settings: str) -> Found:
