@@ -1075,7 +1075,7 @@ REACTIONS += listed("wash, congratulate, bring ~back, repair, read, order")
 UNASKED = ("see", "find", "meet", "fly", "travel", "come", "sit", "stand", "remember", "think of", "sell")
 ABSOLUTE = ("round", "ripe", "wonderful", "delicious")  # not with very
 DAYS = {"present": [("every day", "jeden Tag"), ("today", "heute")], "past": [("yesterday", "gestern")]}
-DAYS["future"] = [("tomorrow", "morgen"), ("tonight", "heute Abend")]
+DAYS["future"] = [("tomorrow", "morgen"), ("the day after tomorrow", "übermorgen")]
 ASKABLE = {
     "when": PERSONAL,
     "why": PERSONAL,
