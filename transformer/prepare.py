@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer.compute import resolve_threads
+from transformer.compute import resolve_threads, trim_heap
 from transformer.config import DataConfig, FilterConfig, PairConfig, TokenizerConfig, TrainJob
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, judge
 from transformer.data.source import Source, locate, store_beside
@@ -270,7 +270,9 @@ def _train(corpus: _Corpus, judged: _Judged) -> bytes:
     lines = chain.from_iterable(corpus.pairs(judged.fit))
     total, limit = 2 * judged.kept, corpus.tokenizer.sample_lines
     log.info("training the tokenizer on %s of %s lines", f"{min(total, limit):,}", f"{total:,}")
-    return train_tokenizer(sample_lines(lines, total=total, limit=limit), corpus.tokenizer)
+    model = train_tokenizer(sample_lines(lines, total=total, limit=limit), corpus.tokenizer)
+    trim_heap()  # a gigabyte, beside which the store of tens of millions of pairs would need as much again
+    return model
 
 
 def _encoded(corpus: _Corpus, fit: bytes, tokenizer: Tokenizer) -> Iterator[tuple[Pieces, Pieces]]:
