@@ -49,6 +49,7 @@ from transformer.config import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
+SMALL = "experiment=small"
 JOBS = {
     "prepare": TrainJob,
     "train": TrainJob,
@@ -225,15 +226,14 @@ REFUSED = {
     "test set outside the run": ("evaluate", ["test.-/x.src=x"], ["test.-/x"]),
     "test set, wrong side": ("train", ["data.test.mine.source=x"], ["data.test.mine.source", "data.test.NAME.src"]),
     "extra corpus, no weight": ("train", ["data.extra.bt.weight=much"], ["much", "Float"]),
-    "extra corpus, weight 0": ("train", ["data.extra.bt.weight=0"], ["weight=0.0", "extra"]),
-    "extra corpus, weight nan": ("train", ["data.extra.bt.weight=nan"], ["weight=nan", "extra"]),
-    "extra corpus, weight too large": ("train", ["data.extra.bt.weight=1001"], ["weight=1001.0", "extra"]),
+    "extra corpus, weight 0": ("train", [SMALL, "data.extra.bt.weight=0"], ["data.extra.bt.weight=0.0"]),
+    "extra corpus, weight nan": ("train", [SMALL, "data.extra.bt.weight=nan"], ["data.extra.bt.weight=nan"]),
+    "extra corpus, weight too large": ("train", [SMALL, "data.extra.bt.weight=1001"], ["data.extra.bt.weight=1001.0"]),
+    "demo with an extra corpus": ("train", ["data.extra.bt.src=x"], ["data.extra", "experiment=demo"]),
     "extra corpus, wrong key": ("train", ["data.extra.bt.wieght=2"], ["'data.extra.NAME.weight'"]),
     "extra corpora": ("train", ["data.extra=mine"], ["data.extra=mine", "data.extra.KEY=VALUE"]),
     "extra corpus of a test": ("evaluate", ["extra.bt.src=x"], ["extra.bt.src"]),
     "test set with a weight": ("train", ["data.test.news.weight=2"], ["data.test.news.weight"]),
-    "split of nothing": ("train", ["experiment=small", "data.train.split=train"], ["split=train", "dataset"]),
-    "subset of nothing": ("evaluate", ["test.news.subset=de-en"], ["subset=de-en", "dataset"]),
     "missing =": ("average", ["last"], ["last", "EQUAL"]),
     "a pickle": ("average", ["--experimental-rerun", "config.pickle"], ["--experimental-rerun"]),
     "missing folder": ("average", ["--config-dir", "nowhere"], ["nowhere"]),

@@ -513,6 +513,16 @@ def test_a_changed_training_text_is_refused(own_text: DataConfig, tmp_path: Path
     assert "\n" not in str(refused.value)
 
 
+def test_a_run_that_was_prepared_otherwise_is_refused_as_such(own_text: DataConfig, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path / "a", own_text, max_steps=6)
+    path = stop_at(job, 3) / "run.json"
+    papers = read(path)
+    del papers["prepare_version"]  # as of the first version
+    path.write_text(json.dumps(papers | {"data_digest": "0" * 64}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"how data are prepared: version 1 -> 2"):
+        run(job)
+
+
 def test_changed_development_and_test_texts_are_not(own_text: DataConfig, tmp_path: Path) -> None:
     job = tiny_job(tmp_path / "a", own_text, max_steps=6)
     stop_at(job, 3)

@@ -1,6 +1,7 @@
 """Data sets of the hub: a twin of wmt/wmt14 in a folder, and the same behind a server that plays the hub."""
 
 import copy
+import gzip
 import hashlib
 import json
 import multiprocessing
@@ -24,6 +25,7 @@ from transformer.data import source
 from transformer.data.source import Source, locate
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluate.command import run as evaluate
+from transformer.prepare import prepare
 
 SPLITS = {"train": 60, "validation": 5, "test": 3}
 CARD = "---\nconfigs:\n- config_name: de-en\n  data_files:\n" + "".join(
@@ -166,6 +168,49 @@ def test_a_copy_without_its_papers_is_made_again(content: bytes, twin: Path, tmp
     assert list(again.pairs()) == expected("train")
 
 
+@pytest.mark.parametrize("side", ["src", "tgt"])
+def test_a_copy_that_is_not_whole_is_made_again(side: str, twin: Path, tmp_path: Path) -> None:
+    found = find(twin, tmp_path / "store")
+    path = found.files[side]
+    path.write_bytes(path.read_bytes()[:100])
+    assert list(find(twin, tmp_path / "store").pairs()) == expected("train")
+    path.unlink()
+    assert list(find(twin, tmp_path / "store").pairs()) == expected("train")
+
+
+def test_what_is_no_data_makes_no_other_copy(twin: Path, tmp_path: Path) -> None:
+    found = find(twin, tmp_path / "store")
+    (twin / ".cache" / "huggingface").mkdir(parents=True)
+    (twin / ".cache" / "huggingface" / "x.metadata").write_bytes(b"1")
+    (twin / ".gitattributes").write_bytes(b"*")
+    assert find(twin, tmp_path / "store") == found
+
+
+@pytest.mark.parametrize("name", ["text", "json", "parquet"])
+def test_a_folder_may_be_called_like_a_format(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_twin(tmp_path / name)
+    (tmp_path / "other.jsonl").write_bytes(b"not JSON\n")
+    monkeypatch.chdir(tmp_path)
+    assert list(find(name, tmp_path / "store").pairs()) == expected("train")
+
+
+def test_an_empty_name_is_none(tmp_path: Path) -> None:
+    given = PairConfig("a.en", "a.de", dataset="", split="train")
+    assert locate(given, "data.dev", languages=LANGUAGES, store_dir=tmp_path).columns is None
+
+
+def test_small_faults_show_before_a_copy_is_made(twin: Path, tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "text")
+    data.train = PairConfig(dataset=str(twin), subset="de-en", split="train")
+    data.test["other"].tgt = str(tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"nothing: cannot be read .* check data\.test\.other"):
+        prepare(tiny_job(tmp_path / "runs" / "a", data))
+    data.test["other"].tgt = data.dev.src
+    with pytest.raises(InputError, match=r"has 8 lines, .* has 16"):
+        prepare(tiny_job(tmp_path / "runs" / "a", data))
+    assert left_in(tmp_path) == [name for name in left_in(tmp_path) if name != "about.json"]
+
+
 def find_slowly(folder: Path, builds: Path) -> None:
     original = source._copy
 
@@ -227,8 +272,18 @@ def test_what_is_neither_a_data_set_nor_a_table_is_named(
     ],
 )
 def test_a_table_has_usual_columns(name: str, given: dict[str, str], columns: tuple[str, str], tmp_path: Path) -> None:
-    found = locate(PairConfig(dataset=name, **given), "data.dev", languages=LANGUAGES, store_dir=tmp_path)
-    assert found == Source({"dataset": Path(name)}, columns)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"a\tb\tc\n") if path.suffix == ".gz" else b"a\tb\n")
+    found = locate(PairConfig(dataset=str(path), **given), "data.dev", languages=LANGUAGES, store_dir=tmp_path)
+    assert found == Source({"dataset": path}, columns)
+
+
+def test_a_first_row_that_names_the_languages_is_believed(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"de\ten\nneu\tnew\n")
+    for languages, expected_pair in ((("en", "de"), ("new", "neu")), (("de", "en"), ("neu", "new"))):
+        found = locate(PairConfig(dataset=str(path)), "data.train", languages=languages, store_dir=tmp_path)
+        assert list(found.pairs()) == [expected_pair]
 
 
 def test_a_set_without_a_sentence_is_refused(tmp_path: Path) -> None:
@@ -435,7 +490,7 @@ def test_the_hub_over_http(hub: Hub, tmp_path: Path) -> None:
         assert_one_line(status, log, "wmt/wmt14", "cannot be reached", "transformer prepare", "text files")
         assert left_in(tmp_path / "other") == []
     abouts = [json.loads(path.read_bytes()) for path in (tmp_path / "runs").rglob("about.json")]
-    assert sorted((about["split"], about["revision"]) for about in abouts) == [
+    assert sorted((about["origin"]["split"], about["origin"]["revision"]) for about in abouts) == [
         ("train", COMMIT),
         ("validation", COMMIT),
     ]

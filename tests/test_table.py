@@ -236,7 +236,7 @@ def test_nulls_and_newlines_of_a_parquet_file(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(rows[1:]), path)
     assert list(read_table(path, COLUMNS)) == [("a", "c")]
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    assert refusal(path).startswith(": row 1: no column 'en', but ")
+    assert list(read_table(path, COLUMNS)) == [("", "b"), ("a", "c")]
     parquet.write_table(pyarrow.table({"en": pyarrow.array([], pyarrow.string()), "de": []}), path)
     assert list(read_table(path, COLUMNS)) == []
 

@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import FrameType
@@ -58,7 +58,7 @@ FLAGS = {
     *("-cn", "--config-name", "-cp", "--config-path"),
 }  # Hydra's, less --experimental-rerun, which unpickles a file
 
-TABLE = r"(test|extra)\.([A-Za-z0-9_-]+)\."  # sets that have names of their own: their keys are new to Hydra
+NAMED = r"(test|extra)\.([A-Za-z0-9_-]+)\."  # sets that have names of their own: their keys are new to Hydra
 
 
 def main() -> NoReturn:
@@ -149,7 +149,7 @@ def _schema(job: type, overrides: list[str]) -> Any:
     """The job with its defaults, and a place for each set that the overrides name: they are new keys."""
     schema = job()
     for override in overrides:
-        if match := re.match(rf"(data\.)?{TABLE}[^=]+=", override):
+        if match := re.match(rf"(data\.)?{NAMED}[^=]+=", override):
             place, kind = (schema.data if match[1] else schema), ExtraConfig if match[2] == "extra" else PairConfig
             getattr(place, match[2])[match[3]] = kind()
     return schema
@@ -203,7 +203,8 @@ def _options(job: type, prefix: str = "") -> dict[str, Option]:
         if is_dataclass(kind):
             found |= _options(kind, f"{key}.")  # type: ignore[arg-type]
         elif get_origin(kind) is dict:
-            found |= _options(get_args(kind)[1], f"{key}.NAME.")
+            of_one = _options(get_args(kind)[1], f"{key}.NAME.").items()
+            found |= {name: replace(option, help=meaning + option.help) for name, option in of_one}
         else:
             found[key] = Option(kind, _as_typed(field.default), _meaning(kind, meaning))
     return found
@@ -242,7 +243,7 @@ def _override(argument: str, options: dict[str, Option], *, sweep: bool) -> str:
         if value in ("", "null"):
             raise InputError(f"{argument}: name an experiment; base is the paper's, and sets nothing else")
         return f"{bare}={value}"
-    known = re.sub(rf"^(data\.)?{TABLE}", r"\1\2.NAME.", bare)
+    known = re.sub(rf"^(data\.)?{NAMED}", r"\1\2.NAME.", bare)
     if known not in options:
         if any(option.startswith(f"{known}.") for option in options):
             raise InputError(f"{argument}: {bare} is a group of keys; set them one by one, as {bare}.KEY=VALUE")
@@ -284,10 +285,10 @@ def _refuse_mixed_demo() -> None:
     """The demo's sizes fit the demo's corpus only: another corpus under them would train a toy."""
     choices, overrides = HydraConfig.get().runtime.choices, HydraConfig.get().overrides.task
     if choices.get("experiment") == "demo" and any(
-        override.startswith(("data.train.", "data.dev.")) for override in overrides
+        override.startswith(("data.train.", "data.dev.", "data.extra.")) for override in overrides
     ):
         raise InputError(
-            "data.train and data.dev are fixed under experiment=demo: choose experiment=small, base or big"
+            "data.train, data.dev and data.extra are fixed under experiment=demo: choose experiment=small, base or big"
         )
 
 

@@ -168,15 +168,11 @@ class ModelConfig:
 class PairConfig:
     """Sentence pairs: two parallel text files, or a data set with a column for each language."""
 
-    src: str = option("", "text file in the source language, plain or .gz; of a dataset, the column (empty: src_lang)")
-    tgt: str = option("", "the same in the target language (empty: tgt_lang)")
-    dataset: str | None = option(None, "a hub data set, or a .tsv, .jsonl or .parquet file, with both languages")
+    src: str = option("", "text file in the source language; of a dataset the column (empty: src_lang, or of .tsv 1)")
+    tgt: str = option("", "text file in the target language; of a dataset the column (empty: tgt_lang, or of .tsv 2)")
+    dataset: str | None = option(None, "instead of text files: a hub data set, or a .tsv, .jsonl or .parquet file")
     subset: str | None = option(None, "subset (configuration) of a hub data set, such as de-en")
     split: str | None = option(None, "split of a hub data set, such as train")
-
-    def __post_init__(self) -> None:
-        given = self.dataset or (self.subset is None and self.split is None)
-        _require(bool(given), f"subset={self.subset}, split={self.split}: these are parts of a data set: name dataset")
 
 
 @dataclass
@@ -184,10 +180,6 @@ class ExtraConfig(PairConfig):
     """More training pairs, and how often an epoch has them."""
 
     weight: float = option(1.0, "copies of each pair in an epoch; of 1.5, half of the pairs come twice")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(0.0 < self.weight <= 1000.0, f"weight={self.weight} of an extra corpus must be in (0, 1000]")
 
 
 @dataclass
@@ -212,8 +204,8 @@ class DataConfig:
     root: str = option("data", "folder of corpora, or the hub data set, that experiments are relative to")
     train: PairConfig = field(default_factory=PairConfig)
     dev: PairConfig = field(default_factory=PairConfig)
-    test: dict[str, PairConfig] = field(default_factory=dict)
-    extra: dict[str, ExtraConfig] = field(default_factory=dict)
+    test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "a test set: "})
+    extra: dict[str, ExtraConfig] = field(default_factory=dict, metadata={"help": "more training pairs: "})
     filter: FilterConfig = field(default_factory=FilterConfig)
     store_dir: str | None = option(
         None, "where prepared corpora, and copies of hub data sets, are kept (null: beside the run)"
@@ -222,6 +214,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         _check_names("data.test", self.test)
         _check_names("data.extra", self.extra)
+        for name, extra in self.extra.items():
+            _require(0.0 < extra.weight <= 1000.0, f"data.extra.{name}.weight={extra.weight} must be in (0, 1000]")
         for name in ("src_lang", "tgt_lang"):
             lang = getattr(self, name)
             _require(lang not in ("True", "False"), f"data.{name}={lang}: quote it, YAML takes a bare no for false")
@@ -379,7 +373,7 @@ class TranslateJob(DecodeJob):
 class EvaluateJob(DecodeJob):
     """`transformer evaluate`."""
 
-    test: dict[str, PairConfig] = field(default_factory=dict)  # instead of the run's own
+    test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "instead of the run's test sets: "})
 
     def __post_init__(self) -> None:
         super().__post_init__()

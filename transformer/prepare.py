@@ -2,8 +2,8 @@
 
 A prepared corpus is named by a digest of the training text, the filters, the tokenizer's settings and the versions of
 the formats, so it is built once and shared by every run that agrees on these. Whoever builds holds a file lock; others
-wait, then use it. Nothing is written before every file of the configuration has been read to its end. The surprise:
-training text is read three times (check, tokenizer, ids), since memory must not grow with the corpus.
+wait, then use it. Nothing but copies of hub data sets is written before every text has been read to its end. The
+surprise: training text is read three times (check, tokenizer, ids), since memory must not grow with the corpus.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ import numpy as np
 from transformer.compute import resolve_threads, trim_heap
 from transformer.config import DataConfig, FilterConfig, PairConfig, TokenizerConfig, TrainJob
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, judge
-from transformer.data.source import Source, locate, store_beside
+from transformer.data.source import Source, is_copied, locate, store_beside
 from transformer.data.store import STORE_VERSION, Store, StoreWriter, build_once, digest_file
 from transformer.errors import InputError, StorageError
 from transformer.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
@@ -95,20 +95,17 @@ def prepare(job: TrainJob) -> Prepared:
     began = time.monotonic()
     root = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
     languages = (job.data.src_lang, job.data.tgt_lang)
+    weights, model = _weights(job.data), _given_model(job)
     sources: dict[str, Source] = {}
     sets: dict[str, dict[str, Any]] = {}
+    texts: dict[str, list[Pair]] = {}
     for name, pair in _sets(job.data).items():
         sources[name] = locate(pair, f"data.{name}", languages=languages, store_dir=root)
         sets[name] = _describe(sources[name], f"data.{name}")
-    weights = _weights(job.data)
-    corpus = _Corpus(
-        [sources[name] for name in weights],
-        job.data.filter,
-        job.tokenizer,
-        _given_model(job),
-        resolve_threads(job.train.threads),
-    )
-    texts = {name: source.load(f"data.{name}") for name, source in sources.items() if name not in weights}
+        if name not in weights:
+            texts[name] = sources[name].load(f"data.{name}")
+    threads = resolve_threads(job.train.threads)
+    corpus = _Corpus([sources[name] for name in weights], job.data.filter, job.tokenizer, model, threads)
     digest = _identity(corpus, [sets[name] for name in weights])
     store, model, built = _open_or_build(root / digest[:16], corpus)
     for (name, weight), counts in zip(weights.items(), built.pop("sources"), strict=True):
@@ -117,15 +114,20 @@ def prepare(job: TrainJob) -> Prepared:
         sets[name]["pairs_read"] = len(pairs)
     store.mixture = tuple((sets[name]["pairs_kept"], weight) for name, weight in weights.items())
     report = {"digest": digest, "src_lang": languages[0], "tgt_lang": languages[1], "sets": sets, **built}
+    if len(weights) > 1:
+        for name, weight in weights.items():
+            kept, read = (f"{sets[name][count]:,}" for count in ("pairs_kept", "pairs_read"))
+            log.info("data.%s: %s of %s pairs, weight %g", name, kept, read, weight)
     log.info("data ready: %s; %.1f s", _summary(built), time.monotonic() - began)
     test = {name: texts[f"test.{name}"] for name in job.data.test}
     return Prepared(store, model, report, texts["dev"], test)
 
 
 def _sets(data: DataConfig) -> dict[str, PairConfig]:
-    """Every set of pairs that is configured, by its key; the small ones first, so that their faults show soon."""
-    small = {"dev": data.dev, **{f"test.{name}": pair for name, pair in data.test.items()}}
-    return small | {"train": data.train, **{f"extra.{name}": pair for name, pair in data.extra.items()}}
+    """Every set of pairs that is configured, by its key; those first whose faults show soon: small ones, and here."""
+    named = {"dev": data.dev, **{f"test.{name}": pair for name, pair in data.test.items()}}
+    named |= {"train": data.train, **{f"extra.{name}": pair for name, pair in data.extra.items()}}
+    return dict(sorted(named.items(), key=lambda item: is_copied(item[1])))
 
 
 def _summary(built: dict[str, Any]) -> str:

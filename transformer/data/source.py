@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 from transformer.config import PairConfig
 from transformer.data.corpus import Pair, read_pairs
-from transformer.data.store import build_once, digest_file, sync
-from transformer.data.table import BLOCK, Columns, is_table, pair_of, read_table
+from transformer.data.store import build_once, sync
+from transformer.data.table import BLOCK, Columns, is_table, pair_of, read_table, usual_columns
 from transformer.errors import InputError, StorageError, TransformerError
 
 SIDES = ("source.txt", "target.txt")
@@ -60,15 +60,21 @@ def locate(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -
     `languages` are the columns' names where none are given. Raises InputError, and StorageError where no copy can be
     written.
     """
-    if pair.dataset is None:
+    if not pair.dataset:
         for side, value in (("src", pair.src), ("tgt", pair.tgt)):
             if not value:
                 raise InputError(f"{key}.{side} is not set: name a text file, or a data set by {key}.dataset")
         return Source({"src": Path(pair.src), "tgt": Path(pair.tgt)})
-    if not is_table(pair.dataset):
+    if is_copied(pair):
         return _copied(pair, key, (pair.src or languages[0], pair.tgt or languages[1]), store_dir / "copies")
-    usual = ("1", "2") if pair.dataset.endswith((".tsv", ".tsv.gz")) else languages
-    return Source({"dataset": Path(pair.dataset)}, (pair.src or usual[0], pair.tgt or usual[1]))
+    path = Path(pair.dataset)
+    usual = languages if pair.src and pair.tgt else usual_columns(path, languages)
+    return Source({"dataset": path}, (pair.src or usual[0], pair.tgt or usual[1]))
+
+
+def is_copied(pair: PairConfig) -> bool:
+    """Whether it is a data set that is copied first."""
+    return bool(pair.dataset) and not is_table(str(pair.dataset))
 
 
 def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Source:
@@ -93,15 +99,24 @@ def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Sourc
 def _origin(path: Path) -> dict[str, Any]:
     """What a copy is of; empty where there is none, or a damaged one."""
     try:
-        return dict(json.loads((path / ABOUT).read_bytes()))
-    except (OSError, ValueError, TypeError):
+        about = json.loads((path / ABOUT).read_bytes())
+        return dict(about["origin"]) if about["bytes"] == _sizes(path) else {}
+    except (OSError, ValueError, TypeError, KeyError):
         return {}
+
+
+def _sizes(path: Path) -> list[int]:
+    return [(path / side).stat().st_size for side in SIDES]
 
 
 def _contents(folder: Path) -> list[list[object]]:
     """What a data set on this machine consists of: unlike one of the hub, it may change."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [[str(path.relative_to(folder)), *digest_file(path)] for path in files]
+    try:
+        files = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*") if path.is_file()}
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror}): check the data set's files") from error
+    seen = {name: entry for name, entry in files.items() if not name.startswith(".")}  # not git's, nor the hub client's
+    return [[name, seen[name].st_size, seen[name].st_mtime_ns] for name in sorted(seen)]
 
 
 def _copy(folder: Path, asked: dict[str, Any], *, local: bool) -> None:
@@ -113,7 +128,8 @@ def _copy(folder: Path, asked: dict[str, Any], *, local: bool) -> None:
         for pair in _stream(asked, revision, named):
             _write(source, pair[0])
             _write(target, pair[1])
-    (folder / ABOUT).write_text(json.dumps({**asked, "revision": revision}, indent=1), encoding="utf-8")
+    about = {"origin": {**asked, "revision": revision}, "bytes": _sizes(folder)}
+    (folder / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
     for name in (*SIDES, ABOUT):
         sync(folder / name)
 
@@ -146,9 +162,8 @@ def _stream(asked: dict[str, Any], revision: str | None, named: str) -> Iterator
     columns: Columns = (asked["columns"][0], asked["columns"][1])
     read = 0
     try:
-        rows = datasets.load_dataset(
-            asked["dataset"], asked["subset"], split=asked["split"], revision=revision, streaming=True
-        )
+        name = asked["dataset"] if revision else str(Path(asked["dataset"]).absolute())  # or `text` would be a format
+        rows = datasets.load_dataset(name, asked["subset"], split=asked["split"], revision=revision, streaming=True)
         for block in rows.iter(batch_size=BLOCK):
             for values in zip(*block.values(), strict=True):
                 read += 1

@@ -8,6 +8,7 @@ have it. A missing value is an empty text; a newline within a text becomes a spa
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ def read_table(path: Path, columns: Columns) -> Iterator[Pair]:
             return read_json_lines(path, columns)
         case _:
             return read_parquet(path, columns)
+
+
+def usual_columns(path: Path, languages: Columns) -> Columns:
+    """The columns that are read where none are named: the languages', or the first two of TSV without these."""
+    if not path.name.endswith((".tsv", ".tsv.gz")):
+        return languages
+    with closing(read_lines(path)) as lines:
+        return languages if set(languages) <= set(next(lines, "").split("\t")) else ("1", "2")
 
 
 def read_tsv(path: Path, columns: Columns) -> Iterator[Pair]:
@@ -113,6 +122,8 @@ def pair_of(row: Mapping[str, Any], columns: Columns, place: str) -> Pair:
 
 
 def _text(row: Mapping[str, Any], column: str, place: str) -> str:
+    if column not in row and NESTED in row and row[NESTED] is None:
+        return ""
     nested = row.get(NESTED)
     table = nested if column not in row and isinstance(nested, Mapping) else row
     if column not in table:

@@ -31,9 +31,10 @@ def run(job: EvaluateJob) -> dict[str, Any]:
     run_dir = Path(job.run_dir)
     checkpoint = find_checkpoint(run_dir, job.checkpoint)
     data = checkpoint.config["data"]
-    languages, beside = (str(data["src_lang"]), str(data["tgt_lang"])), store_beside(job.run_dir)
+    languages, store_dir = (str(data["src_lang"]), str(data["tgt_lang"])), data.get("store_dir")
+    root = store_beside(job.run_dir) if store_dir is None else Path(store_dir)
     given = {
-        name: locate(pair, f"test.{name}", languages=languages, store_dir=beside).load(f"test.{name}")
+        name: locate(pair, f"test.{name}", languages=languages, store_dir=root).load(f"test.{name}")
         for name, pair in job.test.items()
     }
     sets = given or read_sets(run_dir)

@@ -35,7 +35,7 @@ from transformer.config import Decay, Device, LayoutKind, Precision, Score, Trai
 from transformer.data.plan import PLAN_VERSION, packed_capacities
 from transformer.data.store import Store
 from transformer.errors import CheckpointError
-from transformer.prepare import Prepared
+from transformer.prepare import PREPARE_VERSION, Prepared
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +156,7 @@ def _write_papers(
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": _versions(),
         "data_digest": prepared.report["digest"],
+        "prepare_version": PREPARE_VERSION,
         "tokenizer_sha256": sha256(prepared.tokenizer).hexdigest(),
         "init_from": None if source is None else _origin(source),
         "settled": to_json(settled),
@@ -200,7 +201,12 @@ def _compare(job: TrainJob, prepared: Prepared, papers: dict[str, Any], checkpoi
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     refused = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if not _may_change(key, job)]
     if papers["data_digest"] != prepared.report["digest"]:
-        refused.append("the training data, its filters or the tokenizer's settings")
+        before_version = papers.get("prepare_version", 1)
+        refused.append(
+            "the training data, its filters or the tokenizer's settings"
+            if before_version == PREPARE_VERSION
+            else f"how data are prepared: version {before_version} -> {PREPARE_VERSION}"
+        )
     if checkpoint.state.get("plan_version") != PLAN_VERSION:
         refused.append(f"the order of the data: version {checkpoint.state.get('plan_version')} -> {PLAN_VERSION}")
     if refused:
