@@ -53,11 +53,11 @@ class Tokenizer:
 
     def encode(self, texts: list[str], threads: int = 1) -> list[list[int]]:
         """The pieces of each text; the same for any number of threads."""
+        pieces: list[list[int]]
         try:
-            "".join(texts).encode("utf-8")
-        except UnicodeEncodeError:  # half a surrogate pair: no character, and SentencePiece refuses it
-            texts = [_SURROGATE.sub("\ufffd", text) for text in texts]
-        pieces: list[list[int]] = self._processor.encode(texts, num_threads=threads)
+            pieces = self._processor.encode(texts, num_threads=threads)
+        except (TypeError, ValueError, RuntimeError):  # half a surrogate pair is no character, and is refused
+            pieces = self._processor.encode([_SURROGATE.sub("\ufffd", text) for text in texts], num_threads=threads)
         return pieces
 
     def decode(self, ids: list[list[int]]) -> list[str]:

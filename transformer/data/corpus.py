@@ -114,18 +114,19 @@ def judge(corpora: Sequence[Iterable[Pair]], config: FilterConfig) -> list[bytes
     A duplicate is a pair that came before, in whichever corpus. Finding them takes 40 bytes a pair for a while.
     """
     verdicts, hashes = [], bytearray()
+    no_identical, no_duplicates = config.drop_identical, config.drop_duplicates
     for pairs in corpora:
         found = bytearray()
-        for pair in pairs:
-            source, target = pair[0].strip(), pair[1].strip()
-            if not source or not target:
+        for source, target in pairs:
+            if not source or not target or source.isspace() or target.isspace():
                 found.append(EMPTY)
-            elif config.drop_identical and source == target:
+            elif no_identical and source.strip() == target.strip():
                 found.append(IDENTICAL)
             else:
                 found.append(KEPT)
-                if config.drop_duplicates:
-                    hashes += hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
+                if no_duplicates:
+                    text = f"{source.strip()}\n{target.strip()}".encode()
+                    hashes += hashlib.blake2b(text, digest_size=8).digest()
         verdicts.append(bytes(found))
     return _mark_duplicates(verdicts, hashes) if hashes else verdicts
 
