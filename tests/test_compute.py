@@ -1,6 +1,8 @@
 """Device, precision and threads are settled by static rules."""
 
 import os
+import platform
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from transformer.compute import (
     resolve_device,
     resolve_precision,
     resolve_threads,
+    trim_heap,
 )
 from transformer.config import Device, Precision
 from transformer.errors import InputError
@@ -119,3 +122,19 @@ def test_what_is_lowered_has_the_type_of_autocast_where_it_is_on(precision: Prec
     with autocast(CPU, precision):
         assert lowered(x).dtype == expected
     assert lowered(x) is x
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep their heap as they like")
+def test_what_was_freed_between_others_goes_back() -> None:
+    blocks = [bytes(50_000) for _ in range(4_000)]  # 200 MB, too small to be mapped each
+    kept = blocks[::100]
+    del blocks
+    before = resident()
+    trim_heap()
+    assert before - resident() > 100_000_000
+    assert len(kept) == 40
