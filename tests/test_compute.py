@@ -1,8 +1,4 @@
-"""Device, precision and threads are settled by static rules."""
-
-import os
-import platform
-from pathlib import Path
+"""Device and precision are settled by static rules."""
 
 import pytest
 import torch
@@ -14,8 +10,6 @@ from transformer.compute import (
     lowered,
     resolve_device,
     resolve_precision,
-    resolve_threads,
-    trim_heap,
 )
 from transformer.config import Device, Precision
 from transformer.errors import InputError
@@ -103,11 +97,6 @@ def test_autocast_multiplies_in_that_precision(precision: Precision, dtype: torc
     assert (x @ x).dtype == dtype
 
 
-def test_threads_are_the_cores_this_process_may_use() -> None:
-    assert resolve_threads(None) == len(os.sched_getaffinity(0))
-    assert resolve_threads(3) == 3
-
-
 @pytest.mark.parametrize(
     ("precision", "expected"),
     [
@@ -122,19 +111,3 @@ def test_what_is_lowered_has_the_type_of_autocast_where_it_is_on(precision: Prec
     with autocast(CPU, precision):
         assert lowered(x).dtype == expected
     assert lowered(x) is x
-
-
-def resident() -> int:
-    """Bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep their heap as they like")
-def test_what_was_freed_between_others_goes_back() -> None:
-    blocks = [bytes(50_000) for _ in range(4_000)]  # 200 MB, too small to be mapped each
-    kept = blocks[::100]
-    del blocks
-    before = resident()
-    trim_heap()
-    assert before - resident() > 100_000_000
-    assert len(kept) == 40

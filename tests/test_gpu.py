@@ -33,12 +33,13 @@ from transformer.data.batch import Batch, collate
 from transformer.data.plan import Ids
 from transformer.data.store import Store
 from transformer.kernels.loss import linear_cross_entropy
-from transformer.layout import BOS, EOS, Padded, pack
+from transformer.layout import Padded, pack
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import attend
 from transformer.model.transformer import Transformer
 from transformer.step import Objective
 from transformer.translate.search import Hypothesis, beam_search, length_penalty
+from transformer.vocabulary import BOS, EOS
 
 DEVICE = torch.device(os.environ.get("TRANSFORMER_TEST_DEVICE", "cuda"))
 CPU = torch.device("cpu")

@@ -14,7 +14,19 @@ PACKAGE = ROOT / "transformer"
 
 KERNELS = ("kernels.attention", "kernels.dropout", "kernels.gather", "kernels.loss")
 FLOORS = {
-    0: ("compute", "config", "cost", "distributed", "errors", "layout", "schedule", "seeding", *KERNELS),
+    0: (
+        "compute",
+        "config",
+        "cost",
+        "distributed",
+        "errors",
+        "layout",
+        "machine",
+        "schedule",
+        "seeding",
+        "vocabulary",
+        *KERNELS,
+    ),
     1: (
         "data.batch",
         "data.corpus",

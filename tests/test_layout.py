@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transformer.layout import BOS, EOS, PAD, UNK, Packed, Padded, pack
+from transformer.layout import Packed, Padded, pack
+from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 
 def test_special_ids_are_the_published_ones() -> None:

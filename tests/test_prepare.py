@@ -93,6 +93,17 @@ def test_text_goes_in_and_the_same_pairs_come_out(job: TrainJob) -> None:
     assert [path.name for path in Path(job.run_dir).parent.iterdir()] == [".store"]
 
 
+def test_threads_and_blocks_change_nothing(job: TrainJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    manifests = []
+    for threads, block in ((1, 10_000), (3, 7)):  # 7: many more blocks than threads, and a last one of three
+        monkeypatch.setattr("transformer.prepare.BLOCK", block)
+        job.train.threads, job.data.store_dir = threads, str(tmp_path / str(threads))
+        prepare(job)
+        (manifest,) = Path(job.data.store_dir).glob("*/MANIFEST.json")
+        manifests.append(manifest.read_bytes())
+    assert manifests[0] == manifests[1]
+
+
 def test_the_report(job: TrainJob) -> None:
     prepared = prepare(job)
     report = json.loads(json.dumps(prepared.report, allow_nan=False))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from transformer.config import ModelConfig
-from transformer.layout import BOS, EOS, PAD, Padded
+from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 from transformer.translate.search import Hypothesis, beam_search, length_penalty
+from transformer.vocabulary import BOS, EOS, PAD
 
 ALPHAS = (0.0, 0.6, 1.0)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from transformer.data.batch import Batch, collate
-from transformer.data.store import Store, StoreWriter
+from transformer.data.store import Sentences, Store, StoreWriter
 from transformer.errors import InputError
 from transformer.layout import Packed
 
@@ -22,7 +22,7 @@ def written(path: Path, vocab_size: int = 100, block: int = 2) -> Path:
     path.mkdir()
     writer = StoreWriter(path, vocab_size)
     for start in range(0, len(SOURCE), block):
-        writer.add(SOURCE[start : start + block], TARGET[start : start + block])
+        writer.add(*(Sentences.of(side[start : start + block]) for side in (SOURCE, TARGET)))
     writer.finish({"tokenizer.model": b"model"})
     return path
 
@@ -64,7 +64,7 @@ def test_ids_are_as_narrow_as_the_vocabulary_allows(vocab_size: int, width: int,
     path = tmp_path / "s"
     path.mkdir()
     writer = StoreWriter(path, vocab_size)
-    writer.add([[vocab_size - 1]], [[4, 5]])
+    writer.add(Sentences.of([[vocab_size - 1]]), Sentences.of([[4, 5]]))
     writer.finish({})
     assert (path / "target.ids").stat().st_size == 2 * width
     assert Store.open(path).gather(np.array([0]), 0)[0].tolist() == [vocab_size - 1]

@@ -91,10 +91,6 @@ def test_random_text_never_breaks_encoding() -> None:
     assert len(TOKENIZER.decode(TOKENIZER.encode(texts))) == 500
 
 
-def test_threads_change_nothing() -> None:
-    assert TOKENIZER.encode(LINES, 2) == TOKENIZER.encode(LINES, 1)
-
-
 @pytest.mark.parametrize("algorithm", list(Algorithm))
 def test_a_small_corpus_softens_the_size(algorithm: Algorithm) -> None:
     tokenizer = trained(vocab_size=37_000, algorithm=algorithm)

@@ -35,12 +35,13 @@ from transformer.errors import CheckpointError, InputError
 from transformer.evaluate.command import evaluate_sets, read_sets, write_sets
 from transformer.evaluate.command import run as evaluate
 from transformer.evaluate.score import measure, score
-from transformer.layout import BOS, EOS, PAD, Padded
+from transformer.layout import Padded
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.tokenizer import Tokenizer, train_tokenizer
 from transformer.translate.command import run as translate
 from transformer.translate.search import Hypothesis, beam_search, length_penalty
 from transformer.translate.translator import Translator, find_checkpoint, load_translator
+from transformer.vocabulary import BOS, EOS, PAD
 
 WORDS = "the a dog cat house tree green small sees under over runs sleeps near two old and with water bird ."
 CONFIG = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2, max_positions=60, tie_embeddings=False)

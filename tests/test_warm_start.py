@@ -32,12 +32,12 @@ from test_resume import damage, snapshot, stop_at, with_value
 from transformer.config import DataConfig, Device, Norm, Positions, Precision, SearchOverride, TrainJob
 from transformer.distributed import World
 from transformer.errors import CheckpointError, InputError
-from transformer.layout import EOS
 from transformer.prepare import prepare
 from transformer.step import Objective
 from transformer.tokenizer import Tokenizer
 from transformer.training.validate import DevSet, dev_loss
 from transformer.translate.translator import load_translator
+from transformer.vocabulary import EOS
 
 CPU = torch.device("cpu")
 STILL = {"max_steps": 1, "learning_rate": 1e-30, "average": 1}  # the one update changes nothing

@@ -1,6 +1,5 @@
 """Where, and in which arithmetic, we compute: settled once by static rules, never by a stopwatch."""
 
-import ctypes
 import importlib.util
 import os
 import shutil
@@ -74,20 +73,3 @@ def has_varlen_kernel(device: torch.device, dtype: torch.dtype, *, d_k: int, d_v
     """Whether torch has one kernel for attention over packed sentences: in half precision, on GPUs since Ampere."""
     fits = dtype.itemsize == 2 and d_k == d_v and d_k % 8 == 0 and d_k <= 256
     return fits and device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
-
-
-def resolve_threads(threads: int | None) -> int:
-    """This rank's share of the cores that this process may use, unless told otherwise."""
-    share = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return threads if threads is not None else max(1, share)
-
-
-def trim_heap() -> None:
-    """Give the system back what the C library keeps of freed memory, where that is glibc.
-
-    On a CPU, batches of many shapes leave its heap full of holes that nothing fits into, so that a training's memory
-    would grow for hours.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -5,8 +5,6 @@ layout in two places only: the embedding (which position is this?) and `attend` 
 two layouts and one model: `Padded`, a sentence a row, and `Packed`, sentences end to end, which has one shape whatever
 the sentences. The surprise: a packed batch also holds a plan for cutting it into small padded ones of like lengths, and
 source and target share that plan, since attention between them needs the same sentences in the same group.
-
-The special ids are fixed here, since every part agrees on them.
 """
 
 from collections.abc import Sequence
@@ -19,8 +17,6 @@ import torch
 from torch import Tensor
 
 from transformer.kernels.gather import gather_up, spread_out
-
-PAD, UNK, BOS, EOS = range(4)
 
 
 @dataclass(frozen=True)

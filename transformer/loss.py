@@ -6,7 +6,7 @@ training goes through `kernels/loss.py`, which never holds all logits.
 
 from torch import Tensor
 
-from transformer.layout import PAD
+from transformer.vocabulary import PAD
 
 
 def smoothed_cross_entropy(logits: Tensor, targets: Tensor, *, label_smoothing: float) -> tuple[Tensor, Tensor]:

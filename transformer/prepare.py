@@ -11,9 +11,9 @@ import json
 import logging
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -22,21 +22,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from transformer.compute import resolve_threads, trim_heap
 from transformer.config import DataConfig, FilterConfig, PairConfig, TokenizerConfig, TrainJob
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, judge
 from transformer.data.source import Source, is_copied, locate, store_beside
-from transformer.data.store import STORE_VERSION, Store, StoreWriter, build_once, digest_file
+from transformer.data.store import STORE_VERSION, Ids, Sentences, Store, StoreWriter, build_once, digest_file
 from transformer.errors import InputError, StorageError
+from transformer.machine import resolve_threads, trim_heap
 from transformer.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
 
 PREPARE_VERSION = 2
 BLOCK = 10_000  # pairs that are in memory at a time
 REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")  # in the order of asking
 TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
-
-Pieces = list[list[int]]
 
 log = logging.getLogger(__name__)
 
@@ -242,9 +241,9 @@ def _fill(path: Path, corpus: _Corpus, judged: _Judged) -> None:
     kept = bytearray()  # 1 for each fit pair whose pieces are fit, too
     with closing(StoreWriter(path, tokenizer.vocab_size)) as writer:
         for source, target in _encoded(corpus, fit, tokenizer):
-            keep = _keep(source, target, corpus.filters, dropped)
-            kept += bytes(keep)
-            writer.add(list(compress(source, keep)), list(compress(target, keep)))
+            keep = _keep(source.counts, target.counts, corpus.filters, dropped)
+            kept += keep.tobytes()
+            writer.add(source.select(keep), target.select(keep))
         _refuse_nothing(len(writer), corpus, dropped)
         report = {
             "pairs_read": len(fit),
@@ -277,32 +276,31 @@ def _train(corpus: _Corpus, judged: _Judged) -> bytes:
     return model
 
 
-def _encoded(corpus: _Corpus, fit: bytes, tokenizer: Tokenizer) -> Iterator[tuple[Pieces, Pieces]]:
-    """The pieces of both sides, block by block; one block is encoded while the one before it is written."""
+def _encoded(corpus: _Corpus, fit: bytes, tokenizer: Tokenizer) -> Iterator[tuple[Sentences, Sentences]]:
+    """Both sides as pieces, block by block.
 
-    def encode(block: list[Pair]) -> tuple[Pieces, Pieces]:
+    A thread takes a whole block: to share each block among the threads would have them wait for each other at its end.
+    """
+
+    def encode(block: list[Pair]) -> tuple[Sentences, Sentences]:
         source, target = map(list, zip(*block, strict=True))
-        return tokenizer.encode(source, corpus.threads), tokenizer.encode(target, corpus.threads)
+        return Sentences.of(tokenizer.encode(source)), Sentences.of(tokenizer.encode(target))
 
-    pairs = corpus.pairs(fit)
-    with ThreadPoolExecutor(1) as pool:
-        pending = None
+    pairs, ahead = corpus.pairs(fit), deque[Future[tuple[Sentences, Sentences]]]()
+    with ThreadPoolExecutor(corpus.threads) as pool:
         while block := list(islice(pairs, BLOCK)):
-            done, pending = pending, pool.submit(encode, block)
-            if done is not None:
-                yield done.result()
-        if pending is not None:
-            yield pending.result()
+            ahead.append(pool.submit(encode, block))
+            if len(ahead) > corpus.threads:  # one more than are encoded: no thread waits for the next
+                yield ahead.popleft().result()
+        yield from (future.result() for future in ahead)
 
 
-def _keep(source: Pieces, target: Pieces, filters: FilterConfig, dropped: Counter[str]) -> list[bool]:
-    """Which pairs pass the filters that look at pieces."""
-    counts = np.array([list(map(len, source)), list(map(len, target))])
-    shorter, longer = counts.min(axis=0), counts.max(axis=0)
+def _keep(source: Ids, target: Ids, filters: FilterConfig, dropped: Counter[str]) -> npt.NDArray[np.bool_]:
+    """Which pairs pass the filters that look at pieces, of which they have so many."""
+    shorter, longer = np.minimum(source, target), np.maximum(source, target)
     empty = shorter == 0  # such as lone zero-width spaces
     too_long = ~empty & (longer > filters.max_length)
     ratio = ~empty & ~too_long & (longer > filters.max_ratio * shorter)
     for reason, found in (("no_pieces", empty), ("too_long", too_long), ("ratio", ratio)):
         dropped[reason] += int(found.sum())
-    keep: list[bool] = (~(empty | too_long | ratio)).tolist()
-    return keep
+    return ~(empty | too_long | ratio)

@@ -14,8 +14,8 @@ import sentencepiece
 
 from transformer.config import TokenizerConfig
 from transformer.errors import InputError
-from transformer.layout import BOS, EOS, PAD, UNK
 from transformer.seeding import seed_for
+from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 LARGEST_MODEL = 64 << 20  # bytes; a real one has less than one million
 
@@ -51,13 +51,13 @@ class Tokenizer:
         """A model from a file's content."""
         return cls(data, "tokenizer")
 
-    def encode(self, texts: list[str], threads: int = 1) -> list[list[int]]:
-        """The pieces of each text; the same for any number of threads."""
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The pieces of each text, found in this thread alone; others run meanwhile."""
         pieces: list[list[int]]
         try:
-            pieces = self._processor.encode(texts, num_threads=threads)
+            pieces = self._processor.encode(texts, num_threads=1)
         except (TypeError, ValueError, RuntimeError):  # half a surrogate pair is no character, and is refused
-            pieces = self._processor.encode([_SURROGATE.sub("\ufffd", text) for text in texts], num_threads=threads)
+            pieces = self._processor.encode([_SURROGATE.sub("\ufffd", text) for text in texts], num_threads=1)
         return pieces
 
     def decode(self, ids: list[list[int]]) -> list[str]:

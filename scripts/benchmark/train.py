@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from peers import DROPOUT, EOS, PAD, PEAK_RATE, SMOOTHING, WARMUP_STEPS, Ids, Shape, Spec
 
-from transformer.compute import resolve_device, resolve_threads
+from transformer.compute import resolve_device
 from transformer.config import (
     DataConfig,
     Device,
@@ -52,6 +52,7 @@ from transformer.config import (
 )
 from transformer.data.plan import plan_epoch
 from transformer.errors import InputError, TransformerError
+from transformer.machine import resolve_threads
 from transformer.prepare import prepare
 from transformer.tokenizer import Tokenizer
 

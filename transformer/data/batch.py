@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer.data.store import Ids, Store
-from transformer.layout import BOS, EOS, PAD, Layout, Padded, pack
+from transformer.data.store import Ids, Sentences, Store
+from transformer.layout import Layout, Padded, pack
+from transformer.vocabulary import BOS, EOS, PAD
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ def collate(store: Store, ids: Ids, capacities: tuple[int, int] | None = None) -
     if len(ids) == 0:
         nothing, pad, empty = torch.zeros(0, dtype=torch.int64), torch.full((1, 1), PAD), Padded.of([0], 1)
         return Batch(pad, empty, pad, empty, nothing, nothing)
-    source, _, source_layout = _arrange(*store.gather(ids, 0))
-    target, target_in, target_layout = _arrange(*store.gather(ids, 1))
+    source, _, source_layout = _arrange(store.gather(ids, 0))
+    target, target_in, target_layout = _arrange(store.gather(ids, 1))
     rows = np.flatnonzero(target)  # PAD is 0 and no piece
     return Batch(
         source=torch.from_numpy(source),
@@ -68,8 +69,8 @@ def _packed(store: Store, ids: Ids, capacities: tuple[int, int]) -> Batch:
     source_layout, target_layout = pack(lengths, capacities, store.longest)
     source, target_in, target = (np.full(capacities[side], PAD, dtype=np.int64) for side in (0, 1, 1))
     if len(ids):
-        _end_to_end(source, *store.gather(ids, 0))
-        _end_to_end(target, *store.gather(ids, 1))
+        _end_to_end(source, store.gather(ids, 0))
+        _end_to_end(target, store.gather(ids, 1))
         ends = np.cumsum(lengths[:, 1])
         target_in[1 : ends[-1]] = target[: ends[-1] - 1]  # what stands behind an EOS there begins a sentence
         target_in[np.concatenate(([0], ends[:-1]))] = BOS
@@ -83,17 +84,18 @@ def _packed(store: Store, ids: Ids, capacities: tuple[int, int]) -> Batch:
     )
 
 
-def _end_to_end(slots: Ids, pieces: Ids, counts: Ids) -> None:
+def _end_to_end(slots: Ids, sentences: Sentences) -> None:
     """Fill the first slots with these sentences, each with its EOS."""
-    ends = np.cumsum(counts + 1) - 1
+    ends = np.cumsum(sentences.counts + 1) - 1
     inner = np.ones(ends[-1] + 1, dtype=bool)
     inner[ends] = False
-    slots[: len(inner)][inner] = pieces
+    slots[: len(inner)][inner] = sentences.pieces
     slots[ends] = EOS
 
 
-def _arrange(pieces: Ids, counts: Ids) -> tuple[Ids, Ids, Padded]:
+def _arrange(sentences: Sentences) -> tuple[Ids, Ids, Padded]:
     """One sentence a row, as pieces + EOS and as BOS + pieces, both `(B, T)`, and the layout that they share."""
+    pieces, counts = sentences
     width = int(counts.max()) + 1
     inner = np.arange(width - 1) < counts[:, None]  # filling by a mask goes row by row, as the pieces lie
     ended, begun = np.full((2, len(counts), width), PAD, dtype=np.int64)

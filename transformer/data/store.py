@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,23 @@ Array = npt.NDArray[np.integer[Any]]
 Ids = npt.NDArray[np.int64]
 
 
+class Sentences(NamedTuple):
+    """Some sentences of one side, end to end."""
+
+    pieces: Array
+    counts: Ids  # pieces of each sentence
+
+    @classmethod
+    def of(cls, sentences: list[list[int]]) -> "Sentences":
+        """Lay lists of pieces end to end."""
+        counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        return cls(np.fromiter(chain.from_iterable(sentences), np.int32, int(counts.sum())), counts)
+
+    def select(self, keep: npt.NDArray[np.bool_]) -> "Sentences":
+        """Those that are marked."""
+        return Sentences(self.pieces[np.repeat(keep, self.counts)], self.counts[keep])
+
+
 class Store:
     """Sentence pairs as piece ids; pair `i` keeps its number for ever."""
 
@@ -50,21 +67,21 @@ class Store:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def gather(self, ids: Ids, side: int) -> tuple[Ids, Ids]:
-        """The pieces of these sentences one after the other, and how many each has; side 0 is the source."""
+    def gather(self, ids: Ids, side: int) -> Sentences:
+        """These sentences, their pieces as int64; side 0 is the source."""
         starts = self._offsets[side][ids]
         counts = self._offsets[side][ids + 1] - starts
         ends = counts.cumsum()
         total = int(ends[-1]) if len(ids) else 0
         index = np.arange(total) + np.repeat(starts - ends + counts, counts)
-        return self._pieces[side][index].astype(np.int64), counts
+        return Sentences(self._pieces[side][index].astype(np.int64), counts)
 
     @classmethod
     def from_pieces(cls, source: list[list[int]], target: list[list[int]]) -> "Store":
         """A store in memory, for sets that are small, such as the development set."""
-        pieces = tuple(np.fromiter(chain.from_iterable(side), dtype=np.int64) for side in (source, target))
-        offsets = tuple(np.array([0, *map(len, side)], dtype=np.int64).cumsum() for side in (source, target))
-        return cls((pieces[0], pieces[1]), (offsets[0], offsets[1]))
+        left, right = Sentences.of(source), Sentences.of(target)
+        offsets = tuple(np.concatenate([[0], side.counts.cumsum()]) for side in (left, right))
+        return cls((left.pieces, right.pieces), (offsets[0], offsets[1]))
 
     @classmethod
     def open(cls, path: Path) -> "Store":
@@ -139,15 +156,14 @@ class StoreWriter:
         """Real tokens written so far, end marks counted."""
         return self._totals[side] + self._pairs
 
-    def add(self, source: list[list[int]], target: list[list[int]]) -> None:
+    def add(self, source: Sentences, target: Sentences) -> None:
         """Append these pairs."""
-        for side, sentences in enumerate((source, target)):
-            counts = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
-            ids = np.fromiter(chain.from_iterable(sentences), dtype=self._dtype, count=int(counts.sum()))
-            self._files[side][0].write(ids.tobytes())
-            self._files[side][1].write((counts.cumsum() + self._totals[side]).astype("<i8").tobytes())
-            self._totals[side] += len(ids)
-        self._pairs += len(source)
+        for side, (pieces, counts) in enumerate((source, target)):
+            ids, offsets = self._files[side]
+            ids.write(pieces.astype(self._dtype).tobytes())
+            offsets.write((counts.cumsum() + self._totals[side]).astype("<i8").tobytes())
+            self._totals[side] += len(pieces)
+        self._pairs += len(source.counts)
 
     def finish(self, extras: dict[str, bytes]) -> None:
         """Write `extras` by name, bring all to the disk, and the manifest last."""

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from transformer.compute import resolve_threads
 from transformer.config import EvaluateJob, to_json
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.source import locate, store_beside
 from transformer.errors import InputError, StorageError
 from transformer.evaluate.score import Scores, score
+from transformer.machine import resolve_threads
 from transformer.translate.translator import Translator, build_translator, find_checkpoint
 
 Sets = Mapping[str, Sequence[Pair]]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer.compute import lowered
-from transformer.layout import PAD
+from transformer.vocabulary import PAD
 
 ROWS = 512  # of a block on a CPU: large enough for the matrix units, small enough for the cache
 

@@ -30,7 +30,7 @@ from transformer.checkpoint import (
     rotate,
     write_json,
 )
-from transformer.compute import dtype_of, loss_scaler, resolve_device, trim_heap
+from transformer.compute import dtype_of, loss_scaler, resolve_device
 from transformer.config import Precision, SearchOverride, TrainJob, from_json, to_json
 from transformer.cost import parameters
 from transformer.data.corpus import Pair
@@ -41,6 +41,7 @@ from transformer.distributed import World, join_world, local_device
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluate.command import evaluate_sets, print_results, write_sets
 from transformer.evaluate.score import measure
+from transformer.machine import trim_heap
 from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
 from transformer.optimizer import build_optimizer, load_moments, moments_by_name, move_average
 from transformer.prepare import Prepared, prepare

@@ -29,12 +29,12 @@ from transformer.compute import (
     has_varlen_kernel,
     resolve_device,
     resolve_precision,
-    resolve_threads,
 )
 from transformer.config import Decay, Device, LayoutKind, Precision, Score, TrainJob, from_json, to_json
 from transformer.data.plan import PLAN_VERSION, packed_capacities
 from transformer.data.store import Store
 from transformer.errors import CheckpointError
+from transformer.machine import resolve_threads
 from transformer.prepare import PREPARE_VERSION, Prepared
 
 log = logging.getLogger(__name__)

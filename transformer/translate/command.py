@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 import torch
 
-from transformer.compute import resolve_threads
 from transformer.config import TranslateJob
+from transformer.machine import resolve_threads
 from transformer.translate.translator import load_translator
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from transformer.layout import PAD
+from transformer.vocabulary import PAD
 
 
 class State(Protocol):
