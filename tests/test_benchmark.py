@@ -6,18 +6,26 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
-from corpora import ROOT, write_corpus
+from corpora import ROOT, tiny_job, wait_for, write_corpus
 from tools import load_script
+
+from transformer.config import ModelConfig, PairConfig
+from transformer.data.batch import collate
+from transformer.data.loader import Step
+from transformer.data.store import Store
+from transformer.prepare import prepare
 
 FOLDER = ROOT / "scripts" / "benchmark"
 
-peers = load_script("benchmark/peers")
+gpu, peers, preparing, step_times = (load_script(f"benchmark/{name}") for name in ("gpu", "peers", "prepare", "steps"))
 
 
 def benchmark(*arguments: str, script: str = "train.py") -> "subprocess.CompletedProcess[str]":
@@ -123,6 +131,214 @@ def test_preparing_beside_sentencepiece(tmp_path: Path) -> None:
     again = benchmark(*sizes, "--keep", str(tmp_path / "kept"), script="prepare.py")
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr == f"error: {tmp_path / 'kept'}: not empty: --keep makes a folder\n"
+
+
+def test_the_yardstick_and_ours_find_the_same_pieces(tmp_path: Path) -> None:
+    """Without the pair that has no German: the yardstick filters nothing, and would learn from its English."""
+    args = preparing.parse(["--pairs", "300", "--vocab-size", "400", "--keep", str(tmp_path)])
+    preparing.make(args)
+    for side in ("en", "de"):
+        path = tmp_path / f"train.{side}"
+        lines = path.read_text(encoding="utf-8").split("\n")
+        path.write_text("\n".join(lines[:2] + lines[3:]), encoding="utf-8")
+    args.pairs = 299
+    preparing.yardstick(args)
+    data = write_corpus(tmp_path / "other")
+    data.train = PairConfig(str(tmp_path / "train.en"), str(tmp_path / "train.de"))
+    data.filter.max_length = 256
+    job = tiny_job(tmp_path / "runs" / "a", data)
+    job.tokenizer.vocab_size = 400
+    store = prepare(job).store
+    counts = np.array([np.fromfile(tmp_path / f"train.{side}.lengths", np.int64) for side in ("en", "de")])
+    fit = (counts.max(axis=0) <= 256) & (counts.max(axis=0) <= 9 * counts.min(axis=0))
+    assert len(store) == fit.sum() == 296
+    for index, side in enumerate(("en", "de")):
+        pieces, lengths = store.gather(np.arange(296), index)
+        assert lengths.tolist() == counts[index, fit].tolist()
+        ids = np.fromfile(tmp_path / f"train.{side}.ids", np.uint16)
+        assert pieces.tolist() == ids[np.repeat(fit, counts[index])].tolist()
+
+
+# ---- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+def test_the_steps_stage_of_a_dry_run(tmp_path: Path) -> None:
+    """From the shell to the page: four settings are timed, and what was found lies in $OUT."""
+    done = subprocess.run(
+        ["bash", str(FOLDER / "gpu.sh"), "--dry-run", "steps"],
+        env=os.environ | {"OUT": str(tmp_path / "out"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["steps.json", "steps.txt", "summary.json"]
+    found = json.loads((tmp_path / "out" / "steps.json").read_bytes())
+    assert (found["passed"], found["dry_run"], found["device"], found["parameters"]) == (True, True, "cpu", 52_992)
+    settings = [("packed", True), ("packed", False), ("padded", True), ("padded", False)]
+    assert [(result["layout"], result["compiled"]) for result in found["results"]] == settings
+    page = (tmp_path / "out" / "steps.txt").read_text(encoding="utf-8")
+    for result in found["results"]:
+        assert len(result["milliseconds"]) == result["steps"] == 3
+        seconds = sum(result["milliseconds"]) / 1e3
+        expected = 3 * result["target_tokens_per_step"] / seconds
+        assert result["target_tokens_per_second"] == pytest.approx(expected, rel=1e-3)
+        assert 800 < result["target_tokens_per_step"] <= 1_000
+        assert abs(result["first_loss"] - math.log(1_000)) < 1.0
+        name = f"{result['layout']} | {'compiled' if result['compiled'] else 'eager'}"
+        assert f"| {name} | {result['target_tokens_per_second']:,.0f} | " in page
+    packed, padded = (found["results"][index]["padding_share"] for index in (0, 2))
+    assert packed == found["results"][1]["padding_share"]
+    assert padded == found["results"][3]["padding_share"]
+    stage = json.loads((tmp_path / "out" / "summary.json").read_bytes())["stages"]["steps"]
+    assert (stage["passed"], stage["said"].count(" tokens/s")) == (True, 4)
+
+
+def test_an_unknown_stage_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    done = benchmark("--out", str(tmp_path / "out"), "steps", "rest", script="gpu.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("error: rest: choose from tests, steps, multi30k, kftt\n")
+    assert not (tmp_path / "out").exists()
+
+
+def shell_stage(command: str, limit: float = 60.0) -> Any:
+    """A stage that is a line of shell."""
+
+    def run(place: Any) -> Any:
+        status = gpu.call(place, ["sh", "-c", command], min(place.limit, limit), WORD="said")
+        return gpu.Found([command], status == 0, {"exit_status": status}, f"status {status}")
+
+    return run
+
+
+def has_ended(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == b""  # nobody has asked for its status yet
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_a_stage_that_fails_stops_no_other_but_fails_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(place: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    runs = {
+        "bad": shell_stage("echo $WORD; exit 3"),
+        "broken": broken,
+        "endless": shell_stage("sleep 60 & echo $! > {}; wait".format(tmp_path / "pid"), 0.3),
+        "good": shell_stage("echo one; echo two >&2; touch left_behind"),
+    }
+    monkeypatch.setattr(gpu, "STAGES", {name: gpu.Stage(run, 0.25) for name, run in runs.items()})
+    out = tmp_path / "out"
+    assert gpu.main(["--dry-run", "--out", str(out)]) == 1
+    stages = json.loads((out / "summary.json").read_bytes())["stages"]
+    said = {"bad": "status 3", "broken": "OSError: [Errno 28] No space left on device", "endless": "status None"}
+    assert {name: stage["said"] for name, stage in stages.items()} == said | {"good": "status 0"}
+    assert [name for name, stage in stages.items() if stage["passed"]] == ["good"]
+    assert {path.name for path in out.iterdir()} == {"summary.json"} | {
+        f"{name}.{kind}" for name in runs for kind in ("json", "txt")
+    }
+    assert (out / "bad.txt").read_text(encoding="utf-8") == "$ sh -c 'echo $WORD; exit 3'\n\nsaid\n"
+    assert (out / "good.txt").read_text(encoding="utf-8").endswith("\n\none\ntwo\n")
+    report = json.loads((out / "endless.json").read_bytes())
+    assert (report["passed"], report["exit_status"], report["dry_run"]) == (False, None, True)
+    wait_for(lambda: has_ended((tmp_path / "pid").read_text(encoding="ascii").strip()), 10.0)
+    printed = capsys.readouterr().out
+    assert "\nbad: FAILED in " in printed
+    assert "\nsaid\n" in printed  # the end of the log of what failed
+    assert gpu.main(["--dry-run", "--out", str(out), "good"]) == 0
+    assert list(json.loads((out / "summary.json").read_bytes())["stages"]) == ["good"]
+
+
+def test_the_stages_share_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 530 s since gpu.sh began: each gets its share of what is left, and what one leaves goes to those behind it."""
+    assert sum(stage.share for stage in gpu.STAGES.values()) == pytest.approx(1.0)
+    shares = {"one": 0.25, "two": 0.25, "three": 0.5}
+    monkeypatch.setattr(
+        gpu, "STAGES", {name: gpu.Stage(shell_stage("exit 0"), share) for name, share in shares.items()}
+    )
+    assert gpu.main(["--out", str(tmp_path), "--begun", str(time.time() - 130)]) == 0
+    stages = json.loads((tmp_path / "summary.json").read_bytes())["stages"]
+    assert [stage["limit"] for stage in stages.values()] == pytest.approx([100, 400 / 3, 400], abs=3)
+
+
+def test_a_training_that_fails_is_no_passed_stage(tmp_path: Path) -> None:
+    """By the public command, on a corpus that is not there."""
+    log = tmp_path / "log"
+    found = gpu.multi30k(gpu.Place(False, tmp_path / "data", log, tmp_path, 60.0))
+    assert (found.passed, found.numbers, found.line) == (False, {"exit_status": 2}, "no results.json")
+    assert [command.split(" ")[2:5] for command in found.commands] == [
+        ["transformer", "train", "experiment=multi30k_en_de"]
+    ]
+    assert "transformer: error: " in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("inside", "outcome"),
+    [("", "passed"), ("<failure/>", "failed"), ("<error/>", "failed"), ("<skipped/>", "skipped")],
+)
+def test_the_outcome_of_a_test(inside: str, outcome: str) -> None:
+    assert gpu.outcome_of(ElementTree.fromstring(f"<testcase>{inside}<system-out/></testcase>")) == outcome
+
+
+def test_the_corpus_of_the_step_times_is_as_long_as_wmt() -> None:
+    store = step_times.make_corpus(400_000, 37_000)
+    assert store.lengths.sum(axis=0) == pytest.approx([400_000, 400_000], rel=0.02)
+    assert store.lengths.mean(axis=0) == pytest.approx([27, 27], rel=0.02)
+    assert 2 <= store.lengths.min() < store.lengths.max() <= 256
+    pieces, _ = store.gather(np.arange(len(store)), 0)
+    assert 4 <= pieces.min() < pieces.max() < 37_000
+    counts = np.bincount(pieces, minlength=37_000)
+    assert counts[4] / counts[40:44].mean() == pytest.approx(30, rel=0.5)
+
+
+def test_speeds_by_hand() -> None:
+    """Two steps, of 3 and 2 seconds: 11 and 9 source tokens, 7 and 5 target tokens, in 24 and 16 slots."""
+    batch = collate(Store.from_pieces([[5]], [[6]]), np.array([0]))
+    steps = [
+        Step(0, 0, [(0, batch), (1, batch)], target_tokens=7, source_tokens=11, sentences=3, slots=24),
+        Step(0, 1, [(0, batch)], target_tokens=5, source_tokens=9, sentences=2, slots=16),
+    ]
+    found = step_times.speeds(
+        ModelConfig(), 100, steps, times=[3.0, 2.0], waits=[0.5, 0.25], device=torch.device("cpu")
+    )
+    tflops = found.pop("model_tflops")
+    assert found == {
+        "target_tokens_per_second": 12 / 5,
+        "milliseconds_median": 2_500,
+        "milliseconds_p95": pytest.approx(2_950),
+        "data_wait_share": 0.15,
+        "padding_share": pytest.approx(8 / 40),
+        "micro_batches_per_step": 1.5,
+        "target_tokens_per_step": 6,
+        "utilisation": None,
+        "minutes_of_100k_steps": pytest.approx(2.5 * 1e5 / 60),
+    }
+    weights = 63_045_632 - 36_900 * 512  # each multiplies and adds three times for a token, of its side
+    assert 6 * 12 * weights < 1.1 * 5e12 * tflops < 1.1 * 6 * 20 * weights
+
+
+def test_the_page_of_step_times_tells_of_what_failed() -> None:
+    timed = {"target_tokens_per_second": 1_234.5, "milliseconds_median": 9.87, "milliseconds_p95": 10.04}
+    timed |= {"utilisation": 0.4321, "peak_memory_gib": 70.04, "padding_share": 0.051, "data_wait_share": 0.002}
+    timed |= {"minutes_of_100k_steps": 61.4, "graphs_while_timed": 1, "steps": 7, "steps_wanted": 9}
+    results = [
+        {"layout": "packed", "compiled": True, **timed, "error": "1 graphs compiled"},
+        {"layout": "padded", "compiled": False, "error": "RuntimeError: no"},
+    ]
+    facts = {"size": "base", "parameters": 63_045_632, "tokens_per_step": 25_000, "device": "H200", "torch": "2.11"}
+    lines = "\n".join(step_times.page(facts | {"results": results})).split("\n")
+    first, second, _, late, _, compiled, _, failed = lines[-8:]
+    assert first == "| packed | compiled | 1,234 | 9.9 | 10.0 | 43.2% | 70.0 | 5.1% | 0.2% | 61 min | 1 |"
+    assert second == "| padded | eager | failed |" + " |" * 8
+    assert late == "packed compiled: the time ran out after 7 of 9 steps."
+    assert (compiled, failed) == (
+        "packed compiled: FAILED: 1 graphs compiled",
+        "padded eager: FAILED: RuntimeError: no",
+    )
 
 
 def test_step_of_the_peers() -> None:
