@@ -32,6 +32,7 @@ CARD = "---\nconfigs:\n- config_name: de-en\n  data_files:\n" + "".join(
     f"  - split: {split}\n    path: de-en/{split}-*\n" for split in SPLITS
 )
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NEXT_COMMIT = COMMIT[::-1]
 LANGUAGES = ("en", "de")
 
 
@@ -104,6 +105,8 @@ def test_a_folder_is_copied_once_until_it_changes(twin: Path, tmp_path: Path, mo
     changed = find(twin, tmp_path / "store")
     assert list(changed.pairs()) == [("new line", "neu"), ("x", "")]
     assert list(first.pairs()) == expected("train")  # the older copy is as it was
+    write_split(twin, "train", [{"de": "alt", "en": "new\nline"}, {"de": None, "en": "x"}])  # not a byte longer
+    assert list(find(twin, tmp_path / "store").pairs()) == [("new line", "alt"), ("x", "")]
 
 
 @pytest.mark.parametrize(
@@ -113,10 +116,9 @@ def test_a_folder_is_copied_once_until_it_changes(twin: Path, tmp_path: Path, mo
         ({"split": "dev"}, ["dev", "train", "validation", "test"]),
         ({"split": "train[:3]"}, ["train[:3]", "validation"]),
         ({"split": None}, ["data.train.split is not set", "twin"]),
-        ({"tgt": "fr"}, ["row 1: no column 'fr', but 'de, en'"]),
         ({"src": "translation"}, ["row 1: column 'translation' is no text"]),
     ],
-    ids=["subset", "split", "slice", "no split", "column", "no text"],
+    ids=["subset", "split", "slice", "no split", "no text"],
 )
 def test_what_a_folder_does_not_have_is_named(
     given: dict[str, Any], words: list[str], twin: Path, tmp_path: Path
@@ -127,6 +129,25 @@ def test_what_a_folder_does_not_have_is_named(
     assert "\n" not in message
     assert [word for word in words if word not in message] == [], message
     assert left_in(tmp_path / "store") == []
+
+
+def test_a_column_that_a_folder_lacks_is_named_with_its_row(twin: Path, tmp_path: Path) -> None:
+    place = re.escape(f"{twin} de-en train: row 1")
+    with pytest.raises(InputError, match=rf"^{place}: no column 'fr', but 'de, en': name two that it has$"):
+        find(twin, tmp_path / "store", tgt="fr")
+    assert left_in(tmp_path / "store") == []
+
+
+def test_what_cannot_be_read_is_named_by_the_row_before_it(
+    twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "BLOCK", 8)
+    path = twin / "de-en" / "train-00000-of-00001.parquet"
+    place = parquet.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    content = path.read_bytes()
+    path.write_bytes(content[:place] + bytes(40) + content[place + 40 :])
+    with pytest.raises(InputError, match=r"twin de-en train: after row \d\d: cannot be read \("):
+        find(twin, tmp_path / "store")
 
 
 def test_a_damaged_folder_leaves_no_copy(twin: Path, tmp_path: Path) -> None:
@@ -158,7 +179,7 @@ def test_an_interrupted_copy_leaves_nothing(
     assert list(find(twin, tmp_path / "store").pairs()) == expected("train")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
 def test_a_copy_without_its_papers_is_made_again(content: bytes, twin: Path, tmp_path: Path) -> None:
     found = find(twin, tmp_path / "store")
     about = found.files["src"].with_name("about.json")
@@ -241,6 +262,19 @@ def test_a_copy_can_be_used_where_nothing_can_be_written(twin: Path, tmp_path: P
         lock.unlink()
         lock.mkdir()
     assert find(twin, tmp_path / "store") == first
+
+
+@pytest.mark.parametrize(
+    "other", [{"dataset": "a/c"}, {"subset": None}, {"split": "test"}, {"src": "de", "tgt": "en"}, {"tgt": "fr"}]
+)
+def test_whatever_is_asked_for_has_a_copy_of_its_own(
+    other: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_revision", lambda name: COMMIT)
+    monkeypatch.setattr(source, "_stream", lambda asked, *_: [(json.dumps(asked), "")])
+    given = {"dataset": "a/b", "subset": "c", "split": "train", "src": "en", "tgt": "de"}
+    asked = [json.loads(next(find(store=tmp_path, **one).pairs())[0]) for one in (given, given | other, given)]
+    assert asked[0] == asked[2] != asked[1]
 
 
 @pytest.mark.parametrize("name", ["../nowhere", "./corpus", "a/b/c", "corpus/train.en", "/no/where", "a b"])
@@ -382,6 +416,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.folder = folder
         self.asked: list[str] = []
+        self.commit = COMMIT
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -399,7 +434,7 @@ class Answer(BaseHTTPRequestHandler):
             case ["api", "datasets", "wmt" | "half", _] | ["api", "datasets", "wmt" | "half", _, "revision", _]:
                 files = [file for file in self.server.folder.rglob("*") if file.is_file()]
                 siblings = [{"rfilename": self.entry(file)["path"]} for file in files]
-                self.reply_json({"id": "wmt/wmt14", "sha": COMMIT, "siblings": siblings})
+                self.reply_json({"id": "wmt/wmt14", "sha": self.server.commit, "siblings": siblings})
             case ["api", "datasets", "wmt" | "half", _, "tree", _, *rest]:
                 folder = self.server.folder.joinpath(*rest)
                 found = folder.rglob("*") if "recursive=true" in query.lower() else folder.glob("*")
@@ -412,7 +447,7 @@ class Answer(BaseHTTPRequestHandler):
             case ["datasets", owner, _, "resolve", _, *rest] if self.server.folder.joinpath(*rest).is_file():
                 self.send_file(self.server.folder.joinpath(*rest), dies=owner == "half" and rest[0] == "de-en")
             case [*_, "resolve", _, _]:
-                self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+                self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.server.commit})
             case _:
                 self.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 
@@ -426,7 +461,7 @@ class Answer(BaseHTTPRequestHandler):
         return {"type": "file", "oid": hashlib.sha1(content).hexdigest(), "size": len(content), "path": name}
 
     def send_file(self, file: Path, *, dies: bool) -> None:
-        content, commit = file.read_bytes(), {"X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        content, commit = file.read_bytes(), {"X-Repo-Commit": self.server.commit, "Accept-Ranges": "bytes"}
         headers = {**commit, "ETag": f'"{self.entry(file)["oid"]}"'}
         if self.command == "HEAD":
             return self.reply(200, b"", {**headers, "Content-Length": str(len(content))})
@@ -479,10 +514,19 @@ def test_the_hub_over_http(hub: Hub, tmp_path: Path) -> None:
         assert f"copying wmt/wmt14 de-en train, once (revision {COMMIT})" in log
         assert "data ready: 60 of 60 pairs" in log
         assert "HTTP" not in log
+        newest = [path for path in hub.asked if "/wmt/wmt14" in path and COMMIT not in path]
+        assert newest == ["/api/datasets/wmt/wmt14"] * 2  # which revision it is: all else is asked of that one
+        hub.commit = NEXT_COMMIT
+        (dev,) = [path for path in (tmp_path / "runs").rglob("source.txt") if path.stat().st_size < 500]
+        dev.write_bytes(dev.read_bytes()[:-1])
+        status, log = shell.run(*from_hub("wmt/wmt14", "runs/b"))
+        assert status == 0
+        copied = re.findall(r"copying (.*), once \(revision (.*)\)", log)
+        assert copied == [("wmt/wmt14 de-en validation", NEXT_COMMIT)]  # and not the one that is whole
         hub.shutdown()
         hub.server_close()
         asked = len(hub.asked)
-        assert shell.run(*from_hub("wmt/wmt14", "runs/b"))[0] == 0
+        assert shell.run(*from_hub("wmt/wmt14", "runs/c"))[0] == 0
         assert len(hub.asked) == asked
         began = time.monotonic()
         status, log = shell.run(*from_hub("wmt/wmt14", "other/a"))
@@ -492,10 +536,10 @@ def test_the_hub_over_http(hub: Hub, tmp_path: Path) -> None:
     abouts = [json.loads(path.read_bytes()) for path in (tmp_path / "runs").rglob("about.json")]
     assert sorted((about["origin"]["split"], about["origin"]["revision"]) for about in abouts) == [
         ("train", COMMIT),
-        ("validation", COMMIT),
+        ("validation", NEXT_COMMIT),
     ]
-    (copied,) = [path for path in (tmp_path / "runs").rglob("source.txt") if path.stat().st_size > 500]
-    assert copied.read_bytes().decode() == "".join(f"{text}\n" for text, _ in expected("train"))
+    (train,) = [path for path in (tmp_path / "runs").rglob("source.txt") if path.stat().st_size > 500]
+    assert train.read_bytes().decode() == "".join(f"{text}\n" for text, _ in expected("train"))
     assert sum(path.stat().st_size for path in (tmp_path / "home").rglob("*") if path.is_file()) < 10_000
 
 

@@ -490,6 +490,27 @@ def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path, capsys: pyte
         evaluate(evaluation(run_dir, test={"mine": PairConfig(str(src), str(tgt))}))
 
 
+@pytest.mark.parametrize(("given", "place"), [(True, "elsewhere"), (False, "runs/.store")])
+def test_evaluate_copies_a_data_set_to_where_the_run_keeps_its_data(
+    given: bool, place: str, spm: bytes, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.model").write_bytes(spm)
+    size = Tokenizer.from_bytes(spm).vocab_size
+    data = DataConfig(filter=FilterConfig(max_length=50), store_dir=str(tmp_path / "elsewhere") if given else None)
+    config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=data))
+    model = {"model": parameters_by_name(network(size, 1))}
+    commit(folder, step=1, tensors=model, state={"vocab_size": size}, config=config)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "test.jsonl").write_bytes(b'{"de": "ein Hund", "en": "a dog"}\n{"de": "zwei", "en": "two"}\n')
+    mine = PairConfig(dataset=str(tmp_path / "set"), split="test")
+    evaluate(evaluation(folder, test={"mine": mine}))
+    (copy,) = tmp_path.rglob("source.txt")
+    assert copy.parents[2] == tmp_path / place
+    assert copy.read_bytes() == b"a dog\ntwo\n"
+
+
 def test_evaluate_refuses_tokenised_translations(
     run_dir: Path, tmp_path: Path, translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
