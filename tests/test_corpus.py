@@ -82,7 +82,11 @@ def test_lines_by_hand(content: bytes, expected: list[str], suffix: str, tmp_pat
 
 @pytest.mark.parametrize("difference", [-19, -1, 1, 25])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_unequal_files_are_refused_with_both_counts(difference: int, suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [16, 1 << 20])
+def test_unequal_files_are_refused_with_both_counts(
+    difference: int, suffix: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer.data.corpus._BUFFER", size)  # of some lines, or all
     source = write(tmp_path / f"a{suffix}", numbered(20, "de"))
     target = write(tmp_path / f"b{suffix}", numbered(20 + difference, "en"))
     with pytest.raises(InputError) as caught:
@@ -211,6 +215,17 @@ def test_pairs_are_judged_whole(identical: bool, duplicates: bool, dropped: dict
     config = FilterConfig(drop_identical=identical, drop_duplicates=duplicates)
     expected = bytes(EMPTY if n in (1, 2, 3, 8) else dropped.get(n, KEPT) for n in range(9))
     assert judge([PAIRS[:border], PAIRS[border:]], config) == [expected[:border], expected[border:]]
+
+
+def test_the_first_of_many_duplicates_is_kept() -> None:
+    config = FilterConfig(drop_duplicates=True)
+    pairs = [("x", str(n % 7)) for n in range(700)]
+    assert judge([pairs[:500], pairs[500:]], config) == [
+        bytes([KEPT] * 7 + [DUPLICATE] * 493),
+        bytes([DUPLICATE] * 200),
+    ]
+    sides = [("ab", "c"), ("a", "bc"), ("a b", "c"), ("c", "ab")]  # the same letters, other pairs
+    assert judge([sides], config) == [bytes([KEPT] * 4)]
 
 
 @pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")

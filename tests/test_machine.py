@@ -11,9 +11,18 @@ import pytest
 from transformer.machine import resolve_threads, trim_heap
 
 
-def test_threads_are_the_cores_this_process_may_use() -> None:
-    assert resolve_threads(None) == len(os.sched_getaffinity(0))
-    assert resolve_threads(3) == 3
+@pytest.mark.parametrize(
+    ("given", "ranks", "threads"), [(None, None, 8), (None, "1", 8), (None, "3", 2), (None, "9", 1), (3, "8", 3)]
+)
+def test_threads_are_a_share_of_the_cores_this_process_may_use(
+    given: int | None, ranks: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(10, 18)))
+    if ranks is None:
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert resolve_threads(given) == threads
 
 
 def resident() -> int:

@@ -10,13 +10,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
 import pytest
+from corpora import overrides
+from corpora import start as start_command
 from pyarrow import parquet
 
 from transformer.config import (
@@ -30,9 +34,12 @@ from transformer.config import (
     TrainConfig,
     TrainJob,
 )
+from transformer.data.corpus import Pair
+from transformer.data.source import Source
+from transformer.data.store import StoreWriter
 from transformer.errors import InputError, StorageError
 from transformer.prepare import Prepared, prepare
-from transformer.tokenizer import Tokenizer
+from transformer.tokenizer import Tokenizer, train_tokenizer
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 ZAHLEN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -132,7 +139,7 @@ def test_filters_drop_whole_training_pairs_and_count_them(job: TrainJob, caplog:
         "empty": [("", "null"), ("one", "  ")],
         "identical": [("one two", "one two")],
         "duplicate": [(spell(7, WORDS), spell(7, ZAHLEN))],
-        "no_pieces": [("\u200b", "eins")],
+        "no_pieces": [("\u200b", "eins " * 200)],
         "too_long": [("one " * 200, "eins " * 200)],
         "ratio": [("one", "eins " * 15)],
     }
@@ -153,6 +160,37 @@ def test_filters_drop_whole_training_pairs_and_count_them(job: TrainJob, caplog:
         "500 of 507 pairs (1.38% dropped: empty 2, identical 1, duplicate 1, no_pieces 1, too_long 1, ratio 1)"
         in caplog.text
     )
+
+
+def test_a_pair_at_the_limit_is_kept(job: TrainJob) -> None:
+    counts = prepare(job).store.lengths - 1
+    longest, ratios = counts.max(axis=1), counts.max(axis=1) / counts.min(axis=1)
+    assert ratios.max() == 2.0
+    job.data.filter.max_length, job.data.filter.max_ratio = int(longest.max()), 2.0
+    assert len(prepare(job).store) == 500
+    job.data.filter.max_length -= 1
+    assert len(prepare(job).store) == (longest < longest.max()).sum() < 500
+    job.data.filter.max_length, job.data.filter.max_ratio = 40, 1.99
+    assert len(prepare(job).store) == (ratios < 2.0).sum() < 500
+
+
+def test_the_tokenizer_learns_from_as_many_lines_as_it_may(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all the text of both sides, its end included."""
+    seen: list[str] = []
+
+    def train(lines: Iterable[str], config: TokenizerConfig) -> bytes:
+        seen.extend(lines)
+        return train_tokenizer(seen, config)
+
+    monkeypatch.setattr("transformer.prepare.train_tokenizer", train)
+    job.tokenizer.sample_lines = 200
+    prepare(job)
+    lines = {spell(n, words): n for words in (WORDS, ZAHLEN) for n in range(500)}
+    numbers = [lines[line] for line in seen]
+    assert len(numbers) == 200
+    assert numbers == sorted(numbers)
+    assert sum(number >= 250 for number in numbers) == pytest.approx(100, abs=30)
+    assert sum(line.split()[0] in ZAHLEN for line in seen) == pytest.approx(100, abs=30)
 
 
 def test_a_second_call_uses_what_the_first_one_built(job: TrainJob) -> None:
@@ -212,6 +250,15 @@ def test_whatever_changes_the_data_changes_its_digest(job: TrainJob, change: obj
     after = prepare(job)
     assert after.report["digest"] != before.report["digest"]
     assert len(after.store) == 500
+
+
+@pytest.mark.parametrize("name", ["PREPARE_VERSION", "STORE_VERSION"])
+def test_another_version_of_a_format_is_another_digest(
+    name: str, job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = prepare(job).report["digest"]
+    monkeypatch.setattr(f"transformer.prepare.{name}", 99)
+    assert prepare(job).report["digest"] != before
 
 
 def test_names_seeds_and_test_sets_do_not_change_the_digest(job: TrainJob) -> None:
@@ -465,6 +512,85 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing_half_done(
             prepare(job)
     assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
     assert len(prepare(job).store) == 500
+
+
+@pytest.mark.parametrize("place", ["transformer.tokenizer.Tokenizer.encode", "transformer.data.store.StoreWriter.add"])
+def test_an_error_while_encoding_is_raised_as_it_is_and_ends_every_thread(
+    place: str, job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one of the threads, on its fifth block or later, and in what takes their blocks."""
+    error, calls, before = RuntimeError("as it is"), list[object](), threading.enumerate()
+
+    def fail(*arguments: Any) -> object:
+        calls.append(arguments)
+        if len(calls) > 8:
+            raise error
+        return real(*arguments)
+
+    owner, name = (Tokenizer, "encode") if place.endswith("encode") else (StoreWriter, "add")
+    real, job.train.threads = getattr(owner, name), 3
+    with monkeypatch.context() as patch:
+        patch.setattr("transformer.prepare.BLOCK", 7)
+        patch.setattr(place, fail)
+        with pytest.raises(RuntimeError) as caught:
+            prepare(job)
+    assert caught.value is error
+    assert threading.enumerate() == before
+    assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
+    assert len(prepare(job).store) == 500
+
+
+def test_blocks_are_not_read_far_ahead_of_what_is_written(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or memory would hold the whole corpus where writing is slower than reading."""
+    read, ahead = 0, []
+    pairs, add = Source.pairs, StoreWriter.add
+
+    def counted(source: Source) -> Iterator[Pair]:
+        nonlocal read
+        read = 0  # each of the three readings
+        for found in pairs(source):
+            read += 1
+            yield found
+
+    def watched(writer: StoreWriter, *sides: Any) -> None:
+        ahead.append(read - len(writer))
+        add(writer, *sides)
+
+    monkeypatch.setattr(Source, "pairs", counted)
+    monkeypatch.setattr(StoreWriter, "add", watched)
+    monkeypatch.setattr("transformer.prepare.BLOCK", 10)
+    job.train.threads = 2
+    prepare(job)
+    assert len(ahead) == 50
+    assert max(ahead) <= 30  # a block for each thread, and one more
+
+
+SLOWLY = """
+import time, transformer.prepare as module
+from transformer.tokenizer import Tokenizer
+encode, module.BLOCK = Tokenizer.encode, 1
+def slowly(*arguments):
+    time.sleep(0.1)
+    return encode(*arguments)
+Tokenizer.encode = slowly
+"""
+
+
+def test_ctrl_c_while_encoding_leaves_nothing_half_done(job: TrainJob, tmp_path: Path) -> None:
+    process = start_command("prepare", *overrides(job), cwd=tmp_path, driver=SLOWLY)  # it would take a minute
+    assert process.stderr is not None
+    assert any("encoding 500 pairs" in line for line in process.stderr)
+    store = Path(job.run_dir).parent / ".store"
+    while not any(store.glob(".tmp-*/source.ids")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 5.0
+    assert (process.returncode, out) == (75, "")
+    assert err.startswith("transformer: error: stopped"), err
+    assert err.count("\n") == 1, err
+    assert [path.suffix for path in store.iterdir()] == [".lock"]
 
 
 COUNTING = """

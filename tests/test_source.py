@@ -19,6 +19,7 @@ import pyarrow
 import pytest
 from corpora import Shell, read, run, steps_of, tiny_job, write_corpus
 from pyarrow import parquet
+from tools import watch_disk
 
 from transformer.config import EvaluateJob, ExtraConfig, PairConfig, TrainJob
 from transformer.data import source
@@ -179,6 +180,18 @@ def test_an_interrupted_copy_leaves_nothing(
     assert list(find(twin, tmp_path / "store").pairs()) == expected("train")
 
 
+def test_a_copy_has_its_name_when_all_of_it_is_on_the_disk(
+    twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        events = watch_disk(patch)
+        found = find(twin, tmp_path / "store")
+    *inside, renamed, outside = events
+    sizes = {path.name: path.stat().st_size for path in found.files["src"].parent.iterdir()}
+    assert {path.name: size for _, path, size in inside} == sizes
+    assert (len(sizes), renamed[0], outside) == (3, "rename", ("sync", tmp_path / "store" / "copies", 0))
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
 def test_a_copy_without_its_papers_is_made_again(content: bytes, twin: Path, tmp_path: Path) -> None:
     found = find(twin, tmp_path / "store")
@@ -228,6 +241,10 @@ def test_small_faults_show_before_a_copy_is_made(twin: Path, tmp_path: Path) -> 
         prepare(tiny_job(tmp_path / "runs" / "a", data))
     data.test["other"].tgt = data.dev.src
     with pytest.raises(InputError, match=r"has 8 lines, .* has 16"):
+        prepare(tiny_job(tmp_path / "runs" / "a", data))
+    del data.test["other"]
+    data.extra["more"] = ExtraConfig(data.dev.src, str(tmp_path / "nothing"))
+    with pytest.raises(InputError, match=r"nothing: cannot be read .* check data\.extra\.more"):
         prepare(tiny_job(tmp_path / "runs" / "a", data))
     assert left_in(tmp_path) == [name for name in left_in(tmp_path) if name != "about.json"]
 
@@ -318,6 +335,8 @@ def test_a_first_row_that_names_the_languages_is_believed(tmp_path: Path) -> Non
     for languages, expected_pair in ((("en", "de"), ("new", "neu")), (("de", "en"), ("neu", "new"))):
         found = locate(PairConfig(dataset=str(path)), "data.train", languages=languages, store_dir=tmp_path)
         assert list(found.pairs()) == [expected_pair]
+    found = locate(PairConfig(dataset=str(path)), "data.train", languages=("en", "fr"), store_dir=tmp_path)
+    assert list(found.pairs()) == [("de", "en"), ("neu", "new")]  # it names but one of these
 
 
 def test_a_set_without_a_sentence_is_refused(tmp_path: Path) -> None:

@@ -8,18 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tools import watch_disk
 
 from transformer.data.batch import Batch, collate
-from transformer.data.store import Sentences, Store, StoreWriter
+from transformer.data.store import Sentences, Store, StoreWriter, build_once
 from transformer.errors import InputError
 from transformer.layout import Packed
 
 SOURCE = [[5, 6, 7], [8], [9, 10], [], [11, 12, 13, 14]]
+FILES = ["source.ids", "source.offsets", "target.ids", "target.offsets", "tokenizer.model", "MANIFEST.json"]
 TARGET = [[20, 21], [22, 23, 24, 25], [26], [27], [28, 29, 30]]
 
 
 def written(path: Path, vocab_size: int = 100, block: int = 2) -> Path:
-    path.mkdir()
+    path.mkdir(exist_ok=True)
     writer = StoreWriter(path, vocab_size)
     for start in range(0, len(SOURCE), block):
         writer.add(*(Sentences.of(side[start : start + block]) for side in (SOURCE, TARGET)))
@@ -82,6 +84,20 @@ def test_an_empty_store_opens(tmp_path: Path) -> None:
     assert len(Store.open(tmp_path)) == 0
 
 
+def test_a_store_has_its_name_when_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, and the manifest behind what it vouches for; a power cut may come at any moment."""
+    with monkeypatch.context() as patch:
+        events = watch_disk(patch)
+        build_once(tmp_path / "s", written, usable=lambda _: False)
+    *inside, folder, renamed, outside = events
+    sizes = {name: (tmp_path / "s" / name).stat().st_size for name in FILES}
+    assert {path.name: size for _, path, size in inside} == sizes
+    assert (len(inside), inside[-1][1].name) == (6, "MANIFEST.json")
+    assert folder == ("sync", inside[0][1].parent, 0)
+    assert renamed == ("rename", folder[1], 0)
+    assert outside == ("sync", tmp_path, 0)
+
+
 def lengths_or_message(path: Path) -> object:
     try:
         return Store.open(path).lengths.tolist()
@@ -121,6 +137,14 @@ def test_a_foreign_manifest_is_refused(manifest: bytes, tmp_path: Path) -> None:
     (path / "MANIFEST.json").write_bytes(manifest)
     with pytest.raises(InputError):
         Store.open(path)
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"dtype": "<f4"}, {"files": {}}])
+def test_a_manifest_that_says_something_else_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    path = written(tmp_path / "s") / "MANIFEST.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change), encoding="utf-8")
+    with pytest.raises(InputError):
+        Store.open(path.parent)
 
 
 def test_a_batch_by_hand() -> None:

@@ -103,10 +103,12 @@ def test_a_tsv_has_no_quoting(content: bytes, expected: list[Pair], tmp_path: Pa
     [
         (b"a\tb\n\nc\n", ("1", "2"), ":3: 1 columns, not 2: "),
         (b"a\tb\n", ("2", "5"), ":1: 2 columns, not 5: "),
+        (b"a\tb\n", ("5", "2"), ":1: 2 columns, not 5: "),
         (b"en\tde\na\tb\nc d\n", COLUMNS, ":3: 1 columns, not 2: "),
         (b"en\tfr\na\tb\n", COLUMNS, ":1: no column 'de' in the first row, which has 'en, fr': "),
         (b"", COLUMNS, ":1: no column 'en' in the first row, which has ''"),
         (b"a\tb\n", ("0", "1"), ":1: no column '0' in the first row, which has 'a, b'"),
+        (b"a\tb\n", ("1", "²"), ":1: no column '1' in the first row, which has 'a, b'"),
         (b"a\tb\n" + b"x" * 100_000, ("x", "y"), ":1: no column 'x'"),
         (b"x" * 100_000, COLUMNS, ":1: no column 'en' in the first row, which has 'xxx"),
         (b"a\tb\na\tcaf\xe9\n", ("1", "2"), ":2: not UTF-8: byte 6 of the line is 0xe9"),

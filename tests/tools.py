@@ -1,11 +1,13 @@
-"""What several test files need to look at code: scripts as modules, and how large tensors become."""
+"""What several test files need to look at code: scripts as modules, how large tensors become, what reaches the disk."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,3 +36,22 @@ class Largest(TorchDispatchMode):
         for x in out if isinstance(out, (tuple, list)) else [out]:
             self.elements = max(self.elements, x.numel() if isinstance(x, Tensor) else 0)
         return out
+
+
+def watch_disk(patch: pytest.MonkeyPatch) -> list[tuple[str, Path, int]]:
+    """What is brought to the disk, with its size then, and what is renamed, in order; the list grows as it happens."""
+    events: list[tuple[str, Path, int]] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        events.append(("sync", path, 0 if path.is_dir() else path.stat().st_size))
+        fsync(descriptor)
+
+    def move(path: Path, target: Path) -> Path:
+        events.append(("rename", path, 0))
+        return rename(path, target)
+
+    patch.setattr(os, "fsync", sync)
+    patch.setattr(Path, "rename", move)
+    return events
