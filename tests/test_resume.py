@@ -38,6 +38,7 @@ from corpora import (
 )
 from safetensors.torch import load_file
 
+from transformer import prepare
 from transformer.config import DataConfig, Decay, LayoutKind, Norm, Positions, Precision, SearchConfig, TrainJob
 from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
 from transformer.training import loop
@@ -521,6 +522,21 @@ def test_a_run_that_was_prepared_otherwise_is_refused_as_such(own_text: DataConf
     path.write_text(json.dumps(papers | {"data_digest": "0" * 64}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"how data are prepared: version 1 -> 2"):
         run(job)
+
+
+def test_another_tokenizer_of_the_same_text_is_refused(
+    own_text: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest names text and settings; of these another release may make other pieces, if the store is rebuilt."""
+    job = tiny_job(tmp_path / "a", own_text, max_steps=6)
+    stop_at(job, 3)
+    shutil.rmtree(str(own_text.store_dir))
+    trained = prepare.train_tokenizer
+    monkeypatch.setattr(prepare, "train_tokenizer", lambda lines, config: trained(list(lines)[:60], config))
+    with pytest.raises(CheckpointError, match=r"tokenizer: SentencePiece \S+ trained another one") as refused:
+        run(job)
+    assert "\n" not in str(refused.value)
+    assert steps_of(Path(job.run_dir)) == [3]
 
 
 def test_changed_development_and_test_texts_are_not(own_text: DataConfig, tmp_path: Path) -> None:
