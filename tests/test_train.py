@@ -282,6 +282,22 @@ def test_a_finished_run_prints_its_results_again(
     assert after == before
 
 
+def test_other_test_sets_are_scored_and_take_the_place_of_the_first(corpus: DataConfig, tmp_path: Path) -> None:
+    """The same names with other text, then other names: neither prints a score of before, nor keeps its text."""
+    job = tiny_job(tmp_path / "a", corpus, max_steps=4)
+    run_dir = run(job)
+    swapped = {"test": corpus.test["other"], "other": corpus.test["test"]}
+    before = results_of(run_dir)["test_sets"]
+    run(replace(job, data=replace(corpus, test=swapped)))
+    after = results_of(run_dir)["test_sets"]
+    assert before["test"] != before["other"]
+    assert after == {"test": before["other"], "other": before["test"]}
+    run(replace(job, data=replace(corpus, test={"news": corpus.test["test"]})))
+    assert results_of(run_dir)["test_sets"] == {"news": before["test"]}
+    kept = {path.name for path in (run_dir / "hypotheses").iterdir()}
+    assert kept == {"dev.src", "dev.ref", "news.src", "news.ref", "news.hyp"}
+
+
 def test_more_steps_go_on_to_where_one_run_would_have_come(corpus: DataConfig, tmp_path: Path) -> None:
     short = tiny_job(tmp_path / "a", corpus, max_steps=6, save_every=2)
     assert results_of(run(short))["averaged"] == [2, 4, 6]

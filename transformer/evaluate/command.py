@@ -4,9 +4,11 @@ A run keeps the text of its own sets, so that it can be scored wherever it is co
 `NAME.ref`, and beside them the translations, `NAME.hyp`. A score is printed with all that it depends on.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +90,19 @@ def print_results(run_dir: Path, results: Mapping[str, Any]) -> None:
 
 
 def write_sets(run_dir: Path, sets: Sets) -> None:
-    """Keep the text of the run's sets as `hypotheses/NAME.src` and `NAME.ref`. Raises StorageError."""
+    """Keep the text of the run's sets as `hypotheses/NAME.src` and `NAME.ref`, of no others. Raises StorageError."""
+    for path in (run_dir / "hypotheses").glob("*.src"):
+        if path.stem not in sets:
+            for kind in ("src", "ref", "hyp"):
+                path.with_suffix(f".{kind}").unlink(missing_ok=True)
     for name, pairs in sets.items():
         _write_lines(_place(run_dir, name, "src"), [source for source, _ in pairs])
         _write_lines(_place(run_dir, name, "ref"), [reference for _, reference in pairs])
+
+
+def digest_sets(sets: Sets) -> str:
+    """The SHA-256 of the sets' names and text, in whichever order they come."""
+    return sha256(json.dumps({name: list(pairs) for name, pairs in sets.items()}, sort_keys=True).encode()).hexdigest()
 
 
 def read_sets(run_dir: Path) -> dict[str, list[Pair]]:

@@ -39,7 +39,7 @@ from transformer.data.plan import PLAN_VERSION
 from transformer.data.store import Store
 from transformer.distributed import World, join_world, local_device
 from transformer.errors import CheckpointError, InputError
-from transformer.evaluate.command import evaluate_sets, print_results, write_sets
+from transformer.evaluate.command import digest_sets, evaluate_sets, print_results, write_sets
 from transformer.evaluate.score import measure
 from transformer.machine import trim_heap
 from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
@@ -147,10 +147,10 @@ def _is_finished(job: TrainJob, run: Run) -> bool:
     """Whether results.json is there, of this step, these test sets and this search."""
     try:
         results = read_json(run.directory / "results.json")
-        found = (results["steps"], results["search"], sorted(results["test_sets"]))
+        found = (results["steps"], results["search"], results["test_digest"])
     except (CheckpointError, KeyError, TypeError):
         return False
-    return run.progress.ended(job.train) and found == (run.progress.step, to_json(job.search), sorted(run.test))
+    return run.progress.ended(job.train) and found == (run.progress.step, to_json(job.search), digest_sets(run.test))
 
 
 def _start(
@@ -359,5 +359,6 @@ def _finish(job: TrainJob, run: Run) -> dict[str, object]:
         "search": to_json(job.search),
         "seed": job.train.seed,
         "data_digest": run.data_digest,
+        "test_digest": digest_sets(run.test),
         "validations": run.progress.to_json()["validations"],
     }
