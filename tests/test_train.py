@@ -34,7 +34,7 @@ from corpora import (
 )
 from safetensors.torch import load_file
 
-from transformer.average import average
+from transformer.average import average, average_checkpoints
 from transformer.config import (
     AverageJob,
     DataConfig,
@@ -630,6 +630,14 @@ def test_a_damaged_checkpoint_is_left_out_of_the_average(
 
     monkeypatch.setattr(loop, "average_checkpoints", rot)
     assert results_of(run(tiny_job(tmp_path / "a", corpus)))["averaged"] == [8, 12]
+
+
+def test_an_average_is_of_the_newest_step_that_went_into_it(corpus: DataConfig, tmp_path: Path) -> None:
+    run_dir = run(tiny_job(tmp_path / "a", corpus))
+    path = step_dir(run_dir, 12) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    averaged = average_checkpoints(run_dir, [4, 8, 12])
+    assert (averaged.state["averaged"], averaged.step) == ([4, 8], 8)
 
 
 def test_an_average_that_training_has_passed_is_not_used(corpus: DataConfig, tmp_path: Path) -> None:
