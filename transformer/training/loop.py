@@ -117,6 +117,8 @@ def train(job: TrainJob) -> None:
 def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     """Prepare, lock, and start or resume; rank 0 goes first. What stays open until the end is put into `held`."""
     directory = Path(job.run_dir)
+    if not world.is_first:
+        logging.getLogger("transformer").setLevel(logging.WARNING)
     begun = world.from_first(lambda: bool(list_steps(directory)))
     source = None if begun else _agreed(lambda: find_source(job), world)
     known = world.from_first(directory.exists)
@@ -124,8 +126,6 @@ def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     world.from_first(lambda: held.enter_context(lock_run(directory)))
     if world.is_first:
         held.enter_context(log_to(directory / "train.log"))
-    else:
-        logging.getLogger("transformer").setLevel(logging.WARNING)
     prepared = prepared or world.first_then_all(lambda: prepare(job))
     checkpoint = _agreed(lambda: newest(directory), world)
     settled = world.from_first(lambda: to_json(open_run(job, prepared, checkpoint, source, world_size=world.size)))
