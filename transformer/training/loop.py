@@ -333,9 +333,10 @@ def _commit(job: TrainJob, run: Run, tracker: Tracker) -> None:
     best = progress.best(job.train.metric)
     regular = [step for step in list_steps(run.directory) if step % job.train.save_every == 0]
     rotate(run.directory, {*regular[-job.train.keep_last :], *best[: job.train.keep_best], progress.step})
-    there = [step for step in best if step in list_steps(run.directory)]
-    if there:
-        write_json(run.directory / "best.json", {"step": there[0], "metric": job.train.metric.name})
+    kept = set(list_steps(run.directory))
+    there = next((step for step in best if step in kept), None)
+    if there is not None:
+        write_json(run.directory / "best.json", {"step": there, "metric": job.train.metric.name})
 
 
 def _finish(job: TrainJob, run: Run) -> dict[str, object]:
