@@ -170,6 +170,22 @@ def test_a_signal_in_the_last_step(job: TrainJob, straight: Path) -> None:
     assert_logged_once(Path(job.run_dir))
 
 
+def test_a_signal_while_the_last_step_is_saved(job: TrainJob, straight: Path) -> None:
+    real = loop.commit
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if options["step"] == LAST:
+            signal.raise_signal(signal.SIGTERM)
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "commit", interrupted)
+        with pytest.raises(Stopped, match=f"step {LAST} is saved"):
+            run(job)
+    run(job)
+    assert_same_end(Path(job.run_dir), straight)
+
+
 def stop_in_validation(job: TrainJob, step: int) -> None:
     real = loop.validate
 

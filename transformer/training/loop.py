@@ -273,7 +273,7 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
             stopping = world.any(signals.requested)
             if is_kept or progress.step % cfg.save_every == 0 or stopping or progress.ended(job.train):
                 world.from_first(lambda: _commit(job, run, tracker))
-        if stopping:
+        if stopping or world.any(signals.requested):  # it may have come while the last step was saved
             raise stopped(progress.step)
 
 
