@@ -186,22 +186,22 @@ def _start(
     )  # what scoring lacks shows now, not later
     progress = Progress() if checkpoint is None else Progress.from_json(checkpoint.state.get("progress"))
     return Run(
-        Path(job.run_dir),
-        model,
-        objective,
-        judged,
-        optimizer,
-        scaler,
-        device,
-        precision,
-        settled,
-        capacities_of(job, settled, prepared.store),
-        tokenizer,
-        prepared.store,
-        dev,
-        prepared.test,
-        str(prepared.report["digest"]),
-        progress,
+        directory=Path(job.run_dir),
+        model=model,
+        objective=objective,
+        judged=judged,
+        optimizer=optimizer,
+        scaler=scaler,
+        device=device,
+        precision=precision,
+        settled=settled,
+        capacities=capacities_of(job, settled, prepared.store),
+        tokenizer=tokenizer,
+        store=prepared.store,
+        dev=dev,
+        test=prepared.test,
+        data_digest=str(prepared.report["digest"]),
+        progress=progress,
     )
 
 
