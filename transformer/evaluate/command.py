@@ -5,7 +5,6 @@ A run keeps the text of its own sets, so that it can be scored wherever it is co
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from transformer.checkpoint import write_file
 from transformer.config import EvaluateJob, to_json
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.source import locate, store_beside
@@ -117,12 +117,8 @@ def _place(run_dir: Path, name: str, kind: str) -> Path:
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
     """Put a file in place at once. Raises StorageError."""
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8"))
-        os.replace(temporary, path)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_file(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
