@@ -133,14 +133,15 @@ def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
 
 
 def _agreed(find: Callable[[], Checkpoint | None], world: World) -> Checkpoint | None:
-    """The checkpoint that rank 0 finds; each rank verifies what it reads."""
+    """The checkpoint that rank 0 finds, and has verified; the other ranks verify it, too."""
+    found: list[Checkpoint | None] = []
 
     def choose() -> str | None:
-        found = find()
-        return None if found is None else str(found.path)
+        found.append(find())
+        return None if found[0] is None else str(found[0].path)
 
     path = world.from_first(choose)
-    return None if path is None else load_checkpoint(Path(path))
+    return found[0] if found else None if path is None else load_checkpoint(Path(path))
 
 
 def _is_finished(job: TrainJob, run: Run) -> bool:
