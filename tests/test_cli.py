@@ -628,6 +628,13 @@ def test_multirun_over_run_dirs_keeps_them() -> None:
     assert [job.run_dir for job in jobs] == ["x/train.seed-2", "y/z/train.seed-2"]
 
 
+def test_flags_stand_anywhere() -> None:
+    Path("configs").mkdir()
+    for flags in (["--multirun"], ["-m", "--config-dir", "configs"], ["--config-dir=configs", "-m"]):
+        result = enter("train", "experiment=small", *flags, "train.seed=1,2", "run_dir=x")
+        assert (result.status, [job.train.seed for job in result.jobs]) == (0, [1, 2])
+
+
 def test_multirun_of_a_reading_command_reads_the_run_that_is_there() -> None:
     jobs = enter("evaluate", "-m", "run_dir=runs/mine", "search.beam_size=1,4").jobs
     assert [(job.run_dir, job.search.beam_size) for job in jobs] == [("runs/mine", 1), ("runs/mine", 4)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import math
 import multiprocessing
 import os
@@ -192,8 +193,13 @@ def test_an_overflow_on_one_rank_is_one_on_all(tmp_path: Path, corpus: DataConfi
 
 
 def test_one_rank_writes(tmp_path: Path, corpus: DataConfig) -> None:
-    """Only rank 0 prints results, and no step stands twice in what it writes."""
-    assert ranks(2, lambda: run(job(tmp_path / "a", corpus)), tmp_path) == [0, 0]
+    """Only rank 0 logs and prints results, and no step stands twice in what it writes."""
+
+    def action() -> None:
+        logging.getLogger("transformer").addHandler(logging.StreamHandler(sys.stdout))
+        run(job(tmp_path / "a", corpus))
+
+    assert ranks(2, action, tmp_path) == [0, 0]
     assert "BLEU" in (tmp_path / "rank-0").read_text(encoding="utf-8")
     assert (tmp_path / "rank-1").read_text(encoding="utf-8") == ""
     lines = [line for line in order(tmp_path / "a") if line]

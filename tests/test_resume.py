@@ -38,6 +38,7 @@ from corpora import (
 )
 from safetensors.torch import load_file
 
+from transformer import prepare
 from transformer.config import DataConfig, Decay, LayoutKind, Norm, Positions, Precision, SearchConfig, TrainJob
 from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
 from transformer.training import loop
@@ -167,6 +168,22 @@ def test_a_signal_in_the_last_step(job: TrainJob, straight: Path) -> None:
     run(job)
     assert_same_end(Path(job.run_dir), straight)
     assert_logged_once(Path(job.run_dir))
+
+
+def test_a_signal_while_the_last_step_is_saved(job: TrainJob, straight: Path) -> None:
+    real = loop.commit
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if options["step"] == LAST:
+            signal.raise_signal(signal.SIGTERM)
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "commit", interrupted)
+        with pytest.raises(Stopped, match=f"step {LAST} is saved"):
+            run(job)
+    run(job)
+    assert_same_end(Path(job.run_dir), straight)
 
 
 def stop_in_validation(job: TrainJob, step: int) -> None:
@@ -521,6 +538,21 @@ def test_a_run_that_was_prepared_otherwise_is_refused_as_such(own_text: DataConf
     path.write_text(json.dumps(papers | {"data_digest": "0" * 64}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"how data are prepared: version 1 -> 2"):
         run(job)
+
+
+def test_another_tokenizer_of_the_same_text_is_refused(
+    own_text: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest names text and settings; of these another release may make other pieces, if the store is rebuilt."""
+    job = tiny_job(tmp_path / "a", own_text, max_steps=6)
+    stop_at(job, 3)
+    shutil.rmtree(str(own_text.store_dir))
+    trained = prepare.train_tokenizer
+    monkeypatch.setattr(prepare, "train_tokenizer", lambda lines, config: trained(list(lines)[:60], config))
+    with pytest.raises(CheckpointError, match=r"tokenizer: SentencePiece \S+ trained another one") as refused:
+        run(job)
+    assert "\n" not in str(refused.value)
+    assert steps_of(Path(job.run_dir)) == [3]
 
 
 def test_changed_development_and_test_texts_are_not(own_text: DataConfig, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from corpora import (
 )
 from safetensors.torch import load_file
 
-from transformer.average import average
+from transformer.average import average, average_checkpoints
 from transformer.config import (
     AverageJob,
     DataConfig,
@@ -280,6 +280,22 @@ def test_a_finished_run_prints_its_results_again(
     assert "mean of steps 40, 50, 60" in printed
     after = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name not in (".lock", "train.log")}
     assert after == before
+
+
+def test_other_test_sets_are_scored_and_take_the_place_of_the_first(corpus: DataConfig, tmp_path: Path) -> None:
+    """The same names with other text, then other names: neither prints a score of before, nor keeps its text."""
+    job = tiny_job(tmp_path / "a", corpus, max_steps=4)
+    run_dir = run(job)
+    swapped = {"test": corpus.test["other"], "other": corpus.test["test"]}
+    before = results_of(run_dir)["test_sets"]
+    run(replace(job, data=replace(corpus, test=swapped)))
+    after = results_of(run_dir)["test_sets"]
+    assert before["test"] != before["other"]
+    assert after == {"test": before["other"], "other": before["test"]}
+    run(replace(job, data=replace(corpus, test={"news": corpus.test["test"]})))
+    assert results_of(run_dir)["test_sets"] == {"news": before["test"]}
+    kept = {path.name for path in (run_dir / "hypotheses").iterdir()}
+    assert kept == {"dev.src", "dev.ref", "news.src", "news.ref", "news.hyp"}
 
 
 def test_more_steps_go_on_to_where_one_run_would_have_come(corpus: DataConfig, tmp_path: Path) -> None:
@@ -614,6 +630,14 @@ def test_a_damaged_checkpoint_is_left_out_of_the_average(
 
     monkeypatch.setattr(loop, "average_checkpoints", rot)
     assert results_of(run(tiny_job(tmp_path / "a", corpus)))["averaged"] == [8, 12]
+
+
+def test_an_average_is_of_the_newest_step_that_went_into_it(corpus: DataConfig, tmp_path: Path) -> None:
+    run_dir = run(tiny_job(tmp_path / "a", corpus))
+    path = step_dir(run_dir, 12) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    averaged = average_checkpoints(run_dir, [4, 8, 12])
+    assert (averaged.state["averaged"], averaged.step) == ([4, 8], 8)
 
 
 def test_an_average_that_training_has_passed_is_not_used(corpus: DataConfig, tmp_path: Path) -> None:

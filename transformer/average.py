@@ -35,7 +35,7 @@ def average_checkpoints(run_dir: Path, steps: list[int]) -> Checkpoint:
     mean = {name: (total / len(used)).to(tensors[name].dtype) for name, total in sums.items()}
     state = {"averaged": used} | {key: checkpoint.state[key] for key in ("vocab_size", "data_digest")}
     log.info("averaged %d checkpoints: steps %s", len(used), ", ".join(map(str, used)))
-    return write_averaged(run_dir, step=steps[-1], tensors={"model": mean}, state=state, config=checkpoint.config)
+    return write_averaged(run_dir, step=used[-1], tensors={"model": mean}, state=state, config=checkpoint.config)
 
 
 def regular_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:

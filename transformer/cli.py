@@ -222,10 +222,14 @@ def _meaning(kind: Any, meaning: str) -> str:
 
 
 def _overrides(name: str, arguments: list[str]) -> list[str]:
-    """The arguments, each key checked, and text values quoted: Hydra's grammar refuses most punctuation in them."""
+    """The arguments, each key checked, and text values quoted: Hydra's grammar refuses most punctuation in them.
+
+    Settings come first, flags after them: Hydra takes its overrides in one piece only.
+    """
     options = _options(COMMANDS[name].job)
     sweep = any(argument in ("-m", "--multirun") for argument in arguments)
-    return [_override(argument, options, sweep=sweep) for argument in arguments]
+    found = [_override(argument, options, sweep=sweep) for argument in arguments]
+    return sorted(found, key=lambda argument: argument.startswith("-") or "=" not in argument)
 
 
 def _override(argument: str, options: dict[str, Option], *, sweep: bool) -> str:

@@ -1,5 +1,6 @@
 """One optimiser update: what is differentiated, and how."""
 
+import math
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -96,13 +97,14 @@ def train_step(
         sums += torch.stack((loss_sum.detach(), nll_sum))
     scaler.unscale_(optimizer)  # before the norm is measured
     norm = _clip(objective.parameters(), clip_norm)
-    applied = bool(torch.isfinite(norm))
+    loss, nll, grad_norm = torch.stack((*sums, norm.double())).tolist()  # one wait of the host, while Adam is to come
+    applied = math.isfinite(grad_norm)
     if applied:
         set_rate(optimizer, rate)
         optimizer.step()
     loss_scale = scaler.get_scale()
     scaler.update()
-    return StepResult(float(sums[0]), float(sums[1]), float(norm), applied, loss_scale)
+    return StepResult(loss, nll, grad_norm, applied, loss_scale)
 
 
 def _clip(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> Tensor:

@@ -4,14 +4,16 @@ A run keeps the text of its own sets, so that it can be scored wherever it is co
 `NAME.ref`, and beside them the translations, `NAME.hyp`. A score is printed with all that it depends on.
 """
 
-import os
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from transformer.checkpoint import write_file
 from transformer.config import EvaluateJob, to_json
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.source import locate, store_beside
@@ -88,10 +90,19 @@ def print_results(run_dir: Path, results: Mapping[str, Any]) -> None:
 
 
 def write_sets(run_dir: Path, sets: Sets) -> None:
-    """Keep the text of the run's sets as `hypotheses/NAME.src` and `NAME.ref`. Raises StorageError."""
+    """Keep the text of the run's sets as `hypotheses/NAME.src` and `NAME.ref`, of no others. Raises StorageError."""
+    for path in (run_dir / "hypotheses").glob("*.src"):
+        if path.stem not in sets:
+            for kind in ("src", "ref", "hyp"):
+                path.with_suffix(f".{kind}").unlink(missing_ok=True)
     for name, pairs in sets.items():
         _write_lines(_place(run_dir, name, "src"), [source for source, _ in pairs])
         _write_lines(_place(run_dir, name, "ref"), [reference for _, reference in pairs])
+
+
+def digest_sets(sets: Sets) -> str:
+    """The SHA-256 of the sets' names and text, in whichever order they come."""
+    return sha256(json.dumps({name: list(pairs) for name, pairs in sets.items()}, sort_keys=True).encode()).hexdigest()
 
 
 def read_sets(run_dir: Path) -> dict[str, list[Pair]]:
@@ -106,12 +117,8 @@ def _place(run_dir: Path, name: str, kind: str) -> Path:
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
     """Put a file in place at once. Raises StorageError."""
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8"))
-        os.replace(temporary, path)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_file(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))

@@ -39,7 +39,7 @@ from transformer.data.plan import PLAN_VERSION
 from transformer.data.store import Store
 from transformer.distributed import World, join_world, local_device
 from transformer.errors import CheckpointError, InputError
-from transformer.evaluate.command import evaluate_sets, print_results, write_sets
+from transformer.evaluate.command import digest_sets, evaluate_sets, print_results, write_sets
 from transformer.evaluate.score import measure
 from transformer.machine import trim_heap
 from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
@@ -117,6 +117,8 @@ def train(job: TrainJob) -> None:
 def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     """Prepare, lock, and start or resume; rank 0 goes first. What stays open until the end is put into `held`."""
     directory = Path(job.run_dir)
+    if not world.is_first:
+        logging.getLogger("transformer").setLevel(logging.WARNING)
     begun = world.from_first(lambda: bool(list_steps(directory)))
     source = None if begun else _agreed(lambda: find_source(job), world)
     known = world.from_first(directory.exists)
@@ -124,8 +126,6 @@ def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     world.from_first(lambda: held.enter_context(lock_run(directory)))
     if world.is_first:
         held.enter_context(log_to(directory / "train.log"))
-    else:
-        logging.getLogger("transformer").setLevel(logging.WARNING)
     prepared = prepared or world.first_then_all(lambda: prepare(job))
     checkpoint = _agreed(lambda: newest(directory), world)
     settled = world.from_first(lambda: to_json(open_run(job, prepared, checkpoint, source, world_size=world.size)))
@@ -133,24 +133,25 @@ def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
 
 
 def _agreed(find: Callable[[], Checkpoint | None], world: World) -> Checkpoint | None:
-    """The checkpoint that rank 0 finds; each rank verifies what it reads."""
+    """The checkpoint that rank 0 finds, and has verified; the other ranks verify it, too."""
+    found: list[Checkpoint | None] = []
 
     def choose() -> str | None:
-        found = find()
-        return None if found is None else str(found.path)
+        found.append(find())
+        return None if found[0] is None else str(found[0].path)
 
     path = world.from_first(choose)
-    return None if path is None else load_checkpoint(Path(path))
+    return found[0] if found else None if path is None else load_checkpoint(Path(path))
 
 
 def _is_finished(job: TrainJob, run: Run) -> bool:
     """Whether results.json is there, of this step, these test sets and this search."""
     try:
         results = read_json(run.directory / "results.json")
-        found = (results["steps"], results["search"], sorted(results["test_sets"]))
+        found = (results["steps"], results["search"], results["test_digest"])
     except (CheckpointError, KeyError, TypeError):
         return False
-    return run.progress.ended(job.train) and found == (run.progress.step, to_json(job.search), sorted(run.test))
+    return run.progress.ended(job.train) and found == (run.progress.step, to_json(job.search), digest_sets(run.test))
 
 
 def _start(
@@ -186,22 +187,22 @@ def _start(
     )  # what scoring lacks shows now, not later
     progress = Progress() if checkpoint is None else Progress.from_json(checkpoint.state.get("progress"))
     return Run(
-        Path(job.run_dir),
-        model,
-        objective,
-        judged,
-        optimizer,
-        scaler,
-        device,
-        precision,
-        settled,
-        capacities_of(job, settled, prepared.store),
-        tokenizer,
-        prepared.store,
-        dev,
-        prepared.test,
-        str(prepared.report["digest"]),
-        progress,
+        directory=Path(job.run_dir),
+        model=model,
+        objective=objective,
+        judged=judged,
+        optimizer=optimizer,
+        scaler=scaler,
+        device=device,
+        precision=precision,
+        settled=settled,
+        capacities=capacities_of(job, settled, prepared.store),
+        tokenizer=tokenizer,
+        store=prepared.store,
+        dev=dev,
+        test=prepared.test,
+        data_digest=str(prepared.report["digest"]),
+        progress=progress,
     )
 
 
@@ -273,7 +274,7 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
             stopping = world.any(signals.requested)
             if is_kept or progress.step % cfg.save_every == 0 or stopping or progress.ended(job.train):
                 world.from_first(lambda: _commit(job, run, tracker))
-        if stopping:
+        if stopping or world.any(signals.requested):  # it may have come while the last step was saved
             raise stopped(progress.step)
 
 
@@ -333,9 +334,10 @@ def _commit(job: TrainJob, run: Run, tracker: Tracker) -> None:
     best = progress.best(job.train.metric)
     regular = [step for step in list_steps(run.directory) if step % job.train.save_every == 0]
     rotate(run.directory, {*regular[-job.train.keep_last :], *best[: job.train.keep_best], progress.step})
-    there = [step for step in best if step in list_steps(run.directory)]
-    if there:
-        write_json(run.directory / "best.json", {"step": there[0], "metric": job.train.metric.name})
+    kept = set(list_steps(run.directory))
+    there = next((step for step in best if step in kept), None)
+    if there is not None:
+        write_json(run.directory / "best.json", {"step": there, "metric": job.train.metric.name})
 
 
 def _finish(job: TrainJob, run: Run) -> dict[str, object]:
@@ -359,5 +361,6 @@ def _finish(job: TrainJob, run: Run) -> dict[str, object]:
         "search": to_json(job.search),
         "seed": job.train.seed,
         "data_digest": run.data_digest,
+        "test_digest": digest_sets(run.test),
         "validations": run.progress.to_json()["validations"],
     }

@@ -207,6 +207,9 @@ def _compare(job: TrainJob, prepared: Prepared, papers: dict[str, Any], checkpoi
             if before_version == PREPARE_VERSION
             else f"how data are prepared: version {before_version} -> {PREPARE_VERSION}"
         )
+    elif papers["tokenizer_sha256"] != sha256(prepared.tokenizer).hexdigest():  # the digest is of its settings
+        theirs, ours = papers["versions"].get("sentencepiece"), sentencepiece.__version__
+        refused.append(f"the tokenizer: SentencePiece {theirs} trained another one than {ours} does")
     if checkpoint.state.get("plan_version") != PLAN_VERSION:
         refused.append(f"the order of the data: version {checkpoint.state.get('plan_version')} -> {PLAN_VERSION}")
     if refused:
