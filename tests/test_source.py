@@ -194,6 +194,27 @@ def test_a_folder_may_be_called_like_a_format(name: str, tmp_path: Path, monkeyp
     assert list(find(name, tmp_path / "store").pairs()) == expected("train")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("train.tsv", 'en\tde\nzero\tnull\n"Yes\t"Ja\nNA\tNone\n"No" x\tNein"\n', ('"Yes', '"Ja', '"No" x', 'Nein"')),
+        (
+            "train.csv",
+            'en,de\nzero,null\n"Yes, sir",Ja\nNA,None\n"a ""No""",Nein\n',
+            ("Yes, sir", "Ja", 'a "No"', "Nein"),
+        ),
+    ],
+)
+def test_words_and_quotation_marks_of_a_folder_s_text_tables_are_kept(
+    name: str, content: str, texts: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Readers of CSV take `null` for a missing value, and a lone quotation mark of TSV for the start of a long cell."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / name).write_text(content, encoding="utf-8")
+    found = find(tmp_path / "tables", tmp_path / "store", subset=None)
+    assert list(found.pairs()) == [("zero", "null"), texts[:2], ("NA", "None"), texts[2:]]
+
+
 def test_an_empty_name_is_none(tmp_path: Path) -> None:
     given = PairConfig("a.en", "a.de", dataset="", split="train")
     assert locate(given, "data.dev", languages=LANGUAGES, store_dir=tmp_path).columns is None

@@ -6,6 +6,7 @@ it, and a cluster's nodes need no network once a command has run where there is 
 hub data set is read the same way.
 """
 
+import csv
 import hashlib
 import json
 import logging
@@ -166,8 +167,12 @@ def _stream(asked: dict[str, Any], revision: str | None, named: str) -> Iterator
     read = 0
     try:
         name = asked["dataset"] if revision else str(Path(asked["dataset"]).absolute())  # or `text` would be a format
-        rows = datasets.load_dataset(name, asked["subset"], split=asked["split"], revision=revision, streaming=True)
-        for block in rows.iter(batch_size=BLOCK):
+        builder = datasets.load_dataset_builder(name, asked["subset"], revision=revision)
+        if hasattr(builder.config, "keep_default_na"):  # CSV, in which `null` is a word; in TSV so is a quotation mark
+            builder.config.keep_default_na = False
+            if builder.config.sep == "\t":
+                builder.config.quoting = csv.QUOTE_NONE
+        for block in builder.as_streaming_dataset(split=asked["split"]).iter(batch_size=BLOCK):
             for values in zip(*block.values(), strict=True):
                 read += 1
                 yield pair_of(dict(zip(block, values, strict=True)), columns, f"{named}: row {read}")
