@@ -299,6 +299,34 @@ def test_a_table_has_usual_columns(name: str, given: dict[str, str], columns: tu
     assert found == Source({"dataset": path}, columns)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "languages", "column"),
+    [
+        ("a.tsv", {"src": "2"}, ("en", "de"), "2"),
+        ("a.jsonl", {"tgt": "en"}, ("en", "de"), "en"),
+        ("a.parquet", {}, ("en", "en"), "en"),
+        ("folder", {"src": "de", "split": "train"}, ("en", "de"), "de"),
+    ],
+)
+def test_the_usual_columns_never_make_both_sides_one(
+    name: str, given: dict[str, str], languages: tuple[str, str], column: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"a\tb\n")
+    with pytest.raises(InputError, match=f"data.dev: both sides would be column '{column}': set data.dev.src and"):
+        locate(PairConfig(dataset=str(path), **given), "data.dev", languages=languages, store_dir=tmp_path)
+
+
+def test_a_column_may_be_copied_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_bytes(b"one\teins\n")
+    pair = PairConfig("2", "2", dataset=str(tmp_path / "a.tsv"))
+    found = locate(pair, "data.extra.copied", languages=LANGUAGES, store_dir=tmp_path)
+    assert list(found.pairs()) == [("eins", "eins")]
+
+
 def test_a_first_row_that_names_the_languages_is_believed(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes(b"de\ten\nneu\tnew\n")

@@ -67,10 +67,17 @@ def locate(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -
                 raise InputError(f"{key}.{side} is not set: name a text file, or a data set by {key}.dataset")
         return Source({"src": Path(pair.src), "tgt": Path(pair.tgt)})
     if is_copied(pair):
-        return _copied(pair, key, (pair.src or languages[0], pair.tgt or languages[1]), store_dir / "copies")
+        return _copied(pair, key, _columns(pair, key, languages), store_dir / "copies")
     path = Path(pair.dataset)
     usual = languages if pair.src and pair.tgt else usual_columns(path, languages)
-    return Source({"dataset": path}, (pair.src or usual[0], pair.tgt or usual[1]))
+    return Source({"dataset": path}, _columns(pair, key, usual))
+
+
+def _columns(pair: PairConfig, key: str, usual: Columns) -> Columns:
+    columns = (pair.src or usual[0], pair.tgt or usual[1])
+    if columns[0] == columns[1] and not (pair.src and pair.tgt):  # who wants to copy text says so
+        raise InputError(f"{key}: both sides would be column {columns[0]!r}: set {key}.src and {key}.tgt")
+    return columns
 
 
 def is_copied(pair: PairConfig) -> bool:
