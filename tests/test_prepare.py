@@ -411,6 +411,17 @@ def test_filters_that_leave_nothing_say_what_they_dropped(job: TrainJob) -> None
     assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
 
 
+@pytest.mark.parametrize(("lines", "reason"), [([], "the files are empty"), (["", " "], "empty 2")])
+def test_no_filter_is_blamed_for_files_without_text(
+    job: TrainJob, tmp_path: Path, lines: list[str], reason: str
+) -> None:
+    job.data.extra = {}
+    for language in ("en", "de"):
+        write(tmp_path / "corpus" / f"train.{language}", lines)
+    with pytest.raises(InputError, match=rf"left to train on \({reason}\): check data\.train$"):
+        prepare(job)
+
+
 def test_compressed_files_and_small_blocks_give_the_same_data(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = prepare(job)
     monkeypatch.setattr("transformer.prepare.BLOCK", 7)
