@@ -415,7 +415,6 @@ def test_filters_that_leave_nothing_say_what_they_dropped(job: TrainJob) -> None
 def test_no_filter_is_blamed_for_files_without_text(
     job: TrainJob, tmp_path: Path, lines: list[str], reason: str
 ) -> None:
-    job.data.extra = {}
     for language in ("en", "de"):
         write(tmp_path / "corpus" / f"train.{language}", lines)
     with pytest.raises(InputError, match=rf"left to train on \({reason}\): check data\.train$"):
