@@ -392,6 +392,20 @@ def test_a_bad_file_is_refused_before_anything_is_written(job: TrainJob, tmp_pat
     assert nothing_written(job)
 
 
+@pytest.mark.parametrize("name", ["train.en", "dev.de"])
+def test_a_pipe_is_refused(job: TrainJob, tmp_path: Path, name: str) -> None:
+    """Such as a shell's `<(zcat ...)`."""
+    path, (reader, writer) = tmp_path / "corpus" / name, os.pipe()
+    os.close(writer)
+    path.unlink()
+    path.symlink_to(f"/dev/fd/{reader}")
+    try:
+        with pytest.raises(InputError, match=r"a pipe, but text is read several times: write it to a file for data\."):
+            prepare(job)
+    finally:
+        os.close(reader)
+
+
 @pytest.mark.parametrize("name", ["train", "dev", "first"])
 def test_files_without_a_sentence_are_refused(job: TrainJob, tmp_path: Path, name: str) -> None:
     for language in ("en", "de"):

@@ -174,6 +174,8 @@ def _describe(source: Source, key: str) -> dict[str, Any]:
     files = {}
     for part, path in source.files.items():
         try:
+            if path.is_fifo():
+                raise InputError(f"{path}: a pipe, but text is read several times: write it to a file for {key}")
             size, digest = digest_file(path)
         except OSError as error:
             raise InputError(
