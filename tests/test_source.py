@@ -264,7 +264,9 @@ def test_a_copy_can_be_used_where_nothing_can_be_written(twin: Path, tmp_path: P
     assert find(twin, tmp_path / "store") == first
 
 
-@pytest.mark.parametrize("name", ["../nowhere", "./corpus", "a/b/c", "corpus/train.en", "/no/where", "a b"])
+@pytest.mark.parametrize(
+    "name", ["../nowhere", "./corpus", "a/b/c", "corpus/train.en", "/no/where", "a b", "/" * 9 + "x" * 999]
+)
 def test_what_is_neither_a_data_set_nor_a_table_is_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

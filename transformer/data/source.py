@@ -10,6 +10,7 @@ import csv
 import hashlib
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,8 +88,8 @@ def is_copied(pair: PairConfig) -> bool:
 
 def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Source:
     name = str(pair.dataset)
-    local = Path(name).is_dir()
-    if not local and (Path(name).exists() or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name)):
+    local = os.path.isdir(name)  # unlike Path's, false where even that cannot be asked
+    if not local and (os.path.exists(name) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name)):
         raise InputError(f"{key}.dataset={name}: no such directory, nor a .tsv, .jsonl or .parquet file")
     if pair.split is None:
         raise InputError(f"{key}.split is not set: name a split of {name}, such as train")
