@@ -248,6 +248,9 @@ def _override(argument: str, options: dict[str, Option], *, sweep: bool) -> str:
         if any(option.startswith(f"{known}.") for option in options):
             raise InputError(f"{argument}: {bare} is a group of keys; set them one by one, as {bare}.KEY=VALUE")
         raise InputError(f"unknown key {bare!r} in {argument!r}{_suggest(bare, options)}; --help lists every key")
+    named = re.match(rf"(data\.)?{NAMED}", bare)
+    if named and not re.fullmatch(r"[A-Za-z_].*|0|[1-9][0-9]*", named[3]):  # Hydra's grammar has no other keys
+        raise InputError(f"{argument}: the name {named[3]!r} must begin with a letter")
     text = options[known].kind in (str, str | None) and not sweep and value != "null"
     return f"{bare}={_quote(value) if text else value}"
 
