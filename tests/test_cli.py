@@ -630,6 +630,18 @@ def test_multirun_gives_each_job_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
 
 
+def test_multirun_takes_any_path_that_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    paths = ["run_dir=~/my runs", "data.dev.src=a=b/c d.en", "data.dev.tgt=~/[x]{y}.de"]
+    jobs = enter("train", "-m", "experiment=small", *paths, "data.train.dataset=a.tsv,b/c.tsv").jobs
+    assert [(job.data.dev.src, job.data.dev.tgt) for job in jobs] == [("a=b/c d.en", "/home/me/[x]{y}.de")] * 2
+    assert [job.data.train.dataset for job in jobs] == ["a.tsv", "b/c.tsv"]
+    tail = "data.dev.src-a-b-c-d.en,data.dev.tgt--home-me--x--y-.de,data.train.dataset-"
+    assert [job.run_dir for job in jobs] == [
+        f"/home/me/my runs/{tail}{end},experiment-small" for end in ("a.tsv", "b-c.tsv")
+    ]
+
+
 def test_multirun_over_run_dirs_keeps_them() -> None:
     jobs = enter("train", "-m", "run_dir=x,y/z", "train.seed=2").jobs
     assert [job.run_dir for job in jobs] == ["x/train.seed-2", "y/z/train.seed-2"]
