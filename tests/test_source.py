@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 from transformer.config import EvaluateJob, ExtraConfig, PairConfig, TrainJob
 from transformer.data import source
-from transformer.data.source import Source, locate
+from transformer.data.source import Source, locate, store_beside
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluate.command import run as evaluate
 from transformer.prepare import prepare
@@ -213,6 +213,11 @@ def test_words_and_quotation_marks_of_a_folder_s_text_tables_are_kept(
     (tmp_path / "tables" / name).write_text(content, encoding="utf-8")
     found = find(tmp_path / "tables", tmp_path / "store", subset=None)
     assert list(found.pairs()) == [("zero", "null"), texts[:2], ("NA", "None"), texts[2:]]
+
+
+@pytest.mark.parametrize(("run_dir", "expected"), [("runs/a", "runs"), ("runs/a/", "runs"), ("a", "."), (".", "..")])
+def test_the_store_is_beside_the_run(run_dir: str, expected: str) -> None:
+    assert store_beside(run_dir) == Path(expected, ".store")
 
 
 def test_an_empty_name_is_none(tmp_path: Path) -> None:
@@ -421,7 +426,9 @@ def test_evaluate_reads_tables_and_data_sets(trained: TrainJob, twin: Path, tmp_
             evaluate(EvaluateJob(run_dir=trained.run_dir, test={"mine": pair}))
 
 
-@pytest.mark.parametrize(("key", "remedy"), [("data.dev", "set data.store_dir"), ("test.mine", "allow writing there")])
+@pytest.mark.parametrize(
+    ("key", "remedy"), [("data.dev", "set data.store_dir"), ("test.mine", "allow writing there, or name text files")]
+)
 def test_a_place_without_copies_gets_a_remedy_that_the_command_has(
     key: str, remedy: str, twin: Path, tmp_path: Path
 ) -> None:

@@ -53,7 +53,7 @@ class Source:
 
 def store_beside(run_dir: str) -> Path:
     """Where prepared corpora and copies are kept by default: runs that stand side by side share them."""
-    return Path(run_dir).parent / ".store"
+    return Path(os.path.normpath(Path(run_dir, ".."))) / ".store"  # a Path's own parent of "." is "."
 
 
 def locate(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -> Source:
@@ -102,7 +102,7 @@ def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Sourc
     except OSError as error:
         reason, remedy = (
             error.strerror or error,
-            "set data.store_dir" if key.startswith("data.") else "allow writing there",
+            "set data.store_dir" if key.startswith("data.") else "allow writing there, or name text files",
         )
         raise StorageError(f"{path}: cannot be written ({reason}): free space or {remedy}") from error
     return Source({"src": path / SIDES[0], "tgt": path / SIDES[1]}, origin=_origin(path))
