@@ -490,6 +490,23 @@ def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path, capsys: pyte
         evaluate(evaluation(run_dir, test={"mine": PairConfig(str(src), str(tgt))}))
 
 
+def test_evaluate_keeps_source_reference_and_translation_of_a_name_together(run_dir: Path, tmp_path: Path) -> None:
+    """Another text under a name that the run has would leave translations that do not belong to their sources."""
+    folder = run_dir / "hypotheses"
+    evaluate(evaluation(run_dir))
+    before = (folder / "news.hyp").read_bytes()
+    same = PairConfig(str(folder / "news.src"), str(folder / "news.ref"))
+    assert list(evaluate(evaluation(run_dir, test={"news": same}))["test_sets"]) == ["news"]
+    other = [tmp_path / "src", tmp_path / "tgt"]
+    for path in other:
+        path.write_bytes(b"a dog\n")
+    with pytest.raises(
+        InputError, match=r"test\.news: .*hypotheses has another text of that name: choose another name"
+    ):
+        evaluate(evaluation(run_dir, test={"news": PairConfig(*map(str, other))}))
+    assert (folder / "news.hyp").read_bytes() == before
+
+
 def test_evaluate_refuses_tokenised_translations(
     run_dir: Path, tmp_path: Path, translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
