@@ -426,9 +426,7 @@ def test_evaluate_reads_tables_and_data_sets(trained: TrainJob, twin: Path, tmp_
             evaluate(EvaluateJob(run_dir=trained.run_dir, test={"mine": pair}))
 
 
-@pytest.mark.parametrize(
-    ("key", "remedy"), [("data.dev", "set data.store_dir"), ("test.mine", "allow writing there, or name text files")]
-)
+@pytest.mark.parametrize(("key", "remedy"), [("data.dev", "set data.store_dir"), ("test.mine", "name text files")])
 def test_a_place_without_copies_gets_a_remedy_that_the_command_has(
     key: str, remedy: str, twin: Path, tmp_path: Path
 ) -> None:

@@ -100,11 +100,8 @@ def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Sourc
         if not _origin(path):  # what is there can be used where no lock can be taken
             build_once(path, lambda folder: _copy(folder, asked, local=local), usable=lambda path: bool(_origin(path)))
     except OSError as error:
-        reason, remedy = (
-            error.strerror or error,
-            "set data.store_dir" if key.startswith("data.") else "allow writing there, or name text files",
-        )
-        raise StorageError(f"{path}: cannot be written ({reason}): free space or {remedy}") from error
+        remedy = "set data.store_dir" if key.startswith("data.") else "name text files"  # what the command has
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}): free space or {remedy}") from error
     return Source({"src": path / SIDES[0], "tgt": path / SIDES[1]}, origin=_origin(path))
 
 
