@@ -225,6 +225,8 @@ REFUSED = {
     "test set called dev": ("evaluate", ["test.dev.src=x"], ["test.dev"]),
     "test set outside the run": ("evaluate", ["test.-/x.src=x"], ["test.-/x"]),
     "test set, wrong side": ("train", ["data.test.mine.source=x"], ["data.test.mine.source", "data.test.NAME.src"]),
+    "test set, half a number": ("evaluate", ["test.2014dev.src=x"], ["the name '2014dev' must begin with a letter"]),
+    "extra corpus, a leading zero": ("train", [SMALL, "data.extra.01.src=x"], ["'01' must begin with a letter"]),
     "extra corpus, no weight": ("train", ["data.extra.bt.weight=much"], ["much", "Float"]),
     "extra corpus, weight 0": ("train", [SMALL, "data.extra.bt.weight=0"], ["data.extra.bt.weight=0.0"]),
     "extra corpus, weight nan": ("train", [SMALL, "data.extra.bt.weight=nan"], ["data.extra.bt.weight=nan"]),
@@ -414,6 +416,11 @@ def test_new_test_sets_need_no_plus() -> None:
     assert job.data.test == {"news": PairConfig("news (1).en", "news.de"), "web-2": PairConfig("web.en", "")}
     (job,) = enter("evaluate", "test.news.src=a=b.en", "test.news.tgt=é.de").jobs
     assert job.test == {"news": PairConfig("a=b.en", "é.de")}
+
+
+def test_a_test_set_may_be_called_by_its_year() -> None:
+    (job,) = enter("evaluate", "test.2014.src=a.en", "test.2014.tgt=a.de").jobs
+    assert job.test == {"2014": PairConfig("a.en", "a.de")}
 
 
 def test_new_extra_corpora_need_no_plus() -> None:
@@ -621,6 +628,18 @@ def test_multirun_gives_each_job_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert [job.data.dev.src for job in result.jobs] == ["a/b.en"] * 4
     assert not list(Path().rglob("*"))
     assert not [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
+
+
+def test_multirun_takes_any_path_that_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    paths = ["run_dir=~/my runs", "data.dev.src=a=b/c d.en", "data.dev.tgt=~/[x]{y}.de"]
+    jobs = enter("train", "-m", "experiment=small", *paths, "data.train.dataset=a.tsv,b/c.tsv").jobs
+    assert [(job.data.dev.src, job.data.dev.tgt) for job in jobs] == [("a=b/c d.en", "/home/me/[x]{y}.de")] * 2
+    assert [job.data.train.dataset for job in jobs] == ["a.tsv", "b/c.tsv"]
+    tail = "data.dev.src-a-b-c-d.en,data.dev.tgt--home-me--x--y-.de,data.train.dataset-"
+    assert [job.run_dir for job in jobs] == [
+        f"/home/me/my runs/{tail}{end},experiment-small" for end in ("a.tsv", "b-c.tsv")
+    ]
 
 
 def test_multirun_over_run_dirs_keeps_them() -> None:

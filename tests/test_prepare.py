@@ -439,6 +439,20 @@ def test_a_bad_file_is_refused_before_anything_is_written(job: TrainJob, tmp_pat
     assert nothing_written(job)
 
 
+@pytest.mark.parametrize("name", ["train.en", "dev.de"])
+def test_a_pipe_is_refused(job: TrainJob, tmp_path: Path, name: str) -> None:
+    """Such as a shell's `<(zcat ...)`."""
+    path, (reader, writer) = tmp_path / "corpus" / name, os.pipe()
+    os.close(writer)
+    path.unlink()
+    path.symlink_to(f"/dev/fd/{reader}")
+    try:
+        with pytest.raises(InputError, match=r"a pipe, but text is read several times: write it to a file for data\."):
+            prepare(job)
+    finally:
+        os.close(reader)
+
+
 @pytest.mark.parametrize("name", ["train", "dev", "first"])
 def test_files_without_a_sentence_are_refused(job: TrainJob, tmp_path: Path, name: str) -> None:
     for language in ("en", "de"):
@@ -456,6 +470,16 @@ def test_filters_that_leave_nothing_say_what_they_dropped(job: TrainJob) -> None
     ):
         prepare(job)
     assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(("lines", "reason"), [([], "the files are empty"), (["", " "], "empty 2")])
+def test_no_filter_is_blamed_for_files_without_text(
+    job: TrainJob, tmp_path: Path, lines: list[str], reason: str
+) -> None:
+    for language in ("en", "de"):
+        write(tmp_path / "corpus" / f"train.{language}", lines)
+    with pytest.raises(InputError, match=rf"left to train on \({reason}\): check data\.train$"):
+        prepare(job)
 
 
 def test_compressed_files_and_small_blocks_give_the_same_data(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,13 @@ def test_measure_takes_whatever_a_young_model_writes() -> None:
         measure(["x"], REFERENCES, tgt_lang="de")
 
 
+@pytest.mark.parametrize(
+    ("language", "tokenizer"), [("zh", "zh"), ("zh-CN", "zh"), ("zh_Hant", "zh"), ("pt-BR", "13a")]
+)
+def test_a_region_or_script_does_not_change_how_text_is_cut(language: str, tokenizer: str) -> None:
+    assert f"|tok:{tokenizer}|" in score(HYPOTHESES, REFERENCES, tgt_lang=language).bleu_signature
+
+
 def test_says_what_a_language_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "MeCab", None)
     with pytest.raises(InputError, match=r"sacrebleu\[ja\]"):

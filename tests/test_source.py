@@ -23,7 +23,7 @@ from tools import watch_disk
 
 from transformer.config import EvaluateJob, ExtraConfig, PairConfig, TrainJob
 from transformer.data import source
-from transformer.data.source import Source, locate
+from transformer.data.source import Source, locate, store_beside
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluate.command import run as evaluate
 from transformer.prepare import prepare
@@ -225,6 +225,32 @@ def test_a_folder_may_be_called_like_a_format(name: str, tmp_path: Path, monkeyp
     assert list(find(name, tmp_path / "store").pairs()) == expected("train")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("train.tsv", 'en\tde\nzero\tnull\n"Yes\t"Ja\nNA\tNone\n"No" x\tNein"\n', ('"Yes', '"Ja', '"No" x', 'Nein"')),
+        (
+            "train.csv",
+            'en,de\nzero,null\n"Yes, sir",Ja\nNA,None\n"a ""No""",Nein\n',
+            ("Yes, sir", "Ja", 'a "No"', "Nein"),
+        ),
+    ],
+)
+def test_words_and_quotation_marks_of_a_folder_s_text_tables_are_kept(
+    name: str, content: str, texts: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Readers of CSV take `null` for a missing value, and a lone quotation mark of TSV for the start of a long cell."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / name).write_text(content, encoding="utf-8")
+    found = find(tmp_path / "tables", tmp_path / "store", subset=None)
+    assert list(found.pairs()) == [("zero", "null"), texts[:2], ("NA", "None"), texts[2:]]
+
+
+@pytest.mark.parametrize(("run_dir", "expected"), [("runs/a", "runs"), ("runs/a/", "runs"), ("a", "."), (".", "..")])
+def test_the_store_is_beside_the_run(run_dir: str, expected: str) -> None:
+    assert store_beside(run_dir) == Path(expected, ".store")
+
+
 def test_an_empty_name_is_none(tmp_path: Path) -> None:
     given = PairConfig("a.en", "a.de", dataset="", split="train")
     assert locate(given, "data.dev", languages=LANGUAGES, store_dir=tmp_path).columns is None
@@ -291,7 +317,9 @@ def test_whatever_is_asked_for_has_a_copy_of_its_own(
     assert asked[0] == asked[2] != asked[1]
 
 
-@pytest.mark.parametrize("name", ["../nowhere", "./corpus", "a/b/c", "corpus/train.en", "/no/where", "a b"])
+@pytest.mark.parametrize(
+    "name", ["../nowhere", "./corpus", "a/b/c", "corpus/train.en", "/no/where", "a b", "/" * 9 + "x" * 999]
+)
 def test_what_is_neither_a_data_set_nor_a_table_is_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +352,34 @@ def test_a_table_has_usual_columns(name: str, given: dict[str, str], columns: tu
     path.write_bytes(gzip.compress(b"a\tb\tc\n") if path.suffix == ".gz" else b"a\tb\n")
     found = locate(PairConfig(dataset=str(path), **given), "data.dev", languages=LANGUAGES, store_dir=tmp_path)
     assert found == Source({"dataset": path}, columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "languages", "column"),
+    [
+        ("a.tsv", {"src": "2"}, ("en", "de"), "2"),
+        ("a.jsonl", {"tgt": "en"}, ("en", "de"), "en"),
+        ("a.parquet", {}, ("en", "en"), "en"),
+        ("folder", {"src": "de", "split": "train"}, ("en", "de"), "de"),
+    ],
+)
+def test_the_usual_columns_never_make_both_sides_one(
+    name: str, given: dict[str, str], languages: tuple[str, str], column: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"a\tb\n")
+    with pytest.raises(InputError, match=f"data.dev: both sides would be column '{column}': set data.dev.src and"):
+        locate(PairConfig(dataset=str(path), **given), "data.dev", languages=languages, store_dir=tmp_path)
+
+
+def test_a_column_may_be_copied_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_bytes(b"one\teins\n")
+    pair = PairConfig("2", "2", dataset=str(tmp_path / "a.tsv"))
+    found = locate(pair, "data.extra.copied", languages=LANGUAGES, store_dir=tmp_path)
+    assert list(found.pairs()) == [("eins", "eins")]
 
 
 def test_a_first_row_that_names_the_languages_is_believed(tmp_path: Path) -> None:
@@ -418,6 +474,18 @@ def test_evaluate_reads_tables_and_data_sets(trained: TrainJob, twin: Path, tmp_
     ):
         with pytest.raises(InputError, match=message):
             evaluate(EvaluateJob(run_dir=trained.run_dir, test={"mine": pair}))
+
+
+@pytest.mark.parametrize(("key", "remedy"), [("data.dev", "set data.store_dir"), ("test.mine", "name text files")])
+def test_a_place_without_copies_gets_a_remedy_that_the_command_has(
+    key: str, remedy: str, twin: Path, tmp_path: Path
+) -> None:
+    """`evaluate` has no key for it."""
+    (tmp_path / "store").write_bytes(b"")
+    pair = PairConfig(dataset=str(twin), subset="de-en", split="test")
+    with pytest.raises(StorageError) as caught:
+        locate(pair, key, languages=LANGUAGES, store_dir=tmp_path / "store")
+    assert str(caught.value).endswith(f"cannot be written (Not a directory): free space or {remedy}")
 
 
 # ---- the hub, played by a server ------------------------------------------------------------------------------------

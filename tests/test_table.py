@@ -271,7 +271,9 @@ def test_what_is_no_parquet_file(content: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.tsv", "a.jsonl", "a.jsonl.gz"])
 def test_a_table_that_is_not_there(name: str, tmp_path: Path) -> None:
-    assert "No such file" in refusal(tmp_path / name, ("1", "2"))
+    absent = refusal(tmp_path / name, ("1", "2"))
+    assert "No such file" in absent
+    assert ": check the path" in absent
     (tmp_path / name).mkdir()
     assert ": cannot be read" in refusal(tmp_path / name, ("1", "2"))
 

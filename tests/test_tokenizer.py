@@ -198,6 +198,7 @@ def test_sampling_keeps_nothing_in_memory() -> None:
         ([], SMALL, "no usable text"),
         (["", "  "], SMALL, "no usable text"),
         (LINES, TokenizerConfig(vocab_size=10), "Vocabulary size is smaller than required_chars. 10 vs"),
+        (LINES, TokenizerConfig(vocab_size=3_000_000_000), 'INVALID_ARGUMENT: cannot parse "3000000000" as int'),
     ],
 )
 def test_training_that_cannot_work_is_one_line(lines: list[str], config: TokenizerConfig, reason: str) -> None:
@@ -207,6 +208,7 @@ def test_training_that_cannot_work_is_one_line(lines: list[str], config: Tokeniz
     assert message.startswith(f"the tokenizer cannot be trained: {reason}")
     assert "\n" not in message
     assert "tokenizer.vocab_size" in message
+    assert "--" not in message, "an option of another program"
 
 
 def foreign_ids() -> bytes:

@@ -491,24 +491,40 @@ def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(("given", "place"), [(True, "elsewhere"), (False, "runs/.store")])
-def test_evaluate_copies_a_data_set_to_where_the_run_keeps_its_data(
-    given: bool, place: str, spm: bytes, tmp_path: Path
-) -> None:
+def test_evaluate_copies_a_data_set_to_where_it_is_told(given: bool, place: str, spm: bytes, tmp_path: Path) -> None:
+    """Or beside the run: never to where the checkpoint says, which may come from anybody."""
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     (folder / "tokenizer.model").write_bytes(spm)
     size = Tokenizer.from_bytes(spm).vocab_size
-    data = DataConfig(filter=FilterConfig(max_length=50), store_dir=str(tmp_path / "elsewhere") if given else None)
+    data = DataConfig(filter=FilterConfig(max_length=50), store_dir=str(tmp_path / "the checkpoint's"))
     config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=data))
     model = {"model": parameters_by_name(network(size, 1))}
     commit(folder, step=1, tensors=model, state={"vocab_size": size}, config=config)
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "test.jsonl").write_bytes(b'{"de": "ein Hund", "en": "a dog"}\n{"de": "zwei", "en": "two"}\n')
     mine = PairConfig(dataset=str(tmp_path / "set"), split="test")
-    evaluate(evaluation(folder, test={"mine": mine}))
+    evaluate(evaluation(folder, test={"mine": mine}, store_dir=str(tmp_path / "elsewhere") if given else None))
     (copy,) = tmp_path.rglob("source.txt")
     assert copy.parents[2] == tmp_path / place
     assert copy.read_bytes() == b"a dog\ntwo\n"
+
+
+def test_evaluate_keeps_source_reference_and_translation_of_a_name_together(run_dir: Path, tmp_path: Path) -> None:
+    """Another text under a name that the run has would leave translations that do not belong to their sources."""
+    folder = run_dir / "hypotheses"
+    evaluate(evaluation(run_dir))
+    before = (folder / "news.hyp").read_bytes()
+    same = PairConfig(str(folder / "news.src"), str(folder / "news.ref"))
+    assert list(evaluate(evaluation(run_dir, test={"news": same}))["test_sets"]) == ["news"]
+    other = [tmp_path / "src", tmp_path / "tgt"]
+    for path in other:
+        path.write_bytes(b"a dog\n")
+    with pytest.raises(
+        InputError, match=r"test\.news: .*hypotheses has another text of that name: choose another name"
+    ):
+        evaluate(evaluation(run_dir, test={"news": PairConfig(*map(str, other))}))
+    assert (folder / "news.hyp").read_bytes() == before
 
 
 def test_evaluate_refuses_tokenised_translations(

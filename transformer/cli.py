@@ -252,7 +252,11 @@ def _override(argument: str, options: dict[str, Option], *, sweep: bool) -> str:
         if any(option.startswith(f"{known}.") for option in options):
             raise InputError(f"{argument}: {bare} is a group of keys; set them one by one, as {bare}.KEY=VALUE")
         raise InputError(f"unknown key {bare!r} in {argument!r}{_suggest(bare, options)}; --help lists every key")
-    text = options[known].kind in (str, str | None) and not sweep and value != "null"
+    named = re.match(rf"(data\.)?{NAMED}", bare)
+    if named and not re.fullmatch(r"[A-Za-z_].*|0|[1-9][0-9]*", named[3]):  # Hydra's grammar has no other keys
+        raise InputError(f"{argument}: the name {named[3]!r} must begin with a letter")
+    several = sweep and re.search("[,(]", value)  # a,b or choice(a,b): for Hydra to take apart
+    text = options[known].kind in (str, str | None) and not several and value != "null"
     return f"{bare}={_quote(value) if text else value}"
 
 
@@ -299,7 +303,7 @@ def _refuse_mixed_demo() -> None:
 def _overrides_as_name() -> str:
     """Each run of a sweep has a directory of its own, named after its overrides."""
     overrides = sorted(o for o in HydraConfig.get().overrides.task if not o.startswith("run_dir="))
-    name = re.sub(r"[^A-Za-z0-9._,+-]", "-", ",".join(overrides))
+    name = re.sub(r"[^A-Za-z0-9._,+-]", "-", ",".join(overrides).replace('"', ""))
     return name if len(name) <= 150 else f"{name[:150]}-{seed_for(*name.encode()):08x}"
 
 

@@ -174,6 +174,8 @@ def _describe(source: Source, key: str) -> dict[str, Any]:
     files = {}
     for part, path in source.files.items():
         try:
+            if path.is_fifo():
+                raise InputError(f"{path}: a pipe, but text is read several times: write it to a file for {key}")
             size, digest = digest_file(path)
         except OSError as error:
             raise InputError(
@@ -215,7 +217,8 @@ def _refuse_nothing(kept: int, corpus: _Corpus, dropped: Counter[str]) -> None:
     if kept == 0:
         files = ", ".join(str(path) for source in corpus.sources for path in source.files.values())
         reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items() if count) or "the files are empty"
-        raise InputError(f"{files}: no sentence pair is left to train on ({reasons}): check data.filter")
+        remedy = "data.train" if dropped.total() == dropped["empty"] else "data.filter"  # which does not ask for those
+        raise InputError(f"{files}: no sentence pair is left to train on ({reasons}): check {remedy}")
 
 
 def _usable(path: Path) -> bool:

@@ -103,8 +103,9 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> bytes:
             num_threads=16,  # stored in the model: always the same, or the same pieces would have another digest
             minloglevel=2,
         )
-    except RuntimeError as error:
-        reason = " ".join(str(error).rpartition("] ")[2].split()) or "no usable text"
+    except (RuntimeError, ValueError) as error:
+        message = " ".join(str(error).rpartition("] ")[2].split())
+        reason = message.partition(" Increase vocab_size")[0].rstrip(".") or "no usable text"  # less its own options
         raise InputError(
             f"the tokenizer cannot be trained: {reason}: "
             "check tokenizer.vocab_size, tokenizer.character_coverage and data.train"

@@ -6,9 +6,11 @@ it, and a cluster's nodes need no network once a command has run where there is 
 hub data set is read the same way.
 """
 
+import csv
 import hashlib
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,7 +53,7 @@ class Source:
 
 def store_beside(run_dir: str) -> Path:
     """Where prepared corpora and copies are kept by default: runs that stand side by side share them."""
-    return Path(run_dir).parent / ".store"
+    return Path(os.path.normpath(Path(run_dir, ".."))) / ".store"  # a Path's own parent of "." is "."
 
 
 def locate(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -> Source:
@@ -66,10 +68,17 @@ def locate(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -
                 raise InputError(f"{key}.{side} is not set: name a text file, or a data set by {key}.dataset")
         return Source({"src": Path(pair.src), "tgt": Path(pair.tgt)})
     if is_copied(pair):
-        return _copied(pair, key, (pair.src or languages[0], pair.tgt or languages[1]), store_dir / "copies")
+        return _copied(pair, key, _columns(pair, key, languages), store_dir / "copies")
     path = Path(pair.dataset)
     usual = languages if pair.src and pair.tgt else usual_columns(path, languages)
-    return Source({"dataset": path}, (pair.src or usual[0], pair.tgt or usual[1]))
+    return Source({"dataset": path}, _columns(pair, key, usual))
+
+
+def _columns(pair: PairConfig, key: str, usual: Columns) -> Columns:
+    columns = (pair.src or usual[0], pair.tgt or usual[1])
+    if columns[0] == columns[1] and not (pair.src and pair.tgt):  # who wants to copy text says so
+        raise InputError(f"{key}: both sides would be column {columns[0]!r}: set {key}.src and {key}.tgt")
+    return columns
 
 
 def is_copied(pair: PairConfig) -> bool:
@@ -79,8 +88,8 @@ def is_copied(pair: PairConfig) -> bool:
 
 def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Source:
     name = str(pair.dataset)
-    local = Path(name).is_dir()
-    if not local and (Path(name).exists() or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name)):
+    local = os.path.isdir(name)  # unlike Path's, false where even that cannot be asked
+    if not local and (os.path.exists(name) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name)):
         raise InputError(f"{key}.dataset={name}: no such directory, nor a .tsv, .jsonl or .parquet file")
     if pair.split is None:
         raise InputError(f"{key}.split is not set: name a split of {name}, such as train")
@@ -91,8 +100,8 @@ def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Sourc
         if not _origin(path):  # what is there can be used where no lock can be taken
             build_once(path, lambda folder: _copy(folder, asked, local=local), usable=lambda path: bool(_origin(path)))
     except OSError as error:
-        reason = error.strerror or error
-        raise StorageError(f"{path}: cannot be written ({reason}): free space or set data.store_dir") from error
+        remedy = "set data.store_dir" if key.startswith("data.") else "name text files"  # what the command has
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}): free space or {remedy}") from error
     return Source({"src": path / SIDES[0], "tgt": path / SIDES[1]}, origin=_origin(path))
 
 
@@ -163,8 +172,12 @@ def _stream(asked: dict[str, Any], revision: str | None, named: str) -> Iterator
     read = 0
     try:
         name = asked["dataset"] if revision else str(Path(asked["dataset"]).absolute())  # or `text` would be a format
-        rows = datasets.load_dataset(name, asked["subset"], split=asked["split"], revision=revision, streaming=True)
-        for block in rows.iter(batch_size=BLOCK):
+        builder = datasets.load_dataset_builder(name, asked["subset"], revision=revision)
+        if hasattr(builder.config, "keep_default_na"):  # CSV, in which `null` is a word; in TSV so is a quotation mark
+            builder.config.keep_default_na = False
+            if builder.config.sep == "\t":
+                builder.config.quoting = csv.QUOTE_NONE
+        for block in builder.as_streaming_dataset(split=asked["split"]).iter(batch_size=BLOCK):
             for values in zip(*block.values(), strict=True):
                 read += 1
                 yield pair_of(dict(zip(block, values, strict=True)), columns, f"{named}: row {read}")

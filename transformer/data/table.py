@@ -111,8 +111,8 @@ def read_parquet(path: Path, columns: Columns) -> Iterator[Pair]:
             for number, row in enumerate(rows, start=1):
                 yield pair_of(row, columns, f"{path}: row {number}")
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: cannot be read as Parquet ({reason:.200}): fetch it again") from error
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path}: cannot be read as Parquet ({reason}): check the path or fetch it again") from error
 
 
 def pair_of(row: Mapping[str, Any], columns: Columns, place: str) -> Pair:

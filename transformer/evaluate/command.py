@@ -39,7 +39,11 @@ def run(job: EvaluateJob) -> dict[str, Any]:
         name: locate(pair, f"test.{name}", languages=languages, store_dir=root).load(f"test.{name}")
         for name, pair in job.test.items()
     }
-    sets = given or read_sets(run_dir)
+    kept = read_sets(run_dir)
+    for name in given:
+        if kept.get(name, given[name]) != given[name]:
+            raise InputError(f"test.{name}: {run_dir}/hypotheses has another text of that name: choose another name")
+    sets = given or kept
     if not sets:
         raise InputError(f"{run_dir}: the run has no test set; name one with test.NAME.src=FILE test.NAME.tgt=FILE")
     torch.set_num_threads(resolve_threads(job.threads))

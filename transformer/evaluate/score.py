@@ -50,10 +50,11 @@ def measure(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: s
     Raises InputError unless there are as many hypotheses as references, at least one, in two lists of texts.
     """
     _check_lists(hypotheses, references)
+    language = re.split("[-_]", tgt_lang)[0].lower()  # zh-CN is cut into characters as zh is
     try:
-        bleu = BLEU(trg_lang=tgt_lang, force=True)  # force: no warning of its own about tokenised text
+        bleu = BLEU(trg_lang=language, force=True)  # force: no warning of its own about tokenised text
     except RuntimeError as error:  # Japanese and Korean need a tokenizer that is not installed
-        raise InputError(f"BLEU for {tgt_lang} needs more: pip install 'sacrebleu[{tgt_lang}]'") from error
+        raise InputError(f"BLEU for {language} needs more: pip install 'sacrebleu[{language}]'") from error
     chrf = CHRF()
     bleu_score, chrf_score = (metric.corpus_score(hypotheses, [references]).score for metric in (bleu, chrf))
     return Scores(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()))
