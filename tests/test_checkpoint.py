@@ -31,7 +31,6 @@ from transformer.checkpoint import (
     read_json,
     rotate,
     step_path,
-    write_averaged,
     write_json,
 )
 from transformer.errors import CheckpointError, InputError, LockedError, StorageError, TransformerError
@@ -210,7 +209,7 @@ def test_a_damaged_checkpoint_in_the_way_is_kept_aside(run: Path) -> None:
 
 def test_averaged_is_replaced(run: Path) -> None:
     for version in (0, 1):
-        written = write_averaged(run, step=20, **content(20, version))
+        written = commit(run, averaged=True, step=20, **content(20, version))
         assert written == load_checkpoint(run / "averaged")
         assert_whole(written)
     assert written.state["version"] == 1

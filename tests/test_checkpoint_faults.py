@@ -40,6 +40,7 @@ from test_checkpoint import (
 
 from transformer import checkpoint
 from transformer.checkpoint import (
+    commit,
     list_steps,
     load_checkpoint,
     lock_run,
@@ -47,7 +48,6 @@ from transformer.checkpoint import (
     read_json,
     rotate,
     step_path,
-    write_averaged,
     write_json,
 )
 from transformer.errors import CheckpointError, StorageError
@@ -141,7 +141,7 @@ def nothing(_run: Path) -> None:
 def two_steps(run: Path) -> None:
     write(run, 10)
     write(run, 20)
-    write_averaged(run, step=20, **content(20))
+    commit(run, averaged=True, step=20, **content(20))
     write_json(run / "best.json", 1)
 
 
@@ -173,7 +173,9 @@ SCENARIOS = {
     "next": Scenario(two_steps, commit_and_rotate, [OLD, ((30, 0), 0, 1)]),
     "again": Scenario(two_steps, lambda run: write(run, 20, 1), [OLD, ((20, 1), 0, 1)]),
     "over a damaged one": Scenario(damaged_top, lambda run: write(run, 20), [((10, 0), 0, 1), OLD]),
-    "averaged": Scenario(two_steps, lambda run: write_averaged(run, step=20, **content(20, 1)), [OLD, ((20, 0), 1, 1)]),
+    "averaged": Scenario(
+        two_steps, lambda run: commit(run, averaged=True, step=20, **content(20, 1)), [OLD, ((20, 0), 1, 1)]
+    ),
     "json": Scenario(two_steps, lambda run: write_json(run / "best.json", 2), [OLD, ((20, 0), 0, 2)]),
     "start": Scenario(interrupted, start, [OLD]),
 }
@@ -353,7 +355,7 @@ def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"Not a directory|File exists"):
         write(tmp_path / "file", 10)
     with pytest.raises(StorageError, match="averaged: cannot be written"):
-        write_averaged(tmp_path / "file", step=1, **content(1))
+        commit(tmp_path / "file", averaged=True, step=1, **content(1))
 
 
 # --- kill -9
@@ -556,7 +558,7 @@ def live_a_little(run: Path, disk: PowerLoss) -> None:
         disk.promises.append((disk.now, 10 * step + version))
         rotate(run, {step - 10, step})
         if step >= 30:
-            write_averaged(run, step=step, **content(step))
+            commit(run, averaged=True, step=step, **content(step))
     with pytest.MonkeyPatch.context() as patch:  # as if killed after the last rename: the next start must sync it
         sync = checkpoint._sync_folder
         patch.setattr(checkpoint, "_sync_folder", lambda path: None if path.name == "checkpoints" else sync(path))

@@ -225,6 +225,14 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
     assert ranks(3, action, tmp_path) == [PeerError.exit_status, 9, PeerError.exit_status]
 
 
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="3 ranks on a machine with 2 GPUs"), join_world(torch.device("cuda")):
+        pass
+
+
 def test_messages(tmp_path: Path) -> None:
     def action() -> None:
         with join_world(torch.device("cpu")) as world:

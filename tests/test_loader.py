@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from transformer.data.loader import Step, load_steps
+from transformer.data.plan import Batching
 from transformer.data.store import Store
 from transformer.errors import InputError
 
@@ -40,11 +41,7 @@ def load(
 ) -> Generator[Step, None, None]:
     return load_steps(
         store,
-        seed=1,
-        tokens_per_step=tokens_per_step,
-        max_tokens=max_tokens,
-        multiple=multiple,
-        capacities=capacities,
+        Batching(1, tokens_per_step, max_tokens, multiple, capacities),
         rank=rank,
         world_size=world_size,
         epoch=epoch,

@@ -1,5 +1,6 @@
 """What is left to rules is settled once, by static rules: layout, compilation, the slots of a packed batch."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,19 @@ def test_a_run_stays_as_it_was_settled(tmp_path: Path) -> None:
     assert read(run_dir / "run.json")["settled"]["layout"] == "packed"
     run(tiny_job(tmp_path / "a", corpus, max_steps=2, **packed))
     assert read(run_dir / "results.json")["steps"] == 2
+
+
+def test_a_run_that_goes_on_with_fewer_cores_takes_fewer_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ranks that came later, or a smaller machine; more cores change nothing, and what is asked for is done."""
+    corpus, used = write_corpus(tmp_path / "corpus"), []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    for step, cores, asked in ((1, 4, None), (2, 8, None), (3, 2, None), (4, 2, 3)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        run(tiny_job(tmp_path / "a", corpus, max_steps=step, average=1, save_every=1, threads=asked))
+    assert used[::2] == [4, 4, 2, 3]  # every other one is the test's own
+    assert "threads: 4 -> 2, as there are no more cores for this rank" in caplog.text
 
 
 @pytest.mark.parametrize(

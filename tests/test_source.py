@@ -476,11 +476,10 @@ def test_evaluate_reads_tables_and_data_sets(trained: TrainJob, twin: Path, tmp_
             evaluate(EvaluateJob(run_dir=trained.run_dir, test={"mine": pair}))
 
 
-@pytest.mark.parametrize(("key", "remedy"), [("data.dev", "set data.store_dir"), ("test.mine", "name text files")])
+@pytest.mark.parametrize(("key", "remedy"), [("data.dev", "set data.store_dir"), ("test.mine", "set store_dir")])
 def test_a_place_without_copies_gets_a_remedy_that_the_command_has(
     key: str, remedy: str, twin: Path, tmp_path: Path
 ) -> None:
-    """`evaluate` has no key for it."""
     (tmp_path / "store").write_bytes(b"")
     pair = PairConfig(dataset=str(twin), subset="de-en", split="test")
     with pytest.raises(StorageError) as caught:

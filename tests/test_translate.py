@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from transformer.checkpoint import commit, write_averaged, write_json
+from transformer.average import average
+from transformer.checkpoint import commit, write_json
 from transformer.config import (
+    AverageJob,
     DataConfig,
     Device,
     EvaluateJob,
@@ -94,7 +96,7 @@ def run_dir(spm: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
         commit(folder, step=step, tensors=model, state={"vocab_size": size}, config=config)
     average = {"vocab_size": size, "averaged": [20, 30]}
     mean = {"model": parameters_by_name(network(size, 25))}
-    write_averaged(folder, step=30, tensors=mean, state=average, config=config)
+    commit(folder, averaged=True, step=30, tensors=mean, state=average, config=config)
     write_json(folder / "best.json", {"step": 20, "metric": "bleu"})
     pairs = [(text, text) for text in sentences(12)]
     write_sets(folder, {"dev": pairs, "news": pairs, "talks": [*pairs[:5], ("", "")]})
@@ -330,6 +332,29 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, spm: bytes, change: dict[s
     options = {"search": SearchOverride(), "device": Device.cpu, "precision": Precision.fp32}
     with pytest.raises(CheckpointError, match=message):
         load_translator(tmp_path, checkpoint="last", **options)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "average"])
+def test_settings_that_are_not_there(command: str, tmp_path: Path, spm: bytes) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(spm)
+    size = Tokenizer.from_bytes(spm).vocab_size
+    config = {"model": to_json(CONFIG), "search": to_json(SEARCH)}
+    model = {"model": parameters_by_name(network(size, 1))}
+    commit(tmp_path, step=1, tensors=model, state={"vocab_size": size, "data_digest": "0"}, config=config)
+    missing = {"evaluate": "data", "average": "train"}[command]
+    with pytest.raises(CheckpointError, match=rf"step-00000001/config\.json: not the settings of a run: '{missing}'"):
+        evaluate(evaluation(tmp_path)) if command == "evaluate" else average(AverageJob(run_dir=str(tmp_path)))
+
+
+def test_a_damaged_average_gives_way_to_the_last_checkpoint(
+    run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copied = shutil.copytree(run_dir, tmp_path / "copied")
+    (copied / "averaged" / "state.json").write_text("{}", encoding="utf-8")
+    assert find_checkpoint(copied, "auto").path.name == "step-00000030"
+    assert "averaged/state.json" in caplog.text
+    with pytest.raises(CheckpointError, match=r"averaged/state\.json"):
+        find_checkpoint(copied, "averaged")
 
 
 # --- the command

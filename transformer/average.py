@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from transformer.checkpoint import Checkpoint, list_steps, load_checkpoint, lock_run, newest, step_path, write_averaged
-from transformer.config import AverageJob
+from transformer.checkpoint import Checkpoint, commit, list_steps, load_checkpoint, lock_run, newest, step_path
+from transformer.config import AverageJob, TrainConfig
 from transformer.errors import CheckpointError, InputError
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def average_checkpoints(run_dir: Path, steps: list[int]) -> Checkpoint:
     mean = {name: (total / len(used)).to(tensors[name].dtype) for name, total in sums.items()}
     state = {"averaged": used} | {key: checkpoint.state[key] for key in ("vocab_size", "data_digest")}
     log.info("averaged %d checkpoints: steps %s", len(used), ", ".join(map(str, used)))
-    return write_averaged(run_dir, step=used[-1], tensors={"model": mean}, state=state, config=checkpoint.config)
+    return commit(run_dir, step=used[-1], tensors={"model": mean}, state=state, config=checkpoint.config, averaged=True)
 
 
 def regular_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:
@@ -57,7 +57,7 @@ def average(job: AverageJob) -> None:
         checkpoint = newest(run_dir)
         if checkpoint is None:
             raise InputError(f"{run_dir}: there is no checkpoint to average yet")
-        recipe = checkpoint.config["train"]
-        steps = regular_steps(run_dir, save_every=recipe["save_every"], last=job.last or recipe["average"])
+        recipe = checkpoint.settings("train", TrainConfig)
+        steps = regular_steps(run_dir, save_every=recipe.save_every, last=job.last or recipe.average)
         averaged = average_checkpoints(run_dir, steps)
     sys.stdout.write(json.dumps({"averaged": averaged.state["averaged"], "path": str(averaged.path)}) + "\n")

@@ -26,12 +26,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import safetensors.torch
 from torch import Tensor
 
+from transformer.config import from_json
 from transformer.errors import CheckpointError, InputError, LockedError, StorageError
+
+T = TypeVar("T")
 
 _FORMAT = 1
 _MANIFEST = "MANIFEST.json"
@@ -77,6 +80,13 @@ class Checkpoint:
         with _open_folder(self.path) as folder:
             files = _read_manifest(self.path, folder)["files"]
         return self.tensors("ema" if "ema.safetensors" in files else "model")
+
+    def settings(self, section: str, kind: type[T]) -> T:
+        """A part of what it was trained with, such as "model". Raises CheckpointError where that is missing or bad."""
+        try:
+            return from_json(kind, self.config[section])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{self.path / 'config.json'}: not the settings of a run: {error}") from None
 
 
 @contextmanager
@@ -144,37 +154,16 @@ def commit(
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
     config: Mapping[str, Any],
+    averaged: bool = False,
 ) -> Checkpoint:
     """Write `checkpoints/step-N`; once this returns, neither a kill nor a power cut takes it away.
 
     `tensors` holds "model" and, as wanted, "optimizer" and "ema"; no two tensors of one may share memory. An equal
-    checkpoint already there stays, another verified one is replaced, a damaged one kept as `.bad-step-N`. Raises
-    StorageError, everything as it was before; InputError if `config` holds what `load_checkpoint` would refuse.
+    checkpoint already there stays, another verified one is replaced, a damaged one kept as `.bad-step-N`. With
+    `averaged`, the place is the directory of that name, and `step` the newest that went into it. Raises StorageError,
+    everything as it was before; InputError if `config` holds what `load_checkpoint` would refuse.
     """
-    return _store(step_path(run_dir, step), step=step, tensors=tensors, state=state, config=config)
-
-
-def write_averaged(
-    run_dir: Path,
-    *,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
-    config: Mapping[str, Any],
-) -> Checkpoint:
-    """Write or replace `averaged` by the recipe of `commit`; `step` is the newest that went into it."""
-    return _store(run_dir / "averaged", step=step, tensors=tensors, state=state, config=config)
-
-
-def _store(
-    target: Path,
-    *,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
-    config: Mapping[str, Any],
-) -> Checkpoint:
-    """The atomic recipe. Every attempt has a new name: after a failed write the old file cannot be trusted."""
+    target = run_dir / "averaged" if averaged else step_path(run_dir, step)
     try:
         _check_config(dict(config))
     except ValueError as error:
@@ -182,7 +171,7 @@ def _store(
     documents = {"config.json": _encode(dict(config)), "state.json": _encode(dict(state))}
     needed = sum(map(len, documents.values())) + sum(t.nbytes for group in tensors.values() for t in group.values())
     for attempt in range(1, _ATTEMPTS + 1):
-        temporary = _beside(target, ".tmp-")
+        temporary = _beside(target, ".tmp-")  # after a failed write the old file cannot be trusted
         try:
             _make_directories(target.parent)
             if shutil.disk_usage(target.parent).free < 1.1 * needed:

@@ -374,6 +374,7 @@ class EvaluateJob(DecodeJob):
     """`transformer evaluate`."""
 
     test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "instead of the run's test sets: "})
+    store_dir: str | None = option(None, "where copies of hub data sets are kept (null: beside the run)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer.errors import PeerError, TransformerError
+from transformer.errors import InputError, PeerError, TransformerError
 
 T = TypeVar("T")
 
@@ -106,12 +106,18 @@ def local_device(device: torch.device) -> torch.device:
 
 @contextmanager
 def join_world(device: torch.device) -> Iterator[World]:
-    """The ranks that torchrun started, or this process alone. Raises PeerError where they do not find each other."""
+    """The ranks that torchrun started, or this process alone.
+
+    Raises PeerError where they do not find each other, InputError where there are more of them than GPUs.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World(0, 1, None)
         return
     if device.type == "cuda":
+        ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if ranks > gpus:
+            raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")
         torch.cuda.set_device(local_device(device))
     with _peers():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)

@@ -26,8 +26,9 @@ import numpy.typing as npt
 
 from transformer.config import DataConfig, FilterConfig, PairConfig, TokenizerConfig, TrainJob
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, judge
+from transformer.data.plan import Ids
 from transformer.data.source import Source, is_copied, locate, store_beside
-from transformer.data.store import STORE_VERSION, Ids, Sentences, Store, StoreWriter, build_once, digest_file
+from transformer.data.store import STORE_VERSION, Sentences, Store, StoreWriter, build_once, digest_file
 from transformer.errors import InputError, StorageError
 from transformer.machine import resolve_threads, trim_heap
 from transformer.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer

@@ -86,7 +86,7 @@ def ours(spec: Spec) -> Contender:
     from transformer.optimizer import build_optimizer
     from transformer.prepare import prepare
     from transformer.step import Objective, train_step
-    from transformer.training.resume import capacities_of, settle
+    from transformer.training.resume import batching_of, settle
 
     job = from_json(TrainJob, spec.job)
     settled = settle(job, 1)
@@ -99,11 +99,7 @@ def ours(spec: Spec) -> Contender:
     store = prepare(job).store
     steps = load_steps(
         store,
-        seed=job.train.seed,
-        tokens_per_step=job.train.tokens_per_step,
-        max_tokens=settled.max_tokens,
-        multiple=settled.multiple,
-        capacities=capacities_of(job, settled, store),
+        batching_of(job, settled, store),
         rank=0,
         world_size=1,
         epoch=0,

@@ -245,7 +245,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     """What a training does with the prepared corpus before its first step: the shortest of three times for each."""
     from transformer.config import TrainConfig  # here: torch comes with these, and is not small
     from transformer.data.loader import load_steps
-    from transformer.data.plan import plan_epoch
+    from transformer.data.plan import Batching, plan_epoch
     from transformer.data.store import Store
 
     (path,) = (manifest.parent for manifest in (args.keep / "store").glob("*/MANIFEST.json"))
@@ -260,10 +260,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     def first_step(place: int) -> object:
         stream = load_steps(
             store,
-            seed=seed,
-            tokens_per_step=tokens,
-            max_tokens=tokens,
-            multiple=1,
+            Batching(seed, tokens_per_step=tokens, max_tokens=tokens, multiple=1, capacities=None),
             rank=0,
             world_size=1,
             epoch=0,

@@ -39,7 +39,7 @@ from transformer.model.transformer import Transformer
 from transformer.optimizer import build_optimizer
 from transformer.schedule import learning_rate, paper_peak
 from transformer.step import Objective, train_step
-from transformer.training.resume import capacities_of, settle
+from transformer.training.resume import batching_of, settle
 
 MEAN, LONGEST = 27, 256  # tokens of a sentence, EOS counted
 SPREAD, UNLIKENESS = 0.45, 0.2  # of the log of a length: between sentences, and between the sides of a pair
@@ -138,14 +138,10 @@ def measure(job: TrainJob, store: Store, vocab_size: int, *, steps: int, warmup:
     if settled.compile:
         objective.compile()
     optimizer, scaler = build_optimizer(model, cfg), loss_scaler(device, precision)
-    capacities = capacities_of(job, settled, store)
+    batching = batching_of(job, settled, store)
     source = load_steps(
         store,
-        seed=cfg.seed,
-        tokens_per_step=cfg.tokens_per_step,
-        max_tokens=settled.max_tokens,
-        multiple=settled.multiple,
-        capacities=capacities,
+        batching,
         rank=0,
         world_size=1,
         epoch=0,
@@ -187,7 +183,7 @@ def measure(job: TrainJob, store: Store, vocab_size: int, *, steps: int, warmup:
     times = marks.seconds()
     return {
         "settled": to_json(settled),
-        "capacities": capacities,
+        "capacities": batching.capacities,
         "steps": len(done),
         "steps_wanted": steps,
         "seconds_before_the_clock": round(ready, 1),

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer.data.store import Ids, Sentences, Store
+from transformer.data.plan import Ids
+from transformer.data.store import Sentences, Store
 from transformer.layout import Layout, Padded, pack
 from transformer.vocabulary import BOS, EOS, PAD
 

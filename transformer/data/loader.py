@@ -12,8 +12,8 @@ from queue import Empty, Queue
 import numpy as np
 
 from transformer.data.batch import Batch, collate
-from transformer.data.plan import plan_epoch, split_step
-from transformer.data.store import Ids, Store
+from transformer.data.plan import Batching, Ids, plan_epoch, split_step
+from transformer.data.store import Store
 
 
 @dataclass(frozen=True)
@@ -30,36 +30,33 @@ class Step:
 
 
 def load_steps(
-    store: Store,
-    *,
-    seed: int,
-    tokens_per_step: int,
-    max_tokens: int,
-    multiple: int,
-    capacities: tuple[int, int] | None = None,
-    rank: int,
-    world_size: int,
-    epoch: int,
-    step: int,
-    prefetch: int,
+    store: Store, batching: Batching, *, rank: int, world_size: int, epoch: int, step: int, prefetch: int
 ) -> Generator[Step, None, None]:
     """Steps from position (epoch, step) on, for ever; a position behind an epoch's last step is the next epoch's first.
 
-    With `capacities` the sentences are packed, else padded. `prefetch` steps are prepared ahead by a thread (0: none),
-    which closing the generator ends. Raises what plan_epoch and split_step raise.
+    `prefetch` steps are prepared ahead by a thread (0: none), which closing the generator ends. Raises what plan_epoch
+    and split_step raise.
     """
 
     def steps() -> Generator[Step, None, None]:
         now, first = epoch, step
         while True:
             plan = plan_epoch(
-                store.lengths, mixture=store.mixture, seed=seed, epoch=now, tokens_per_step=tokens_per_step
+                store.lengths,
+                mixture=store.mixture,
+                seed=batching.seed,
+                epoch=now,
+                tokens_per_step=batching.tokens_per_step,
             )
             for index in range(first, len(plan)):
                 parts = split_step(
-                    plan[index], store.lengths, max_tokens=max_tokens, multiple=multiple, capacities=capacities
+                    plan[index],
+                    store.lengths,
+                    max_tokens=batching.max_tokens,
+                    multiple=batching.multiple,
+                    capacities=batching.capacities,
                 )
-                yield _step(store, parts, capacities, epoch=now, index=index, rank=rank, world_size=world_size)
+                yield _step(store, parts, batching.capacities, epoch=now, index=index, rank=rank, world_size=world_size)
             now, first = now + 1, 0
 
     return _prefetched(steps(), prefetch) if prefetch else steps()

@@ -9,6 +9,7 @@ stream for ever, and `Generator.permutation` from one release to the next only.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -28,6 +29,17 @@ _FRACTIONS = 0x77656967  # a stream of random numbers of their own
 Ids = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
 Mixture = Sequence[tuple[int, float]]  # pairs and weight of each of the corpora that lie one after the other
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How epochs are cut into steps, and these into micro-batches: the same from a run's first step to its last."""
+
+    seed: int
+    tokens_per_step: int
+    max_tokens: int
+    multiple: int  # a step's micro-batches are a multiple of this
+    capacities: tuple[int, int] | None  # slots of a packed micro-batch, source and target; None: padded
 
 
 def plan_epoch(lengths: Lengths, *, mixture: Mixture, seed: int, epoch: int, tokens_per_step: int) -> list[Ids]:

@@ -100,8 +100,8 @@ def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Sourc
         if not _origin(path):  # what is there can be used where no lock can be taken
             build_once(path, lambda folder: _copy(folder, asked, local=local), usable=lambda path: bool(_origin(path)))
     except OSError as error:
-        remedy = "set data.store_dir" if key.startswith("data.") else "name text files"  # what the command has
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}): free space or {remedy}") from error
+        reason, prefix = error.strerror or error, "data." if key.startswith("data.") else ""  # evaluate's has none
+        raise StorageError(f"{path}: cannot be written ({reason}): free space or set {prefix}store_dir") from error
     return Source({"src": path / SIDES[0], "tgt": path / SIDES[1]}, origin=_origin(path))
 
 

@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from transformer.data.plan import Mixture
+from transformer.data.plan import Ids, Mixture
 from transformer.errors import InputError
 
 STORE_VERSION = 1
@@ -35,7 +35,6 @@ _NARROW, _WIDE = "<u2", "<i4"
 log = logging.getLogger(__name__)
 
 Array = npt.NDArray[np.integer[Any]]
-Ids = npt.NDArray[np.int64]
 
 
 class Sentences(NamedTuple):

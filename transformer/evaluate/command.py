@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from transformer.checkpoint import write_file
-from transformer.config import EvaluateJob, to_json
+from transformer.config import DataConfig, EvaluateJob, TrainConfig, to_json
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.source import locate, store_beside
 from transformer.errors import InputError, StorageError
@@ -32,9 +32,9 @@ def run(job: EvaluateJob) -> dict[str, Any]:
     """
     run_dir = Path(job.run_dir)
     checkpoint = find_checkpoint(run_dir, job.checkpoint)
-    data = checkpoint.config["data"]
-    languages, store_dir = (str(data["src_lang"]), str(data["tgt_lang"])), data.get("store_dir")
-    root = store_beside(job.run_dir) if store_dir is None else Path(store_dir)
+    data, recipe = checkpoint.settings("data", DataConfig), checkpoint.settings("train", TrainConfig)
+    languages = (data.src_lang, data.tgt_lang)
+    root = store_beside(job.run_dir) if job.store_dir is None else Path(job.store_dir)
     given = {
         name: locate(pair, f"test.{name}", languages=languages, store_dir=root).load(f"test.{name}")
         for name, pair in job.test.items()
@@ -49,12 +49,12 @@ def run(job: EvaluateJob) -> dict[str, Any]:
     torch.set_num_threads(resolve_threads(job.threads))
     translator = build_translator(run_dir, checkpoint, search=job.search, device=job.device, precision=job.precision)
     results = {
-        "test_sets": evaluate_sets(run_dir, translator, sets, tgt_lang=languages[1], scorer=score),
+        "test_sets": evaluate_sets(run_dir, translator, sets, tgt_lang=data.tgt_lang, scorer=score),
         "checkpoint": checkpoint.path.name,
         "averaged": checkpoint.state.get("averaged", []),
         "steps": checkpoint.step,
         "search": to_json(translator.search),
-        "seed": checkpoint.config["train"]["seed"],
+        "seed": recipe.seed,
         "data_digest": checkpoint.state.get("data_digest", "unknown"),
     }
     print_results(run_dir, results)

@@ -52,7 +52,7 @@ from transformer.tokenizer import Tokenizer
 from transformer.tracking import Tracker, log_to, progress_bar
 from transformer.training.guard import Interrupted, Signals, check_streak, stopped
 from transformer.training.progress import Progress, Window
-from transformer.training.resume import Settled, capacities_of, open_run
+from transformer.training.resume import Settled, batching_of, open_run
 from transformer.training.validate import DevSet, validate
 from transformer.training.warm_start import find_source, initialise
 from transformer.translate.translator import Translator, load_translator
@@ -80,7 +80,6 @@ class Run:
     device: torch.device
     precision: Precision
     settled: Settled
-    capacities: tuple[int, int] | None  # slots of a packed micro-batch; None: padded
     tokenizer: Tokenizer
     store: Store
     dev: DevSet
@@ -182,9 +181,8 @@ def _start(
             raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", to_json(settled))
     dev = DevSet.of(prepared.dev, tokenizer, room=job.model.max_positions - 1)
-    measure(
-        dev.references[:1], dev.references[:1], tgt_lang=job.data.tgt_lang
-    )  # what scoring lacks shows now, not later
+    first = dev.references[:1]
+    measure(first, first, tgt_lang=job.data.tgt_lang)  # what scoring lacks shows now, not later
     progress = Progress() if checkpoint is None else Progress.from_json(checkpoint.state.get("progress"))
     return Run(
         directory=Path(job.run_dir),
@@ -196,7 +194,6 @@ def _start(
         device=device,
         precision=precision,
         settled=settled,
-        capacities=capacities_of(job, settled, prepared.store),
         tokenizer=tokenizer,
         store=prepared.store,
         dev=dev,
@@ -220,11 +217,7 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
         closing(
             load_steps(
                 run.store,
-                seed=cfg.seed,
-                tokens_per_step=cfg.tokens_per_step,
-                max_tokens=run.settled.max_tokens,
-                multiple=run.settled.multiple,
-                capacities=run.capacities,
+                batching_of(job, run.settled, run.store),
                 rank=world.rank,
                 world_size=world.size,
                 epoch=progress.epoch,

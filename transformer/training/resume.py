@@ -23,15 +23,9 @@ import torch
 
 from transformer import __version__
 from transformer.checkpoint import Checkpoint, read_json, write_file, write_json
-from transformer.compute import (
-    HALF,
-    has_compiler,
-    has_varlen_kernel,
-    resolve_device,
-    resolve_precision,
-)
+from transformer.compute import HALF, has_compiler, has_varlen_kernel, resolve_device, resolve_precision
 from transformer.config import Decay, Device, LayoutKind, Precision, Score, TrainJob, from_json, to_json
-from transformer.data.plan import PLAN_VERSION, packed_capacities
+from transformer.data.plan import PLAN_VERSION, Batching, packed_capacities
 from transformer.data.store import Store
 from transformer.errors import CheckpointError
 from transformer.machine import resolve_threads
@@ -118,12 +112,12 @@ def _compiles(
     return True
 
 
-def capacities_of(job: TrainJob, settled: Settled, store: Store) -> tuple[int, int] | None:
-    """The slots of a packed micro-batch, source and target; None where sentences are padded."""
-    if settled.layout is not LayoutKind.packed:
-        return None
-    budgets = {"tokens_per_step": job.train.tokens_per_step, "max_tokens": settled.max_tokens}
-    return packed_capacities(store.lengths, **budgets, multiple=settled.multiple)
+def batching_of(job: TrainJob, settled: Settled, store: Store) -> Batching:
+    """How the corpus in `store` becomes batches."""
+    sizes = {"tokens_per_step": job.train.tokens_per_step, "max_tokens": settled.max_tokens}
+    sizes["multiple"] = settled.multiple
+    packed = settled.layout is LayoutKind.packed
+    return Batching(job.train.seed, **sizes, capacities=packed_capacities(store.lengths, **sizes) if packed else None)
 
 
 def open_run(
@@ -244,10 +238,11 @@ def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 def _resettle(job: TrainJob, before: Settled) -> Settled:
     """What was settled, except for what this command sets by hand."""
     device = resolve_device(job.train.device if job.train.device is not Device.auto else before.device)
-    given = replace(before, device=Device[device.type])
-    if job.train.max_tokens is not None:
-        given = replace(given, max_tokens=job.train.max_tokens)
-    if job.train.threads is not None:
-        given = replace(given, threads=job.train.threads)
+    threads, max_tokens = job.train.threads, job.train.max_tokens or before.max_tokens
+    if threads is None:
+        threads = min(before.threads, resolve_threads(None))
+        if threads < before.threads:  # another machine, or more ranks on it: they would stand in each other's way
+            log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
+    given = replace(before, device=Device[device.type], max_tokens=max_tokens, threads=threads)
     wanted = before.compile if job.train.compile is None else job.train.compile
     return replace(given, compile=_compiles(job, device, given.precision, layout=given.layout, wanted=wanted))

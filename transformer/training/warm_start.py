@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer.checkpoint import Checkpoint, load_checkpoint
-from transformer.config import ModelConfig, Positions, TrainJob, from_json, to_json
+from transformer.config import ModelConfig, Positions, TrainJob, to_json
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, load_parameters
 from transformer.translate.translator import find_checkpoint
@@ -26,11 +26,7 @@ def find_source(job: TrainJob) -> Checkpoint | None:
     place = Path(job.init_from)
     is_checkpoint = (place / "MANIFEST.json").exists()
     source = load_checkpoint(place) if is_checkpoint else find_checkpoint(place, "auto")
-    try:
-        theirs = _essence(from_json(ModelConfig, source.config["model"]))
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{source.path}: its config.json is not that of a model: {error}") from None
-    ours = _essence(job.model)
+    theirs, ours = _essence(source.settings("model", ModelConfig)), _essence(job.model)
     differences = [key for key in ours if key in theirs and ours[key] != theirs[key]]
     if differences:
         found = ", ".join(f"model.{key} is {theirs[key]} there and {ours[key]} here" for key in differences)

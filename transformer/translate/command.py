@@ -27,11 +27,7 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     """
     torch.set_num_threads(resolve_threads(job.threads))
     translator = load_translator(
-        Path(job.run_dir),
-        checkpoint=job.checkpoint,
-        search=job.search,
-        device=job.device,
-        precision=job.precision,
+        Path(job.run_dir), checkpoint=job.checkpoint, search=job.search, device=job.device, precision=job.precision
     )
     line = 1
     for block in _blocks(stdin):

@@ -16,7 +16,7 @@ import torch
 
 from transformer.checkpoint import Checkpoint, list_steps, load_checkpoint, newest, read_json, step_path
 from transformer.compute import autocast, dtype_of, resolve_device, resolve_precision
-from transformer.config import Device, ModelConfig, Precision, SearchConfig, SearchOverride, from_json
+from transformer.config import Device, ModelConfig, Precision, SearchConfig, SearchOverride
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer, load_parameters
@@ -161,7 +161,13 @@ def _averaged(run_dir: Path, name: str) -> Checkpoint | None:
         raise InputError(f"{path}: not there yet; `transformer average run_dir={run_dir}` makes it")
     if name not in ("averaged", "auto") or not path.is_dir():
         return None
-    averaged = load_checkpoint(path)
+    try:
+        averaged = load_checkpoint(path)
+    except CheckpointError as error:
+        if name == "averaged":
+            raise
+        log.warning("%s; the last checkpoint is taken", error)
+        return None
     is_current = averaged.step >= max(list_steps(run_dir), default=0)
     return averaged if name == "averaged" or is_current else None
 
@@ -204,12 +210,12 @@ def build_translator(
     tokenizer = Tokenizer.load(run_dir / "tokenizer.model")
     where = resolve_device(device)
     arithmetic = _precision_of(run_dir, where) if precision is Precision.auto else precision
-    tensors = checkpoint.weights()
+    settings = checkpoint.settings("search", SearchConfig)
+    shape, tensors = checkpoint.settings("model", ModelConfig), checkpoint.weights()
     try:
         if checkpoint.state["vocab_size"] != tokenizer.vocab_size:
             raise ValueError(f"made for another tokenizer than {run_dir / 'tokenizer.model'}")
-        settings = from_json(SearchConfig, checkpoint.config["search"])
-        model = Transformer(from_json(ModelConfig, checkpoint.config["model"]), tokenizer.vocab_size)
+        model = Transformer(shape, tokenizer.vocab_size)
         load_parameters(model, tensors)
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
