@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer.average import average
 from transformer.checkpoint import commit, write_json
@@ -173,6 +175,30 @@ def test_batches_stay_within_max_tokens(translator: Translator, monkeypatch: pyt
 def test_other_arithmetic(translator: Translator, precision: Precision) -> None:
     fast = replace(translator, model=translator.model.float(), precision=precision)
     assert len([text for text in fast.translate(sentences(10)) if text]) > 5
+
+
+class Casts(TorchDispatchMode):
+    """Counts how often each tensor was cast, by its place in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[int]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._to_copy.default:
+            self.counts[args[0].data_ptr()] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_weights_are_cast_once_and_not_at_each_step(translator: Translator) -> None:
+    half = replace(
+        translator, model=translator.model.float(), precision=Precision.bf16, search=replace(SEARCH, max_tokens=300)
+    )
+    with Casts() as casts:
+        assert len(half.translate(sentences(8))) == 8
+    matrices = [p.data_ptr() for name, p in half.model.named_parameters() if "W_" in name and p.dim() == 2]
+    assert len(matrices) == 16  # of a layer of each kind: twelve of attention, four of feed-forward networks
+    assert [casts.counts[matrix] for matrix in matrices] == [1] * 16
 
 
 # --- what never reaches the model, and what is cut

@@ -53,9 +53,7 @@ class Transformer(nn.Module):
         self.output = matrices[2]
         self.encoder = nn.ModuleList(self._encoder_layer() for _ in range(config.n_layers))
         self.decoder = nn.ModuleList(self._decoder_layer() for _ in range(config.n_layers))
-        final = (
-            nn.LayerNorm if config.norm is Norm.pre else nn.Identity
-        )  # a pre-norm stack ends without a norm otherwise
+        final = nn.LayerNorm if config.norm is Norm.pre else nn.Identity  # a pre-norm layer ends without one
         self.encoder_norm, self.decoder_norm = final(config.d_model), final(config.d_model)
 
     def forward(self, source: Tensor, target: Tensor, *, source_layout: Layout, target_layout: Layout) -> Tensor:
@@ -103,9 +101,7 @@ class Transformer(nn.Module):
 
     def _matrix(self) -> nn.Parameter:
         matrix = nn.Parameter(torch.empty(self.vocab_size, self.config.d_model))
-        nn.init.normal_(
-            matrix, std=self.config.d_model**-0.5
-        )  # times sqrt(d_model), unit variance enters the first layer
+        nn.init.normal_(matrix, std=self.config.d_model**-0.5)  # times sqrt(d_model): embeddings of unit variance
         return matrix
 
     def _embed(self, matrix: nn.Parameter) -> Embedding:

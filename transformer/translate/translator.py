@@ -62,7 +62,8 @@ class Translator:
     def hypotheses(self, sources: Sequence[list[int]], *, check: Callable[[], None]) -> list[Hypothesis]:
         """The best hypothesis of each source, given and returned in pieces without BOS and EOS."""
         found: dict[int, Hypothesis] = {}
-        with _evaluating(self.model), torch.inference_mode(), autocast(self.device, self.precision):
+        # no_grad: under inference_mode, autocast would cast every weight again at each step
+        with _evaluating(self.model), torch.no_grad(), autocast(self.device, self.precision):
             for batch in _batches([len(ids) + 1 for ids in sources], self.search):
                 check()
                 found |= zip(batch, self._decode([sources[n] for n in batch]), strict=True)
