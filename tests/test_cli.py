@@ -295,6 +295,13 @@ def test_a_bad_yaml_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
     assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), *words)
 
 
+def test_an_experiment_without_its_first_line_is_told_which(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "train: {max_steps: 5}")
+    path = Path(folder) / "experiment" / "mine.yaml"
+    path.write_text(path.read_text(encoding="utf-8").partition("\n")[2], encoding="utf-8")
+    assert_refused(enter("train", "--config-dir", folder, "experiment=mine"), "experiment/mine", "# @package _global_")
+
+
 def test_a_good_yaml_composes(tmp_path: Path) -> None:
     text = (
         "defaults: [small, _self_]\nrun_dir: runs/mine\n"

@@ -555,12 +555,17 @@ def test_another_tokenizer_of_the_same_text_is_refused(
     assert steps_of(Path(job.run_dir)) == [3]
 
 
-def test_changed_development_and_test_texts_are_not(own_text: DataConfig, tmp_path: Path) -> None:
-    job = tiny_job(tmp_path / "a", own_text, max_steps=6)
+def test_changed_development_and_test_texts_are_not(
+    own_text: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job, warning = tiny_job(tmp_path / "a", own_text, max_steps=6), "data.dev has another text than before"
     stop_at(job, 3)
+    stop_at(job, 4)
+    assert warning not in caplog.text
     changed_line(Path(own_text.dev.tgt))
     changed_line(Path(own_text.test["test"].tgt))
     run(job)
+    assert caplog.text.count(warning) == 1
     kept = Path(job.run_dir) / "hypotheses" / "test.ref"
     assert kept.read_bytes() == Path(own_text.test["test"].tgt).read_bytes()
 

@@ -312,7 +312,8 @@ def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in _messages(error)]
     noise = ("object_type=", "reference_type=", "full_key:", "See https", "To append to your", "Set the environment")
     kept = [line for line in dict.fromkeys(lines) if line and not line.startswith(noise)]
-    return "; ".join(kept).partition("; Config search path")[0].replace("Error merging override ", "")
+    line = "; ".join(kept).partition("; Config search path")[0].replace("Error merging override ", "")
+    return line.replace("Key 'experiment' not in", "its first line must be `# @package _global_`: 'experiment' not in")
 
 
 def _messages(error: BaseException) -> Iterator[str]:

@@ -181,6 +181,8 @@ def _start(
             raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", to_json(settled))
     dev = DevSet.of(prepared.dev, tokenizer, room=job.model.max_positions - 1)
+    if checkpoint is not None and checkpoint.state.get("dev_digest") not in (None, digest_sets({"dev": dev.pairs})):
+        log.warning("data.dev has another text than before: its scores cannot be compared with the earlier ones")
     first = dev.references[:1]
     measure(first, first, tgt_lang=job.data.tgt_lang)  # what scoring lacks shows now, not later
     progress = Progress() if checkpoint is None else Progress.from_json(checkpoint.state.get("progress"))
@@ -317,6 +319,7 @@ def _commit(job: TrainJob, run: Run, tracker: Tracker) -> None:
         "scaler": run.scaler.state_dict(),
         "vocab_size": run.tokenizer.vocab_size,
         "data_digest": run.data_digest,
+        "dev_digest": digest_sets({"dev": run.dev.pairs}),
         "plan_version": PLAN_VERSION,
     }
     tensors = {"model": parameters_by_name(run.model), "optimizer": moments_by_name(run.model, run.optimizer)}
