@@ -249,7 +249,7 @@ def test_nulls_and_newlines_of_a_parquet_file(tmp_path: Path) -> None:
         (("en", "fr"), "no column 'fr', but 'en, de, id': name two that it has"),
         (("fr", "de"), "no column 'fr', but 'en, de, id': name two that it has"),
         (("x", "y"), "no column 'x', but 'en, de, id': name two that it has"),
-        (("en", "id"), "row 1: column 'id' is no text but 0: name a column of text"),
+        (("en", "id"), "column 'id' is no text but 0 in row 1: name a column of text"),
     ],
 )
 def test_a_column_that_a_parquet_file_lacks(columns: tuple[str, str], message: str, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_column_that_a_parquet_file_lacks(columns: tuple[str, str], message: s
 def test_a_key_that_a_translation_lacks(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"translation": [{"en": "a", "fr": "b"}], "id": [1]}), path)
-    assert refusal(path) == ": row 1: no column 'de', but 'en, fr': name two that it has"
+    assert refusal(path) == ": no column 'de', but 'translation.en, translation.fr, id': name two that it has"
 
 
 @pytest.mark.parametrize("content", [b"", b"a\tb\n", b"PAR1", b"PAR1" * 20, b"\0" * 100, b"PAR1\xff\xff\xff\x7fPAR1"])

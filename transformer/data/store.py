@@ -86,10 +86,8 @@ class Store:
     def open(cls, path: Path) -> "Store":
         """Map a store that `StoreWriter` made. Raises InputError where a file is missing, foreign or damaged."""
         manifest = verify(path)
-        pieces, offsets = [], []
-        for side in SIDES:
-            pieces.append(_map(path / f"{side}.ids", str(manifest["dtype"])))
-            offsets.append(cast(Ids, _map(path / f"{side}.offsets", "<i8")))
+        pieces = [_map(path / f"{side}.ids", str(manifest["dtype"])) for side in SIDES]
+        offsets = [cast(Ids, _map(path / f"{side}.offsets", "<i8")) for side in SIDES]
         return cls((pieces[0], pieces[1]), (offsets[0], offsets[1]))
 
 

@@ -9,8 +9,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from itertools import chain
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from transformer.data.corpus import Pair, read_lines
@@ -93,26 +93,36 @@ def read_json_lines(path: Path, columns: Columns) -> Iterator[Pair]:
 
 
 def read_parquet(path: Path, columns: Columns) -> Iterator[Pair]:
-    """The rows of a Parquet file, block by block."""
+    """The rows of a Parquet file, block by block, and in it column by column: made row by row, they take four times
+    as long.
+    """
     import pyarrow
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            names = file.schema_arrow.names
-            missing = [] if NESTED in names else [column for column in columns if column not in names]
-            if missing:
-                raise InputError(
-                    f"{path}: no column {missing[0]!r}, but {', '.join(names)!r:.200}: name two that it has"
-                )
-            wanted = [name for name in dict.fromkeys((*columns, NESTED)) if name in names]
-            batches = file.iter_batches(BLOCK, columns=wanted)
-            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            for number, row in enumerate(rows, start=1):
-                yield pair_of(row, columns, f"{path}: row {number}")
+            names = file.schema_arrow.empty_table().flatten().column_names
+            places = [column if column in names else f"{NESTED}.{column}" for column in columns]
+            if missing := [column for column, place in zip(columns, places, strict=True) if place not in names]:
+                found = f"{', '.join(names)!r:.200}"
+                raise InputError(f"{path}: no column {missing[0]!r}, but {found}: name two that it has")
+            read = 0
+            for batch in file.iter_batches(BLOCK, columns=places):
+                table = pyarrow.Table.from_batches([batch]).flatten()
+                sides = (_texts(table[place].to_pylist(), f"{path}: column {place!r}", read) for place in places)
+                yield from zip(*sides, strict=True)
+                read += len(batch)
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{path}: cannot be read as Parquet ({reason}): check the path or fetch it again") from error
+
+
+def _texts(values: list[Any], place: str, before: int) -> list[str]:
+    """The texts of a block of a column; `before` rows of the file came earlier."""
+    if set(map(type, values)) - {str, NoneType}:
+        row = next(row for row, value in enumerate(values) if not isinstance(value, str | None))
+        raise InputError(f"{place} is no text but {values[row]!r:.40} in row {before + row + 1}: name a column of text")
+    return ["" if text is None else text.replace("\n", " ") for text in values]
 
 
 def pair_of(row: Mapping[str, Any], columns: Columns, place: str) -> Pair:
