@@ -26,6 +26,7 @@ class State(Protocol):
 
 S = TypeVar("S", bound=State)
 _NONE = -math.inf  # the log-probability of an empty place in a beam
+_AT_ONCE = 2**20  # logits that a CPU looks at
 
 
 @dataclass(frozen=True)
@@ -140,14 +141,23 @@ def _candidates(logits: Tensor, live: Tensor, *, banned: Tensor) -> tuple[Tensor
     The 2 K best of a sentence are among the 2 K best of each of its hypotheses, so only those are ever sorted.
     """
     n, beam_size = live.shape
-    dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
-    log_probs = logits.log_softmax(-1, dtype=dtype).index_fill_(1, banned, _NONE)
-    best, tokens = log_probs.topk(min(2 * beam_size, logits.shape[1]))  # (B K, C)
-    width = best.shape[1]
+    width = min(2 * beam_size, logits.shape[1])
+    best, tokens = _best(logits, width, banned=banned)  # (B K, C)
     total = (live.unsqueeze(2) + best.view(n, beam_size, width)).flatten(1)  # (B, K C)
     total, order = total.sort(dim=1, descending=True, stable=True)
     order = order[:, : 2 * beam_size]
     return total[:, : 2 * beam_size], order // width, tokens.view(n, -1).gather(1, order)
+
+
+def _best(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor]:
+    """The `count` largest log-probabilities of each row, and which they are; a CPU takes a few rows at a time.
+
+    For all of them at once there is no room in its caches, and the C library would fetch fresh memory at each step.
+    """
+    dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
+    rows = max(1, _AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    best = [x.log_softmax(-1, dtype=dtype).index_fill_(1, banned, _NONE).topk(count) for x in torch.split(logits, rows)]
+    return torch.cat([part.values for part in best]), torch.cat([part.indices for part in best])
 
 
 def _finish(beams: _Beams, ending: Tensor, parents: Tensor, *, length: int, penalty: float) -> None:
