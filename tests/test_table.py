@@ -162,7 +162,7 @@ def test_a_json_line_by_hand(line: str, expected: Pair, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"en": "a", "de": 7}', "column 'de' is no text but 7: name a column of text"),
+        ('{"en": "a", "de": 7}', "column 'de' is no text but 7: name one of text"),
         ('{"en": true, "de": "b"}', "column 'en' is no text but True"),
         ('{"en": NaN, "de": "b"}', "column 'en' is no text but nan"),
         ('{"en": {"a": "b"}, "de": "b"}', "column 'en' is no text but {'a': 'b'}"),
@@ -249,7 +249,7 @@ def test_nulls_and_newlines_of_a_parquet_file(tmp_path: Path) -> None:
         (("en", "fr"), "no column 'fr', but 'en, de, id': name two that it has"),
         (("fr", "de"), "no column 'fr', but 'en, de, id': name two that it has"),
         (("x", "y"), "no column 'x', but 'en, de, id': name two that it has"),
-        (("en", "id"), "column 'id' is no text but 0 in row 1: name a column of text"),
+        (("en", "id"), "row 1: column 'id' is no text but 0: name one of text"),
     ],
 )
 def test_a_column_that_a_parquet_file_lacks(columns: tuple[str, str], message: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 import sentencepiece
 
@@ -53,12 +54,11 @@ class Tokenizer:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The pieces of each text, found in this thread alone; others run meanwhile."""
-        pieces: list[list[int]]
         try:
-            pieces = self._processor.encode(texts, num_threads=1)
+            return cast(list[list[int]], self._processor.encode(texts, num_threads=1))
         except (TypeError, ValueError, RuntimeError):  # half a surrogate pair is no character, and is refused
-            pieces = self._processor.encode([_SURROGATE.sub("\ufffd", text) for text in texts], num_threads=1)
-        return pieces
+            texts = [_SURROGATE.sub("\ufffd", text) for text in texts]
+            return cast(list[list[int]], self._processor.encode(texts, num_threads=1))
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """The text of each; always one line, whatever bytes a model spells."""
@@ -67,8 +67,7 @@ class Tokenizer:
 
     def piece(self, index: int) -> str:
         """The piece of an id, with U+2581 for a space."""
-        piece: str = self._processor.id_to_piece(index)
-        return piece
+        return str(self._processor.id_to_piece(index))
 
 
 def read_model(path: Path) -> bytes:

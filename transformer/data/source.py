@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from transformer.config import PairConfig
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.store import build_once, sync
-from transformer.data.table import BLOCK, Columns, is_table, pair_of, read_table, usual_columns
+from transformer.data.table import BLOCK, Columns, is_table, pairs_of, read_table, usual_columns
 from transformer.errors import InputError, StorageError, TransformerError
 
 SIDES = ("source.txt", "target.txt")
@@ -168,7 +168,6 @@ def _stream(asked: dict[str, Any], revision: str | None, named: str) -> Iterator
     import datasets
 
     datasets.disable_progress_bars()
-    columns: Columns = (asked["columns"][0], asked["columns"][1])
     read = 0
     try:
         name = asked["dataset"] if revision else str(Path(asked["dataset"]).absolute())  # or `text` would be a format
@@ -177,10 +176,10 @@ def _stream(asked: dict[str, Any], revision: str | None, named: str) -> Iterator
             builder.config.keep_default_na = False
             if builder.config.sep == "\t":
                 builder.config.quoting = csv.QUOTE_NONE
-        for block in builder.as_streaming_dataset(split=asked["split"]).iter(batch_size=BLOCK):
-            for values in zip(*block.values(), strict=True):
-                read += 1
-                yield pair_of(dict(zip(block, values, strict=True)), columns, f"{named}: row {read}")
+        rows = builder.as_streaming_dataset(split=asked["split"]).with_format("arrow")
+        for block in rows.iter(batch_size=BLOCK):
+            yield from pairs_of(block, asked["columns"], named, before=read)
+            read += len(block)
     except TransformerError:
         raise
     except Exception as error:  # whatever a data set's files or the network bring about

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from transformer.data.corpus import Pair, read_lines
@@ -89,46 +88,48 @@ def read_json_lines(path: Path, columns: Columns) -> Iterator[Pair]:
             raise InputError(f"{place}: no JSON ({error}): each line must be one JSON object") from None
         if not isinstance(row, dict):
             raise InputError(f"{place}: no JSON object: each line must be one")
-        yield pair_of(row, columns, place)
+        yield _text(row, columns[0], place), _text(row, columns[1], place)
 
 
 def read_parquet(path: Path, columns: Columns) -> Iterator[Pair]:
-    """The rows of a Parquet file, block by block, and in it column by column: made row by row, they take four times
-    as long.
-    """
+    """The rows of a Parquet file, block by block."""
     import pyarrow
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             names = file.schema_arrow.empty_table().flatten().column_names
-            places = [column if column in names else f"{NESTED}.{column}" for column in columns]
-            if missing := [column for column, place in zip(columns, places, strict=True) if place not in names]:
-                found = f"{', '.join(names)!r:.200}"
-                raise InputError(f"{path}: no column {missing[0]!r}, but {found}: name two that it has")
             read = 0
-            for batch in file.iter_batches(BLOCK, columns=places):
-                table = pyarrow.Table.from_batches([batch]).flatten()
-                sides = (_texts(table[place].to_pylist(), f"{path}: column {place!r}", read) for place in places)
-                yield from zip(*sides, strict=True)
+            for batch in file.iter_batches(BLOCK, columns=_places(columns, names, str(path))):
+                yield from pairs_of(pyarrow.Table.from_batches([batch]), columns, str(path), before=read)
                 read += len(batch)
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{path}: cannot be read as Parquet ({reason}): check the path or fetch it again") from error
 
 
-def _texts(values: list[Any], place: str, before: int) -> list[str]:
-    """The texts of a block of a column; `before` rows of the file came earlier."""
-    if set(map(type, values)) - {str, NoneType}:
-        row = next(row for row, value in enumerate(values) if not isinstance(value, str | None))
-        raise InputError(f"{place} is no text but {values[row]!r:.40} in row {before + row + 1}: name a column of text")
-    return ["" if text is None else text.replace("\n", " ") for text in values]
+def pairs_of(table: Any, columns: Columns, place: str, *, before: int) -> Iterator[Pair]:
+    """The pairs of a pyarrow.Table, column by column: made row by row, they take four times as long.
+
+    `before` rows of `place` came earlier. Raises InputError for a column that is not there, or holds no text.
+    """
+    table = table.flatten()
+    sides = []
+    for name in _places(columns, table.column_names, place):
+        values = table[name].to_pylist()
+        for row, text in enumerate(values, before + 1):
+            if not isinstance(text, str | None):
+                raise InputError(f"{place}: row {row}: column {name!r} is no text but {text!r:.40}: name one of text")
+        sides.append(["" if text is None else text.replace("\n", " ") for text in values])
+    return zip(*sides, strict=True)
 
 
-def pair_of(row: Mapping[str, Any], columns: Columns, place: str) -> Pair:
-    """The two texts of a row. Raises InputError naming its place."""
-    source, target = (_text(row, column, place) for column in columns)
-    return source, target
+def _places(columns: Columns, names: list[str], place: str) -> list[str]:
+    """The columns' names in a table that is flat; a language may be one of a translation."""
+    found = [column if column in names else f"{NESTED}.{column}" for column in columns]
+    if missing := [column for column, name in zip(columns, found, strict=True) if name not in names]:
+        raise InputError(f"{place}: no column {missing[0]!r}, but {', '.join(names)!r:.200}: name two that it has")
+    return found
 
 
 def _text(row: Mapping[str, Any], column: str, place: str) -> str:
@@ -137,12 +138,11 @@ def _text(row: Mapping[str, Any], column: str, place: str) -> str:
     nested = row.get(NESTED)
     table = nested if column not in row and isinstance(nested, Mapping) else row
     if column not in table:
-        raise InputError(
-            f"{place}: no column {column!r}, but {', '.join(map(str, table))!r:.200}: name two that it has"
-        )
+        names = ", ".join(map(str, table))
+        raise InputError(f"{place}: no column {column!r}, but {names!r:.200}: name two that it has")
     text = table[column]
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise InputError(f"{place}: column {column!r} is no text but {text!r:.40}: name a column of text")
+        raise InputError(f"{place}: column {column!r} is no text but {text!r:.40}: name one of text")
     return _SURROGATE.sub("\ufffd", text).replace("\n", " ")  # JSON can spell half a surrogate pair, no character
