@@ -170,24 +170,9 @@ def test_a_signal_in_the_last_step(job: TrainJob, straight: Path) -> None:
     assert_logged_once(Path(job.run_dir))
 
 
-def test_a_signal_while_the_last_step_is_saved(job: TrainJob, straight: Path) -> None:
-    real = loop.commit
-
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        if options["step"] == LAST:
-            signal.raise_signal(signal.SIGTERM)
-        return real(*arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "commit", interrupted)
-        with pytest.raises(Stopped, match=f"step {LAST} is saved"):
-            run(job)
-    run(job)
-    assert_same_end(Path(job.run_dir), straight)
-
-
-def stop_in_validation(job: TrainJob, step: int) -> None:
-    real = loop.validate
+def stop_in(name: str, job: TrainJob, step: int) -> None:
+    """A signal comes while the loop validates, or commits, this step."""
+    real = getattr(loop, name)
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         if options["step"] == step:
@@ -195,17 +180,23 @@ def stop_in_validation(job: TrainJob, step: int) -> None:
         return real(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "validate", interrupted)
+        patch.setattr(loop, name, interrupted)
         with pytest.raises(Stopped, match=f"step {step} is saved"):
             run(job)
 
 
+def test_a_signal_while_the_last_step_is_saved(job: TrainJob, straight: Path) -> None:
+    stop_in("commit", job, LAST)
+    run(job)
+    assert_same_end(Path(job.run_dir), straight)
+
+
 @pytest.mark.parametrize("step", [6, 12, LAST])
 def test_a_signal_during_validation(job: TrainJob, straight: Path, step: int) -> None:
-    stop_in_validation(job, step)
+    stop_in("validate", job, step)
     assert steps_of(Path(job.run_dir))[-1] == step
     assert step not in [row["step"] for row in progress_of(Path(job.run_dir), step)["progress"]["validations"]]
-    stop_in_validation(job, step)  # again
+    stop_in("validate", job, step)  # again
     run(job)
     assert_same_end(Path(job.run_dir), straight)
     assert_logged_once(Path(job.run_dir))
@@ -216,7 +207,7 @@ def test_a_validation_done_after_resuming_is_not_done_twice(
     job: TrainJob, straight: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """A signal cuts it short; the resumed run does it, and dies in the next step (or while it averages)."""
-    stop_in_validation(job, step)
+    stop_in("validate", job, step)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train_step", die)
         patch.setattr(loop, "average_checkpoints", die)

@@ -114,8 +114,8 @@ def _compiles(
 
 def batching_of(job: TrainJob, settled: Settled, store: Store) -> Batching:
     """How the corpus in `store` becomes batches."""
-    sizes = {"tokens_per_step": job.train.tokens_per_step, "max_tokens": settled.max_tokens}
-    sizes["multiple"] = settled.multiple
+    most, multiple = settled.max_tokens, settled.multiple
+    sizes = {"tokens_per_step": job.train.tokens_per_step, "max_tokens": most, "multiple": multiple}
     packed = settled.layout is LayoutKind.packed
     return Batching(job.train.seed, **sizes, capacities=packed_capacities(store.lengths, **sizes) if packed else None)
 
