@@ -102,6 +102,16 @@ def same(found: Hypothesis, expected: Hypothesis) -> bool:
     return equal and found.score == pytest.approx(expected.score, rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.parametrize("at_once", [1, 20, 45])  # of nine pieces: one row, two or five of the twelve at a time
+def test_logits_looked_at_in_parts_give_the_same(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, lengths = Table(5, 9, eos_bias=-3.0), [7, 12, 9]
+    whole, rows = search(table, lengths, 4, alpha=0.6)
+    monkeypatch.setattr("transformer.translate.search._AT_ONCE", at_once)
+    assert search(table, lengths, 4, alpha=0.6) == (whole, rows)
+    assert rows[0] == 12
+    assert min(len(hypothesis.tokens) for hypothesis in whole) > 3
+
+
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_pruned_finds_the_best_of_all(seed: int, alpha: float) -> None:
