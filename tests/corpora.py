@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from transformer.config import (
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import (
     DataConfig,
     FilterConfig,
     ModelConfig,
@@ -29,7 +30,6 @@ from transformer.config import (
     SearchConfig,
     TokenizerConfig,
     TrainConfig,
-    TrainJob,
 )
 from transformer.training.loop import train
 

@@ -12,7 +12,7 @@ from tools import Largest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transformer.config import Score
+from transformer.config.settings import Score
 from transformer.layout import Packed, Padded, pack
 from transformer.model import attention
 from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores, attend

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from corpora import Shell, write_pair
 
-from transformer.config import DataConfig, FilterConfig, PairConfig, TokenizerConfig, TrainConfig, TrainJob
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig, TrainConfig
+from transformer.data.prepare import Prepared, prepare
+from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError
-from transformer.prepare import Prepared, prepare
-from transformer.tokenizer import Tokenizer
 
 TRIALS = 100
 KINDS = ("txt", "txt.gz", "tsv", "tsv.gz", "jsonl", "jsonl.gz")
@@ -292,7 +293,7 @@ def test_each_fault_occurs_alone_and_with_others() -> None:
 
 def test_the_command_line_says_the_same(clean: DataConfig, model: str, tmp_path: Path) -> None:
     dev = [f"data.dev.src={clean.dev.src}", f"data.dev.tgt={clean.dev.tgt}", f"tokenizer.model={model}"]
-    with Shell(tmp_path, "transformer.prepare") as shell:
+    with Shell(tmp_path, "transformer.data.prepare") as shell:
         for trial in range(5, TRIALS, 10):
             corpus = make(trial)
             pair = corpus.write(tmp_path / f"bad{trial}")

@@ -17,11 +17,11 @@ import torch
 from corpora import ROOT, tiny_job, wait_for, write_corpus
 from tools import load_script
 
-from transformer.config import ModelConfig, PairConfig
+from transformer.config.settings import ModelConfig, PairConfig
 from transformer.data.batch import collate
 from transformer.data.loader import Step
+from transformer.data.prepare import prepare
 from transformer.data.store import Store
-from transformer.prepare import prepare
 
 FOLDER = ROOT / "scripts" / "benchmark"
 

@@ -30,12 +30,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from transformer import cli, errors
-from transformer.config import (
+from transformer.config.jobs import AverageJob, EvaluateJob, SummaryJob, TrainJob, TranslateJob
+from transformer.config.settings import (
     Algorithm,
-    AverageJob,
     Decay,
     Device,
-    EvaluateJob,
     ExtraConfig,
     Format,
     Metric,
@@ -43,9 +42,6 @@ from transformer.config import (
     PairConfig,
     Positions,
     Precision,
-    SummaryJob,
-    TrainJob,
-    TranslateJob,
 )
 
 ROOT = Path(__file__).resolve().parents[1]

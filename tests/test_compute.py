@@ -11,7 +11,7 @@ from transformer.compute import (
     resolve_device,
     resolve_precision,
 )
-from transformer.config import Device, Precision
+from transformer.config.settings import Device, Precision
 from transformer.errors import InputError
 
 CPU = torch.device("cpu")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from transformer.config import (
+from transformer.config.jobs import AverageJob, EvaluateJob, SummaryJob, TrainJob, TranslateJob
+from transformer.config.primitives import from_json, to_json
+from transformer.config.settings import (
     Algorithm,
-    AverageJob,
     DataConfig,
     Decay,
     Device,
-    EvaluateJob,
     FilterConfig,
     Format,
     Metric,
@@ -25,13 +25,8 @@ from transformer.config import (
     Precision,
     SearchConfig,
     SearchOverride,
-    SummaryJob,
     TokenizerConfig,
     TrainConfig,
-    TrainJob,
-    TranslateJob,
-    from_json,
-    to_json,
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer.config import FilterConfig
+from transformer.config.settings import FilterConfig
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, judge, read_lines, read_pairs
 from transformer.errors import InputError
 

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer import cost
-from transformer.config import ModelConfig, Norm, Positions, Score
+from transformer.config.settings import ModelConfig, Norm, Positions, Score
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 

@@ -32,7 +32,8 @@ from corpora import (
 )
 from safetensors.torch import load_file
 
-from transformer.config import DataConfig, LayoutKind, Precision, TrainJob
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import DataConfig, LayoutKind, Precision
 from transformer.distributed import World, join_world
 from transformer.errors import InputError, PeerError, TransformerError
 from transformer.training import loop

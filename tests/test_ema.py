@@ -28,24 +28,15 @@ from torch import Tensor, nn
 
 from transformer.average import average
 from transformer.checkpoint import load_checkpoint
-from transformer.config import (
-    AverageJob,
-    DataConfig,
-    Device,
-    Format,
-    ModelConfig,
-    Precision,
-    SearchOverride,
-    SummaryJob,
-    TrainConfig,
-)
-from transformer.evaluate.score import measure
+from transformer.config.jobs import AverageJob, SummaryJob
+from transformer.config.settings import DataConfig, Device, Format, ModelConfig, Precision, SearchOverride, TrainConfig
+from transformer.decoding.translator import Translator, load_translator
+from transformer.evaluation.score import measure
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.optimizer import move_average
-from transformer.report.summary import summary
+from transformer.tools.summary import summary
 from transformer.training import loop
+from transformer.training.optimizer import move_average
 from transformer.training.validate import dev_loss
-from transformer.translate.translator import Translator, load_translator
 
 RECIPE = {"max_steps": 12, "save_every": 2, "keep_last": 6, "validate_every": 6, "ema_decay": 0.3}
 

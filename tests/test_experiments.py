@@ -14,11 +14,13 @@ from pyarrow import parquet
 from test_cli import enter
 from test_prepare import texts
 
-from transformer.config import PairConfig, TrainJob, to_json
+from transformer.config.jobs import TrainJob
+from transformer.config.primitives import to_json
+from transformer.config.settings import PairConfig
 from transformer.cost import parameters
-from transformer.prepare import prepare
-from transformer.report.summary import summary
-from transformer.schedule import learning_rate, paper_peak
+from transformer.data.prepare import prepare
+from transformer.tools.summary import summary
+from transformer.training.optimizer import learning_rate, paper_peak
 
 FOLDER = ROOT / "configs" / "experiment"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -28,17 +28,18 @@ from corpora import (
 from torch import Tensor
 
 from transformer.compute import autocast
-from transformer.config import Device, ModelConfig, Precision, Score, TrainJob
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import Device, ModelConfig, Precision, Score
 from transformer.data.batch import Batch, collate
 from transformer.data.plan import Ids
 from transformer.data.store import Store
+from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.layout import Padded, pack
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import attend
 from transformer.model.transformer import Transformer
-from transformer.step import Objective
-from transformer.translate.search import Hypothesis, beam_search, length_penalty
+from transformer.training.step import Objective
 from transformer.vocabulary import BOS, EOS
 
 DEVICE = torch.device(os.environ.get("TRANSFORMER_TEST_DEVICE", "cuda"))

@@ -42,5 +42,5 @@ def test_what_was_freed_between_others_goes_back() -> None:
 
 
 def test_preparing_imports_no_torch() -> None:
-    code = "import sys, transformer.prepare; assert 'torch' not in sys.modules"
+    code = "import sys, transformer.data.prepare; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transformer.config import ModelConfig, Norm, Positions, Score
+from transformer.config.settings import ModelConfig, Norm, Positions, Score
 from transformer.layout import Packed, Padded, pack
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import AddNorm, Embedding, FeedForward, sinusoids

@@ -23,7 +23,8 @@ from corpora import overrides
 from corpora import start as start_command
 from pyarrow import parquet
 
-from transformer.config import (
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import (
     Algorithm,
     DataConfig,
     ExtraConfig,
@@ -32,14 +33,13 @@ from transformer.config import (
     PairConfig,
     TokenizerConfig,
     TrainConfig,
-    TrainJob,
 )
 from transformer.data.corpus import Pair
+from transformer.data.prepare import Prepared, prepare
 from transformer.data.source import Source
 from transformer.data.store import StoreWriter
+from transformer.data.tokenizer import Tokenizer, train_tokenizer
 from transformer.errors import InputError, StorageError
-from transformer.prepare import Prepared, prepare
-from transformer.tokenizer import Tokenizer, train_tokenizer
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 ZAHLEN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -103,7 +103,7 @@ def test_text_goes_in_and_the_same_pairs_come_out(job: TrainJob) -> None:
 def test_threads_and_blocks_change_nothing(job: TrainJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     manifests = []
     for threads, block in ((1, 10_000), (3, 7)):  # 7: many more blocks than threads, and a last one of three
-        monkeypatch.setattr("transformer.prepare.BLOCK", block)
+        monkeypatch.setattr("transformer.data.prepare.BLOCK", block)
         job.train.threads, job.data.store_dir = threads, str(tmp_path / str(threads))
         prepare(job)
         (manifest,) = Path(job.data.store_dir).glob("*/MANIFEST.json")
@@ -182,7 +182,7 @@ def test_the_tokenizer_learns_from_as_many_lines_as_it_may(job: TrainJob, monkey
         seen.extend(lines)
         return train_tokenizer(seen, config)
 
-    monkeypatch.setattr("transformer.prepare.train_tokenizer", train)
+    monkeypatch.setattr("transformer.data.prepare.train_tokenizer", train)
     job.tokenizer.sample_lines = 200
     prepare(job)
     lines = {spell(n, words): n for words in (WORDS, ZAHLEN) for n in range(500)}
@@ -257,7 +257,7 @@ def test_another_version_of_a_format_is_another_digest(
     name: str, job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = prepare(job).report["digest"]
-    monkeypatch.setattr(f"transformer.prepare.{name}", 99)
+    monkeypatch.setattr(f"transformer.data.prepare.{name}", 99)
     assert prepare(job).report["digest"] != before
 
 
@@ -484,7 +484,7 @@ def test_no_filter_is_blamed_for_files_without_text(
 
 def test_compressed_files_and_small_blocks_give_the_same_data(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = prepare(job)
-    monkeypatch.setattr("transformer.prepare.BLOCK", 7)
+    monkeypatch.setattr("transformer.data.prepare.BLOCK", 7)
     for side in ("src", "tgt"):
         path = getattr(job.data.train, side)
         Path(f"{path}.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
@@ -538,7 +538,9 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing_half_done(
     assert len(prepare(job).store) == 500
 
 
-@pytest.mark.parametrize("place", ["transformer.tokenizer.Tokenizer.encode", "transformer.data.store.StoreWriter.add"])
+@pytest.mark.parametrize(
+    "place", ["transformer.data.tokenizer.Tokenizer.encode", "transformer.data.store.StoreWriter.add"]
+)
 def test_an_error_while_encoding_is_raised_as_it_is_and_ends_every_thread(
     place: str, job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -554,7 +556,7 @@ def test_an_error_while_encoding_is_raised_as_it_is_and_ends_every_thread(
     owner, name = (Tokenizer, "encode") if place.endswith("encode") else (StoreWriter, "add")
     real, job.train.threads = getattr(owner, name), 3
     with monkeypatch.context() as patch:
-        patch.setattr("transformer.prepare.BLOCK", 7)
+        patch.setattr("transformer.data.prepare.BLOCK", 7)
         patch.setattr(place, fail)
         with pytest.raises(RuntimeError) as caught:
             prepare(job)
@@ -582,7 +584,7 @@ def test_blocks_are_not_read_far_ahead_of_what_is_written(job: TrainJob, monkeyp
 
     monkeypatch.setattr(Source, "pairs", counted)
     monkeypatch.setattr(StoreWriter, "add", watched)
-    monkeypatch.setattr("transformer.prepare.BLOCK", 10)
+    monkeypatch.setattr("transformer.data.prepare.BLOCK", 10)
     job.train.threads = 2
     prepare(job)
     assert len(ahead) == 50
@@ -590,8 +592,8 @@ def test_blocks_are_not_read_far_ahead_of_what_is_written(job: TrainJob, monkeyp
 
 
 SLOWLY = """
-import time, transformer.prepare as module
-from transformer.tokenizer import Tokenizer
+import time, transformer.data.prepare as module
+from transformer.data.tokenizer import Tokenizer
 encode, module.BLOCK = Tokenizer.encode, 1
 def slowly(*arguments):
     time.sleep(0.1)
@@ -619,8 +621,10 @@ def test_ctrl_c_while_encoding_leaves_nothing_half_done(job: TrainJob, tmp_path:
 
 COUNTING = """
 import os, sys, time, pathlib
-import transformer.prepare as module
-from transformer.config import *
+import transformer.data.prepare as module
+from transformer.config.jobs import *
+from transformer.config.primitives import *
+from transformer.config.settings import *
 real = module._fill
 def counted(*arguments):
     with open(sys.argv[2], "a", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from transformer.config import Metric, ModelConfig, TrainConfig
+from transformer.config.settings import Metric, ModelConfig, TrainConfig
 from transformer.distributed import World
 from transformer.errors import CheckpointError
 from transformer.training.progress import Progress, Validation, Window, perplexity

@@ -38,8 +38,9 @@ from corpora import (
 )
 from safetensors.torch import load_file
 
-from transformer import prepare
-from transformer.config import DataConfig, Decay, LayoutKind, Norm, Positions, Precision, SearchConfig, TrainJob
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import DataConfig, Decay, LayoutKind, Norm, Positions, Precision, SearchConfig
+from transformer.data import prepare
 from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
 from transformer.training import loop
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from transformer.config import Decay
-from transformer.schedule import learning_rate, paper_peak
+from transformer.config.settings import Decay
+from transformer.training.optimizer import learning_rate, paper_peak
 
 WARMUP = 4_000
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from transformer.errors import InputError
-from transformer.evaluate.score import measure, score
+from transformer.evaluation.score import measure, score
 
 SCORES = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data")) / "scores"
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from transformer.config import ModelConfig
+from transformer.config.settings import ModelConfig
+from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
-from transformer.translate.search import Hypothesis, beam_search, length_penalty
 from transformer.vocabulary import BOS, EOS, PAD
 
 ALPHAS = (0.0, 0.6, 1.0)
@@ -106,7 +106,7 @@ def same(found: Hypothesis, expected: Hypothesis) -> bool:
 def test_logits_looked_at_in_parts_give_the_same(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table, lengths = Table(5, 9, eos_bias=-3.0), [7, 12, 9]
     whole, rows = search(table, lengths, 4, alpha=0.6)
-    monkeypatch.setattr("transformer.translate.search._AT_ONCE", at_once)
+    monkeypatch.setattr("transformer.decoding.search._AT_ONCE", at_once)
     assert search(table, lengths, 4, alpha=0.6) == (whole, rows)
     assert rows[0] == 12
     assert min(len(hypothesis.tokens) for hypothesis in whole) > 3

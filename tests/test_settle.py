@@ -10,10 +10,11 @@ import torch
 from corpora import read, run, tiny_job, write_corpus
 
 from transformer.compute import has_compiler
-from transformer.config import Device, LayoutKind, ModelConfig, Precision, Score, TrainConfig, TrainJob
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, Score, TrainConfig
 from transformer.data.plan import packed_capacities
-from transformer.training import resume
-from transformer.training.resume import settle
+from transformer.training import resolve
+from transformer.training.resolve import settle
 
 GPU = torch.device("cuda")
 
@@ -25,7 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(resume, "has_compiler", lambda device: True)
+    monkeypatch.setattr(resolve, "has_compiler", lambda device: True)
 
 
 def job(model: dict[str, Any] | None = None, **recipe: Any) -> TrainJob:

@@ -21,12 +21,13 @@ from corpora import Shell, read, run, steps_of, tiny_job, write_corpus
 from pyarrow import parquet
 from tools import watch_disk
 
-from transformer.config import EvaluateJob, ExtraConfig, PairConfig, TrainJob
+from transformer.config.jobs import EvaluateJob, TrainJob
+from transformer.config.settings import ExtraConfig, PairConfig
 from transformer.data import source
+from transformer.data.prepare import prepare
 from transformer.data.source import Source, locate, store_beside
 from transformer.errors import CheckpointError, InputError, StorageError
-from transformer.evaluate.command import run as evaluate
-from transformer.prepare import prepare
+from transformer.evaluation.sets import run as evaluate
 
 SPLITS = {"train": 60, "validation": 5, "test": 3}
 CARD = "---\nconfigs:\n- config_name: de-en\n  data_files:\n" + "".join(
@@ -599,7 +600,7 @@ def from_hub(name: str, run_dir: str) -> list[str]:
 
 def test_the_hub_over_http(hub: Hub, tmp_path: Path) -> None:
     environment = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path / "home")}
-    retries = "transformer.prepare, datasets, time; time.sleep = lambda seconds: None"
+    retries = "transformer.data.prepare, datasets, time; time.sleep = lambda seconds: None"
     with Shell(tmp_path, retries, **environment, HF_HUB_OFFLINE="0") as shell:
         for name, words in {"no/such": "check the name", "half/half": "cannot be read"}.items():
             status, log = shell.run(*from_hub(name, "bad/a"))

@@ -15,15 +15,15 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from transformer.compute import autocast
-from transformer.config import ModelConfig, Norm, Precision, Score, TrainConfig
+from transformer.config.settings import ModelConfig, Norm, Precision, Score, TrainConfig
 from transformer.data.batch import Batch, collate
 from transformer.data.loader import Step
 from transformer.data.plan import split_step
 from transformer.data.store import Store
 from transformer.layout import Packed, Padded
 from transformer.model.transformer import Transformer
-from transformer.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
-from transformer.step import Objective, StepResult, train_step
+from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
+from transformer.training.step import Objective, StepResult, train_step
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from transformer.config import Algorithm, TokenizerConfig
+from transformer.config.settings import Algorithm, TokenizerConfig
+from transformer.data.tokenizer import Tokenizer, sample_lines, train_tokenizer
 from transformer.errors import InputError
-from transformer.tokenizer import Tokenizer, sample_lines, train_tokenizer
 
 LINES = [
     f"The {size} {thing} number {n} is green."
@@ -156,7 +156,7 @@ def test_every_set_of_lines_is_equally_likely(monkeypatch: pytest.MonkeyPatch) -
     """Chi-square of the 20 sets of 3 of 6 lines, over 20,000 seeds: above 43.8 once in a thousand times."""
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(20_000):
-        monkeypatch.setattr("transformer.tokenizer.seed_for", lambda *parts, seed=seed: seed)
+        monkeypatch.setattr("transformer.data.tokenizer.seed_for", lambda *parts, seed=seed: seed)
         counts[tuple(sampled(6, 3))] += 1
     assert len(counts) == 20
     assert sum((count - 1_000) ** 2 / 1_000 for count in counts.values()) < 43.8

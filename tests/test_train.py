@@ -35,21 +35,13 @@ from corpora import (
 from safetensors.torch import load_file
 
 from transformer.average import average, average_checkpoints
-from transformer.config import (
-    AverageJob,
-    DataConfig,
-    EvaluateJob,
-    Metric,
-    PairConfig,
-    SearchOverride,
-    TrainJob,
-    TranslateJob,
-)
-from transformer.evaluate.command import run as evaluate
+from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
+from transformer.config.settings import DataConfig, Metric, PairConfig, SearchOverride
+from transformer.decoding.stream import run as translate
+from transformer.decoding.translator import find_checkpoint
+from transformer.evaluation.sets import run as evaluate
 from transformer.training import loop
 from transformer.training.progress import Validation
-from transformer.translate.command import run as translate
-from transformer.translate.translator import find_checkpoint
 
 SCALARS = {
     "train/loss",

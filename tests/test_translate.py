@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer.average import average
 from transformer.checkpoint import commit, write_json
-from transformer.config import (
-    AverageJob,
+from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
+from transformer.config.primitives import to_json
+from transformer.config.settings import (
     DataConfig,
     Device,
-    EvaluateJob,
     FilterConfig,
     ModelConfig,
     PairConfig,
@@ -31,20 +31,17 @@ from transformer.config import (
     SearchConfig,
     SearchOverride,
     TokenizerConfig,
-    TrainJob,
-    TranslateJob,
-    to_json,
 )
+from transformer.data.tokenizer import Tokenizer, train_tokenizer
+from transformer.decoding.search import Hypothesis, beam_search, length_penalty
+from transformer.decoding.stream import run as translate
+from transformer.decoding.translator import Translator, find_checkpoint, load_translator
 from transformer.errors import CheckpointError, InputError
-from transformer.evaluate.command import evaluate_sets, read_sets, write_sets
-from transformer.evaluate.command import run as evaluate
-from transformer.evaluate.score import measure, score
+from transformer.evaluation.score import measure, score
+from transformer.evaluation.sets import evaluate_sets, read_sets, write_sets
+from transformer.evaluation.sets import run as evaluate
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.tokenizer import Tokenizer, train_tokenizer
-from transformer.translate.command import run as translate
-from transformer.translate.search import Hypothesis, beam_search, length_penalty
-from transformer.translate.translator import Translator, find_checkpoint, load_translator
 from transformer.vocabulary import BOS, EOS, PAD
 
 WORDS = "the a dog cat house tree green small sees under over runs sleeps near two old and with water bird ."

@@ -29,14 +29,15 @@ from safetensors.torch import load_file
 from test_distributed import ranks
 from test_resume import damage, snapshot, stop_at, with_value
 
-from transformer.config import DataConfig, Device, Norm, Positions, Precision, SearchOverride, TrainJob
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import DataConfig, Device, Norm, Positions, Precision, SearchOverride
+from transformer.data.prepare import prepare
+from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.translator import load_translator
 from transformer.distributed import World
 from transformer.errors import CheckpointError, InputError
-from transformer.prepare import prepare
-from transformer.step import Objective
-from transformer.tokenizer import Tokenizer
+from transformer.training.step import Objective
 from transformer.training.validate import DevSet, dev_loss
-from transformer.translate.translator import load_translator
 from transformer.vocabulary import EOS
 
 CPU = torch.device("cpu")

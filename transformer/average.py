@@ -8,7 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from transformer.checkpoint import Checkpoint, commit, list_steps, load_checkpoint, lock_run, newest, step_path
-from transformer.config import AverageJob, TrainConfig
+from transformer.config.jobs import AverageJob
+from transformer.config.settings import TrainConfig
 from transformer.errors import CheckpointError, InputError
 
 log = logging.getLogger(__name__)

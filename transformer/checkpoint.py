@@ -31,7 +31,7 @@ from typing import Any, NoReturn, TypeVar
 import safetensors.torch
 from torch import Tensor
 
-from transformer.config import from_json
+from transformer.config.primitives import from_json
 from transformer.errors import CheckpointError, InputError, LockedError, StorageError
 
 T = TypeVar("T")

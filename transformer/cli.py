@@ -27,7 +27,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from transformer import __version__
-from transformer.config import AverageJob, EvaluateJob, ExtraConfig, PairConfig, SummaryJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, SummaryJob, TrainJob, TranslateJob
+from transformer.config.settings import ExtraConfig, PairConfig
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
 from transformer.seeding import seed_for
 
@@ -326,7 +327,7 @@ def _run(name: str, job: Any) -> None:
     """Run the command; its module is imported only now, so that `--help` is instant."""
     match name:
         case "prepare":
-            from transformer.prepare import prepare
+            from transformer.data.prepare import prepare
 
             prepare(job)
         case "train":
@@ -334,11 +335,11 @@ def _run(name: str, job: Any) -> None:
 
             train(job)
         case "translate":
-            from transformer.translate.command import run as translate
+            from transformer.decoding.stream import run as translate
 
             translate(job, sys.stdin.buffer, sys.stdout.buffer)
         case "evaluate":
-            from transformer.evaluate.command import run as evaluate
+            from transformer.evaluation.sets import run as evaluate
 
             evaluate(job)
         case "average":
@@ -346,6 +347,6 @@ def _run(name: str, job: Any) -> None:
 
             average(job)
         case "summary":
-            from transformer.report.summary import summary
+            from transformer.tools.summary import summary
 
             sys.stdout.write(summary(job))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from transformer.config import Device, Precision
+from transformer.config.settings import Device, Precision
 from transformer.errors import InputError
 
 HALF = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}

@@ -6,7 +6,7 @@ padding, recomputation and masked positions are never counted, nor are the eleme
 
 import re
 
-from transformer.config import ModelConfig, Norm, Positions, Score
+from transformer.config.settings import ModelConfig, Norm, Positions, Score
 
 # Dense bf16 (or fp16) FLOP/s of the matrix units, from the makers' data sheets, by a word of the device's name.
 PEAK_FLOPS = {

@@ -80,13 +80,14 @@ def rate(step: int) -> float:
 def ours(spec: Spec) -> Contender:
     """The package as `transformer train` uses it, its loader's waits included: all that this file knows of it."""
     from transformer.compute import dtype_of, loss_scaler
-    from transformer.config import TrainJob, from_json, to_json
+    from transformer.config.jobs import TrainJob
+    from transformer.config.primitives import from_json, to_json
     from transformer.data.loader import load_steps
+    from transformer.data.prepare import prepare
     from transformer.model.transformer import Transformer
-    from transformer.optimizer import build_optimizer
-    from transformer.prepare import prepare
-    from transformer.step import Objective, train_step
-    from transformer.training.resume import batching_of, settle
+    from transformer.training.optimizer import build_optimizer
+    from transformer.training.resolve import batching_of, settle
+    from transformer.training.step import Objective, train_step
 
     job = from_json(TrainJob, spec.job)
     settled = settle(job, 1)

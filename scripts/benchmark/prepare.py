@@ -243,7 +243,7 @@ def read(path: Path) -> Iterator[str]:
 
 def plan(args: argparse.Namespace) -> dict[str, Any]:
     """What a training does with the prepared corpus before its first step: the shortest of three times for each."""
-    from transformer.config import TrainConfig  # here: torch comes with these, and is not small
+    from transformer.config.settings import TrainConfig
     from transformer.data.loader import load_steps
     from transformer.data.plan import Batching, plan_epoch
     from transformer.data.store import Store

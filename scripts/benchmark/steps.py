@@ -31,15 +31,16 @@ import torch
 from torch._dynamo.utils import counters
 
 from transformer.compute import dtype_of, loss_scaler
-from transformer.config import Device, LayoutKind, ModelConfig, Precision, TrainConfig, TrainJob, to_json
+from transformer.config.jobs import TrainJob
+from transformer.config.primitives import to_json
+from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig
 from transformer.cost import parameters, peak_flops, step_flops
 from transformer.data.loader import Step, load_steps
 from transformer.data.store import Store
 from transformer.model.transformer import Transformer
-from transformer.optimizer import build_optimizer
-from transformer.schedule import learning_rate, paper_peak
-from transformer.step import Objective, train_step
-from transformer.training.resume import batching_of, settle
+from transformer.training.optimizer import build_optimizer, learning_rate, paper_peak
+from transformer.training.resolve import batching_of, settle
+from transformer.training.step import Objective, train_step
 
 MEAN, LONGEST = 27, 256  # tokens of a sentence, EOS counted
 SPREAD, UNLIKENESS = 0.45, 0.2  # of the log of a length: between sentences, and between the sides of a pair

@@ -39,7 +39,9 @@ import numpy as np
 from peers import DROPOUT, EOS, PAD, PEAK_RATE, SMOOTHING, WARMUP_STEPS, Ids, Shape, Spec
 
 from transformer.compute import resolve_device
-from transformer.config import (
+from transformer.config.jobs import TrainJob
+from transformer.config.primitives import to_json
+from transformer.config.settings import (
     DataConfig,
     Device,
     ModelConfig,
@@ -47,14 +49,12 @@ from transformer.config import (
     Precision,
     TokenizerConfig,
     TrainConfig,
-    TrainJob,
-    to_json,
 )
 from transformer.data.plan import plan_epoch
+from transformer.data.prepare import prepare
+from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, TransformerError
 from transformer.machine import resolve_threads
-from transformer.prepare import prepare
-from transformer.tokenizer import Tokenizer
 
 LOSS_AT = 20  # updates after which the losses are compared
 

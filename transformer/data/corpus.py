@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer.config import FilterConfig
+from transformer.config.settings import FilterConfig
 from transformer.errors import InputError
 
 Pair = tuple[str, str]

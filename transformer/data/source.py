@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from transformer.config import PairConfig
+from transformer.config.settings import PairConfig
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.store import build_once, sync
 from transformer.data.table import BLOCK, Columns, is_table, pairs_of, read_table, usual_columns

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from transformer.compute import has_varlen_kernel
-from transformer.config import Score
+from transformer.config.settings import Score
 from transformer.kernels.attention import dense_attention
 from transformer.layout import Layout, Packed, Padded
 

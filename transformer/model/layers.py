@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transformer.compute import lowered
-from transformer.config import Norm, Positions
+from transformer.config.settings import Norm, Positions
 from transformer.kernels.dropout import Dropout
 from transformer.layout import Layout, Padded
 from transformer.model.attention import KeyValues, MultiHeadAttention

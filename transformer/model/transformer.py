@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transformer.compute import lowered
-from transformer.config import ModelConfig, Norm
+from transformer.config.settings import ModelConfig, Norm
 from transformer.layout import Layout, Padded
 from transformer.model.attention import KeyValues, MultiHeadAttention
 from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward

@@ -31,31 +31,40 @@ from transformer.checkpoint import (
     write_json,
 )
 from transformer.compute import dtype_of, loss_scaler, resolve_device
-from transformer.config import Precision, SearchOverride, TrainJob, from_json, to_json
+from transformer.config.jobs import TrainJob
+from transformer.config.primitives import from_json, to_json
+from transformer.config.settings import Precision, SearchOverride
 from transformer.cost import parameters
 from transformer.data.corpus import Pair
 from transformer.data.loader import load_steps
 from transformer.data.plan import PLAN_VERSION
+from transformer.data.prepare import Prepared, prepare
 from transformer.data.store import Store
+from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.translator import Translator, load_translator
 from transformer.distributed import World, join_world, local_device
 from transformer.errors import CheckpointError, InputError
-from transformer.evaluate.command import digest_sets, evaluate_sets, print_results, write_sets
-from transformer.evaluate.score import measure
+from transformer.evaluation.score import measure
+from transformer.evaluation.sets import digest_sets, evaluate_sets, print_results, write_sets
 from transformer.machine import trim_heap
 from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
-from transformer.optimizer import build_optimizer, load_moments, moments_by_name, move_average
-from transformer.prepare import Prepared, prepare
-from transformer.schedule import learning_rate, paper_peak
 from transformer.seeding import seed_for
-from transformer.step import Objective, train_step
-from transformer.tokenizer import Tokenizer
 from transformer.tracking import Tracker, log_to, progress_bar
 from transformer.training.guard import Interrupted, Signals, check_streak, stopped
+from transformer.training.optimizer import (
+    build_optimizer,
+    learning_rate,
+    load_moments,
+    moments_by_name,
+    move_average,
+    paper_peak,
+)
 from transformer.training.progress import Progress, Window
-from transformer.training.resume import Settled, batching_of, open_run
+from transformer.training.resolve import Settled, batching_of
+from transformer.training.resume import open_run
+from transformer.training.step import Objective, train_step
 from transformer.training.validate import DevSet, validate
 from transformer.training.warm_start import find_source, initialise
-from transformer.translate.translator import Translator, load_translator
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from transformer.config import Metric, ModelConfig, TrainConfig, from_json
+from transformer.config.primitives import from_json
+from transformer.config.settings import Metric, ModelConfig, TrainConfig
 from transformer.cost import peak_flops, step_flops
 from transformer.data.loader import Step
 from transformer.distributed import World
 from transformer.errors import CheckpointError
-from transformer.step import StepResult
 from transformer.tracking import Tracker
+from transformer.training.step import StepResult
 
 log = logging.getLogger(__name__)
 

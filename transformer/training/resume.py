@@ -12,7 +12,6 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,13 @@ import torch
 
 from transformer import __version__
 from transformer.checkpoint import Checkpoint, read_json, write_file, write_json
-from transformer.compute import HALF, has_compiler, has_varlen_kernel, resolve_device, resolve_precision
-from transformer.config import Decay, Device, LayoutKind, Precision, Score, TrainJob, from_json, to_json
-from transformer.data.plan import PLAN_VERSION, Batching, packed_capacities
-from transformer.data.store import Store
+from transformer.config.jobs import TrainJob
+from transformer.config.primitives import from_json, to_json
+from transformer.config.settings import Decay, LayoutKind
+from transformer.data.plan import PLAN_VERSION
+from transformer.data.prepare import PREPARE_VERSION, Prepared
 from transformer.errors import CheckpointError
-from transformer.machine import resolve_threads
-from transformer.prepare import PREPARE_VERSION, Prepared
+from transformer.training.resolve import Settled, settle, settle_again
 
 log = logging.getLogger(__name__)
 
@@ -54,72 +53,6 @@ NOTED = ("train.max_tokens", "train.threads", "train.device", "train.compile")
 NOT_FREE = r"data\.(src_lang|tgt_lang|filter\..*|extra\..*\.weight)"
 
 
-@dataclass(frozen=True)
-class Settled:
-    """What the automatic settings came to."""
-
-    device: Device
-    precision: Precision
-    threads: int
-    max_tokens: int
-    layout: LayoutKind
-    compile: bool
-    multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
-
-
-def settle(job: TrainJob, world_size: int) -> Settled:
-    """Static rules only: the same machine always gets the same answer."""
-    device = resolve_device(job.train.device)
-    precision = resolve_precision(job.train.precision, device)
-    room = 5_120  # a step of 4,096 tokens in one piece, padding and all
-    if device.type == "cuda":
-        room = 32_768 if torch.cuda.get_device_properties(device).total_memory > 36 * 2**30 else 8_192
-    max_tokens = job.train.max_tokens or max(room, job.data.filter.max_length + 1)
-    layout = job.train.layout
-    if layout is LayoutKind.auto:
-        packed = device.type == "cpu" or _has_packed_kernel(job, device, precision)
-        layout = LayoutKind.packed if packed else LayoutKind.padded
-    compiled = _compiles(job, device, precision, layout=layout, wanted=job.train.compile)
-    threads = resolve_threads(job.train.threads)
-    return Settled(Device[device.type], precision, threads, max_tokens, layout, compiled, world_size)
-
-
-def _has_packed_kernel(job: TrainJob, device: torch.device, precision: Precision) -> bool:
-    """Whether attention over packed sentences is one kernel; elsewhere it is done by groups of padded ones."""
-    model = job.model
-    if model.score is Score.additive or model.attention_dropout > 0.0 or precision not in HALF:
-        return False
-    return has_varlen_kernel(device, HALF[precision], d_k=model.key_width, d_v=model.value_width)
-
-
-def _compiles(
-    job: TrainJob, device: torch.device, precision: Precision, *, layout: LayoutKind, wanted: bool | None
-) -> bool:
-    """As wanted, or on a GPU alone: on a CPU it takes minutes, and the kernels are faster than what comes of them.
-
-    What would be compiled anew for each batch is not compiled: attention in pieces, of which no two batches have as
-    many.
-    """
-    if not (device.type == "cuda" if wanted is None else wanted):
-        return False
-    in_pieces = layout is LayoutKind.packed and not _has_packed_kernel(job, device, precision)
-    if in_pieces or job.model.score is Score.additive:
-        log.info("attention is in pieces here, which differ from batch to batch: training runs uncompiled")
-        return False
-    if not has_compiler(device):
-        log.info("no compiler is installed here: training runs uncompiled")
-        return False
-    return True
-
-
-def batching_of(job: TrainJob, settled: Settled, store: Store) -> Batching:
-    """How the corpus in `store` becomes batches."""
-    most, multiple = settled.max_tokens, settled.multiple
-    sizes = {"tokens_per_step": job.train.tokens_per_step, "max_tokens": most, "multiple": multiple}
-    packed = settled.layout is LayoutKind.packed
-    return Batching(job.train.seed, **sizes, capacities=packed_capacities(store.lengths, **sizes) if packed else None)
-
-
 def open_run(
     job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None, source: Checkpoint | None, *, world_size: int
 ) -> Settled:
@@ -136,7 +69,7 @@ def open_run(
         papers = read_json(run_dir / "run.json")
         _compare(job, prepared, papers, checkpoint)
         older = {"layout": LayoutKind.padded.name, "compile": False}  # of a run begun before there was a choice
-        return _resettle(job, from_json(Settled, older | papers["settled"]))
+        return settle_again(job, from_json(Settled, older | papers["settled"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{run_dir / 'run.json'}: not the papers of a run: {error}") from None
 
@@ -233,16 +166,3 @@ def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-def _resettle(job: TrainJob, before: Settled) -> Settled:
-    """What was settled, except for what this command sets by hand."""
-    device = resolve_device(job.train.device if job.train.device is not Device.auto else before.device)
-    threads, max_tokens = job.train.threads, job.train.max_tokens or before.max_tokens
-    if threads is None:
-        threads = min(before.threads, resolve_threads(None))
-        if threads < before.threads:  # another machine, or more ranks on it: they would stand in each other's way
-            log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
-    given = replace(before, device=Device[device.type], max_tokens=max_tokens, threads=threads)
-    wanted = before.compile if job.train.compile is None else job.train.compile
-    return replace(given, compile=_compiles(job, device, given.precision, layout=given.layout, wanted=wanted))

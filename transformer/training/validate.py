@@ -8,18 +8,18 @@ import numpy as np
 import torch
 
 from transformer.compute import autocast
-from transformer.config import Precision
+from transformer.config.settings import Precision
 from transformer.data.batch import collate
 from transformer.data.corpus import Pair
 from transformer.data.plan import split_step
 from transformer.data.store import Store
+from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.translator import Translator
 from transformer.distributed import World
-from transformer.evaluate.score import measure
-from transformer.step import Objective
-from transformer.tokenizer import Tokenizer
+from transformer.evaluation.score import measure
 from transformer.training.guard import Interrupted
 from transformer.training.progress import Validation
-from transformer.translate.translator import Translator
+from transformer.training.step import Objective
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from transformer.checkpoint import Checkpoint, load_checkpoint
-from transformer.config import ModelConfig, Positions, TrainJob, to_json
+from transformer.config.jobs import TrainJob
+from transformer.config.primitives import to_json
+from transformer.config.settings import ModelConfig, Positions
+from transformer.decoding.translator import find_checkpoint
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, load_parameters
-from transformer.translate.translator import find_checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from torch.amp import GradScaler
 from torch.optim import Adam
 
 from transformer.compute import autocast
-from transformer.config import Precision
+from transformer.config.settings import Precision
 from transformer.data.batch import Batch
 from transformer.data.loader import Step
 from transformer.distributed import unsynchronised
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.transformer import Transformer
-from transformer.optimizer import set_rate
 from transformer.seeding import seed_for
+from transformer.training.optimizer import set_rate
 
 
 class Objective(nn.Module):

@@ -16,12 +16,12 @@ import torch
 
 from transformer.checkpoint import Checkpoint, list_steps, load_checkpoint, newest, read_json, step_path
 from transformer.compute import autocast, dtype_of, resolve_device, resolve_precision
-from transformer.config import Device, ModelConfig, Precision, SearchConfig, SearchOverride
+from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
+from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer, load_parameters
-from transformer.tokenizer import Tokenizer
-from transformer.translate.search import Hypothesis, beam_search, length_penalty
 from transformer.vocabulary import BOS, EOS, PAD
 
 log = logging.getLogger(__name__)

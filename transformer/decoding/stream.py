@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 import torch
 
-from transformer.config import TranslateJob
+from transformer.config.jobs import TranslateJob
+from transformer.decoding.translator import load_translator
 from transformer.machine import resolve_threads
-from transformer.translate.translator import load_translator
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,8 @@
 
 import json
 
-from transformer.config import Format, Precision, SummaryJob
+from transformer.config.jobs import SummaryJob
+from transformer.config.settings import Format, Precision
 from transformer.cost import PEAK_FLOPS, parameters, step_flops
 
 MEAN_LENGTH = 27.0  # tokens of a sentence, as in WMT news text

@@ -6,12 +6,9 @@ value raises ValueError naming the key. Choices are enums with lower-case member
 
 import math
 import re
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from types import UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
-
-T = TypeVar("T")
+from typing import Any
 
 
 class Norm(Enum):
@@ -93,30 +90,31 @@ class Format(Enum):
     json = "json"
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError unless the condition holds."""
     if not condition:
         raise ValueError(message)
 
 
-def _at_least(config: object, section: str, minimum: float, *names: str) -> None:
+def at_least(config: object, section: str, minimum: float, *names: str) -> None:
     """Refuse numbers below `minimum`, and NaN or infinity; None (left to a rule) passes."""
     for name in names:
         value = getattr(config, name)
         ok = value is None or minimum <= value < 2**63
-        _require(ok, f"{section}{name}={value} must be a number of at least {minimum}, and finite")
+        require(ok, f"{section}{name}={value} must be a number of at least {minimum}, and finite")
 
 
-def _check_names(section: str, sets: dict[str, Any]) -> None:
+def check_names(section: str, sets: dict[str, Any]) -> None:
     """Test sets name files of the run directory, where `dev` is taken."""
     for name in sets:
         plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) is not None and name != "dev"
-        _require(plain, f"{section}.{name}: a name has letters, digits, '_' and '-' only, and is not dev")
+        require(plain, f"{section}.{name}: a name has letters, digits, '_' and '-' only, and is not dev")
 
 
 def _below_one(config: object, section: str, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        _require(0.0 <= value < 1.0, f"{section}.{name}={value} must be in [0, 1)")
+        require(0.0 <= value < 1.0, f"{section}.{name}={value} must be in [0, 1)")
 
 
 def option(default: Any, meaning: str) -> Any:
@@ -144,11 +142,11 @@ class ModelConfig:
     tie_embeddings: bool = option(True, "one matrix for both embeddings and the output (3.4)")
 
     def __post_init__(self) -> None:
-        _at_least(self, "model.", 1, "n_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
+        at_least(self, "model.", 1, "n_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
         _below_one(self, "model", "dropout", "attention_dropout", "relu_dropout")
-        _require(self.d_model % 2 == 0, f"model.d_model={self.d_model} must be even: sines and cosines come in pairs")
+        require(self.d_model % 2 == 0, f"model.d_model={self.d_model} must be even: sines and cosines come in pairs")
         divides = self.d_model % self.n_heads == 0
-        _require(
+        require(
             divides or (self.d_k is not None and self.d_v is not None),
             f"model.d_model={self.d_model} is not a multiple of model.n_heads={self.n_heads}: set model.d_k, d_v",
         )
@@ -192,7 +190,7 @@ class FilterConfig:
     drop_duplicates: bool = option(False, "drop pairs seen before")
 
     def __post_init__(self) -> None:
-        _at_least(self, "data.filter.", 1, "max_length", "max_ratio")
+        at_least(self, "data.filter.", 1, "max_length", "max_ratio")
 
 
 @dataclass
@@ -212,13 +210,13 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
-        _check_names("data.test", self.test)
-        _check_names("data.extra", self.extra)
+        check_names("data.test", self.test)
+        check_names("data.extra", self.extra)
         for name, extra in self.extra.items():
-            _require(0.0 < extra.weight <= 1000.0, f"data.extra.{name}.weight={extra.weight} must be in (0, 1000]")
+            require(0.0 < extra.weight <= 1000.0, f"data.extra.{name}.weight={extra.weight} must be in (0, 1000]")
         for name in ("src_lang", "tgt_lang"):
             lang = getattr(self, name)
-            _require(lang not in ("True", "False"), f"data.{name}={lang}: quote it, YAML takes a bare no for false")
+            require(lang not in ("True", "False"), f"data.{name}={lang}: quote it, YAML takes a bare no for false")
 
 
 @dataclass
@@ -233,10 +231,10 @@ class TokenizerConfig:
     model: str | None = option(None, "use this SentencePiece model file instead of training one")
 
     def __post_init__(self) -> None:
-        _at_least(self, "tokenizer.", 8, "vocab_size")
-        _at_least(self, "tokenizer.", 1, "sample_lines")
+        at_least(self, "tokenizer.", 8, "vocab_size")
+        at_least(self, "tokenizer.", 1, "sample_lines")
         coverage = self.character_coverage
-        _require(0.98 <= coverage <= 1.0, f"tokenizer.character_coverage={coverage} must be in [0.98, 1]")
+        require(0.98 <= coverage <= 1.0, f"tokenizer.character_coverage={coverage} must be in [0.98, 1]")
 
 
 @dataclass
@@ -274,19 +272,17 @@ class TrainConfig:
     samples: int = option(3, "dev translations shown at each validation")
 
     def __post_init__(self) -> None:
-        _at_least(self, "train.", 0, "seed", "prefetch", "keep_best", "samples")
-        _at_least(
-            self, "train.", 1, "max_steps", "warmup_steps", "threads", "log_every", "save_every", "validate_every"
-        )
-        _at_least(self, "train.", 1, "patience", "average", "tokens_per_step", "max_tokens")
-        _at_least(self, "train.", 2, "keep_last")
+        at_least(self, "train.", 0, "seed", "prefetch", "keep_best", "samples")
+        at_least(self, "train.", 1, "max_steps", "warmup_steps", "threads", "log_every", "save_every", "validate_every")
+        at_least(self, "train.", 1, "patience", "average", "tokens_per_step", "max_tokens")
+        at_least(self, "train.", 2, "keep_last")
         _below_one(self, "train", "adam_beta1", "adam_beta2", "label_smoothing")
         decay = self.ema_decay
-        _require(decay is None or 0.0 < decay < 1.0, f"train.ema_decay={decay} must be in (0, 1)")
+        require(decay is None or 0.0 < decay < 1.0, f"train.ema_decay={decay} must be in (0, 1)")
         for name in ("learning_rate", "adam_eps", "clip_norm"):
             value = getattr(self, name)
-            _require(value is None or (math.isfinite(value) and value > 0), f"train.{name}={value} must be above 0")
-        _require(
+            require(value is None or (math.isfinite(value) and value > 0), f"train.{name}={value} must be above 0")
+        require(
             self.keep_last >= self.average,
             f"train.keep_last={self.keep_last} must be at least train.average={self.average}: raise it",
         )
@@ -302,8 +298,8 @@ class SearchConfig:
     max_tokens: int = option(8_192, "padded source pieces x beam of one batch")
 
     def __post_init__(self) -> None:
-        _at_least(self, "search.", 1, "beam_size", "max_extra", "max_tokens")
-        _at_least(self, "search.", 0, "length_penalty")
+        at_least(self, "search.", 1, "beam_size", "max_extra", "max_tokens")
+        at_least(self, "search.", 0, "length_penalty")
 
 
 @dataclass
@@ -322,118 +318,3 @@ class SearchOverride:
 
     def __post_init__(self) -> None:
         self.over(SearchConfig())
-
-
-@dataclass
-class TrainJob:
-    """`transformer train` and `transformer prepare`."""
-
-    run_dir: str = option("runs/base", "everything about the run goes here; the same again resumes")
-    init_from: str | None = option(None, "begin with the weights and the tokenizer of this run, or of one checkpoint")
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    search: SearchConfig = field(default_factory=SearchConfig)
-
-    def __post_init__(self) -> None:
-        _require(bool(self.run_dir), "run_dir must name a directory")
-        longest, room = self.data.filter.max_length + 1, self.model.max_positions
-        _require(longest <= room, f"data.filter.max_length={longest - 1} does not fit model.max_positions={room}")
-        for key, budget in (("tokens_per_step", self.train.tokens_per_step), ("max_tokens", self.train.max_tokens)):
-            _require(
-                budget is None or budget >= longest,
-                f"train.{key}={budget} cannot hold a sentence of data.filter.max_length={longest - 1} pieces",
-            )
-
-
-@dataclass
-class DecodeJob:
-    """What `translate` and `evaluate` share."""
-
-    run_dir: str = option("runs/demo", "a directory that `train` made")
-    checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged, else last)")
-    device: Device = option(Device.auto, "where to compute")
-    precision: Precision = option(Precision.auto, "arithmetic of the forward pass (auto: as the run was trained)")
-    threads: int | None = option(None, "CPU threads (null: one for each core)")
-    search: SearchOverride = field(default_factory=SearchOverride)
-
-    def __post_init__(self) -> None:
-        _at_least(self, "", 1, "threads")
-
-
-@dataclass
-class TranslateJob(DecodeJob):
-    """`transformer translate`."""
-
-    strict: bool = option(False, "refuse a source too long for the model instead of truncating it")
-
-
-@dataclass
-class EvaluateJob(DecodeJob):
-    """`transformer evaluate`."""
-
-    test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "instead of the run's test sets: "})
-    store_dir: str | None = option(None, "where copies of hub data sets are kept (null: beside the run)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_names("test", self.test)
-
-
-@dataclass
-class AverageJob:
-    """`transformer average`."""
-
-    run_dir: str = option("runs/demo", "a directory that `train` made")
-    last: int | None = option(None, "how many of the newest checkpoints to average (null: the run's train.average)")
-
-    def __post_init__(self) -> None:
-        _at_least(self, "", 1, "last")
-
-
-@dataclass
-class SummaryJob(TrainJob):
-    """`transformer summary`."""
-
-    format: Format = option(Format.text, "for people, or for programs")
-
-
-def to_json(config: Any) -> dict[str, Any]:
-    """A config dataclass as JSON primitives, enums by name."""
-    return {f.name: _to_primitive(getattr(config, f.name)) for f in fields(config)}
-
-
-def _to_primitive(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, dict):
-        return {key: _to_primitive(item) for key, item in value.items()}
-    return to_json(value) if is_dataclass(value) else value
-
-
-def from_json(cls: type[T], data: object) -> T:
-    """What `to_json` gave, typed and checked. Raises ValueError for an unknown key, a wrong type or a bad value."""
-    return cast(T, _from_primitive(cls, data, cls.__name__))
-
-
-def _from_primitive(kind: Any, value: Any, place: str) -> Any:
-    if get_origin(kind) in (Union, UnionType):  # only `X | None` is used
-        kind = next(arg for arg in get_args(kind) if arg is not type(None))
-        return None if value is None else _from_primitive(kind, value, place)
-    if get_origin(kind) is dict and isinstance(value, dict):
-        return {str(key): _from_primitive(get_args(kind)[1], item, f"{place}.{key}") for key, item in value.items()}
-    if is_dataclass(kind) and isinstance(value, dict):
-        kinds = get_type_hints(kind)
-        unknown = sorted(map(str, value.keys() - kinds.keys()))
-        _require(not unknown, f"{place} has unknown keys: {unknown}")
-        return cast(Any, kind)(
-            **{key: _from_primitive(kinds[key], item, f"{place}.{key}") for key, item in value.items()}
-        )
-    if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str) and value in kind.__members__:
-        return kind[value]
-    if get_origin(kind) is list and isinstance(value, list):
-        return [_from_primitive(get_args(kind)[0], item, place) for item in value]
-    whole = kind is float and type(value) is int and abs(value) < 2**1023
-    _require(type(value) is kind or whole, f"{place}={value!r:.80} is not what is expected: {kind}")
-    return float(value) if whole else value

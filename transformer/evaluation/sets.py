@@ -14,13 +14,15 @@ from typing import Any
 import torch
 
 from transformer.checkpoint import write_file
-from transformer.config import DataConfig, EvaluateJob, TrainConfig, to_json
+from transformer.config.jobs import EvaluateJob
+from transformer.config.primitives import to_json
+from transformer.config.settings import DataConfig, TrainConfig
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.source import locate, store_beside
+from transformer.decoding.translator import Translator, build_translator, find_checkpoint
 from transformer.errors import InputError, StorageError
-from transformer.evaluate.score import Scores, score
+from transformer.evaluation.score import Scores, score
 from transformer.machine import resolve_threads
-from transformer.translate.translator import Translator, build_translator, find_checkpoint
 
 Sets = Mapping[str, Sequence[Pair]]
 

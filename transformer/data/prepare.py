@@ -24,14 +24,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from transformer.config import DataConfig, FilterConfig, PairConfig, TokenizerConfig, TrainJob
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, judge
 from transformer.data.plan import Ids
 from transformer.data.source import Source, is_copied, locate, store_beside
 from transformer.data.store import STORE_VERSION, Sentences, Store, StoreWriter, build_once, digest_file
+from transformer.data.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
 from transformer.errors import InputError, StorageError
 from transformer.machine import resolve_threads, trim_heap
-from transformer.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
 
 PREPARE_VERSION = 2
 BLOCK = 10_000  # pairs that are in memory at a time

@@ -13,7 +13,7 @@ from typing import cast
 
 import sentencepiece
 
-from transformer.config import TokenizerConfig
+from transformer.config.settings import TokenizerConfig
 from transformer.errors import InputError
 from transformer.seeding import seed_for
 from transformer.vocabulary import BOS, EOS, PAD, UNK

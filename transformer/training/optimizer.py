@@ -1,12 +1,34 @@
-"""Adam (section 5.3), its moments by name, as a checkpoint holds them, and the moving average of the weights."""
+"""Adam and its learning rate (section 5.3), its moments by name, and the moving average of the weights."""
+
+import math
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from transformer.config import TrainConfig
+from transformer.config.settings import Decay, TrainConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def learning_rate(step: int, *, peak: float, warmup_steps: int, decay: Decay, max_steps: int) -> float:
+    """The rate of step `step`, counted from 0: linear warm-up to `peak`, then the decay.
+
+    Inverse square root is the paper's eq. 3 (section 5.3) at `step + 1`, written through its peak: see `paper_peak`.
+    Linear falls to 0 at `max_steps`.
+    """
+    update = step + 1
+    match decay:
+        case Decay.inverse_sqrt:
+            return peak * min(update / warmup_steps, math.sqrt(warmup_steps / update))
+        case Decay.linear:
+            falling = (max_steps - step) / max(1, max_steps - warmup_steps)
+            return peak * max(0.0, min(update / warmup_steps, falling))
+
+
+def paper_peak(d_model: int, warmup_steps: int) -> float:
+    """The rate where eq. 3's two branches meet: `d_model^-0.5 * warmup_steps^-0.5`."""
+    return 1.0 / math.sqrt(d_model * warmup_steps)
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> Adam:

@@ -1,0 +1,95 @@
+"""One class for each command: every key that it takes, with its default. Checks that span sections stand here."""
+
+from dataclasses import dataclass, field
+
+from transformer.config.settings import (
+    DataConfig,
+    Device,
+    Format,
+    ModelConfig,
+    PairConfig,
+    Precision,
+    SearchConfig,
+    SearchOverride,
+    TokenizerConfig,
+    TrainConfig,
+    at_least,
+    check_names,
+    option,
+    require,
+)
+
+
+@dataclass
+class TrainJob:
+    """`transformer train` and `transformer prepare`."""
+
+    run_dir: str = option("runs/base", "everything about the run goes here; the same again resumes")
+    init_from: str | None = option(None, "begin with the weights and the tokenizer of this run, or of one checkpoint")
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def __post_init__(self) -> None:
+        require(bool(self.run_dir), "run_dir must name a directory")
+        longest, room = self.data.filter.max_length + 1, self.model.max_positions
+        require(longest <= room, f"data.filter.max_length={longest - 1} does not fit model.max_positions={room}")
+        for key, budget in (("tokens_per_step", self.train.tokens_per_step), ("max_tokens", self.train.max_tokens)):
+            require(
+                budget is None or budget >= longest,
+                f"train.{key}={budget} cannot hold a sentence of data.filter.max_length={longest - 1} pieces",
+            )
+
+
+@dataclass
+class DecodeJob:
+    """What `translate` and `evaluate` share."""
+
+    run_dir: str = option("runs/demo", "a directory that `train` made")
+    checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged, else last)")
+    device: Device = option(Device.auto, "where to compute")
+    precision: Precision = option(Precision.auto, "arithmetic of the forward pass (auto: as the run was trained)")
+    threads: int | None = option(None, "CPU threads (null: one for each core)")
+    search: SearchOverride = field(default_factory=SearchOverride)
+
+    def __post_init__(self) -> None:
+        at_least(self, "", 1, "threads")
+
+
+@dataclass
+class TranslateJob(DecodeJob):
+    """`transformer translate`."""
+
+    strict: bool = option(False, "refuse a source too long for the model instead of truncating it")
+
+
+@dataclass
+class EvaluateJob(DecodeJob):
+    """`transformer evaluate`."""
+
+    test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "instead of the run's test sets: "})
+    store_dir: str | None = option(None, "where copies of hub data sets are kept (null: beside the run)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_names("test", self.test)
+
+
+@dataclass
+class AverageJob:
+    """`transformer average`."""
+
+    run_dir: str = option("runs/demo", "a directory that `train` made")
+    last: int | None = option(None, "how many of the newest checkpoints to average (null: the run's train.average)")
+
+    def __post_init__(self) -> None:
+        at_least(self, "", 1, "last")
+
+
+@dataclass
+class SummaryJob(TrainJob):
+    """`transformer summary`."""
+
+    format: Format = option(Format.text, "for people, or for programs")

@@ -1,0 +1,94 @@
+"""What the automatic settings come to: device, precision, layout, compilation, threads and budgets, by static rules."""
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+
+from transformer.compute import HALF, has_compiler, has_varlen_kernel, resolve_device, resolve_precision
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import Device, LayoutKind, Precision, Score
+from transformer.data.plan import Batching, packed_capacities
+from transformer.data.store import Store
+from transformer.machine import resolve_threads
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the automatic settings came to."""
+
+    device: Device
+    precision: Precision
+    threads: int
+    max_tokens: int
+    layout: LayoutKind
+    compile: bool
+    multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
+
+
+def settle(job: TrainJob, world_size: int) -> Settled:
+    """Static rules only: the same machine always gets the same answer."""
+    device = resolve_device(job.train.device)
+    precision = resolve_precision(job.train.precision, device)
+    room = 5_120  # a step of 4,096 tokens in one piece, padding and all
+    if device.type == "cuda":
+        room = 32_768 if torch.cuda.get_device_properties(device).total_memory > 36 * 2**30 else 8_192
+    max_tokens = job.train.max_tokens or max(room, job.data.filter.max_length + 1)
+    layout = job.train.layout
+    if layout is LayoutKind.auto:
+        packed = device.type == "cpu" or _has_packed_kernel(job, device, precision)
+        layout = LayoutKind.packed if packed else LayoutKind.padded
+    compiled = _compiles(job, device, precision, layout=layout, wanted=job.train.compile)
+    threads = resolve_threads(job.train.threads)
+    return Settled(Device[device.type], precision, threads, max_tokens, layout, compiled, world_size)
+
+
+def _has_packed_kernel(job: TrainJob, device: torch.device, precision: Precision) -> bool:
+    """Whether attention over packed sentences is one kernel; elsewhere it is done by groups of padded ones."""
+    model = job.model
+    if model.score is Score.additive or model.attention_dropout > 0.0 or precision not in HALF:
+        return False
+    return has_varlen_kernel(device, HALF[precision], d_k=model.key_width, d_v=model.value_width)
+
+
+def _compiles(
+    job: TrainJob, device: torch.device, precision: Precision, *, layout: LayoutKind, wanted: bool | None
+) -> bool:
+    """As wanted, or on a GPU alone: on a CPU it takes minutes, and the kernels are faster than what comes of them.
+
+    What would be compiled anew for each batch is not compiled: attention in pieces, of which no two batches have as
+    many.
+    """
+    if not (device.type == "cuda" if wanted is None else wanted):
+        return False
+    in_pieces = layout is LayoutKind.packed and not _has_packed_kernel(job, device, precision)
+    if in_pieces or job.model.score is Score.additive:
+        log.info("attention is in pieces here, which differ from batch to batch: training runs uncompiled")
+        return False
+    if not has_compiler(device):
+        log.info("no compiler is installed here: training runs uncompiled")
+        return False
+    return True
+
+
+def batching_of(job: TrainJob, settled: Settled, store: Store) -> Batching:
+    """How the corpus in `store` becomes batches."""
+    most, multiple = settled.max_tokens, settled.multiple
+    sizes = {"tokens_per_step": job.train.tokens_per_step, "max_tokens": most, "multiple": multiple}
+    packed = settled.layout is LayoutKind.packed
+    return Batching(job.train.seed, **sizes, capacities=packed_capacities(store.lengths, **sizes) if packed else None)
+
+
+def settle_again(job: TrainJob, before: Settled) -> Settled:
+    """What was settled, except for what this command sets by hand."""
+    device = resolve_device(job.train.device if job.train.device is not Device.auto else before.device)
+    threads, max_tokens = job.train.threads, job.train.max_tokens or before.max_tokens
+    if threads is None:
+        threads = min(before.threads, resolve_threads(None))
+        if threads < before.threads:  # another machine, or more ranks on it: they would stand in each other's way
+            log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
+    given = replace(before, device=Device[device.type], max_tokens=max_tokens, threads=threads)
+    wanted = before.compile if job.train.compile is None else job.train.compile
+    return replace(given, compile=_compiles(job, device, given.precision, layout=given.layout, wanted=wanted))
