@@ -31,6 +31,7 @@ from transformer.config.settings import (
     TokenizerConfig,
     TrainConfig,
 )
+from transformer.evaluation.sets import format_results
 from transformer.training.loop import train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,10 +111,13 @@ def as_a_command() -> Iterator[None]:
 
 
 def run(job: TrainJob) -> Path:
-    """Train in this process; the run directory."""
+    """Train in this process and print the results, as the command does; the run directory."""
     with as_a_command():
-        train(job)
-    return Path(job.run_dir)
+        results = train(job)
+    run_dir = Path(job.run_dir)
+    if os.environ.get("RANK", "0") == "0":
+        sys.stdout.write(format_results(run_dir, results))
+    return run_dir
 
 
 def overrides(job: TrainJob) -> list[str]:
@@ -224,7 +228,9 @@ def read(path: Path) -> Any:
 def progress_of(run_dir: Path, step: int) -> dict[str, Any]:
     """What state.json says, without the seconds, which differ from run to run."""
     state: dict[str, Any] = read(step_dir(run_dir, step) / "state.json")
-    del state["progress"]["seconds"]
+    del state["training"]["progress"]["seconds"]
+    for key in ("seconds", "waited"):
+        del state["training"]["window"][key]
     return state
 
 

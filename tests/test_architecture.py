@@ -14,8 +14,8 @@ PACKAGE = ROOT / "transformer"
 
 # From the bottom up. Units of one floor may import one another only where PEERS says so.
 FLOORS = (
-    ("config", "cost", "errors", "machine", "seeding", "vocabulary"),
-    ("checkpoint", "compute", "distributed", "kernels", "layout", "loss", "tracking"),
+    ("config", "cost", "errors", "files", "machine", "seeding", "vocabulary"),
+    ("checkpoint", "compute", "distributed", "kernels", "layout", "loss", "records", "run_dir", "tracking"),
     ("data", "model"),
     ("average", "decoding", "evaluation"),
     ("training",),
@@ -25,6 +25,11 @@ FLOORS = (
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 PEERS = {
     ("cost", "config"),
+    ("files", "errors"),
+    ("checkpoint", "records"),
+    ("checkpoint", "run_dir"),
+    ("run_dir", "records"),
+    ("tracking", "run_dir"),
     ("kernels", "compute"),
     ("layout", "kernels"),
     ("evaluation", "decoding"),
@@ -162,7 +167,7 @@ def test_only_the_command_line_knows_hydra() -> None:
 def test_the_configuration_is_plain_python() -> None:
     for name in "config.settings", "config.jobs", "config.primitives", "errors":
         targets = {found.target.partition(".")[0] for found in imports() if found.module.name == name}
-        assert targets <= {"dataclasses", "enum", "math", "re", "transformer", "types", "typing"}, name
+        assert targets <= {"collections", "dataclasses", "enum", "math", "re", "transformer", "types", "typing"}, name
 
 
 def test_functions_import_only_commands_and_slow_packages() -> None:

@@ -39,18 +39,10 @@ from test_checkpoint import (
 )
 
 from transformer import checkpoint
-from transformer.checkpoint import (
-    commit,
-    list_steps,
-    load_checkpoint,
-    lock_run,
-    newest,
-    read_json,
-    rotate,
-    step_path,
-    write_json,
-)
+from transformer.checkpoint import commit, list_steps, load_checkpoint, newest, rotate, step_path
 from transformer.errors import CheckpointError, StorageError
+from transformer.files import read_json, write_json
+from transformer.run_dir import lock_run
 
 
 @pytest.fixture
@@ -192,7 +184,7 @@ def test_a_crash_before_any_call_leaves_the_old_or_the_new(name: str, tmp_path: 
         with shim(crash_at(number)), suppress(Crash):
             scenario.act(run)
             done = True
-        scenario.judge(run, done)
+        scenario.record(run, done)
         shutil.rmtree(run)
     assert number > 4  # the shim saw the calls
 
@@ -240,7 +232,7 @@ def fail_at_every_call(scenario: Scenario, folder: Path, error: int) -> tuple[in
         struck = len(seen) >= number
         for step in list_steps(run)[:-1]:
             load_checkpoint(step_path(run, step))
-        scenario.judge(run, done=failure is None)
+        scenario.record(run, done=failure is None)
         shutil.rmtree(run)
     return number - 1, failed
 
@@ -288,7 +280,7 @@ def test_a_lasting_error_is_reported_and_leaves_no_trace(name: str, error: int, 
             if not aside and {"rename", "replace"} & set(seen[number - 1 :]):
                 assert {k: v for k, v in snapshot(run).items() if v} == {k: v for k, v in old.items() if v}
             # else only the last sync failed: the new one is in place and whole, but was not promised
-        scenario.judge(run, done=False)
+        scenario.record(run, done=False)
         shutil.rmtree(run)
     assert number > 4
 
@@ -647,7 +639,7 @@ def test_a_real_death_before_any_call(name: str, tmp_path: Path) -> None:
         shutil.copytree(template, run)
         status = status_of(lambda run=run, number=number: act_and_die(scenario, run, number))
         assert status in (-9, 0)
-        scenario.judge(run, done=status == 0)
+        scenario.record(run, done=status == 0)
         shutil.rmtree(run)
 
 

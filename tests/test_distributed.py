@@ -178,15 +178,17 @@ def test_an_overflow_on_one_rank_is_one_on_all(tmp_path: Path, corpus: DataConfi
                 for parameter in objective.parameters()
                 if os.environ["RANK"] == "1" and len(found) == 2
             ]
-            found.append(real(objective, *arguments, **options))
+            scale = options["scaler"].get_scale()
+            result = real(objective, *arguments, **options)
+            found.append((bool(result.applied), scale))
             for hook in hooks:
                 hook.remove()
-            return found[-1]
+            return result
 
         loop.train_step = noted  # in this process, which ends with the test
         recipe = {"max_tokens": 100, "max_steps": 4, "average": 1}
         run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, **recipe))
-        sys.stdout.write(f"\n{[(result.applied, result.loss_scale) for result in found]}")
+        sys.stdout.write(f"\n{found}")
 
     assert ranks(2, action, tmp_path) == [0, 0]
     seen = [(tmp_path / name).read_text(encoding="utf-8").rpartition("\n")[2] for name in ("rank-0", "rank-1")]
@@ -243,17 +245,17 @@ def test_messages(tmp_path: Path) -> None:
             assert world.any(world.rank == 2)
             assert not world.any(False)
             assert world.sum(torch.tensor([1.0, world.rank], dtype=torch.float32)).tolist() == [3.0, 3.0]
-            assert world.from_first(lambda: ["made by", world.rank]) == ["made by", 0]
-            assert world.first_then_all(lambda: world.rank) == world.rank
+            assert world.from_rank0(lambda: ["made by", world.rank]) == ["made by", 0]
+            assert world.rank0_first(lambda: world.rank) == world.rank
 
     assert ranks(3, action, tmp_path) == [0, 0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(3)]
 
 
 def test_alone_there_is_no_group() -> None:
-    world = World(0, 1, None)
+    world = World(0, 1, {})
     assert world.gather(["x"]) == [["x"]]
     assert (world.any(True), world.any(False)) == (True, False)
-    assert world.from_first(lambda: 5) == 5
+    assert world.from_rank0(lambda: 5) == 5
     module = torch.nn.Linear(1, 1)
     assert world.wrap(module) is module
     with contextlib.redirect_stdout(io.StringIO()), join_world(torch.device("cpu")) as found:

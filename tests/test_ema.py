@@ -62,6 +62,19 @@ def weights(run_dir: Path, step: int, name: str = "model") -> dict[str, Tensor]:
 # ---- the recurrence -------------------------------------------------------------------------------------------------
 
 
+def move(average: nn.Module, model: nn.Module, *, decay: float, updates: int, is_applied: bool = True) -> None:
+    """`move_average`, its scalars on the device as in the loop."""
+    flag = torch.tensor(is_applied)
+    move_average(average, model, decay=decay, updates=torch.tensor(updates), is_applied=flag)
+
+
+def test_move_average_leaves_everything_after_a_skipped_update() -> None:
+    average, model = nn.Linear(3, 2), nn.Linear(3, 2)
+    before = copies(parameters_by_name(average))
+    move(average, model, decay=0.9, updates=0, is_applied=False)
+    assert all(np.array_equal(before[name], w) for name, w in copies(parameters_by_name(average)).items())
+
+
 def test_a_constant_is_its_own_average_and_the_first_decays_are_these() -> None:
     """d = 1/10, 2/11, 3/12, then the limit: a weight that jumps from 0 to 1 leaves the product of the d behind."""
     average, model = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
@@ -69,11 +82,11 @@ def test_a_constant_is_its_own_average_and_the_first_decays_are_these() -> None:
     nn.init.ones_(model.weight)
     left = []
     for updates in range(5):
-        move_average(average, model, decay=0.2, updates=updates)
+        move(average, model, decay=0.2, updates=updates)
         left.append(1.0 - average.weight.item())
     assert left == pytest.approx([0.1, 0.1 * 2 / 11, *(0.1 * 2 / 11 * 0.2**n for n in (1, 2, 3))], abs=1e-7)
     nn.init.ones_(average.weight)
-    move_average(average, model, decay=0.9999, updates=10**6)
+    move(average, model, decay=0.9999, updates=10**6)
     assert average.weight.item() == 1.0
     assert model.weight.item() == 1.0
 
@@ -91,7 +104,7 @@ def test_the_average_is_the_recurrence(dtype: torch.dtype, accuracy: float) -> N
             for parameter in model.parameters():
                 parameter += torch.randn_like(parameter)
         kept = copies(parameters_by_name(model))
-        move_average(moved, model, decay=0.95, updates=t)
+        move(moved, model, decay=0.95, updates=t)
         d = min(0.95, (1 + t) / (10 + t))
         expected = {name: d * a + (1 - d) * kept[name] for name, a in expected.items()}
         assert all(np.array_equal(kept[name], w) for name, w in copies(parameters_by_name(model)).items())
@@ -113,7 +126,7 @@ def test_the_average_of_a_training(corpus: DataConfig, tmp_path: Path, monkeypat
             if len(steps) in (0, 4):
                 patch.setattr(torch.Tensor, "backward", lambda _loss: poison(objective))
             result = real(objective, *arguments, **options)
-        steps.append((result.applied, copies(parameters_by_name(objective.model))))  # type: ignore[arg-type]
+        steps.append((bool(result.applied), copies(parameters_by_name(objective.model))))  # type: ignore[arg-type]
         return result
 
     monkeypatch.setattr(loop, "train_step", noted)

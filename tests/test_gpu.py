@@ -258,13 +258,13 @@ def test_a_deterministic_run_resumes_to_the_last_bit(tmp_path: Path, precision: 
 def test_a_run_with_nothing_set_trains_on_the_device(tmp_path: Path) -> None:
     """On a GPU `auto` comes to compiled, packed and bf16 where that is fast; the loss falls, the tests are scored."""
     run_dir = train(job_on_device(tmp_path, precision=Precision.auto, max_steps=60, save_every=20, validate_every=60))
-    settled = read(run_dir / "run.json")["settled"]
-    assert settled["device"] == DEVICE.type
+    resolved = read(run_dir / "run.json")["resolved"]
+    assert resolved["device"] == DEVICE.type
     if DEVICE.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
         wanted = ("packed", "bf16") if fast else ("padded", "fp32")
-        assert (settled["layout"], settled["precision"]) == wanted
-        assert settled["compile"]
+        assert (resolved["layout"], resolved["precision"]) == wanted
+        assert resolved["compile"]
     losses = [line["train/loss"] for line in metrics_of(run_dir) if "train/loss" in line]
     assert sum(losses[-10:]) / 10 < losses[0] - 1.0
     assert results_of(run_dir)["test_sets"].keys() == {"test", "other"}

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from transformer.errors import NumericalError, Stopped, TransformerError
-from transformer.training.guard import Interrupted, Signals, check_streak, stopped
+from transformer.records import Progress
+from transformer.training.guard import Interrupted, Signals, SkippedGuard, stopped
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMBERS = [signal.SIGTERM, signal.SIGINT]
@@ -69,33 +70,55 @@ def test_the_second_signal_ends_the_process_at_once(first: signal.Signals, secon
     assert process.returncode == 128 + second
 
 
+def skipped(total: int, streak: int, longest: int | None = None) -> Progress:
+    """The progress at step 500 after `total` skipped updates, the last `streak` of them up to this step."""
+    longest = streak if longest is None else longest
+    return Progress(step=500, skipped=total, streak=streak, longest_streak=longest, first_skipped=490)
+
+
 @pytest.mark.parametrize("streak", [1, 9])
-def test_up_to_nine_skipped_updates_in_a_row_are_only_logged(streak: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_guard_only_reports_up_to_nine_consecutive_skipped_updates(
+    streak: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = SkippedGuard(Progress())
     with caplog.at_level(logging.WARNING, logger="transformer"):
-        check_streak(streak, 500, loss_scale=1.0)
+        guard.check(skipped(streak, streak), loss_scale=None)
+        guard.check(skipped(streak, 0, streak), loss_scale=None)  # nothing new: nothing is said
     (record,) = caplog.records
-    assert "500" in record.getMessage()
-    assert f"{streak} in a row" in record.getMessage()
+    for part in ("step 500", f"{streak} updates skipped", "first at step 490", f"at most {streak} in a row"):
+        assert part in record.getMessage()
 
 
 @pytest.mark.parametrize("streak", [10, 11])
-def test_the_tenth_ends_the_run_with_advice(streak: int) -> None:
-    with pytest.raises(NumericalError, match=rf"^{streak} updates.* step 500.*train\.learning_rate") as error:
-        check_streak(streak, 500, loss_scale=1.0)
+def test_guard_ends_the_run_at_the_tenth_with_advice(streak: int) -> None:
+    with pytest.raises(
+        NumericalError, match=rf"^{streak} consecutive updates.* step 500.*train\.learning_rate"
+    ) as error:
+        SkippedGuard(Progress()).check(skipped(streak, streak), loss_scale=None)
     assert error.value.exit_status == 6
     assert "\n" not in str(error.value)
 
 
-def test_a_loss_scale_above_one_may_still_fall(caplog: pytest.LogCaptureFixture) -> None:
-    """From 65,536 that is sixteen halvings, however long the streak was; then there is nothing left to try."""
-    for skipped in range(16):
-        check_streak(skipped + 1, 500, loss_scale=65536.0 / 2**skipped)
-    assert "loss scale of 65536" in caplog.records[0].getMessage()
-    with pytest.raises(NumericalError, match="17 updates"):
-        check_streak(17, 500, loss_scale=1.0)
-    check_streak(9, 500, loss_scale=0.5)
-    with pytest.raises(NumericalError, match="10 updates"):
-        check_streak(10, 500, loss_scale=0.25)
+def test_guard_sees_a_streak_that_ended_before_it_looked() -> None:
+    with pytest.raises(NumericalError, match="10 consecutive"):
+        SkippedGuard(Progress()).check(skipped(11, 1, 10), loss_scale=None)
+
+
+def test_guard_does_not_blame_an_old_streak_for_a_new_skipped_update() -> None:
+    """A long one that a checkpoint knows of was survived; one more skipped update is only reported."""
+    SkippedGuard(skipped(16, 0, 16)).check(skipped(17, 1, 16), loss_scale=None)
+    with pytest.raises(NumericalError, match="12 consecutive"):
+        SkippedGuard(skipped(16, 0, 16)).check(skipped(28, 12, 16), loss_scale=None)
+
+
+def test_guard_lets_a_loss_scale_above_one_fall(caplog: pytest.LogCaptureFixture) -> None:
+    """From 65,536 that is sixteen halvings down to 1, which still may help; then there is nothing left to try."""
+    guard = SkippedGuard(Progress())
+    for count in range(16):
+        guard.check(skipped(count + 1, count + 1), loss_scale=32768.0 / 2**count)
+    assert "the loss scale is now 32768" in caplog.records[0].getMessage()
+    with pytest.raises(NumericalError, match="17 consecutive"):
+        guard.check(skipped(17, 17), loss_scale=0.5)
 
 
 def test_a_stopped_run_says_what_is_saved() -> None:

@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from transformer.config.settings import Metric, ModelConfig, TrainConfig
+from transformer.config.primitives import from_json, to_json
+from transformer.config.settings import Metric, TrainConfig
 from transformer.distributed import World
-from transformer.errors import CheckpointError
-from transformer.training.progress import Progress, Validation, Window, perplexity
+from transformer.records import Progress, Validation, WindowTotals
+from transformer.training.progress import LogWindow, describe, log_window, perplexity, validation_scalars
+from transformer.training.step import SkippedUpdates, StepResult
 
 NAN = math.nan
 
 
 @dataclass(frozen=True)
 class FakeStep:
-    """What `count` and `Window` read of a step."""
+    """What `LogWindow` reads of a step."""
 
     epoch: int = 2
     index: int = 7
@@ -30,14 +32,10 @@ class FakeStep:
     slots: int = 250
 
 
-@dataclass(frozen=True)
-class FakeResult:
-    """What they read of its result."""
-
-    applied: bool = True
-    loss_sum: float = 220.0
-    nll_sum: float = 110.0
-    grad_norm: float = 3.0
+def result(loss: float = 220.0, nll: float = 110.0, norm: float = 3.0) -> StepResult:
+    """What an update measured."""
+    loss_sum, nll_sum, grad_norm = (torch.tensor(x, dtype=torch.float64) for x in (loss, nll, norm))
+    return StepResult(loss_sum=loss_sum, nll_sum=nll_sum, grad_norm=grad_norm, applied=torch.isfinite(grad_norm))
 
 
 def validation(step: int, metric: Metric, value: float) -> Validation:
@@ -48,7 +46,7 @@ def validation(step: int, metric: Metric, value: float) -> Validation:
 
 def restored(progress: Progress) -> Progress:
     """As it comes back from state.json."""
-    return Progress.from_json(json.loads(json.dumps(progress.to_json(), allow_nan=False)))
+    return from_json(Progress, json.loads(json.dumps(to_json(progress), allow_nan=False)), complete=True)
 
 
 # values, larger is better -> which of them are a new best, how long it has stalled after each, and the ranking
@@ -72,12 +70,12 @@ def test_the_best_and_the_patience_of_a_script(case: str, metric: Metric, interr
     progress = Progress()
     config = TrainConfig(patience=2, metric=metric)
     for number, value in enumerate(values):
-        assert progress.judge(validation(number + 1, metric, value), metric) == better[number]
+        assert progress.record(validation(number + 1, metric, value), metric) == better[number]
         assert progress.stalled == stalled[number]
-        assert progress.ended(config) == (stalled[number] >= 2)
-        assert not progress.ended(TrainConfig(metric=metric))
+        assert progress.has_ended(config) == (stalled[number] >= 2)
+        assert not progress.has_ended(TrainConfig(metric=metric))
         progress = restored(progress) if interrupted else progress
-    assert progress.best(metric) == ranking
+    assert progress.best_steps(metric) == ranking
 
 
 @pytest.mark.parametrize("metric", Metric)
@@ -86,9 +84,9 @@ def test_an_interruption_changes_no_decision(metric: Metric) -> None:
         straight, broken = Progress(), Progress()
         for step, value in enumerate(values):
             entered = validation(step, metric, value)
-            assert straight.judge(entered, metric) == broken.judge(entered, metric)
+            assert straight.record(entered, metric) == broken.record(entered, metric)
             broken = restored(broken)
-            assert straight.best(metric) == broken.best(metric)
+            assert straight.best_steps(metric) == broken.best_steps(metric)
             assert straight.stalled == broken.stalled
 
 
@@ -98,42 +96,68 @@ def test_thirty_random_validations_rank_as_sorting_would() -> None:
         values = [draw.choice([NAN, float(draw.randint(0, 9))]) for _ in range(30)]
         progress = Progress()
         for step, value in enumerate(values):
-            progress.judge(validation(step, metric, value), metric)
+            progress.record(validation(step, metric, value), metric)
         finite = [step for step, value in enumerate(values) if not math.isnan(value)]
-        assert progress.best(metric) == sorted(finite, key=lambda step: (-values[step], step))
+        assert progress.best_steps(metric) == sorted(finite, key=lambda step: (-values[step], step))
 
 
 def test_the_end_is_the_last_step_or_the_end_of_patience() -> None:
     config = TrainConfig(max_steps=10, patience=3)
-    assert [Progress(step=step).ended(config) for step in (9, 10, 11)] == [False, True, True]
-    assert [Progress(stalled=stalled).ended(config) for stalled in (2, 3)] == [False, True]
+    assert [Progress(step=step).has_ended(config) for step in (9, 10, 11)] == [False, True, True]
+    assert [Progress(stalled=stalled).has_ended(config) for stalled in (2, 3)] == [False, True]
 
 
-def test_a_step_is_counted() -> None:
-    progress = Progress(step=4, sentences=100, target_tokens=1000, seconds=1.5, streak=2)
-    for applied, streak, skipped in (False, 3, 1), (False, 4, 2), (True, 0, 2):
-        progress.count(FakeStep(), FakeResult(applied=applied), seconds=0.5)  # type: ignore[arg-type]
-        assert (progress.streak, progress.skipped) == (streak, skipped)
-    assert (progress.step, progress.epoch, progress.step_in_epoch) == (7, 2, 8)
+def test_progress_advances_by_a_step() -> None:
+    progress = Progress(step=4, sentences=100, target_tokens=1000, seconds=1.5, skipped=1)
+    for _ in range(3):
+        progress.advance(epoch=2, step_in_epoch=8, sentences=10, target_tokens=110, seconds=0.5)
+    assert (progress.step, progress.epoch, progress.step_in_epoch, progress.updates) == (7, 2, 8, 6)
     assert (progress.sentences, progress.target_tokens, progress.seconds) == (130, 1330, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", (0, 0, 0, None)),
+        ("...", (0, 0, 0, None)),
+        ("x..", (1, 0, 1, 1)),
+        (".xx.x", (3, 1, 2, 2)),
+        ("xxx..xx", (5, 2, 3, 1)),
+    ],
+)
+@pytest.mark.parametrize("interrupted", [False, True], ids=["straight", "interrupted"])
+def test_skipped_updates_are_counted_on_the_device(
+    flags: str, expected: tuple[int, int, int, int | None], interrupted: bool
+) -> None:
+    """`x` is an update that was skipped: how many, the streak at the end, the longest one, and the first one's step."""
+    counts, progress = SkippedUpdates(torch.device("cpu")), Progress()
+    for step, flag in enumerate(flags, 1):
+        counts.add(torch.tensor(flag == "."), step)
+        if interrupted:
+            counts.read_into(progress)
+            counts = SkippedUpdates(torch.device("cpu"))
+            counts.restore(progress)
+    counts.read_into(progress)
+    assert (progress.skipped, progress.streak, progress.longest_streak, progress.first_skipped) == expected
+    assert int(counts.total) == expected[0]
 
 
 def test_progress_comes_back_from_json_with_null_for_what_is_no_number() -> None:
     progress = Progress(
         step=9, epoch=1, step_in_epoch=4, sentences=5, target_tokens=6, seconds=0.1, skipped=2, streak=1
     )
-    progress.judge(Validation(step=5, loss=2.5, nll=2.0, bleu=12.5, chrf=30.0), Metric.bleu)
-    progress.judge(Validation(step=9, loss=NAN, nll=math.inf, bleu=0.0, chrf=-math.inf), Metric.bleu)
-    data = progress.to_json()
+    progress.record(Validation(step=5, loss=2.5, nll=2.0, bleu=12.5, chrf=30.0), Metric.bleu)
+    progress.record(Validation(step=9, loss=NAN, nll=math.inf, bleu=0.0, chrf=-math.inf), Metric.bleu)
+    data = to_json(progress)
     assert data["validations"][1] == {"step": 9, "loss": None, "nll": None, "bleu": 0.0, "chrf": None}
     again = restored(progress)
-    assert again.to_json() == data
+    assert to_json(again) == data
     assert again.validations[0] == progress.validations[0]
     assert math.isnan(again.validations[1].loss)
     assert (again.step, again.stalled, again.streak) == (9, 1, 1)
 
 
-GOOD: dict[str, Any] = Progress(validations=[Validation(1, 2.0, 3.0, 4.0, 5.0)]).to_json()
+GOOD: dict[str, Any] = to_json(Progress(validations=[Validation(1, 2.0, 3.0, 4.0, 5.0)]))
 
 
 @pytest.mark.parametrize(
@@ -154,8 +178,8 @@ GOOD: dict[str, Any] = Progress(validations=[Validation(1, 2.0, 3.0, 4.0, 5.0)])
     ids=["null", "list", "text", "empty", "key", "no list", "number", "short", "row", "step", "bleu"],
 )
 def test_anything_else_is_refused(data: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"state\.json"):
-        Progress.from_json(data)
+    with pytest.raises(ValueError, match="Progress"):
+        from_json(Progress, data, complete=True)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +191,11 @@ def test_perplexity_has_no_overflow(loss: float, expected: float) -> None:
 
 def test_a_validation_says_both_perplexities() -> None:
     shown = Validation(step=1, loss=math.log(8), nll=math.log(4), bleu=27.3, chrf=55.5)
-    assert shown.scalars() == pytest.approx(
+    assert validation_scalars(shown) == pytest.approx(
         {"dev/loss": 2.0794, "dev/perplexity": 4, "dev/smoothed_perplexity": 8, "dev/bleu": 27.3, "dev/chrf": 55.5},
         abs=1e-3,
     )
-    assert shown.describe() == "loss 2.079, perplexity 4.00, greedy BLEU 27.30, chrF 55.50"
+    assert describe(shown) == "loss 2.079, perplexity 4.00, greedy BLEU 27.30, chrF 55.50"
 
 
 class Recorder:
@@ -184,17 +208,22 @@ class Recorder:
         self.rows.append((step, values))
 
 
-def test_the_window_logs_means_and_begins_again() -> None:
-    window, recorder = Window(ModelConfig(), 100, torch.device("cpu")), Recorder()
-    steps = [
-        (FakeStep(), FakeResult()),
-        (FakeStep(target_tokens=50, slots=190), FakeResult(loss_sum=20.0, nll_sum=50.0)),
-    ]
-    for step, result in steps:
-        window.add(step, result, seconds=2.0, waited=0.5)  # type: ignore[arg-type]
-    window.flush(recorder, Progress(step=12, epoch=3), 1e-3, World(0, 1, None))  # type: ignore[arg-type]
-    ((number, row),) = recorder.rows
-    assert number == 12
+def logged(window: LogWindow, recorder: Recorder, step: int, epoch: int = 0) -> dict[str, float | None]:
+    """The row that a window gives."""
+    totals = window.totals(World(0, 1, {}))
+    progress = Progress(step=step, epoch=epoch)
+    log_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
+    window.clear()
+    return recorder.rows[-1][1]
+
+
+def test_log_window_logs_means_and_begins_again() -> None:
+    window, recorder = LogWindow(torch.device("cpu")), Recorder()
+    second = FakeStep(target_tokens=50, slots=190)
+    window.add(FakeStep(), result(), seconds=2.0, waited=0.5, flops=3e12)  # type: ignore[arg-type]
+    window.add(second, result(loss=20.0, nll=50.0), seconds=2.0, waited=0.5, flops=1e12)  # type: ignore[arg-type]
+    row = logged(window, recorder, 12, epoch=3)
+    assert recorder.rows[0][0] == 12
     assert row["train/loss"] == pytest.approx(240 / 160)
     assert row["train/perplexity"] == pytest.approx(math.e)
     assert row["train/rate"] == 1e-3
@@ -203,11 +232,26 @@ def test_the_window_logs_means_and_begins_again() -> None:
     assert row["speed/target_tokens_per_second"] == pytest.approx(40.0)
     assert row["speed/padding_share"] == pytest.approx(1 - 340 / 440)
     assert row["speed/data_wait_share"] == pytest.approx(0.25)
+    assert row["speed/model_tflops"] == pytest.approx(1.0)
     assert row["speed/utilisation"] is None
-    window.add(FakeStep(), FakeResult(), seconds=0.5, waited=0.0)  # type: ignore[arg-type]
-    skipped = FakeResult(applied=False, grad_norm=math.inf)
-    window.add(FakeStep(), skipped, seconds=0.5, waited=0.0)  # type: ignore[arg-type]
-    window.flush(recorder, Progress(step=13), 1e-3, World(0, 1, None))  # type: ignore[arg-type]
-    assert recorder.rows[1][1]["train/loss"] == pytest.approx(2.0)
-    assert recorder.rows[1][1]["train/gradient_norm"] == pytest.approx(3.0)
-    assert recorder.rows[1][1]["speed/target_tokens_per_second"] == pytest.approx(220.0)
+
+    window.add(FakeStep(), result(), seconds=0.5, waited=0.0, flops=0.0)  # type: ignore[arg-type]
+    window.add(FakeStep(), result(norm=math.inf), seconds=0.5, waited=0.0, flops=0.0)  # type: ignore[arg-type]
+    row = logged(window, recorder, 13)
+    assert row["train/loss"] == pytest.approx(2.0)
+    assert row["train/gradient_norm"] == pytest.approx(3.0)  # that of the update that was applied
+
+
+def test_log_window_goes_on_from_a_checkpoint() -> None:
+    """Cut after the first of two steps, it gives the row of the straight run; other ranks begin with nothing."""
+    straight, first = LogWindow(torch.device("cpu")), LogWindow(torch.device("cpu"))
+    for window in (straight, first):
+        window.add(FakeStep(), result(), seconds=2.0, waited=0.5, flops=3e12)  # type: ignore[arg-type]
+    saved = from_json(WindowTotals, json.loads(json.dumps(to_json(first.totals(World(0, 1, {}))))), complete=True)
+    again, other = LogWindow(torch.device("cpu")), LogWindow(torch.device("cpu"))
+    again.restore(saved, rank=0)
+    other.restore(saved, rank=1)
+    for window in (straight, again):
+        window.add(FakeStep(), result(20.0, 50.0, 1.0), seconds=1.0, waited=0.1, flops=1e12)  # type: ignore[arg-type]
+    assert again.totals(World(0, 1, {})) == straight.totals(World(0, 1, {}))
+    assert (other.totals(World(0, 1, {})).loss, other.totals(World(0, 1, {})).nll) == (0.0, 0.0)

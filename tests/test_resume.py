@@ -19,7 +19,6 @@ import pytest
 import torch
 from corpora import (
     assert_same_end,
-    assert_same_tensors,
     finish,
     is_verified,
     last_logged,
@@ -39,7 +38,7 @@ from corpora import (
 from safetensors.torch import load_file
 
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, Decay, LayoutKind, Norm, Positions, Precision, SearchConfig
+from transformer.config.settings import DataConfig, Decay, Norm, Positions, Precision, SearchConfig
 from transformer.data import prepare
 from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
 from transformer.training import loop
@@ -196,7 +195,9 @@ def test_a_signal_while_the_last_step_is_saved(job: TrainJob, straight: Path) ->
 def test_a_signal_during_validation(job: TrainJob, straight: Path, step: int) -> None:
     stop_in("validate", job, step)
     assert steps_of(Path(job.run_dir))[-1] == step
-    assert step not in [row["step"] for row in progress_of(Path(job.run_dir), step)["progress"]["validations"]]
+    assert step not in [
+        row["step"] for row in progress_of(Path(job.run_dir), step)["training"]["progress"]["validations"]
+    ]
     stop_in("validate", job, step)  # again
     run(job)
     assert_same_end(Path(job.run_dir), straight)
@@ -267,14 +268,14 @@ def test_numbers_that_are_not_finite_end_a_run_whose_checkpoints_are_sound(
             return real(objective, *arguments, **options)
 
     monkeypatch.setattr(loop, "train_step", poisoned)
-    with pytest.raises(NumericalError, match=r"10 updates in a row.* up to step 15"):
+    with pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 15"):
         run(job)
     assert NumericalError.exit_status == 6
     assert steps_of(tmp_path / "a")[-1] == 12
     after = load_file(step_dir(tmp_path / "a", 12) / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before), "a bad update was applied"
-    assert progress_of(tmp_path / "a", 12)["progress"]["streak"] == 7
-    with pytest.raises(NumericalError, match=r"10 updates in a row.* up to step 15"):
+    assert progress_of(tmp_path / "a", 12)["training"]["progress"]["streak"] == 7
+    with pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 15"):
         run(job)
 
 
@@ -287,17 +288,16 @@ def poison(objective: torch.nn.Module) -> None:
 def test_the_loss_scale_goes_on(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Begun far too high and doubled after every third good update, it changes all the time."""
     scaler = {"init_scale": 2.0**30, "growth_interval": 3}
-    monkeypatch.setattr(loop, "loss_scaler", lambda *_: torch.amp.GradScaler("cpu", **scaler))
+    monkeypatch.setattr("transformer.training.state.loss_scaler", lambda *_: torch.amp.GradScaler("cpu", **scaler))
     recipe = {"precision": Precision.fp16, "max_steps": 20}
     calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
     stop_at(tiny_job(tmp_path / "stopped", corpus, **recipe), step)
-    scaler = {}  # what it was made with is saved too
     run(tiny_job(tmp_path / "stopped", corpus, **recipe))
     assert_same_end(tmp_path / "stopped", calm)
-    state = read(step_dir(calm, 20) / "state.json")
+    state = read(step_dir(calm, 20) / "state.json")["training"]
     assert 5 < state["progress"]["skipped"] < 15
-    assert state["scaler"]["scale"] < 2.0**30
-    assert {"scale", "_growth_tracker"} <= state["scaler"].keys()
+    assert state["loss_scale"]["scale"] < 2.0**30
+    assert state["loss_scale"].keys() == {"scale", "growth_tracker"}
 
 
 def test_a_run_in_float16_learns_as_one_in_float32(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
@@ -321,7 +321,7 @@ def test_gradients_that_no_scale_makes_finite_end_a_run(
 
     monkeypatch.setattr(loop, "train_step", noted)
     job = tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, max_steps=40, validate_every=40)
-    with pytest.raises(NumericalError, match="17 updates in a row"):
+    with pytest.raises(NumericalError, match="17 consecutive updates"):
         run(job)
 
 
@@ -453,30 +453,31 @@ def test_what_may_change_the_last_bits_is_accepted_and_logged(copy: TrainJob, tm
     assert f"{key}: {shown[0]} -> {shown[1]}" in (Path(copy.run_dir) / "train.log").read_text(encoding="utf-8")
 
 
-def test_a_run_of_before_a_key_resumes_as_it_was(corpus: DataConfig, tmp_path: Path) -> None:
-    """Its papers do not name the score, the layout or compilation: it had the default, padded, and none."""
-    padded = {"layout": LayoutKind.padded}
-    run(tiny_job(tmp_path / "straight", corpus, max_steps=8, **padded))
-    older = tiny_job(tmp_path / "older", corpus, max_steps=4)
-    run(replace(older, train=replace(older.train, **padded)))
-    path = tmp_path / "older" / "run.json"
-    papers = read(path)
-    del papers["config"]["model"]["score"], papers["config"]["train"]["layout"], papers["config"]["train"]["compile"]
-    del papers["settled"]["layout"], papers["settled"]["compile"]
-    path.write_text(json.dumps(papers), encoding="utf-8")
-    run(tiny_job(tmp_path / "older", corpus, max_steps=8))
-    for name in ("model", "optimizer"):
-        assert_same_tensors(*(step_dir(tmp_path / of, 8) / f"{name}.safetensors" for of in ("straight", "older")))
+@pytest.mark.parametrize("name", ["run.json", "MANIFEST.json"])
+def test_resume_refuses_a_run_of_an_unreleased_version_by_name(copy: TrainJob, name: str) -> None:
+    """The versions before the first format had no number in run.json, and 1 in a checkpoint."""
+    run_dir = Path(copy.run_dir)
+    paths = [run_dir / name] if name == "run.json" else list((run_dir / "checkpoints").glob(f"*/{name}"))
+    assert paths
+    for path in paths:
+        document = read(path)
+        del document["format"]
+        if name == "MANIFEST.json":
+            document = {"format": 1, **document}
+        path.write_text(json.dumps(document), encoding="utf-8")
+    copy.train.max_steps += 1
+    with pytest.raises(CheckpointError, match=rf"{name}: .*unreleased version of this package.*start a new run"):
+        run(copy)
 
 
 @pytest.mark.parametrize(("key", "value"), [("precision", "bf17"), ("layout", "pakced"), ("device", 3)])
 def test_papers_that_are_damaged_are_refused(copy: TrainJob, key: str, value: object) -> None:
     path = Path(copy.run_dir) / "run.json"
     papers = read(path)
-    papers["settled"][key] = value
+    papers["resolved"][key] = value
     path.write_text(json.dumps(papers), encoding="utf-8")
     copy.train.max_steps += 1
-    with pytest.raises(CheckpointError, match=r"run\.json: not the papers of a run"):
+    with pytest.raises(CheckpointError, match=r"run\.json: RunRecord\."):
         run(copy)
 
 
@@ -526,8 +527,7 @@ def test_a_run_that_was_prepared_otherwise_is_refused_as_such(own_text: DataConf
     job = tiny_job(tmp_path / "a", own_text, max_steps=6)
     path = stop_at(job, 3) / "run.json"
     papers = read(path)
-    del papers["prepare_version"]  # as of the first version
-    path.write_text(json.dumps(papers | {"data_digest": "0" * 64}), encoding="utf-8")
+    path.write_text(json.dumps(papers | {"prepare_version": 1, "data_digest": "0" * 64}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"how data are prepared: version 1 -> 2"):
         run(job)
 
@@ -769,7 +769,7 @@ def test_a_signal_to_a_process(corpus: DataConfig, tmp_path: Path) -> None:
     assert f"step {last} is saved" in err
     finish(start(*commands[stopped], cwd=tmp_path), 0)
     finish(started[calm], 0)
-    assert read(calm / "run.json")["settled"]["threads"] == 2
+    assert read(calm / "run.json")["resolved"]["threads"] == 2
     assert_same_end(stopped, calm)
     assert_logged_once(stopped, 30)
     shown = tensorboard_steps(stopped)

@@ -27,7 +27,7 @@ from transformer.data import source
 from transformer.data.prepare import prepare
 from transformer.data.source import Source, locate, store_beside
 from transformer.errors import CheckpointError, InputError, StorageError
-from transformer.evaluation.sets import run as evaluate
+from transformer.evaluation.sets import evaluate
 
 SPLITS = {"train": 60, "validation": 5, "test": 3}
 CARD = "---\nconfigs:\n- config_name: de-en\n  data_files:\n" + "".join(
@@ -478,7 +478,7 @@ def test_evaluate_reads_tables_and_data_sets(trained: TrainJob, twin: Path, tmp_
         "twin": PairConfig(dataset=str(twin), subset="de-en", split="test"),
     }
     results = evaluate(EvaluateJob(run_dir=trained.run_dir, test=test))
-    assert sorted(results["test_sets"]) == ["table", "twin"]
+    assert sorted(results.test_sets) == ["table", "twin"]
     hypotheses = Path(trained.run_dir) / "hypotheses"
     assert [(hypotheses / f"{name}.hyp").read_bytes().count(b"\n") for name in test] == [7, 3]
     for pair, message in (

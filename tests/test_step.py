@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -23,7 +23,7 @@ from transformer.data.store import Store
 from transformer.layout import Packed, Padded
 from transformer.model.transformer import Transformer
 from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
-from transformer.training.step import Objective, StepResult, train_step
+from transformer.training.step import Objective, train_step
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -82,6 +82,17 @@ def build(config: ModelConfig = PLAIN) -> tuple[Objective, Adam]:
     return objective, build_optimizer(objective.model, TrainConfig())
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A StepResult on the host, and the loss scale of the update."""
+
+    loss_sum: float
+    nll_sum: float
+    grad_norm: float
+    applied: bool
+    loss_scale: float
+
+
 def run(
     objective: Objective,
     optimizer: Adam,
@@ -92,10 +103,14 @@ def run(
     clip_norm: float | None = None,
     precision: Precision = Precision.fp64,
     scaler: GradScaler | None = None,
-) -> StepResult:
+) -> Measured:
     scaler = scaler or GradScaler("cpu", enabled=False)
+    loss_scale = scaler.get_scale()
     settings = {"scaler": scaler, "world_size": 1, "rate": rate, "seed": seed, "clip_norm": clip_norm}
-    return train_step(objective, optimizer, step, **settings, device=CPU, precision=precision)
+    result = train_step(objective, optimizer, step, **settings, device=CPU, precision=precision)
+    assert {x.dtype for x in (result.loss_sum, result.nll_sum, result.grad_norm)} == {torch.float64}
+    numbers = (float(result.loss_sum), float(result.nll_sum), float(result.grad_norm))
+    return Measured(*numbers, applied=bool(result.applied), loss_scale=loss_scale)
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:
@@ -420,7 +435,7 @@ def test_an_overflow_halves_the_scale_until_it_fits() -> None:
     torch.set_default_dtype(torch.float32)
     objective, optimizer = build()
     before, scaler = weights(objective), GradScaler("cpu", init_scale=2.0**40, growth_interval=2)
-    results: list[StepResult] = []
+    results: list[Measured] = []
     while len(results) < 40 and not (results and results[-1].applied):
         assert same(weights(objective), before)
         results.append(run(objective, optimizer, step_of([PAIRS]), precision=Precision.fp16, scaler=scaler))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from transformer.run_dir import RunDir
 from transformer.tracking import Tracker, log_to, progress_bar
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +49,7 @@ def test_no_step_stands_twice_and_none_is_missing(tmp_path: Path, runs: list[tup
     expected: dict[int, float] = {}
     for start, (first, last) in enumerate(runs):
         expected = {step: value for step, value in expected.items() if step < first}
-        tracker = Tracker(tmp_path, first - 1)
+        tracker = Tracker(RunDir(tmp_path), first - 1)
         for step in range(first, last + 1):
             expected[step] = 100.0 * start + step
             tracker.scalars(step, {"train/loss": expected[step], "speed/utilisation": None})
@@ -64,13 +65,13 @@ def test_no_step_stands_twice_and_none_is_missing(tmp_path: Path, runs: list[tup
 
 @pytest.mark.parametrize("cut", [b'{"step": 3, "ti', b'{"step": 3}\n\xff\xfe', b"\n\n", b"[]\nnull\n"])
 def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path, cut: bytes) -> None:
-    tracker = Tracker(tmp_path, 0)
+    tracker = Tracker(RunDir(tmp_path), 0)
     tracker.scalars(1, {"loss": 1.0})
     tracker.scalars(2, {"loss": 2.0})
     tracker.close()
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(cut)
-    tracker = Tracker(tmp_path, 2)
+    tracker = Tracker(RunDir(tmp_path), 2)
     tracker.scalars(3, {"loss": 3.0})
     tracker.close()
     assert [(line["step"], line["loss"]) for line in metrics(tmp_path)] == [(1, 1.0), (2, 2.0), (3, 3.0)]
@@ -79,21 +80,21 @@ def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path, cut: bytes) ->
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     code = (
         "import os, sys, pathlib\n"
-        "from transformer.tracking import Tracker\n"
-        "tracker = Tracker(pathlib.Path(sys.argv[1]), 0)\n"
+        "from transformer.run_dir import RunDir\nfrom transformer.tracking import Tracker\n"
+        "tracker = Tracker(RunDir(pathlib.Path(sys.argv[1])), 0)\n"
         "for step in 1, 2, 3:\n    tracker.scalars(step, {'loss': float(step)})\n"
         "import time; time.sleep(0.5)  # TensorBoard writes from a thread\n"
         "os.kill(os.getpid(), 9)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=False).returncode == -9
-    Tracker(tmp_path, 3).close()
+    Tracker(RunDir(tmp_path), 3).close()
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
     assert [step for step, _ in scalars(tmp_path, "loss")] == [1, 2, 3]
 
 
 def test_numbers_that_are_not_finite_leave_strict_json(tmp_path: Path) -> None:
-    tracker = Tracker(tmp_path, 0)
+    tracker = Tracker(RunDir(tmp_path), 0)
     tracker.scalars(1, {"norm": float("nan"), "perplexity": float("inf"), "loss": 1.0})
     tracker.close()
     (line,) = metrics(tmp_path)
@@ -101,7 +102,7 @@ def test_numbers_that_are_not_finite_leave_strict_json(tmp_path: Path) -> None:
 
 
 def test_texts_are_shown_as_they_are(tmp_path: Path) -> None:
-    tracker = Tracker(tmp_path, 0)
+    tracker = Tracker(RunDir(tmp_path), 0)
     tracker.text(4, "dev/samples", ["a | b *c* é", "", "# d"])
     tracker.close()
     (event,) = events(tmp_path).Tensors("dev/samples/text_summary")

@@ -35,13 +35,14 @@ from corpora import (
 from safetensors.torch import load_file
 
 from transformer.average import average, average_checkpoints
+from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
+from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Metric, PairConfig, SearchOverride
 from transformer.decoding.stream import run as translate
-from transformer.decoding.translator import find_checkpoint
-from transformer.evaluation.sets import run as evaluate
+from transformer.evaluation.sets import evaluate
+from transformer.records import Validation
 from transformer.training import loop
-from transformer.training.progress import Validation
 
 SCALARS = {
     "train/loss",
@@ -120,8 +121,8 @@ def test_the_papers_of_a_run(finished: Path, job: TrainJob) -> None:
     papers = read(finished / "run.json")
     assert re.fullmatch("[0-9a-f]{16}", papers["id"])
     assert papers["versions"]["torch"] == torch.__version__
-    settled = {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 1500, "multiple": 1}
-    assert papers["settled"] == settled | {"layout": "packed", "compile": False}
+    resolved = {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 1500, "micro_batch_multiple": 1}
+    assert papers["resolved"] == resolved | {"layout": "packed", "compile": False}
     assert papers["config"]["model"]["d_model"] == 32
     assert papers["data_digest"] == read(finished / "data.json")["digest"]
     assert read(finished / "data.json")["pairs_kept"] == 200
@@ -154,7 +155,7 @@ def test_results(finished: Path, job: TrainJob) -> None:
 
 def test_an_epoch_is_every_pair_once(corpus: DataConfig, tmp_path: Path) -> None:
     run_dir = run(tiny_job(tmp_path / "a", corpus, save_every=1, keep_last=20, max_steps=14, validate_every=14))
-    states = [read(step_dir(run_dir, step) / "state.json")["progress"] for step in steps_of(run_dir)]
+    states = [read(step_dir(run_dir, step) / "state.json")["training"]["progress"] for step in steps_of(run_dir)]
     ends = [before for before, after in pairwise(states) if after["epoch"] > before["epoch"]]
     assert [end["sentences"] for end in ends] == [200, 400]
     tokens = read(run_dir / "data.json")["tokens"]["tgt"]
@@ -226,7 +227,7 @@ def test_a_log_line_is_the_mean_over_its_steps(corpus: DataConfig, tmp_path: Pat
     """Token-weighted losses; plain means of norms."""
     one = metrics_of(run(tiny_job(tmp_path / "one", corpus, max_steps=6, save_every=1, keep_last=9)))
     three = metrics_of(run(tiny_job(tmp_path / "three", corpus, max_steps=6, log_every=3)))
-    states = [read(step_dir(tmp_path / "one", step) / "state.json")["progress"] for step in range(1, 7)]
+    states = [read(step_dir(tmp_path / "one", step) / "state.json")["training"]["progress"] for step in range(1, 7)]
     tokens = [b["target_tokens"] - a for a, b in zip([0, *(s["target_tokens"] for s in states)], states, strict=False)]
     steps = [row for row in one if "train/loss" in row]
     means = [row for row in three if "train/loss" in row]
@@ -474,8 +475,8 @@ def test_evaluate_finds_the_scores_of_the_run(copied: Path, finished: Path) -> N
     (copied / "hypotheses" / "test.hyp").unlink()
     with as_a_command():
         found = evaluate(EvaluateJob(run_dir=str(copied), threads=1))
-    assert found["test_sets"] == results_of(finished)["test_sets"]
-    assert (found["averaged"], found["steps"]) == ([40, 50, 60], 60)
+    assert to_json(found)["test_sets"] == results_of(finished)["test_sets"]
+    assert (found.averaged, found.steps) == ([40, 50, 60], 60)
     hypotheses = [run_dir / "hypotheses" / "test.hyp" for run_dir in (copied, finished)]
     assert hypotheses[0].read_bytes() == hypotheses[1].read_bytes()
 
@@ -483,9 +484,9 @@ def test_evaluate_finds_the_scores_of_the_run(copied: Path, finished: Path) -> N
 def test_the_dev_scores_are_those_of_greedy_search(copied: Path, job: TrainJob) -> None:
     greedy = EvaluateJob(run_dir=str(copied), threads=1, checkpoint="last", search=SearchOverride(beam_size=1))
     with as_a_command():
-        found = evaluate(replace(greedy, test={"again": job.data.dev}))["test_sets"]["again"]
+        found = evaluate(replace(greedy, test={"again": job.data.dev})).test_sets["again"]
     last = results_of(copied)["validations"][-1]
-    assert (last["step"], last["bleu"], last["chrf"]) == (60, found["bleu"], found["chrf"])
+    assert (last["step"], last["bleu"], last["chrf"]) == (60, found.bleu, found.chrf)
     assert last["chrf"] > 5
 
 

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer.average import average
-from transformer.checkpoint import commit, write_json
+from transformer.checkpoint import commit, find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
     DataConfig,
     Device,
     FilterConfig,
+    LayoutKind,
+    Metric,
     ModelConfig,
     PairConfig,
     Precision,
@@ -35,13 +39,15 @@ from transformer.config.settings import (
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.decoding.stream import run as translate
-from transformer.decoding.translator import Translator, find_checkpoint, load_translator
+from transformer.decoding.translator import Translator, load_translator
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure, score
-from transformer.evaluation.sets import evaluate_sets, read_sets, write_sets
-from transformer.evaluation.sets import run as evaluate
+from transformer.evaluation.sets import evaluate, evaluate_sets, format_results, read_sets, write_sets
+from transformer.files import write_json
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer, parameters_by_name
+from transformer.records import Best, CheckpointState, Resolved, RunRecord
+from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
 
 WORDS = "the a dog cat house tree green small sees under over runs sleeps near two old and with water bird ."
@@ -82,6 +88,11 @@ def translator(spm: bytes) -> Translator:
     return Translator(model, tokenizer, SEARCH, torch.device("cpu"), Precision.fp64)
 
 
+def state_of(vocab_size: int, averaged: list[int] | None = None) -> dict[str, Any]:
+    """The state.json of a checkpoint that nothing goes on from."""
+    return to_json(CheckpointState(vocab_size, data_digest="unknown", averaged=averaged or []))
+
+
 @pytest.fixture(scope="module")
 def run_dir(spm: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with three checkpoints, their stand-in for an average, and two test sets."""
@@ -92,13 +103,13 @@ def run_dir(spm: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=DataConfig(filter=FilterConfig(max_length=50))))
     for step in (10, 20, 30):
         model = {"model": parameters_by_name(network(size, step))}
-        commit(folder, step=step, tensors=model, state={"vocab_size": size}, config=config)
-    average = {"vocab_size": size, "averaged": [20, 30]}
+        commit(folder, step=step, tensors=model, state=state_of(size), config=config)
+    average = state_of(size, averaged=[20, 30])
     mean = {"model": parameters_by_name(network(size, 25))}
     commit(folder, averaged=True, step=30, tensors=mean, state=average, config=config)
-    write_json(folder / "best.json", {"step": 20, "metric": "bleu"})
+    RunDir(folder).write_best(Best(20, Metric.bleu))
     pairs = [(text, text) for text in sentences(12)]
-    write_sets(folder, {"dev": pairs, "news": pairs, "talks": [*pairs[:5], ("", "")]})
+    write_sets(RunDir(folder), {"dev": pairs, "news": pairs, "talks": [*pairs[:5], ("", "")]})
     return folder
 
 
@@ -276,35 +287,101 @@ def test_chooses_the_checkpoint(run_dir: Path, name: str, seed: int) -> None:
     assert not found.model.training
 
 
+def record(folder: Path, device: Device, precision: Precision) -> RunRecord:
+    """run.json of a run whose tokenizer is the one in `folder`."""
+    resolved = Resolved(
+        device=device,
+        precision=precision,
+        threads=1,
+        max_tokens=1000,
+        layout=LayoutKind.packed,
+        compile=False,
+        micro_batch_multiple=1,
+    )
+    return RunRecord(
+        format=2,
+        id="0",
+        started="",
+        versions={},
+        data_digest="0",
+        prepare_version=1,
+        tokenizer_sha256=sha256((folder / "tokenizer.model").read_bytes()).hexdigest(),
+        init_from=None,
+        resolved=resolved,
+        config=TrainJob(),
+    )
+
+
 @pytest.mark.parametrize(
-    ("papers", "expected"),
+    ("device", "precision", "expected"),
     [
-        ({"settled": {"device": "cpu", "precision": "fp64"}}, Precision.fp64),
-        ({"settled": {"device": "cpu", "precision": "fp16"}}, Precision.fp16),
-        ({"settled": {"device": "cuda", "precision": "fp16"}}, Precision.fp32),  # another kind of device: by rule
-        ({"settled": {"device": "cpu", "precision": "bf16"}}, Precision.fp32),  # this one does not multiply it
-        ({"settled": {"precision": "fp64"}}, Precision.fp32),
-        ({"settled": {"device": "cpu", "precision": "none"}}, Precision.fp32),
-        ({}, Precision.fp32),
-        (None, Precision.fp32),
+        (Device.cpu, Precision.fp64, Precision.fp64),
+        (Device.cpu, Precision.fp16, Precision.fp16),
+        (Device.cuda, Precision.fp16, Precision.fp32),  # another kind of device: by rule
+        (Device.cpu, Precision.bf16, Precision.fp32),  # this one does not multiply it
+        (None, None, Precision.fp32),  # a model can be used without run.json
     ],
 )
-def test_the_arithmetic_is_that_of_the_run(
+def test_translator_computes_as_the_run_did(
     run_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    papers: dict[str, Any] | None,
+    device: Device | None,
+    precision: Precision | None,
     expected: Precision,
 ) -> None:
     monkeypatch.setattr("transformer.compute._cpu_multiplies_bf16", lambda: False)
     own = Path(shutil.copytree(run_dir, tmp_path / "run"))
-    (own / "run.json").unlink(missing_ok=True)
-    if papers is not None:
-        write_json(own / "run.json", papers)
-    found = load_translator(
+    if device is not None and precision is not None:
+        RunDir(own).write_record(record(own, device, precision))
+    translator = load_translator(
         own, checkpoint="last", search=SearchOverride(), device=Device.cpu, precision=Precision.auto
     )
-    assert found.precision is expected
+    assert translator.precision is expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer_sha256": "0" * 64}, r"tokenizer\.model: not the tokenizer of this run"),
+        ({"resolved": {"precision": "fp64"}}, r"run\.json: .*resolved has no key \['device'\]"),
+        ({"format": 1}, r"run\.json: written by format 1"),
+        ({"colour": "red"}, r"run\.json: .*unknown keys: \['colour'\]"),
+    ],
+)
+def test_translator_refuses_a_run_record_that_is_wrong(
+    run_dir: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    own = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    write_json(own / "run.json", to_json(record(own, Device.cpu, Precision.fp32)) | change)
+    with pytest.raises(CheckpointError, match=message):
+        load_translator(own, checkpoint="last", search=SearchOverride(), device=Device.cpu, precision=Precision.fp32)
+
+
+def test_translator_refuses_one_flipped_bit_of_the_tokenizer(run_dir: Path, tmp_path: Path) -> None:
+    """Most of them would silently give other pieces or another text."""
+    own = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    RunDir(own).write_record(record(own, Device.cpu, Precision.fp32))
+    sound = (own / "tokenizer.model").read_bytes()
+    for place in range(0, len(sound), len(sound) // 50):
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << place % 8
+        (own / "tokenizer.model").write_bytes(damaged)
+        with pytest.raises((CheckpointError, InputError), match=r"tokenizer\.model"):
+            load_translator(
+                own, checkpoint="last", search=SearchOverride(), device=Device.cpu, precision=Precision.fp32
+            )
+
+
+def test_translator_refuses_weights_that_are_not_finite(run_dir: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    size = Tokenizer.load(own / "tokenizer.model").vocab_size
+    tensors = {name: tensor.clone() for name, tensor in parameters_by_name(network(size, 1)).items()}
+    tensors["encoder.0.feed_forward.W_1.bias"][3] = math.nan
+    config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=DataConfig(filter=FilterConfig(max_length=50))))
+    commit(own, step=40, tensors={"model": tensors}, state=state_of(size), config=config)
+    with pytest.raises(CheckpointError, match=r"step-00000040/model.*W_1\.bias.* not finite"):
+        load_translator(own, checkpoint="last", search=SearchOverride(), device=Device.cpu, precision=Precision.fp32)
 
 
 @pytest.mark.parametrize(
@@ -329,9 +406,9 @@ def test_nothing_to_load(tmp_path: Path) -> None:
             find_checkpoint(tmp_path, name)
     with pytest.raises(InputError, match="no validation has chosen"):
         find_checkpoint(tmp_path, "best")
-    for content in ({"step": "../10"}, {"step": -1}, [], {}):
+    for content in ({"step": "../10", "metric": "bleu"}, {"step": -1, "metric": "bleu"}, [], {}):
         write_json(tmp_path / "best.json", content)
-        with pytest.raises(CheckpointError, match="names no step"):
+        with pytest.raises(CheckpointError, match=r"best\.json: .*use checkpoint=last"):
             find_checkpoint(tmp_path, "best")
 
 
@@ -351,7 +428,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, spm: bytes, change: dict[s
     config = {"model": {**to_json(CONFIG), **change}, "search": to_json(SEARCH)}
     vocab_size = config["model"].pop("vocab_size", size)
     model = {"model": parameters_by_name(network(size, 1))}
-    commit(tmp_path, step=1, tensors=model, state={"vocab_size": vocab_size}, config=config)
+    commit(tmp_path, step=1, tensors=model, state=state_of(vocab_size), config=config)
     options = {"search": SearchOverride(), "device": Device.cpu, "precision": Precision.fp32}
     with pytest.raises(CheckpointError, match=message):
         load_translator(tmp_path, checkpoint="last", **options)
@@ -363,7 +440,7 @@ def test_settings_that_are_not_there(command: str, tmp_path: Path, spm: bytes) -
     size = Tokenizer.from_bytes(spm).vocab_size
     config = {"model": to_json(CONFIG), "search": to_json(SEARCH)}
     model = {"model": parameters_by_name(network(size, 1))}
-    commit(tmp_path, step=1, tensors=model, state={"vocab_size": size, "data_digest": "0"}, config=config)
+    commit(tmp_path, step=1, tensors=model, state=state_of(size), config=config)
     missing = {"evaluate": "data", "average": "train"}[command]
     with pytest.raises(CheckpointError, match=rf"step-00000001/config\.json: not the settings of a run: '{missing}'"):
         evaluate(evaluation(tmp_path)) if command == "evaluate" else average(AverageJob(run_dir=str(tmp_path)))
@@ -507,13 +584,12 @@ def evaluation(run_dir: Path, **changes: object) -> EvaluateJob:
     return EvaluateJob(run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp32, threads=1, **changes)
 
 
-def test_evaluate_scores_the_run_s_sets(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_scores_the_run_s_sets(run_dir: Path) -> None:
     results = evaluate(evaluation(run_dir))
-    assert list(results["test_sets"]) == ["news", "talks"]
-    assert results["averaged"] == [20, 30]
-    assert results["search"] == {"beam_size": 4, "length_penalty": 0.6, "max_extra": 8, "max_tokens": 2_000}
-    assert set(results["test_sets"]["news"]) == {"bleu", "bleu_signature", "chrf", "chrf_signature"}
-    printed = capsys.readouterr().out.split("\n")
+    assert list(results.test_sets) == ["news", "talks"]
+    assert results.averaged == [20, 30]
+    assert results.search == SEARCH
+    printed = format_results(run_dir, results).split("\n")
     assert [line.partition(":")[0] for line in printed] == ["news", "talks", ""]
     for part in ("BLEU ", "tok:13a", "chrF ", "nc:6", "beam 4", "alpha 0.6", "mean of steps 20, 30", str(run_dir)):
         assert part in printed[0]
@@ -524,15 +600,15 @@ def test_evaluate_scores_the_run_s_sets(run_dir: Path, capsys: pytest.CaptureFix
     assert not (run_dir / "hypotheses" / "dev.hyp").exists()
 
 
-def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path) -> None:
     src, tgt = tmp_path / "src", tmp_path / "tgt"
     src.write_bytes(b"a dog\nthe cat .\n")
     tgt.write_bytes(b"ein Hund\ndie Katze.\n")
     results = evaluate(evaluation(run_dir, checkpoint="step-20", test={"mine": PairConfig(str(src), str(tgt))}))
-    assert list(results["test_sets"]) == ["mine"]
-    assert (results["averaged"], results["steps"], results["checkpoint"]) == ([], 20, "step-00000020")
-    assert capsys.readouterr().out.endswith(f"; {run_dir}, step 20, seed 1, data unknown\n")
-    assert list(read_sets(run_dir)) == ["news", "talks"]
+    assert list(results.test_sets) == ["mine"]
+    assert (results.averaged, results.steps, results.checkpoint) == ([], 20, "step-00000020")
+    assert format_results(run_dir, results).endswith(f"; {run_dir}, step 20, seed 1, data unknown\n")
+    assert list(read_sets(RunDir(run_dir))) == ["news", "talks"]
     tgt.write_bytes(b"ein Hund\n")
     with pytest.raises(InputError, match=r"2 lines, .* 1"):
         evaluate(evaluation(run_dir, test={"mine": PairConfig(str(src), str(tgt))}))
@@ -548,7 +624,7 @@ def test_evaluate_copies_a_data_set_to_where_it_is_told(given: bool, place: str,
     data = DataConfig(filter=FilterConfig(max_length=50), store_dir=str(tmp_path / "the checkpoint's"))
     config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=data))
     model = {"model": parameters_by_name(network(size, 1))}
-    commit(folder, step=1, tensors=model, state={"vocab_size": size}, config=config)
+    commit(folder, step=1, tensors=model, state=state_of(size), config=config)
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "test.jsonl").write_bytes(b'{"de": "ein Hund", "en": "a dog"}\n{"de": "zwei", "en": "two"}\n')
     mine = PairConfig(dataset=str(tmp_path / "set"), split="test")
@@ -564,7 +640,7 @@ def test_evaluate_keeps_source_reference_and_translation_of_a_name_together(run_
     evaluate(evaluation(run_dir))
     before = (folder / "news.hyp").read_bytes()
     same = PairConfig(str(folder / "news.src"), str(folder / "news.ref"))
-    assert list(evaluate(evaluation(run_dir, test={"news": same}))["test_sets"]) == ["news"]
+    assert list(evaluate(evaluation(run_dir, test={"news": same})).test_sets) == ["news"]
     other = [tmp_path / "src", tmp_path / "tgt"]
     for path in other:
         path.write_bytes(b"a dog\n")
@@ -587,7 +663,7 @@ def test_evaluate_refuses_tokenised_translations(
         evaluate(evaluation(run_dir, test={"mine": pair}))
     assert (run_dir / "hypotheses/mine.hyp").read_bytes() == b"a dog .\na cat .\nthe tree .\n"
     pairs = {"mine": [("a dog", "a dog."), ("a cat", "a cat.")]}
-    assert evaluate_sets(tmp_path, translator, pairs, tgt_lang="de", scorer=measure)["mine"]["chrf"] > 0
+    assert evaluate_sets(RunDir(tmp_path), translator, pairs, tgt_lang="de", scorer=measure)["mine"].chrf > 0
 
 
 def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: Path) -> None:
@@ -596,9 +672,10 @@ def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: 
             return [Hypothesis(ids, 0.0, True) for ids in sources]  # type: ignore[attr-defined]
 
     echo = Echo(*(getattr(translator, name) for name in ("model", "tokenizer", "search", "device", "precision")))
-    write_sets(tmp_path, {"same": [(text, text) for text in sentences(20)]})
-    scores = evaluate_sets(tmp_path, echo, read_sets(tmp_path), tgt_lang="en", scorer=score)
-    assert scores["same"]["bleu"] == pytest.approx(100)
+    own = RunDir(tmp_path)
+    write_sets(own, {"same": [(text, text) for text in sentences(20)]})
+    scores = evaluate_sets(own, echo, read_sets(own), tgt_lang="en", scorer=score)
+    assert scores["same"].bleu == pytest.approx(100)
     found = [(tmp_path / "hypotheses" / f"same.{kind}").read_bytes() for kind in ("src", "ref", "hyp")]
     assert found[0] == found[1] == found[2]
 

@@ -87,8 +87,8 @@ def test_the_first_loss_is_that_of_the_model_it_begins_with(other: DataConfig, s
     options: Any = {"search": SearchOverride(), "device": Device.cpu, "precision": Precision.fp32}
     old = load_translator(source, checkpoint="averaged", **options)
     lines = [Path(path).read_text(encoding="utf-8").split("\n")[:-1] for path in (other.dev.src, other.dev.tgt)]
-    dev = DevSet.of(list(zip(*lines, strict=True)), old.tokenizer, room=1000)
-    objective, alone = Objective(old.model, 0.1), World(0, 1, None)
+    dev = DevSet.of(list(zip(*lines, strict=True)), old.tokenizer, max_pieces=1000)
+    objective, alone = Objective(old.model, 0.1), World(0, 1, {})
     expected = dev_loss(objective, dev.store, alone, max_tokens=300, device=CPU, precision=Precision.fp32)
     (row,) = [row for row in metrics_of(run_dir) if "dev/loss" in row]
     assert row["dev/loss"] == pytest.approx(expected[0], rel=1e-12)
@@ -105,7 +105,7 @@ def test_optimiser_schedule_and_data_order_are_fresh(other: DataConfig, source: 
         if name.startswith("exp_avg/"):  # after one update they are 0.1 g and 0.02 g^2
             square = moments[name.replace("exp_avg/", "exp_avg_sq/")]
             torch.testing.assert_close(square, 2.0 * mean**2, rtol=1e-4, atol=1e-20)
-    state = progress_of(run_dir, 1)["progress"]
+    state = progress_of(run_dir, 1)["training"]["progress"]
     assert (state["step"], state["epoch"], state["step_in_epoch"]) == (1, 0, 1)
     (row,) = [row for row in metrics_of(run_dir) if "train/rate" in row]
     assert row["train/rate"] == pytest.approx(3e-3 / 10)

@@ -7,39 +7,50 @@ from pathlib import Path
 
 from torch import Tensor
 
-from transformer.checkpoint import Checkpoint, commit, list_steps, load_checkpoint, lock_run, newest, step_path
+from transformer.checkpoint import Checkpoint, commit, list_steps, load_checkpoint, newest, step_path
 from transformer.config.jobs import AverageJob
+from transformer.config.primitives import to_json
 from transformer.config.settings import TrainConfig
 from transformer.errors import CheckpointError, InputError
+from transformer.records import CheckpointState
+from transformer.run_dir import MODEL, lock_run
 
 log = logging.getLogger(__name__)
 
 
 def average_checkpoints(run_dir: Path, steps: list[int]) -> Checkpoint:
-    """Write `run_dir/averaged`, the mean over these steps, less those that are damaged; its state says which.
+    """Write the mean over these steps, less those that are damaged or not finite, as `averaged`; its state says which.
 
     Sums are in float64. Raises CheckpointError if none is sound.
     """
     sums: dict[str, Tensor] = {}
-    used: list[int] = []
+    used: list[Checkpoint] = []
     for step in steps:
         try:
             checkpoint = load_checkpoint(step_path(run_dir, step))
+            tensors = checkpoint.weights()
         except CheckpointError as error:
             log.warning("%s; it is left out of the average", error)
             continue
-        tensors = checkpoint.weights()
         sums = {name: sums[name] + tensor if used else tensor.double() for name, tensor in tensors.items()}
-        used.append(step)
+        dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        used.append(checkpoint)
     if not used:
         raise CheckpointError(f"{run_dir}: none of the checkpoints {steps} can be averaged")
-    mean = {name: (total / len(used)).to(tensors[name].dtype) for name, total in sums.items()}
-    state = {"averaged": used} | {key: checkpoint.state[key] for key in ("vocab_size", "data_digest")}
-    log.info("averaged %d checkpoints: steps %s", len(used), ", ".join(map(str, used)))
-    return commit(run_dir, step=used[-1], tensors={"model": mean}, state=state, config=checkpoint.config, averaged=True)
+
+    mean = {name: (total / len(used)).to(dtypes[name]) for name, total in sums.items()}
+    last = used[-1]
+    numbers = [checkpoint.step for checkpoint in used]
+    state = CheckpointState(
+        vocab_size=last.run_state().vocab_size, data_digest=last.run_state().data_digest, averaged=numbers
+    )
+    log.info("averaged %d checkpoints: steps %s", len(used), ", ".join(map(str, numbers)))
+    return commit(
+        run_dir, step=last.step, tensors={MODEL: mean}, state=to_json(state), config=last.config, averaged=True
+    )
 
 
-def regular_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:
+def scheduled_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:
     """The newest `last` checkpoints of the schedule, oldest first, and the run's last step.
 
     One that a signal or a new best score left in between is not among them: the average must not depend on when a run
@@ -59,6 +70,6 @@ def average(job: AverageJob) -> None:
         if checkpoint is None:
             raise InputError(f"{run_dir}: there is no checkpoint to average yet")
         recipe = checkpoint.settings("train", TrainConfig)
-        steps = regular_steps(run_dir, save_every=recipe.save_every, last=job.last or recipe.average)
+        steps = scheduled_steps(run_dir, save_every=recipe.save_every, last=job.last or recipe.average)
         averaged = average_checkpoints(run_dir, steps)
-    sys.stdout.write(json.dumps({"averaged": averaged.state["averaged"], "path": str(averaged.path)}) + "\n")
+    sys.stdout.write(json.dumps({"averaged": averaged.run_state().averaged, "path": str(averaged.path)}) + "\n")

@@ -1,50 +1,85 @@
-"""The run directory on disk: its lock, its checkpoints, its small JSON files.
+"""Checkpoints: commit, load, verify, rotate, and find the one that is meant.
 
-A checkpoint is a directory of safetensors and JSON with a MANIFEST of sizes and digests, written under a temporary
-name, synced, then renamed: it is there whole or not at all. The surprise: nothing points to the latest one. The newest
-directory that verifies is the latest, and no crash can make that a lie. What is read is not trusted: names come from a
-fixed list, links are not followed, nothing is executed, resolved or used as a path.
+A checkpoint is a directory of safetensors and JSON with a manifest of sizes and digests, written under a temporary
+name, brought to the disk, then renamed: it is there whole or not at all. Nothing points to the latest one: the newest
+directory that verifies is the latest, so no crash can leave a stale pointer. What is read is not trusted: names come
+from a fixed list, links are not followed, nothing is executed, resolved or used as a path.
 
-Names with a dot: `.tmp-` unfinished, `.del-` being removed, `.old-` being replaced (it returns if the new one never
-came), `.bad-` damaged, kept. A POSIX file system is assumed. Readers need no lock; who commits or rotates does.
+Readers take no lock; committing and rotating require it. A damaged checkpoint is kept as `.bad-step-N`.
 """
 
 import errno
-import fcntl
-import hashlib
 import json
 import logging
 import os
 import re
-import secrets
 import shutil
-import socket
-import stat
-import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
-from transformer.config.primitives import from_json
-from transformer.errors import CheckpointError, InputError, LockedError, StorageError
+from transformer.config.primitives import from_json, to_json
+from transformer.errors import CheckpointError, InputError, StorageError
+from transformer.files import (
+    DOOMED,
+    REPLACED,
+    UNFINISHED,
+    Digest,
+    check_digest,
+    encode_json,
+    list_names,
+    make_directories,
+    open_regular,
+    parse_json,
+    put_back,
+    remove,
+    storage_error,
+    sync,
+    temporary_name,
+    write_new,
+)
+from transformer.records import CheckpointState
+from transformer.run_dir import (
+    CONFIG,
+    EMA,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    STEP_PREFIX,
+    RunDir,
+    holds_lock,
+    step_name,
+    tensor_file,
+)
 
 T = TypeVar("T")
 
-_FORMAT = 1
-_MANIFEST = "MANIFEST.json"
-_DOCUMENTS = ("config.json", "state.json")
-_REQUIRED = frozenset({*_DOCUMENTS, "model.safetensors"})
-_ALLOWED = _REQUIRED | {"optimizer.safetensors", "ema.safetensors"}
-_STEP = re.compile(r"step-([0-9]{8,})")
-_JSON_LIMIT = 16 * 2**20  # bytes
-_ATTEMPTS = 3
-_log = logging.getLogger(__name__)
+FORMAT = 2
+DAMAGED = ".bad-"
+ATTEMPTS = 3  # to write a checkpoint: a network disk may fail once
+
+_DOCUMENTS = (CONFIG, STATE)
+_REQUIRED = frozenset({*_DOCUMENTS, tensor_file(MODEL)})
+_ALLOWED = _REQUIRED | {tensor_file(OPTIMIZER), tensor_file(EMA)}
+_STEP = re.compile(rf"{STEP_PREFIX}([0-9]{{8,}})")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """MANIFEST.json of a checkpoint."""
+
+    format: int
+    step: int
+    files: dict[str, Digest]
 
 
 @dataclass(frozen=True)
@@ -57,17 +92,18 @@ class Checkpoint:
     state: dict[str, Any]
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of "model", "optimizer" or "ema" by sorted name, on the CPU; verified again as they are read.
+        """The tensors called MODEL, OPTIMIZER or EMA by sorted name, on the CPU; verified again as they are read.
 
         Raises CheckpointError, also if the checkpoint does not hold them.
         """
-        path = self.path / f"{name}.safetensors"
-        with _open_folder(self.path) as folder, _naming(path):
-            entry = _read_manifest(self.path, folder)["files"].get(f"{name}.safetensors")
-            if entry is None:
+        file_name = tensor_file(name)
+        path = self.path / file_name
+        with _open_folder(self.path) as folder, _errors_name(path):
+            expected = _read_manifest(self.path, folder).files.get(file_name)
+            if expected is None:
                 raise ValueError("this checkpoint does not hold it")
-            with _open_file(path, folder) as file:
-                _verify(file, entry)
+            with open_regular(path, folder) as file:
+                check_digest(file, expected)
                 data = file.read()
         try:
             tensors = safetensors.torch.load(data)
@@ -76,75 +112,44 @@ class Checkpoint:
         return dict(sorted(tensors.items()))
 
     def weights(self) -> dict[str, Tensor]:
-        """What translates and is averaged: the moving average of the weights where there is one, else the weights."""
+        """What translates and is averaged: the moving average of the weights where there is one, else the weights.
+
+        Raises CheckpointError as `tensors` does, and where a weight is not finite.
+        """
         with _open_folder(self.path) as folder:
-            files = _read_manifest(self.path, folder)["files"]
-        return self.tensors("ema" if "ema.safetensors" in files else "model")
+            files = _read_manifest(self.path, folder).files
+        name = EMA if tensor_file(EMA) in files else MODEL
+        tensors = self.tensors(name)
+        bad = first_not_finite(tensors)
+        if bad is not None:
+            path = self.path / tensor_file(name)
+            raise CheckpointError(f"{path}: {bad!a:.80} holds numbers that are not finite: use another checkpoint")
+        return tensors
 
     def settings(self, section: str, kind: type[T]) -> T:
         """A part of what it was trained with, such as "model". Raises CheckpointError where that is missing or bad."""
         try:
             return from_json(kind, self.config[section])
         except (KeyError, ValueError) as error:
-            raise CheckpointError(f"{self.path / 'config.json'}: not the settings of a run: {error}") from None
+            raise CheckpointError(f"{self.path / CONFIG}: not the settings of a run: {error}") from None
 
-
-@contextmanager
-def lock_run(run_dir: Path) -> Iterator[None]:
-    """Hold `run_dir` (made if missing) against other writers, and clear what a killed one left in it.
-
-    The kernel frees the lock when the process dies, however it dies. Raises LockedError at once, naming the holder, if
-    another process has it; StorageError if the directory cannot be made or written.
-    """
-    try:
-        _make_directories(run_dir)
-        file = os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise StorageError(f"{run_dir}: cannot be written: {error.strerror}") from error
-    with os.fdopen(file, "r+b", buffering=0) as lock:  # closed, never unlocked: that would free a forking parent's lock
+    def run_state(self) -> CheckpointState:
+        """state.json as typed data. Raises CheckpointError where it is something else."""
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            lock.truncate(0)
-            lock.write(f"{_myself()}, since {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
-            _clear(run_dir)
-            _clear(run_dir / "checkpoints")
-        except BlockingIOError:
-            holder = lock.read(1000).decode(errors="replace").strip()
-            raise LockedError(f"{run_dir}: in use by {holder}; stop it, or choose another run_dir") from None
-        except OSError as error:
-            raise StorageError(f"{run_dir}: cannot be locked: {error.strerror}") from error
-        yield
-        lock.truncate(0)
+            return from_json(CheckpointState, self.state, complete=True)
+        except ValueError as error:
+            raise CheckpointError(f"{self.path / STATE}: not the state of a run: {error}") from None
 
 
-def _myself() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
+def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds NaN or infinity; None if all are finite."""
+    if not tensors:
+        return None
+    are_finite = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()]).tolist()  # one wait
+    return next((name for name, is_finite in zip(tensors, are_finite, strict=True) if not is_finite), None)
 
 
-def _is_ours(run_dir: Path) -> bool:
-    """Whether this process holds the lock: a mere reader must not move what a trainer may be replacing."""
-    try:
-        return (run_dir / ".lock").read_text(encoding="utf-8", errors="replace").startswith(f"{_myself()},")
-    except OSError:
-        return False
-
-
-def _clear(folder: Path) -> None:
-    for name in _listing(folder):
-        if name.startswith((".tmp-", ".del-")):
-            _discard(folder / name)
-        elif name.startswith(".old-"):
-            _put_back(folder / name, folder / name.removeprefix(".old-"))
-    if folder.is_dir():
-        _sync_folder(folder)  # a killed process may have renamed without living to sync
-
-
-def _put_back(old: Path, target: Path) -> None:
-    """End a replacement: the old one returns unless something is in its place."""
-    if os.path.lexists(target):
-        _discard(old)
-    elif os.path.lexists(old):
-        os.rename(old, target)
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def commit(
@@ -158,64 +163,68 @@ def commit(
 ) -> Checkpoint:
     """Write `checkpoints/step-N`; once this returns, neither a kill nor a power cut takes it away.
 
-    `tensors` holds "model" and, as wanted, "optimizer" and "ema"; no two tensors of one may share memory. An equal
+    `tensors` holds MODEL and, as wanted, OPTIMIZER and EMA; no two tensors of one may share memory. An equal
     checkpoint already there stays, another verified one is replaced, a damaged one kept as `.bad-step-N`. With
     `averaged`, the place is the directory of that name, and `step` the newest that went into it. Raises StorageError,
     everything as it was before; InputError if `config` holds what `load_checkpoint` would refuse.
     """
-    target = run_dir / "averaged" if averaged else step_path(run_dir, step)
+    run = RunDir(run_dir)
+    target = run.averaged if averaged else run.checkpoint(step)
     try:
         _check_config(dict(config))
     except ValueError as error:
         raise InputError(f"the configuration cannot be stored: {error}") from error
-    documents = {"config.json": _encode(dict(config)), "state.json": _encode(dict(state))}
+
+    documents = {CONFIG: encode_json(dict(config)), STATE: encode_json(dict(state))}
     needed = sum(map(len, documents.values())) + sum(t.nbytes for group in tensors.values() for t in group.values())
-    for attempt in range(1, _ATTEMPTS + 1):
-        temporary = _beside(target, ".tmp-")  # after a failed write the old file cannot be trusted
+    for attempt in range(1, ATTEMPTS + 1):
+        temporary = temporary_name(target, UNFINISHED)  # after a failed write the old file cannot be trusted
         try:
-            _make_directories(target.parent)
+            make_directories(target.parent)
             if shutil.disk_usage(target.parent).free < 1.1 * needed:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             _fill(temporary, step, tensors=tensors, documents=documents)
             _publish(temporary, target)
             break
         except OSError as error:
-            if attempt == _ATTEMPTS:
-                raise _storage_error(target, needed, error=error) from error
-            _log.warning("%s: attempt %d to write it failed: %s", target, attempt, error.strerror)
+            if attempt == ATTEMPTS:
+                raise storage_error(target, needed, error=error) from error
+            log.warning("%s: attempt %d to write it failed: %s", target, attempt, error.strerror)
         finally:
-            _discard(temporary)
-    return Checkpoint(target, step, *(json.loads(documents[name]) for name in _DOCUMENTS))
+            remove(temporary)
+    return Checkpoint(target, step, config=json.loads(documents[CONFIG]), state=json.loads(documents[STATE]))
 
 
 def _fill(
     folder: Path, step: int, *, tensors: Mapping[str, Mapping[str, Tensor]], documents: Mapping[str, bytes]
 ) -> None:
     os.mkdir(folder)
-    files = {name: _write(folder / name, data) for name, data in documents.items()}
+    files = {name: write_new(folder / name, data) for name, data in documents.items()}
     for name, group in tensors.items():  # one at a time: the bytes are a second copy in memory
+        file = tensor_file(name)
         data = safetensors.torch.save({key: group[key].detach().cpu().contiguous() for key in sorted(group)})
-        files[f"{name}.safetensors"] = _write(folder / f"{name}.safetensors", data)
-    manifest = {"format": _FORMAT, "step": step, "files": dict(sorted(files.items()))}
-    _check_manifest(manifest)
-    _write(folder / _MANIFEST, _encode(manifest))
-    _sync_folder(folder)
+        files[file] = write_new(folder / file, data)
+
+    manifest = Manifest(FORMAT, step, dict(sorted(files.items())))
+    _check_names(manifest)
+    write_new(folder / MANIFEST, encode_json(to_json(manifest)))
+    sync(folder)
 
 
 def _publish(temporary: Path, target: Path) -> None:
     """Give a complete directory its name. An equal one already there stays, any other makes way."""
-    old = target.with_name(f".old-{target.name}")
+    old = target.with_name(f"{REPLACED}{target.name}")
     if not (os.path.lexists(target) and _is_equal(temporary, target)):
         try:
             if os.path.lexists(target):
-                _discard(old)
+                remove(old)
                 os.rename(target, old)
             os.rename(temporary, target)
         finally:
             if not os.path.lexists(target):
-                _put_back(old, target)
-    _sync_folder(target.parent)  # an equal one may be there because the last attempt failed at just this sync
-    _discard(old)
+                put_back(old, target)
+    sync(target.parent)  # an equal one may be there because the last attempt failed at just this sync
+    remove(old)
 
 
 def _is_equal(temporary: Path, target: Path) -> bool:
@@ -223,77 +232,54 @@ def _is_equal(temporary: Path, target: Path) -> bool:
     try:
         load_checkpoint(target)
     except CheckpointError as error:
-        _log.warning("%s; moved out of the way", error)
-        _keep_bad(target)
+        log.warning("%s; moved out of the way", error)
+        _set_aside(target)
         return False
-    return (temporary / _MANIFEST).read_bytes() == (target / _MANIFEST).read_bytes()
-
-
-def _write(path: Path, data: bytes) -> dict[str, Any]:
-    """Write a new file through to the disk; returns its manifest entry. Raises OSError."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(file, rest) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
-    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def _sync_folder(path: Path) -> None:
-    """Make the names in a directory durable: a synced file can still be lost with its name."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _make_directories(path: Path) -> None:
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    if missing:
-        path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        _sync_folder(folder.parent)
-
-
-def _storage_error(path: Path, needed: int, *, error: OSError) -> StorageError:
-    folder = next(folder for folder in path.absolute().parents if folder.is_dir())
-    free = shutil.disk_usage(folder).free
-    return StorageError(f"{path}: cannot be written: {error.strerror} ({needed} bytes needed, {free} bytes free)")
-
-
-def _beside(path: Path, prefix: str) -> Path:
-    """A fresh name in the same directory, hence on the same file system."""
-    return path.with_name(f"{prefix}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
-
-
-def _discard(path: Path) -> None:
-    """Remove `path` if it is there; what cannot be removed is tried again at the next start, never fatal."""
-    try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif os.path.lexists(path):
-            os.unlink(path)
-    except OSError as error:
-        _log.warning("%s: cannot be removed: %s", path, error.strerror)
+    return (temporary / MANIFEST).read_bytes() == (target / MANIFEST).read_bytes()
 
 
 def rotate(run_dir: Path, keep: Collection[int]) -> None:
     """Remove the checkpoints whose step is not in `keep`, never the newest. What fails is logged, never fatal."""
+    run = RunDir(run_dir)
     try:
-        victims = [step_path(run_dir, step) for step in list_steps(run_dir)[:-1] if step not in keep]
-        doomed = {path: _beside(path, ".del-") for path in victims}
+        victims = [run.checkpoint(step) for step in list_steps(run_dir)[:-1] if step not in keep]
+        doomed = {path: temporary_name(path, DOOMED) for path in victims}
         for path, name in doomed.items():
             os.rename(path, name)
         if doomed:  # or a power cut could give a half-removed one its name back
-            _sync_folder(run_dir / "checkpoints")
+            sync(run.checkpoints)
         for name in doomed.values():
-            _discard(name)
+            remove(name)
     except (OSError, StorageError) as error:
-        _log.warning("%s: old checkpoints cannot be removed: %s", run_dir, error)
+        log.warning("%s: old checkpoints cannot be removed: %s", run_dir, error)
+
+
+def _set_aside(path: Path) -> None:
+    """Keep a damaged checkpoint under a name that nothing reads."""
+    bad = path.with_name(f"{DAMAGED}{path.name}")
+    try:
+        os.rename(path, temporary_name(path, DAMAGED) if os.path.lexists(bad) else bad)
+    except OSError as error:
+        log.warning("%s: cannot be renamed: %s", path, error.strerror)
+
+
+# ---- finding --------------------------------------------------------------------------------------------------------
+
+
+def list_steps(run_dir: Path) -> list[int]:
+    """The committed steps, ascending, not verified. Raises StorageError if they cannot be listed."""
+    matches = (_STEP.fullmatch(name) for name in list_names(RunDir(run_dir).checkpoints))
+    return sorted(int(match[1]) for match in matches if match and match[0] == step_name(int(match[1])))
+
+
+def step_path(run_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return RunDir(run_dir).checkpoint(step)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a directory looks like a checkpoint; nothing is verified."""
+    return (path / MANIFEST).exists()
 
 
 def newest(run_dir: Path) -> Checkpoint | None:
@@ -302,53 +288,93 @@ def newest(run_dir: Path) -> Checkpoint | None:
     Damaged ones that are newer are reported, and moved to `.bad-step-N` if this process holds the lock. Raises
     CheckpointError, with nothing touched, if there are some and none verifies.
     """
+    run = RunDir(run_dir)
     damaged: dict[Path, CheckpointError] = {}
-    for path in (step_path(run_dir, step) for step in reversed(list_steps(run_dir))):
+    for step in reversed(list_steps(run_dir)):
+        path = run.checkpoint(step)
         try:
-            found = load_checkpoint(path)
+            checkpoint = load_checkpoint(path)
         except CheckpointError as error:
             if os.path.lexists(path):  # else a trainer rotated it away while it was being read
                 damaged[path] = error
             continue
         for bad, reason in damaged.items():
-            _log.warning("%s; falling back to %s", reason, path.name)
-            if _is_ours(run_dir):
-                _keep_bad(bad)
-        return found
-    tried = [str(error) for error in damaged.values()] or [n for n in _listing(run_dir / "checkpoints") if ".bad-" in n]
+            log.warning("%s; falling back to %s", reason, path.name)
+            if holds_lock(run):
+                _set_aside(bad)
+        return checkpoint
+
+    tried = [str(error) for error in damaged.values()]
+    tried = tried or [name for name in list_names(run.checkpoints) if DAMAGED in name]
     if tried:
-        remedy = f"restore one, or move {run_dir / 'checkpoints'} away to start afresh"
+        remedy = f"restore one, or move {run.checkpoints} away to start afresh"
         raise CheckpointError(f"no checkpoint can be verified: {'; '.join(tried)}; {remedy}")
     return None
 
 
-def list_steps(run_dir: Path) -> list[int]:
-    """The committed steps, ascending, not verified. Raises StorageError if they cannot be listed."""
-    found = (_STEP.fullmatch(name) for name in _listing(run_dir / "checkpoints"))
-    return sorted(int(match[1]) for match in found if match and match[0] == step_path(run_dir, int(match[1])).name)
+def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
+    """The checkpoint called `averaged`, `best`, `last`, `step-N` or `auto`: averaged where there is one, else last.
+
+    Raises InputError where there is none of that name, CheckpointError where it is damaged.
+    """
+    if not run_dir.is_dir():
+        raise InputError(f"{run_dir}: no such run directory; `transformer train run_dir={run_dir}` makes one")
+    averaged = _find_averaged(run_dir, name)
+    if averaged is not None:
+        return averaged
+
+    if name in ("last", "auto"):
+        last = newest(run_dir)
+        if last is None:
+            raise InputError(f"{run_dir}: no checkpoint yet; `transformer train run_dir={run_dir}` goes on until one")
+        return last
+
+    path = step_path(run_dir, _best_step(run_dir) if name == "best" else _step_number(name))
+    if not path.is_dir():
+        known = ", ".join(f"{STEP_PREFIX}{step}" for step in list_steps(run_dir)) or "none"
+        raise InputError(f"checkpoint={name}: {path} is not there; there are: {known}")
+    return load_checkpoint(path)
 
 
-def step_path(run_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
-    return run_dir / "checkpoints" / f"step-{step:08d}"
-
-
-def _keep_bad(path: Path) -> None:
-    bad = path.with_name(f".bad-{path.name}")
+def _find_averaged(run_dir: Path, name: str) -> Checkpoint | None:
+    """The average, where it is asked for; under `auto` only while no later checkpoint has made it out of date."""
+    path = RunDir(run_dir).averaged
+    if name == "averaged" and not path.is_dir():
+        raise InputError(f"{path}: not there yet; `transformer average run_dir={run_dir}` makes it")
+    if name not in ("averaged", "auto") or not path.is_dir():
+        return None
     try:
-        os.rename(path, _beside(path, ".bad-") if os.path.lexists(bad) else bad)
-    except OSError as error:
-        _log.warning("%s: cannot be renamed: %s", path, error.strerror)
+        averaged = load_checkpoint(path)
+    except CheckpointError as error:
+        if name == "averaged":
+            raise
+        log.warning("%s; the last checkpoint is taken", error)
+        return None
+    is_current = averaged.step >= max(list_steps(run_dir), default=0)
+    return averaged if name == "averaged" or is_current else None
 
 
-def _listing(folder: Path) -> list[str]:
-    """Names in a directory; none if it does not exist. One that cannot be read must not pass for empty."""
+def _best_step(run_dir: Path) -> int:
+    run = RunDir(run_dir)
+    if not run.best.exists():
+        raise InputError(f"{run_dir}: no validation has chosen a best checkpoint yet; use checkpoint=last")
     try:
-        return sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be listed: {error.strerror}") from error
+        step = run.read_best().step
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; use checkpoint=last") from None
+    if step < 0:
+        raise CheckpointError(f"{run.best}: names no step; use checkpoint=last")
+    return step
+
+
+def _step_number(name: str) -> int:
+    match = re.fullmatch(rf"{STEP_PREFIX}([0-9]{{1,18}})", name)
+    if match is None:
+        raise InputError(f"checkpoint={name} is not one of averaged, best, last, {STEP_PREFIX}N, auto")
+    return int(match[1])
+
+
+# ---- verifying ------------------------------------------------------------------------------------------------------
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -356,55 +382,44 @@ def load_checkpoint(path: Path) -> Checkpoint:
     documents: dict[str, Any] = {}
     with _open_folder(path) as folder:
         manifest = _read_manifest(path, folder)
-        files = manifest["files"]
-        for name in sorted({*files, *os.listdir(folder)} - {_MANIFEST}):
-            with _naming(path / ascii(name)[1:-1]):
-                if name not in files:
+        for name in sorted({*manifest.files, *os.listdir(folder)} - {MANIFEST}):
+            with _errors_name(path / ascii(name)[1:-1]):
+                if name not in manifest.files:
                     raise ValueError("not in the manifest")
-                with _open_file(path / name, folder) as file:
-                    _verify(file, files[name])
+                with open_regular(path / name, folder) as file:
+                    check_digest(file, manifest.files[name])
                     if name in _DOCUMENTS:
-                        documents[name] = _parse(file)
+                        documents[name] = parse_json(file)
                         if not isinstance(documents[name], dict):
                             raise ValueError("not a JSON object")
-        with _naming(path / "config.json"):
-            _check_config(documents["config.json"])
-    return Checkpoint(path, manifest["step"], *(documents[name] for name in _DOCUMENTS))
+        with _errors_name(path / CONFIG):
+            _check_config(documents[CONFIG])
+    return Checkpoint(path, manifest.step, config=documents[CONFIG], state=documents[STATE])
 
 
-def _read_manifest(path: Path, folder: int) -> dict[str, Any]:
-    with _naming(path / _MANIFEST), _open_file(path / _MANIFEST, folder) as file:
-        manifest: dict[str, Any] = _parse(file)
-        _check_manifest(manifest)
-        if _STEP.fullmatch(path.name) and path.name != f"step-{manifest['step']:08d}":
-            raise ValueError(f"belongs to step {manifest['step']}")
+def _read_manifest(path: Path, folder: int) -> Manifest:
+    with _errors_name(path / MANIFEST), open_regular(path / MANIFEST, folder) as file:
+        data = parse_json(file)
+        match data:
+            case {"format": int(number)} if number < FORMAT:
+                raise ValueError(f"format {number} is of an unreleased version of this package: start a new run")
+            case {"format": int(number)} if number > FORMAT:
+                raise ValueError(f"format {number} is of a later version of this package: update it")
+        manifest = from_json(Manifest, data, complete=True)
+        _check_names(manifest)
+        if _STEP.fullmatch(path.name) and path.name != step_name(manifest.step):
+            raise ValueError(f"belongs to step {manifest.step}")
         file.seek(0)
-        if file.read() != _encode(manifest):  # catches, among others, a name given twice
+        if file.read() != encode_json(to_json(manifest)):  # catches, among others, a name given twice
             raise ValueError("not as it was written")
     return manifest
 
 
-def _check_manifest(manifest: Any) -> None:
-    match manifest:
-        case {"format": int(number)} if number != _FORMAT:
-            raise ValueError(f"format {number} is not known to this version")
-        case {"format": int(), "step": int(), "files": dict(files)} if len(manifest) == 3:
-            if wrong := (files.keys() - _ALLOWED) or (_REQUIRED - files.keys()):
-                raise ValueError(f"the files of a checkpoint are not {sorted(files)!a:.200}: {min(wrong)!a:.80}")
-            if not all(isinstance(entry, dict) and entry.keys() == {"size", "sha256"} for entry in files.values()):
-                raise ValueError("sizes and digests are missing")
-        case _:
-            raise ValueError("not a manifest")
-
-
-def _verify(file: BufferedReader, entry: Mapping[str, Any]) -> None:
-    """Read a file against its manifest entry, leaving it at its start. Raises ValueError."""
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if file.tell() != entry["size"]:
-        raise ValueError(f"{file.tell()} bytes, not the {entry['size']!a:.30} of the manifest")
-    if digest != entry["sha256"]:
-        raise ValueError("its content is not that of the manifest (sha256 differs)")
-    file.seek(0)
+def _check_names(manifest: Manifest) -> None:
+    names = manifest.files.keys()
+    wrong = (names - _ALLOWED) or (_REQUIRED - names)
+    if wrong:
+        raise ValueError(f"the files of a checkpoint are not {sorted(names)!a:.200}: {min(wrong)!a:.80}")
 
 
 def _check_config(config: Any) -> None:
@@ -423,71 +438,22 @@ def _check_config(config: Any) -> None:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _errors_name(path: Path) -> Iterator[None]:
     """Whatever is wrong with a file becomes a CheckpointError that names it."""
     try:
         yield
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
 @contextmanager
 def _open_folder(path: Path) -> Iterator[int]:
     """A directory held open: files opened in it belong together even if it is replaced meanwhile."""
-    with _naming(path):
+    with _errors_name(path):
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         yield folder
     finally:
         os.close(folder)
-
-
-def _open_file(path: Path, folder: int | None) -> BufferedReader:
-    """Open a regular file (by its name in the open directory, if one is given), following no link, awaiting no pipe."""
-    name = path if folder is None else path.name
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise ValueError("not a regular file")
-    return os.fdopen(file, "rb")
-
-
-def write_json(path: Path, value: object) -> None:
-    """Replace a small JSON file atomically. Raises StorageError; ValueError for NaN and infinities (null is "none")."""
-    write_file(path, _encode(value))
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a small file atomically, and durably. Raises StorageError."""
-    temporary = _beside(path, ".tmp-")
-    try:
-        _write(temporary, data)
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise _storage_error(path, len(data), error=error) from error
-    finally:
-        _discard(temporary)
-
-
-def read_json(path: Path) -> Any:
-    """The content of a small JSON file. Raises CheckpointError naming it if it is missing, a link, too large, bad."""
-    with _naming(path), _open_file(path, None) as file:
-        return _parse(file)
-
-
-def _encode(value: object) -> bytes:
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
-
-
-def _parse(file: BufferedReader) -> Any:
-    data = file.read(_JSON_LIMIT + 1)
-    if len(data) > _JSON_LIMIT:  # before parsing: a value takes many times the memory of its text
-        raise ValueError(f"larger than {_JSON_LIMIT} bytes")
-    return json.loads(data.decode(), parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a number")

@@ -331,17 +331,20 @@ def _run(name: str, job: Any) -> None:
 
             prepare(job)
         case "train":
+            from transformer.evaluation.sets import format_results
             from transformer.training.loop import train
 
-            train(job)
+            results = train(job)
+            if int(os.environ.get("RANK", "0")) == 0:
+                sys.stdout.write(format_results(Path(job.run_dir), results))
         case "translate":
             from transformer.decoding.stream import run as translate
 
             translate(job, sys.stdin.buffer, sys.stdout.buffer)
         case "evaluate":
-            from transformer.evaluation.sets import run as evaluate
+            from transformer.evaluation.sets import evaluate, format_results
 
-            evaluate(job)
+            sys.stdout.write(format_results(Path(job.run_dir), evaluate(job)))
         case "average":
             from transformer.average import average
 

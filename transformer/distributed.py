@@ -1,13 +1,14 @@
 """Several processes, one training: which rank this is, and what the ranks tell each other.
 
-torchrun starts the ranks. Gradients travel over NCCL between GPUs and gloo between CPUs; control messages (a signal,
-what rank 0 found, translations) over a gloo group of their own, so that they never wait behind a kernel. Every rank
-runs the same control flow; rank 0 alone writes. Alone, all of this is nothing: no group, no message.
+torchrun starts the ranks. Gradients travel over NCCL between GPUs and gloo between CPUs. Control messages (a signal,
+what rank 0 has read, translations) travel over gloo groups of their own, so that they never wait behind a kernel: one
+group for each length of time that a message may take. Every rank runs the same control flow; rank 0 alone writes. With
+one process no group is created.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,8 +23,10 @@ from transformer.errors import InputError, PeerError, TransformerError
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(minutes=10)  # for a gradient: a rank that is later than this has hung
-LONG = timedelta(hours=24)  # for a control message: rank 0 may be preparing a large corpus; a dead peer shows at once
+# How long a rank waits for the others before it takes them for dead. A peer whose process has ended shows at once.
+STEP_TIMEOUT = timedelta(minutes=10)  # for a gradient, and for the vote that ends a step
+TASK_TIMEOUT = timedelta(minutes=30)  # while rank 0 validates, commits or reads
+LONG_TIMEOUT = timedelta(hours=24)  # while rank 0 prepares a corpus, or scores the test sets
 
 
 @dataclass(frozen=True)
@@ -32,66 +35,93 @@ class World:
 
     rank: int
     size: int
-    control: Any  # a gloo process group; None when alone
+    groups: Mapping[timedelta, Any]  # a gloo process group for each timeout; none when alone
 
     @property
-    def is_first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this rank is the one that writes."""
         return self.rank == 0
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
-        return bool(self.sum(torch.tensor([float(flag)]))[0] > 0)
+        """Whether any rank says so; asked at every step."""
+        return bool(self._sum(torch.tensor([float(flag)]), within=STEP_TIMEOUT)[0] > 0)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over the ranks, on the CPU in float64."""
+        return self._sum(values, within=TASK_TIMEOUT)
+
+    def _sum(self, values: Tensor, *, within: timedelta) -> Tensor:
         total = values.detach().to("cpu", torch.float64, copy=True)
-        if self.control is not None:
+        if self.groups:
             with _peers():
-                dist.all_reduce(total, group=self.control)
+                dist.all_reduce(total, group=self.groups[within])
         return total
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank. Values are JSON: nothing is unpickled."""
-        if self.control is None:
+        if not self.groups:
             return [value]
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        group = self.groups[TASK_TIMEOUT]
+        data = _encode(value)
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(data)
         with _peers():
-            dist.all_reduce(sizes, group=self.control)
+            dist.all_reduce(sizes, group=group)
             padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
             padded[: len(data)] = data
-            found = [torch.empty_like(padded) for _ in range(self.size)]
-            dist.all_gather(found, padded, group=self.control)
-        return [json.loads(bytes(part[:size].tolist())) for part, size in zip(found, sizes.tolist(), strict=True)]
+            parts = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(parts, padded, group=group)
+        return [_decode(part[:size]) for part, size in zip(parts, sizes.tolist(), strict=True)]
 
-    def from_first(self, action: Callable[[], T]) -> T:
-        """What `action` returns (JSON) on rank 0, the only one that runs it; its error ends every rank."""
-        if self.control is None:
+    def from_rank0(self, action: Callable[[], T], *, within: timedelta = TASK_TIMEOUT) -> T:
+        """What `action` returns (JSON) on rank 0, the only one that runs it; its error ends every rank.
+
+        The other ranks wait no longer than `within`.
+        """
+        if not self.groups:
             return action()
         value, failure = None, None
-        if self.is_first:
+        if self.is_rank0:
             try:
                 value = action()
             except TransformerError as error:
                 failure = error
-        found = self.gather({"value": value, "failure": str(failure) if failure else None})[0]
+        answer = self._broadcast({"value": value, "failure": str(failure) if failure else None}, within=within)
         if failure is not None:
             raise failure
-        if found["failure"] is not None:
-            raise PeerError(f"rank 0: {found['failure']}")
-        return found["value"]
+        if answer["failure"] is not None:
+            raise PeerError(f"rank 0: {answer['failure']}")
+        return answer["value"]
 
-    def first_then_all(self, action: Callable[[], T]) -> T:
+    def rank0_first(self, action: Callable[[], T]) -> T:
         """`action` on rank 0, then on the others, who find what it has made."""
         done: list[T] = []
-        self.from_first(lambda: done.append(action()))
+        self.from_rank0(lambda: done.append(action()), within=LONG_TIMEOUT)
         return done[0] if done else action()
+
+    def _broadcast(self, value: Any, *, within: timedelta) -> Any:
+        """Rank 0's value on every rank."""
+        group = self.groups[within]
+        data = _encode(value)
+        size = torch.tensor([len(data)])
+        with _peers():
+            dist.broadcast(size, src=0, group=group)
+            if not self.is_rank0:
+                data = torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(data, src=0, group=group)
+        return _decode(data)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module, with gradients averaged over the ranks."""
-        return module if self.control is None else DistributedDataParallel(module, gradient_as_bucket_view=True)
+        return module if not self.groups else DistributedDataParallel(module, gradient_as_bucket_view=True)
+
+
+def _encode(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _decode(data: Tensor) -> Any:
+    return json.loads(bytes(data.tolist()))
 
 
 def unsynchronised(module: nn.Module) -> AbstractContextManager[None]:
@@ -112,7 +142,7 @@ def join_world(device: torch.device) -> Iterator[World]:
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield World(0, 1, None)
+        yield World(0, 1, {})
         return
     if device.type == "cuda":
         ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
@@ -120,10 +150,11 @@ def join_world(device: torch.device) -> Iterator[World]:
             raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")
         torch.cuda.set_device(local_device(device))
     with _peers():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
-        control = dist.new_group(backend="gloo", timeout=LONG)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=STEP_TIMEOUT)
+        timeouts = (STEP_TIMEOUT, TASK_TIMEOUT, LONG_TIMEOUT)
+        groups = {timeout: dist.new_group(backend="gloo", timeout=timeout) for timeout in timeouts}
     try:
-        yield World(dist.get_rank(), size, control)
+        yield World(dist.get_rank(), size, groups)
     finally:
         dist.destroy_process_group()
 

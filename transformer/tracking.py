@@ -18,21 +18,23 @@ from typing import Any
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from transformer.files import UNFINISHED
+from transformer.run_dir import RunDir
+
 
 class Tracker:
     """Scalars and texts by step, into TensorBoard and metrics.jsonl."""
 
-    def __init__(self, run_dir: Path | None, step: int) -> None:
-        """Go on after `step`: what was written of later steps is dropped. Without a directory, nothing is written."""
-        self._writes = run_dir is not None
-        if run_dir is None:
+    def __init__(self, run: RunDir | None, step: int) -> None:
+        """Go on after `step`: what was written of later steps is dropped. Without a run, nothing is written."""
+        self._writes = run is not None
+        if run is None:
             return
         from torch.utils.tensorboard import SummaryWriter  # slow
 
-        self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
-        path = run_dir / "metrics.jsonl"
-        _drop_after(path, step)
-        self._metrics = path.open("a", encoding="utf-8", newline="\n")
+        self._writer = SummaryWriter(str(run.tensorboard), purge_step=step + 1)
+        _drop_after(run.metrics, step)
+        self._metrics = run.metrics.open("a", encoding="utf-8", newline="\n")
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """Write these values of `step`; None is left out, and so is what is not finite: JSON has no word for it."""
@@ -68,7 +70,7 @@ def _drop_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [line for line in path.read_bytes().split(b"\n") if _step_of(line) <= step]
-    temporary = path.with_name(f".tmp-{path.name}")
+    temporary = path.with_name(f"{UNFINISHED}{path.name}")
     temporary.write_bytes(b"".join(line + b"\n" for line in kept))
     os.replace(temporary, path)
 

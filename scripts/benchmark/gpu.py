@@ -257,10 +257,10 @@ def training(place: Place, corpus: Corpus, *settings: str) -> Found:
     if not (run / "results.json").exists():
         return Found(said, False, {"exit_status": status}, "no results.json")
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    settled = json.loads((run / "run.json").read_text(encoding="utf-8"))["settled"]
+    resolved = json.loads((run / "run.json").read_text(encoding="utf-8"))["resolved"]
     metrics = (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
     curve = [record for record in map(json.loads, filter(None, metrics)) if "dev/bleu" in record]
-    numbers = {"exit_status": status, "ended_early": len(commands) > 1, "settled": settled, "results": results}
+    numbers = {"exit_status": status, "ended_early": len(commands) > 1, "resolved": resolved, "results": results}
     bleu = results["test_sets"][corpus.name]["bleu"]
     line = f"BLEU {bleu:.2f} after {results['steps']} steps and {results['training_seconds']} s of training"
     return Found(said, status == 0 and (place.dry or bleu >= corpus.enough), numbers | {"curve": curve}, line)

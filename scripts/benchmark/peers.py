@@ -86,21 +86,21 @@ def ours(spec: Spec) -> Contender:
     from transformer.data.prepare import prepare
     from transformer.model.transformer import Transformer
     from transformer.training.optimizer import build_optimizer
-    from transformer.training.resolve import batching_of, settle
+    from transformer.training.resolve import batching_of, resolve_settings
     from transformer.training.step import Objective, train_step
 
     job = from_json(TrainJob, spec.job)
-    settled = settle(job, 1)
-    device, precision = torch.device(settled.device.name), settled.precision
+    resolved = resolve_settings(job, 1)
+    device, precision = torch.device(resolved.device.name), resolved.precision
     model = Transformer(job.model, spec.vocab_size).to(device, dtype_of(precision))
     objective = Objective(model, job.train.label_smoothing).train()
-    if settled.compile:
+    if resolved.compile:
         objective.compile()
     optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
     store = prepare(job).store
     steps = load_steps(
         store,
-        batching_of(job, settled, store),
+        batching_of(job, resolved, store),
         rank=0,
         world_size=1,
         epoch=0,
@@ -122,9 +122,9 @@ def ours(spec: Spec) -> Contender:
             device=device,
             precision=precision,
         )
-        return Taken(result.loss_sum / step.target_tokens, step.source_tokens, step.target_tokens)
+        return Taken(float(result.loss_sum) / step.target_tokens, step.source_tokens, step.target_tokens)
 
-    return Contender(count(model), to_json(settled), {}, lambda indices: lambda: list(map(take, indices)))
+    return Contender(count(model), to_json(resolved), {}, lambda indices: lambda: list(map(take, indices)))
 
 
 def plain(spec: Spec) -> Contender:

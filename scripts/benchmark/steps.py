@@ -9,7 +9,7 @@ length), as English and German WMT pairs in 37,000 shared pieces have, and ids a
 Each setting starts anew, warms up, and is then timed without a break: the time of a step runs from the end of the one
 before it to its own end on the device, waiting for data included. Speed is real target tokens a second over all timed
 steps: EOS counted, padding never. Utilisation is the model's FLOPs (transformer/cost.py) over the device's peak. A
-graph compiled while the clock runs is counted, and on a GPU it is a failure: there, shapes are meant to have settled.
+graph compiled while the clock runs is counted, and on a GPU it is a failure: there, shapes are meant to have resolved.
 Where the time given runs out, fewer steps are taken, and the page says so.
 """
 
@@ -39,7 +39,7 @@ from transformer.data.loader import Step, load_steps
 from transformer.data.store import Store
 from transformer.model.transformer import Transformer
 from transformer.training.optimizer import build_optimizer, learning_rate, paper_peak
-from transformer.training.resolve import batching_of, settle
+from transformer.training.resolve import batching_of, resolve_settings
 from transformer.training.step import Objective, train_step
 
 MEAN, LONGEST = 27, 256  # tokens of a sentence, EOS counted
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
         result: dict[str, Any] = {"layout": layout.name, "compiled": compiled}
         try:
             result |= measure(job, store, vocab_size, steps=args.steps, warmup=args.warmup, seconds=allowed)
-            if on_gpu and compiled and (result["graphs_while_timed"] or not result["settled"]["compile"]):
+            if on_gpu and compiled and (result["graphs_while_timed"] or not result["resolved"]["compile"]):
                 result["error"] = f"{result['graphs_while_timed']} graphs compiled while the clock ran, or none ever"
         except Exception as error:  # the other settings are measured all the same
             traceback.print_exc()
@@ -127,19 +127,19 @@ def measure(job: TrainJob, store: Store, vocab_size: int, *, steps: int, warmup:
     """One setting: `warmup` steps, then `steps` with the clock running, or as many as `seconds` allow."""
     begun = time.monotonic()
     torch._dynamo.reset()
-    settled = settle(job, 1)
-    device, precision, cfg = torch.device(settled.device.name), settled.precision, job.train
+    resolved = resolve_settings(job, 1)
+    device, precision, cfg = torch.device(resolved.device.name), resolved.precision, job.train
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    torch.set_num_threads(settled.threads)
+    torch.set_num_threads(resolved.threads)
     torch.manual_seed(cfg.seed)
     model = Transformer(job.model, vocab_size).to(device, dtype_of(precision))
     objective = Objective(model, cfg.label_smoothing).train()
-    if settled.compile:
+    if resolved.compile:
         objective.compile()
     optimizer, scaler = build_optimizer(model, cfg), loss_scaler(device, precision)
-    batching = batching_of(job, settled, store)
+    batching = batching_of(job, resolved, store)
     source = load_steps(
         store,
         batching,
@@ -183,7 +183,7 @@ def measure(job: TrainJob, store: Store, vocab_size: int, *, steps: int, warmup:
                 done.append(step)
     times = marks.seconds()
     return {
-        "settled": to_json(settled),
+        "resolved": to_json(resolved),
         "capacities": batching.capacities,
         "steps": len(done),
         "steps_wanted": steps,

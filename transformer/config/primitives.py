@@ -1,6 +1,11 @@
-"""Dataclasses to JSON primitives and back, typed and checked on the way in."""
+"""Dataclasses to JSON primitives and back, typed and checked on the way in.
 
-from dataclasses import fields, is_dataclass
+Enums are written by name. JSON has no word for a number that is not finite: it becomes null, and comes back as NaN.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -8,44 +13,91 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 T = TypeVar("T")
 
 
-def to_json(config: Any) -> dict[str, Any]:
-    """A config dataclass as JSON primitives, enums by name."""
-    return {f.name: _to_primitive(getattr(config, f.name)) for f in fields(config)}
+def to_json(instance: Any) -> dict[str, Any]:
+    """A dataclass as JSON primitives."""
+    return {field.name: _to_primitive(getattr(instance, field.name)) for field in fields(instance)}
 
 
 def _to_primitive(value: Any) -> Any:
+    if is_dataclass(value):
+        return to_json(value)
     if isinstance(value, Enum):
         return value.name
-    if isinstance(value, dict):
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
         return {key: _to_primitive(item) for key, item in value.items()}
-    return to_json(value) if is_dataclass(value) else value
+    if isinstance(value, list | tuple):
+        return [_to_primitive(item) for item in value]
+    return value
 
 
-def from_json(cls: type[T], data: object) -> T:
-    """What `to_json` gave, typed and checked. Raises ValueError for an unknown key, a wrong type or a bad value."""
-    return cast(T, _from_primitive(cls, data, cls.__name__))
+def from_json(kind: type[T], data: object, *, complete: bool = False) -> T:
+    """What `to_json` gave, typed and checked; `complete` refuses data that leaves a key to its default.
+
+    Raises ValueError, naming the place, for a key that is unknown or missing, a wrong type or a bad value.
+    """
+    return cast(T, _from_primitive(kind, data, kind.__name__, complete=complete))
 
 
-def _from_primitive(kind: Any, value: Any, place: str) -> Any:
-    if get_origin(kind) in (Union, UnionType):  # only `X | None` is used
-        kind = next(arg for arg in get_args(kind) if arg is not type(None))
-        return None if value is None else _from_primitive(kind, value, place)
-    if get_origin(kind) is dict and isinstance(value, dict):
-        return {str(key): _from_primitive(get_args(kind)[1], item, f"{place}.{key}") for key, item in value.items()}
+def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):  # only `X | None` is used
+        if value is None:
+            return None
+        inner = next(argument for argument in get_args(kind) if argument is not type(None))
+        return _from_primitive(inner, value, place, complete=complete)
+
+    if origin is dict and isinstance(value, dict):
+        inner = get_args(kind)[1]
+        return {
+            str(key): _from_primitive(inner, item, f"{place}.{key}", complete=complete) for key, item in value.items()
+        }
+
+    if origin is list and isinstance(value, list):
+        inner = get_args(kind)[0]
+        return [
+            _from_primitive(inner, item, f"{place}[{index}]", complete=complete) for index, item in enumerate(value)
+        ]
+
     if is_dataclass(kind) and isinstance(value, dict):
-        kinds = get_type_hints(kind)
-        unknown = sorted(map(str, value.keys() - kinds.keys()))
-        _require(not unknown, f"{place} has unknown keys: {unknown}")
-        return cast(Any, kind)(
-            **{key: _from_primitive(kinds[key], item, f"{place}.{key}") for key, item in value.items()}
-        )
+        return _from_table(kind, value, place, complete=complete)
+
     if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str) and value in kind.__members__:
         return kind[value]
-    if get_origin(kind) is list and isinstance(value, list):
-        return [_from_primitive(get_args(kind)[0], item, place) for item in value]
-    whole = kind is float and type(value) is int and abs(value) < 2**1023
-    _require(type(value) is kind or whole, f"{place}={value!r:.80} is not what is expected: {kind}")
-    return float(value) if whole else value
+
+    if kind is float:
+        return _number(value, place)
+
+    _require(type(value) is kind, f"{place}={value!r:.80} is not what is expected: {kind}")
+    return value
+
+
+def _from_table(kind: Any, table: dict[Any, Any], place: str, *, complete: bool) -> Any:
+    known = {field.name: field for field in fields(kind)}
+    unknown = sorted(map(str, table.keys() - known.keys()))
+    _require(not unknown, f"{place} has unknown keys: {unknown}")
+    missing = [name for name, field in known.items() if name not in table and (complete or not _has_default(field))]
+    _require(not missing, f"{place} has no key {missing[:1]}")
+
+    kinds = get_type_hints(kind)
+    values = {
+        key: _from_primitive(kinds[key], item, f"{place}.{key}", complete=complete) for key, item in table.items()
+    }
+    return kind(**values)
+
+
+def _has_default(field: "Field[Any]") -> bool:
+    return field.default is not MISSING or field.default_factory is not MISSING
+
+
+def _number(value: Any, place: str) -> float:
+    if value is None:
+        return math.nan
+    is_whole = type(value) is int and abs(value) < 2**1023
+    is_finite = type(value) is float and math.isfinite(value)  # JSON's 1e999 is infinite
+    _require(is_whole or is_finite, f"{place}={value!r:.80} is not what is expected: a finite number")
+    return float(value)
 
 
 def _require(condition: bool, message: str) -> None:

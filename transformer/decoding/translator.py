@@ -5,7 +5,6 @@ company. The surprise: a text without a visible character never reaches the mode
 """
 
 import logging
-import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,14 +13,15 @@ from pathlib import Path
 
 import torch
 
-from transformer.checkpoint import Checkpoint, list_steps, load_checkpoint, newest, read_json, step_path
+from transformer.checkpoint import Checkpoint, find_checkpoint
 from transformer.compute import autocast, dtype_of, resolve_device, resolve_precision
 from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizer, read_model
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer, load_parameters
+from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
 
 log = logging.getLogger(__name__)
@@ -133,92 +133,48 @@ def load_translator(
     run_dir: Path, *, checkpoint: str, search: SearchOverride, device: Device, precision: Precision
 ) -> Translator:
     """The translator of a run. Raises InputError where there is nothing to load, CheckpointError if damaged."""
-    found = find_checkpoint(run_dir, checkpoint)
-    return build_translator(run_dir, found, search=search, device=device, precision=precision)
-
-
-def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
-    """The checkpoint called `averaged`, `best`, `last`, `step-N` or `auto`: averaged where there is one, else last."""
-    if not run_dir.is_dir():
-        raise InputError(f"{run_dir}: no such run directory; `transformer train run_dir={run_dir}` makes one")
-    if (averaged := _averaged(run_dir, name)) is not None:
-        return averaged
-    if name in ("last", "auto"):
-        last = newest(run_dir)
-        if last is None:
-            raise InputError(f"{run_dir}: no checkpoint yet; `transformer train run_dir={run_dir}` goes on until one")
-        return last
-    path = step_path(run_dir, _best_step(run_dir) if name == "best" else _step_number(name))
-    if not path.is_dir():
-        known = ", ".join(f"step-{step}" for step in list_steps(run_dir)) or "none"
-        raise InputError(f"checkpoint={name}: {path} is not there; there are: {known}")
-    return load_checkpoint(path)
-
-
-def _averaged(run_dir: Path, name: str) -> Checkpoint | None:
-    """The average, where it is asked for; under `auto` only while no later checkpoint has made it out of date."""
-    path = run_dir / "averaged"
-    if name == "averaged" and not path.is_dir():
-        raise InputError(f"{path}: not there yet; `transformer average run_dir={run_dir}` makes it")
-    if name not in ("averaged", "auto") or not path.is_dir():
-        return None
-    try:
-        averaged = load_checkpoint(path)
-    except CheckpointError as error:
-        if name == "averaged":
-            raise
-        log.warning("%s; the last checkpoint is taken", error)
-        return None
-    is_current = averaged.step >= max(list_steps(run_dir), default=0)
-    return averaged if name == "averaged" or is_current else None
-
-
-def _best_step(run_dir: Path) -> int:
-    if not (run_dir / "best.json").exists():
-        raise InputError(f"{run_dir}: no validation has chosen a best checkpoint yet; use checkpoint=last")
-    match read_json(run_dir / "best.json"):
-        case {"step": int(step)} if step >= 0:
-            return step
-    raise CheckpointError(f"{run_dir / 'best.json'}: names no step; use checkpoint=last")
-
-
-def _step_number(name: str) -> int:
-    found = re.fullmatch(r"step-([0-9]{1,18})", name)
-    if found is None:
-        raise InputError(f"checkpoint={name} is not one of averaged, best, last, step-N, auto")
-    return int(found[1])
-
-
-def _precision_of(run_dir: Path, device: torch.device) -> Precision:
-    """The arithmetic that the run was trained and scored in; by rule where that was on another kind of device.
-
-    bf16 is kept only where the hardware multiplies it: elsewhere it is slow, and no more the same bits.
-    """
-    by_rule = resolve_precision(Precision.auto, device)
-    try:
-        settled = read_json(run_dir / "run.json")["settled"]
-        trained = Precision[settled["precision"]]
-        is_same_kind = settled["device"] == device.type
-    except (CheckpointError, KeyError, TypeError):
-        return by_rule  # a model can be used without its papers
-    return trained if is_same_kind and (trained is not Precision.bf16 or by_rule is Precision.bf16) else by_rule
+    chosen = find_checkpoint(run_dir, checkpoint)
+    return build_translator(run_dir, chosen, search=search, device=device, precision=precision)
 
 
 def build_translator(
     run_dir: Path, checkpoint: Checkpoint, *, search: SearchOverride, device: Device, precision: Precision
 ) -> Translator:
-    """The translator of a checkpoint, with the run's tokenizer and, where `search` is silent, its search settings."""
-    tokenizer = Tokenizer.load(run_dir / "tokenizer.model")
-    where = resolve_device(device)
-    arithmetic = _precision_of(run_dir, where) if precision is Precision.auto else precision
+    """The translator of a checkpoint, with the run's tokenizer and, where `search` is silent, its search settings.
+
+    Raises CheckpointError where the parts do not belong together or are damaged.
+    """
+    run = RunDir(run_dir)
+    model_file = read_model(run.tokenizer)
+    run.check_tokenizer(model_file)
+    tokenizer = Tokenizer(model_file, str(run.tokenizer))
+    target = resolve_device(device)
+    arithmetic = _precision_of(run, target) if precision is Precision.auto else precision
     settings = checkpoint.settings("search", SearchConfig)
-    shape, tensors = checkpoint.settings("model", ModelConfig), checkpoint.weights()
+
+    config = checkpoint.settings("model", ModelConfig)
+    tensors = checkpoint.weights()
     try:
-        if checkpoint.state["vocab_size"] != tokenizer.vocab_size:
-            raise ValueError(f"made for another tokenizer than {run_dir / 'tokenizer.model'}")
-        model = Transformer(shape, tokenizer.vocab_size)
+        if checkpoint.run_state().vocab_size != tokenizer.vocab_size:
+            raise ValueError(f"made for another tokenizer than {run.tokenizer}")
+        model = Transformer(config, tokenizer.vocab_size)
         load_parameters(model, tensors)
-    except (KeyError, ValueError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
-    model = model.to(where, dtype_of(arithmetic)).eval()
-    return Translator(model, tokenizer, search.over(settings), where, arithmetic)
+    model = model.to(target, dtype_of(arithmetic)).eval()
+    return Translator(model, tokenizer, search.over(settings), target, arithmetic)
+
+
+def _precision_of(run: RunDir, device: torch.device) -> Precision:
+    """The arithmetic that the run was trained and scored in; by rule where that was on another kind of device.
+
+    bf16 is kept only where the hardware multiplies it: elsewhere it is slow, and the bits differ.
+    """
+    by_rule = resolve_precision(Precision.auto, device)
+    if not run.record.exists():
+        return by_rule  # run.json is optional for inference
+    trained = run.read_record().resolved
+    if trained.device.name != device.type:
+        return by_rule
+    is_slow = trained.precision is Precision.bf16 and by_rule is not Precision.bf16
+    return by_rule if is_slow else trained.precision

@@ -6,29 +6,15 @@ and counts tokenised text as it stands. All of that is refused here.
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from transformer.errors import InputError
+from transformer.records import Scores
 
 _SUBWORDS = re.compile(r"▁|\w@@(?:\s|$)")
 _TOKENISED = re.compile(r"\w [.,](?:\s|$)")  # not " ?" or " !", which is how French writes
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Corpus scores, 0 to 100, and how they were computed."""
-
-    bleu: float
-    bleu_signature: str
-    chrf: float
-    chrf_signature: str
-
-    def to_json(self) -> dict[str, float | str]:
-        """The scores as results.json holds them."""
-        return asdict(self)
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str) -> Scores:
@@ -57,7 +43,12 @@ def measure(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: s
         raise InputError(f"BLEU for {language} needs more: pip install 'sacrebleu[{language}]'") from error
     chrf = CHRF()
     bleu_score, chrf_score = (metric.corpus_score(hypotheses, [references]).score for metric in (bleu, chrf))
-    return Scores(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()))
+    return Scores(
+        bleu=bleu_score,
+        bleu_signature=str(bleu.get_signature()),
+        chrf=chrf_score,
+        chrf_signature=str(chrf.get_signature()),
+    )
 
 
 def _check_lists(hypotheses: Sequence[str], references: Sequence[str]) -> None:

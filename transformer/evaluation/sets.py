@@ -1,71 +1,94 @@
-"""`transformer evaluate`: translate the test sets, keep the translations, and score them.
+"""Test sets: the text that a run keeps, its translations, and their scores.
 
 A run keeps the text of its own sets, so that it can be scored wherever it is copied to: `hypotheses/NAME.src` and
-`NAME.ref`, and beside them the translations, `NAME.hyp`. A score is printed with all that it depends on.
+`NAME.ref`, and beside them the translations, `NAME.hyp`. A score is shown with all that it depends on.
 """
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from transformer.checkpoint import write_file
+from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import EvaluateJob
-from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, TrainConfig
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.source import locate, store_beside
-from transformer.decoding.translator import Translator, build_translator, find_checkpoint
-from transformer.errors import InputError, StorageError
-from transformer.evaluation.score import Scores, score
+from transformer.decoding.translator import Translator, build_translator
+from transformer.errors import CheckpointError, InputError, StorageError
+from transformer.evaluation.score import score
+from transformer.files import write_file
 from transformer.machine import resolve_threads
+from transformer.records import Evaluation, Results, Scores
+from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
 
 Sets = Mapping[str, Sequence[Pair]]
 
 
-def run(job: EvaluateJob) -> dict[str, Any]:
-    """Evaluate the run's test sets, or those of the job; prints and returns the results.
+def evaluate(job: EvaluateJob) -> Evaluation:
+    """Evaluate the run's test sets, or those of the job.
 
-    Raises InputError where there is no model or no test set, or a set cannot be scored.
+    Raises InputError where there is no model or no test set, or a set cannot be scored; CheckpointError where the
+    model or the text of a set is damaged.
     """
-    run_dir = Path(job.run_dir)
-    checkpoint = find_checkpoint(run_dir, job.checkpoint)
-    data, recipe = checkpoint.settings("data", DataConfig), checkpoint.settings("train", TrainConfig)
-    languages = (data.src_lang, data.tgt_lang)
-    root = store_beside(job.run_dir) if job.store_dir is None else Path(job.store_dir)
+    run = RunDir(Path(job.run_dir))
+    checkpoint = find_checkpoint(run.path, job.checkpoint)
+    data = checkpoint.settings("data", DataConfig)
+    recipe = checkpoint.settings("train", TrainConfig)
+    sets = _sets_of(job, run, languages=(data.src_lang, data.tgt_lang))
+
+    torch.set_num_threads(resolve_threads(job.threads))
+    translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
+    state = checkpoint.run_state()
+    return Evaluation(
+        test_sets=evaluate_sets(run, translator, sets, tgt_lang=data.tgt_lang, scorer=score),
+        checkpoint=checkpoint.path.name,
+        averaged=state.averaged,
+        steps=checkpoint.step,
+        search=translator.search,
+        seed=recipe.seed,
+        data_digest=state.data_digest,
+    )
+
+
+def _sets_of(job: EvaluateJob, run: RunDir, *, languages: tuple[str, str]) -> Sets:
+    """The sets that the job names, else those that the run keeps."""
+    store_dir = store_beside(job.run_dir) if job.store_dir is None else Path(job.store_dir)
     given = {
-        name: locate(pair, f"test.{name}", languages=languages, store_dir=root).load(f"test.{name}")
+        name: locate(pair, f"test.{name}", languages=languages, store_dir=store_dir).load(f"test.{name}")
         for name, pair in job.test.items()
     }
-    kept = read_sets(run_dir)
+    kept = read_sets(run)
     for name in given:
         if kept.get(name, given[name]) != given[name]:
-            raise InputError(f"test.{name}: {run_dir}/hypotheses has another text of that name: choose another name")
-    sets = given or kept
-    if not sets:
-        raise InputError(f"{run_dir}: the run has no test set; name one with test.NAME.src=FILE test.NAME.tgt=FILE")
-    torch.set_num_threads(resolve_threads(job.threads))
-    translator = build_translator(run_dir, checkpoint, search=job.search, device=job.device, precision=job.precision)
-    results = {
-        "test_sets": evaluate_sets(run_dir, translator, sets, tgt_lang=data.tgt_lang, scorer=score),
-        "checkpoint": checkpoint.path.name,
-        "averaged": checkpoint.state.get("averaged", []),
-        "steps": checkpoint.step,
-        "search": to_json(translator.search),
-        "seed": recipe.seed,
-        "data_digest": checkpoint.state.get("data_digest", "unknown"),
-    }
-    print_results(run_dir, results)
-    return results
+            raise InputError(f"test.{name}: {run.hypotheses} has another text of that name: choose another name")
+    if given:
+        return given
+
+    _check_kept(run, kept)
+    if not kept:
+        raise InputError(f"{run.path}: the run has no test set; name one with test.NAME.src=FILE test.NAME.tgt=FILE")
+    return kept
+
+
+def _check_kept(run: RunDir, kept: Sets) -> None:
+    """Raise CheckpointError if the text is not the one that the run was scored on, where results.json tells."""
+    if not run.results.exists():
+        return
+    results = run.read_results()
+    own = {name: pairs for name, pairs in kept.items() if name in results.test_sets}
+    if digest_sets(own) != results.test_digest:
+        raise CheckpointError(
+            f"{run.hypotheses}: not the text that {run.results.name} was scored on (its sha256 differs): "
+            "copy it again from where the run came from, or name the sets with test.NAME.src and test.NAME.tgt"
+        )
 
 
 def evaluate_sets(
-    run_dir: Path, translator: Translator, sets: Sets, *, tgt_lang: str, scorer: Callable[..., Scores]
-) -> dict[str, dict[str, float | str]]:
+    run: RunDir, translator: Translator, sets: Sets, *, tgt_lang: str, scorer: Callable[..., Scores]
+) -> dict[str, Scores]:
     """Translate each set, write the translations to NAME.hyp, and score them.
 
     `scorer` is `score`, which refuses text that cannot be compared fairly, or `measure`, for the end of a training:
@@ -74,36 +97,35 @@ def evaluate_sets(
     scores = {}
     for name, pairs in sets.items():
         hypotheses = translator.translate([source for source, _ in pairs])
-        _write_lines(_place(run_dir, name, "hyp"), hypotheses)
-        scores[name] = scorer(hypotheses, [reference for _, reference in pairs], tgt_lang=tgt_lang).to_json()
+        _write_lines(run.text(name, HYPOTHESIS), hypotheses)
+        scores[name] = scorer(hypotheses, [reference for _, reference in pairs], tgt_lang=tgt_lang)
     return scores
 
 
-def print_results(run_dir: Path, results: Mapping[str, Any]) -> None:
+def format_results(run_dir: Path, results: Results | Evaluation) -> str:
     """One line for each test set: its scores with their signatures, the search, and the checkpoints."""
-    search, averaged = results["search"], results["averaged"]
-    decoding = f"beam {search['beam_size']}, alpha {search['length_penalty']}, source + {search['max_extra']} at most"
-    origin = f"mean of steps {', '.join(map(str, averaged))}" if averaged else f"step {results['steps']}"
-    origin += f", seed {results['seed']}, data {results['data_digest'][:12]}"
+    search = results.search
+    decoding = f"beam {search.beam_size}, alpha {search.length_penalty}, source + {search.max_extra} at most"
+    origin = f"mean of steps {', '.join(map(str, results.averaged))}" if results.averaged else f"step {results.steps}"
+    origin += f", seed {results.seed}, data {results.data_digest[:12]}"
     lines = [
-        f"{name}: BLEU {found['bleu']:.2f} ({found['bleu_signature']}), chrF {found['chrf']:.2f} "
-        f"({found['chrf_signature']}); {decoding}; {run_dir}, {origin}"
-        for name, found in results["test_sets"].items()
+        f"{name}: BLEU {scores.bleu:.2f} ({scores.bleu_signature}), chrF {scores.chrf:.2f} "
+        f"({scores.chrf_signature}); {decoding}; {run_dir}, {origin}"
+        for name, scores in results.test_sets.items()
     ]
     lines = lines or [f"{run_dir}: {origin}; no test set to score (data.test.NAME.src, data.test.NAME.tgt)"]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
+    return "".join(f"{line}\n" for line in lines)
 
 
-def write_sets(run_dir: Path, sets: Sets) -> None:
-    """Keep the text of the run's sets as `hypotheses/NAME.src` and `NAME.ref`, of no others. Raises StorageError."""
-    for path in (run_dir / "hypotheses").glob("*.src"):
-        if path.stem not in sets:
-            for kind in ("src", "ref", "hyp"):
-                path.with_suffix(f".{kind}").unlink(missing_ok=True)
+def write_sets(run: RunDir, sets: Sets) -> None:
+    """Keep the source and reference text of the run's sets, of no others. Raises StorageError."""
+    for name in run.set_names():
+        if name not in sets:
+            for kind in (SOURCE, REFERENCE, HYPOTHESIS):
+                run.text(name, kind).unlink(missing_ok=True)
     for name, pairs in sets.items():
-        _write_lines(_place(run_dir, name, "src"), [source for source, _ in pairs])
-        _write_lines(_place(run_dir, name, "ref"), [reference for _, reference in pairs])
+        _write_lines(run.text(name, SOURCE), [source for source, _ in pairs])
+        _write_lines(run.text(name, REFERENCE), [reference for _, reference in pairs])
 
 
 def digest_sets(sets: Sets) -> str:
@@ -111,14 +133,10 @@ def digest_sets(sets: Sets) -> str:
     return sha256(json.dumps({name: list(pairs) for name, pairs in sets.items()}, sort_keys=True).encode()).hexdigest()
 
 
-def read_sets(run_dir: Path) -> dict[str, list[Pair]]:
-    """The test sets that the run keeps, by name."""
-    sources = sorted((run_dir / "hypotheses").glob("*.src"))
-    return {path.stem: list(read_pairs(path, path.with_suffix(".ref"))) for path in sources if path.stem != "dev"}
-
-
-def _place(run_dir: Path, name: str, kind: str) -> Path:
-    return run_dir / "hypotheses" / f"{name}.{kind}"
+def read_sets(run: RunDir) -> dict[str, list[Pair]]:
+    """The test sets that the run keeps, by name. Raises InputError where one cannot be read."""
+    names = [name for name in run.set_names() if name != DEV]
+    return {name: list(read_pairs(run.text(name, SOURCE), run.text(name, REFERENCE))) for name in names}
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:

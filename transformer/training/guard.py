@@ -6,10 +6,12 @@ import signal
 from types import FrameType, TracebackType
 
 from transformer.errors import NumericalError, Stopped
+from transformer.records import Progress
 
 log = logging.getLogger(__name__)
 
-LONGEST_STREAK = 10  # updates in a row whose gradient is not finite, and no smaller loss scale may help
+LONGEST_STREAK = 10  # consecutive updates whose gradient is not finite, and no smaller loss scale may help
+REMEDY = "in another run_dir, lower train.learning_rate, set train.clip_norm, or use train.precision=fp32"
 
 
 class Interrupted(Exception):
@@ -51,15 +53,40 @@ def stopped(step: int) -> Stopped:
     return Stopped(f"stopped by a signal, {done}; the same command goes on from there")
 
 
-def check_streak(streak: int, step: int, *, loss_scale: float) -> None:
-    """Log an update that was skipped, and give up after too many. Raises NumericalError.
+class SkippedGuard:
+    """Reports skipped updates whenever the host has read their counts, and gives up after too many in a row."""
 
-    Under fp16 each one halves the scale of the loss: a run is not given up while that is above 1.
-    """
-    scaled = f" at a loss scale of {loss_scale:g}" if loss_scale != 1.0 else ""
-    log.warning("step %d: the gradient is not finite%s; the update is skipped (%d in a row)", step, scaled, streak)
-    if streak >= LONGEST_STREAK and loss_scale <= 1.0:
-        raise NumericalError(
-            f"{streak} updates in a row had a gradient that is not finite, up to step {step}; the last checkpoint is "
-            "sound: in another run_dir, lower train.learning_rate, set train.clip_norm, or use train.precision=fp32"
+    def __init__(self, progress: Progress) -> None:
+        self._skipped = progress.skipped
+        self._longest = progress.longest_streak
+
+    def check(self, progress: Progress, *, loss_scale: float | None) -> None:
+        """Log what is new. Raises NumericalError after LONGEST_STREAK consecutive skipped updates.
+
+        Under fp16 each of them halves the scale of the loss: a run goes on until a scale of 1 has failed, too.
+        `loss_scale` is that of the next update; None: the loss is not scaled.
+        """
+        new = progress.skipped - self._skipped
+        if new == 0:
+            return
+        is_new_record = progress.longest_streak > self._longest
+        streak = progress.longest_streak if is_new_record else progress.streak
+        self._skipped = progress.skipped
+        self._longest = progress.longest_streak
+
+        scaled = "" if loss_scale is None else f"; the loss scale is now {loss_scale:g}"
+        log.warning(
+            "up to step %d: %d updates skipped since the last report, because the gradient was not finite "
+            "(%d in all, the first at step %d, at most %d in a row)%s",
+            progress.step,
+            new,
+            progress.skipped,
+            progress.first_skipped,
+            progress.longest_streak,
+            scaled,
         )
+        if streak >= LONGEST_STREAK and (loss_scale is None or loss_scale < 1.0):
+            raise NumericalError(
+                f"{streak} consecutive updates had a gradient that is not finite, up to step "
+                f"{progress.step}; the newest checkpoint holds finite weights: {REMEDY}"
+            )

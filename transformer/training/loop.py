@@ -1,74 +1,55 @@
-"""The training loop: read `train` and `_fit`, and you have read the framework.
+"""The training loop: read `train` and `train_loop`, and you have read the framework.
 
 A step is one optimiser update; a position is (epoch, step in the epoch). Whatever happens, happens between two steps:
 log, validate, commit a checkpoint, stop. Validation and checkpoint due at one step: validate first, commit once.
 """
 
-import copy
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import torch
-from torch.amp import GradScaler
-from torch.optim import Adam
 
-from transformer.average import average_checkpoints, regular_steps
-from transformer.checkpoint import (
-    Checkpoint,
-    commit,
-    list_steps,
-    load_checkpoint,
-    lock_run,
-    newest,
-    read_json,
-    rotate,
-    write_json,
-)
-from transformer.compute import dtype_of, loss_scaler, resolve_device
+from transformer.average import average_checkpoints, scheduled_steps
+from transformer.checkpoint import Checkpoint, commit, find_checkpoint, list_steps, load_checkpoint, newest, rotate
+from transformer.compute import resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import Precision, SearchOverride
-from transformer.cost import parameters
+from transformer.config.settings import SearchOverride, TrainConfig
+from transformer.cost import parameters, step_flops
 from transformer.data.corpus import Pair
-from transformer.data.loader import load_steps
-from transformer.data.plan import PLAN_VERSION
+from transformer.data.loader import Step, load_steps
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.translator import Translator, load_translator
-from transformer.distributed import World, join_world, local_device
+from transformer.decoding.translator import Translator, build_translator
+from transformer.distributed import LONG_TIMEOUT, World, join_world, local_device
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure
-from transformer.evaluation.sets import digest_sets, evaluate_sets, print_results, write_sets
+from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
 from transformer.machine import trim_heap
-from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
-from transformer.seeding import seed_for
+from transformer.records import Best, CheckpointState, Progress, Resolved, Results
+from transformer.run_dir import DEV, RunDir, lock_run
 from transformer.tracking import Tracker, log_to, progress_bar
-from transformer.training.guard import Interrupted, Signals, check_streak, stopped
-from transformer.training.optimizer import (
-    build_optimizer,
-    learning_rate,
-    load_moments,
-    moments_by_name,
-    move_average,
-    paper_peak,
-)
-from transformer.training.progress import Progress, Window
-from transformer.training.resolve import Settled, batching_of
-from transformer.training.resume import open_run
-from transformer.training.step import Objective, train_step
+from transformer.training.guard import Interrupted, Signals, SkippedGuard, stopped
+from transformer.training.optimizer import learning_rate, move_average, paper_peak
+from transformer.training.progress import describe, log_window, validation_scalars
+from transformer.training.resolve import batching_of
+from transformer.training.resume import resume_run, start_run
+from transformer.training.state import TrainState
+from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.validate import DevSet, validate
-from transformer.training.warm_start import find_source, initialise
+from transformer.training.warm_start import find_source
 
 log = logging.getLogger(__name__)
 
 TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
+READ_EVERY = 20  # steps after which the host reads what the device has counted
 
 NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
   transformer translate run_dir=%s < in.txt > out.txt
@@ -78,69 +59,97 @@ NEXT = """everything is in %s: checkpoints, logs, translations, results.json. Wh
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, on what, and how far it is."""
+    """What is trained, on what: fixed from the first step to the last, but for `state`."""
 
-    directory: Path
-    model: Transformer
-    objective: Objective
-    judged: Objective  # with the weights that are used: their moving average where there is one, else the same object
-    optimizer: Adam
-    scaler: GradScaler
+    job: TrainJob
+    directory: RunDir
+    resolved: Resolved
     device: torch.device
-    precision: Precision
-    settled: Settled
     tokenizer: Tokenizer
     store: Store
     dev: DevSet
     test: Mapping[str, Sequence[Pair]]
     data_digest: str
-    progress: Progress
+    state: TrainState
+
+    @property
+    def progress(self) -> Progress:
+        """How far training has come."""
+        return self.state.progress
 
 
-def train(job: TrainJob) -> None:
+def train(job: TrainJob) -> Results:
     """Train until `train.max_steps` or until patience ends, from wherever the run directory stands.
 
-    Then average, score the test sets, and write results.json; a finished run prints its results. Raises InputError for
-    bad data, LockedError for a directory in use, CheckpointError where it cannot resume, NumericalError, PeerError, and
-    Stopped after a signal.
+    Then average the last checkpoints, score the test sets, and write and return the results; a finished run returns
+    those that it has. Every rank returns the same. Raises InputError for bad data, LockedError for a directory in use,
+    CheckpointError where it cannot resume, NumericalError, PeerError, and Stopped after a signal.
     """
-    directory = Path(job.run_dir)
-    with ExitStack() as held:
-        with join_world(resolve_device(job.train.device)) as world:
-            run = _open(job, world, held)
-            if not world.from_first(lambda: _is_finished(job, run)):
-                world.from_first(lambda: write_sets(directory, {"dev": run.dev.pairs, **run.test}))
-                try:
-                    _fit(job, run, world)
-                except torch.OutOfMemoryError as error:
-                    budget = f"train.max_tokens (now {run.settled.max_tokens})"
-                    raise InputError(f"out of GPU memory: lower {budget}; the same command goes on") from error
-        if world.is_first:  # the others are not needed any more
-            if not _is_finished(job, run):
-                write_json(directory / "results.json", _finish(job, run))
-            print_results(directory, read_json(directory / "results.json"))
-            log.info(NEXT, directory, directory, directory.parent)
+    with (
+        _process_settings_restored(),
+        join_world(resolve_device(job.train.device)) as world,
+        ExitStack() as held,
+    ):
+        run = _open(job, world, held)
+        if not world.from_rank0(lambda: _is_finished(run)):
+            world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
+            try:
+                train_loop(run, world)
+            except torch.OutOfMemoryError as error:
+                budget = f"train.max_tokens (now {run.resolved.max_tokens})"
+                raise InputError(f"out of GPU memory: lower {budget}; the same command goes on") from error
+        return from_json(Results, world.from_rank0(lambda: to_json(_results(run)), within=LONG_TIMEOUT))
+
+
+@contextmanager
+def _process_settings_restored() -> Iterator[None]:
+    """Leave threads, determinism and log levels as they were: `train` may be one call of many in a notebook."""
+    logger = logging.getLogger("transformer")
+    level = logger.level
+    threads = torch.get_num_threads()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+
+
+# ---- opening a run: prepare, lock, start or resume ------------------------------------------------------------------
 
 
 def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     """Prepare, lock, and start or resume; rank 0 goes first. What stays open until the end is put into `held`."""
-    directory = Path(job.run_dir)
-    if not world.is_first:
+    directory = RunDir(Path(job.run_dir))
+    if not world.is_rank0:
         logging.getLogger("transformer").setLevel(logging.WARNING)
-    begun = world.from_first(lambda: bool(list_steps(directory)))
-    source = None if begun else _agreed(lambda: find_source(job), world)
-    known = world.from_first(directory.exists)
-    prepared = None if known else world.first_then_all(lambda: prepare(job))  # bad input leaves no directory behind
-    world.from_first(lambda: held.enter_context(lock_run(directory)))
-    if world.is_first:
-        held.enter_context(log_to(directory / "train.log"))
-    prepared = prepared or world.first_then_all(lambda: prepare(job))
-    checkpoint = _agreed(lambda: newest(directory), world)
-    settled = world.from_first(lambda: to_json(open_run(job, prepared, checkpoint, source, world_size=world.size)))
-    return _start(job, from_json(Settled, settled), prepared=prepared, checkpoint=checkpoint, source=source)
+
+    has_begun = world.from_rank0(lambda: bool(list_steps(directory.path)))
+    source = None if has_begun else _same_on_all_ranks(lambda: find_source(job), world)
+
+    # A new run is prepared before its directory is made, so that bad input leaves nothing behind. An old one is
+    # prepared under its lock.
+    is_there = world.from_rank0(directory.path.exists)
+    prepared = None if is_there else world.rank0_first(lambda: prepare(job))
+    world.from_rank0(lambda: held.enter_context(lock_run(directory.path)))
+    if world.is_rank0:
+        held.enter_context(log_to(directory.log))
+    prepared = prepared or world.rank0_first(lambda: prepare(job))
+
+    checkpoint = _same_on_all_ranks(lambda: newest(directory.path), world)
+
+    def resolve() -> object:
+        if checkpoint is None:
+            return to_json(start_run(job, prepared, source, world_size=world.size))
+        return to_json(resume_run(job, prepared, checkpoint))
+
+    resolved = from_json(Resolved, world.from_rank0(resolve))
+    return _build(job, resolved, prepared, checkpoint=checkpoint, source=source, rank=world.rank)
 
 
-def _agreed(find: Callable[[], Checkpoint | None], world: World) -> Checkpoint | None:
+def _same_on_all_ranks(find: Callable[[], Checkpoint | None], world: World) -> Checkpoint | None:
     """The checkpoint that rank 0 finds, and has verified; the other ranks verify it, too."""
     found: list[Checkpoint | None] = []
 
@@ -148,224 +157,321 @@ def _agreed(find: Callable[[], Checkpoint | None], world: World) -> Checkpoint |
         found.append(find())
         return None if found[0] is None else str(found[0].path)
 
-    path = world.from_first(choose)
-    return found[0] if found else None if path is None else load_checkpoint(Path(path))
+    path = world.from_rank0(choose)
+    if found:
+        return found[0]
+    return None if path is None else load_checkpoint(Path(path))
 
 
-def _is_finished(job: TrainJob, run: Run) -> bool:
-    """Whether results.json is there, of this step, these test sets and this search."""
-    try:
-        results = read_json(run.directory / "results.json")
-        found = (results["steps"], results["search"], results["test_digest"])
-    except (CheckpointError, KeyError, TypeError):
-        return False
-    return run.progress.ended(job.train) and found == (run.progress.step, to_json(job.search), digest_sets(run.test))
-
-
-def _start(
-    job: TrainJob, settled: Settled, *, prepared: Prepared, checkpoint: Checkpoint | None, source: Checkpoint | None
+def _build(
+    job: TrainJob,
+    resolved: Resolved,
+    prepared: Prepared,
+    *,
+    checkpoint: Checkpoint | None,
+    source: Checkpoint | None,
+    rank: int,
 ) -> Run:
     """The run at its first step, with the weights of `source` if there is one, or as the checkpoint left it."""
-    torch.set_num_threads(settled.threads)
+    torch.set_num_threads(resolved.threads)
     torch.use_deterministic_algorithms(job.train.deterministic)
     if job.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
-    device, precision = local_device(torch.device(settled.device.name)), settled.precision
+
+    # The state: new, from other weights, or from a checkpoint.
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
-    torch.manual_seed(seed_for(job.train.seed))
-    model = Transformer(job.model, tokenizer.vocab_size).to(device, dtype_of(precision))
-    if source is not None:
-        initialise(model, source)
-    optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
-    objective = Objective(model, job.train.label_smoothing).train()
-    judged = objective if job.train.ema_decay is None else copy.deepcopy(objective)
-    if checkpoint is not None:
-        try:
-            load_parameters(model, checkpoint.tensors("model"))
-            load_moments(model, optimizer, checkpoint.tensors("optimizer"))
-            scaler.load_state_dict(checkpoint.state.get("scaler", {}))
-            if judged is not objective:
-                load_parameters(judged.model, checkpoint.tensors("ema"))
-        except (ValueError, KeyError, RuntimeError) as error:
-            raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
-    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", to_json(settled))
-    dev = DevSet.of(prepared.dev, tokenizer, room=job.model.max_positions - 1)
-    if checkpoint is not None and checkpoint.state.get("dev_digest") not in (None, digest_sets({"dev": dev.pairs})):
+    device = local_device(torch.device(resolved.device.name))
+    state = TrainState.at_start(
+        job.model,
+        job.train,
+        vocab_size=tokenizer.vocab_size,
+        device=device,
+        precision=resolved.precision,
+        source=source,
+    )
+    record = None if checkpoint is None else state.restore(checkpoint, rank=rank)
+    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", to_json(resolved))
+
+    # The development set; fail now if sacreBLEU lacks what this language needs.
+    dev = DevSet.of(prepared.dev, tokenizer, max_pieces=job.model.max_positions - 1)
+    if record is not None and record.dev_digest != dev.digest:
         log.warning("data.dev has another text than before: its scores cannot be compared with the earlier ones")
     first = dev.references[:1]
-    measure(first, first, tgt_lang=job.data.tgt_lang)  # what scoring lacks shows now, not later
-    progress = Progress() if checkpoint is None else Progress.from_json(checkpoint.state.get("progress"))
+    measure(first, first, tgt_lang=job.data.tgt_lang)
+
     return Run(
-        directory=Path(job.run_dir),
-        model=model,
-        objective=objective,
-        judged=judged,
-        optimizer=optimizer,
-        scaler=scaler,
+        job=job,
+        directory=RunDir(Path(job.run_dir)),
+        resolved=resolved,
         device=device,
-        precision=precision,
-        settled=settled,
         tokenizer=tokenizer,
         store=prepared.store,
         dev=dev,
         test=prepared.test,
         data_digest=str(prepared.report["digest"]),
-        progress=progress,
+        state=state,
     )
 
 
-def _fit(job: TrainJob, run: Run, world: World) -> None:
-    """The loop. Raises Stopped after a signal, with the step in progress committed."""
-    cfg, progress = job.train, run.progress
-    if run.settled.compile:
-        run.objective.compile()
-    objective = world.wrap(run.objective)
-    peak = cfg.learning_rate or paper_peak(job.model.d_model, cfg.warmup_steps)
-    with (
-        Signals() as signals,
-        closing(Tracker(run.directory if world.is_first else None, progress.step)) as tracker,
-        progress_bar(cfg.max_steps, progress.step, shown=world.is_first) as bar,
-        closing(
-            load_steps(
-                run.store,
-                batching_of(job, run.settled, run.store),
-                rank=world.rank,
-                world_size=world.size,
-                epoch=progress.epoch,
-                step=progress.step_in_epoch,
-                prefetch=cfg.prefetch,
-            )
-        ) as steps,
-    ):
-        if progress.step and _is_validation_due(job, progress):  # a signal cut it short, or the process died in it
-            _validate(job, run, world, tracker=tracker, signals=signals)
-            world.from_first(lambda: _commit(job, run, tracker))
-        window, trimmed = Window(job.model, run.tokenizer.vocab_size, run.device), time.monotonic()
+# ---- the loop -------------------------------------------------------------------------------------------------------
+
+
+def train_loop(run: Run, world: World) -> None:
+    """Step after step until the end. Raises Stopped after a signal, with the step in progress committed."""
+    config, state, progress = run.job.train, run.state, run.progress
+    objective = Objective(state.model, config.label_smoothing).train()
+    if run.resolved.compile:
+        objective.compile()
+    parallel = world.wrap(objective)
+    guard = SkippedGuard(progress)
+    trimmed = time.monotonic()
+
+    with ExitStack() as held:
+        signals = held.enter_context(Signals())
+        tracker = held.enter_context(closing(Tracker(run.directory if world.is_rank0 else None, progress.step)))
+        bar = held.enter_context(progress_bar(config.max_steps, progress.step, shown=world.is_rank0))
+        steps = held.enter_context(closing(_steps(run, world)))
+
+        # A validation that a signal cut short, or in which the process died, is made up for.
+        if progress.step and _is_validation_due(config, progress):
+            _validate(run, world, tracker=tracker, signals=signals)
+            _commit(run, world, tracker)
+
         stopping = world.any(signals.requested)
-        while not (stopping or progress.ended(job.train)):
-            asked = time.perf_counter()
+        while not (stopping or progress.has_ended(config)):
+            # One update.
+            started = time.perf_counter()
             step = next(steps)
-            waited = time.perf_counter() - asked
-            rate = learning_rate(
-                progress.step, peak=peak, warmup_steps=cfg.warmup_steps, decay=cfg.decay, max_steps=cfg.max_steps
-            )
+            waited = time.perf_counter() - started
             result = train_step(
-                objective,
-                run.optimizer,
+                parallel,
+                state.optimizer,
                 step,
-                scaler=run.scaler,
+                scaler=state.scaler,
                 world_size=world.size,
-                rate=rate,
-                seed=cfg.seed,
-                clip_norm=cfg.clip_norm,
+                rate=_rate(run.job, progress.step),
+                seed=config.seed,
+                clip_norm=config.clip_norm,
                 device=run.device,
-                precision=run.precision,
+                precision=run.resolved.precision,
             )
-            if cfg.ema_decay is not None and result.applied:
-                move_average(run.judged, run.objective, decay=cfg.ema_decay, updates=progress.updates)
-            seconds = time.perf_counter() - asked
-            progress.count(step, result, seconds=seconds)
-            window.add(step, result, seconds=seconds, waited=waited)
+            _count(run, step, result, started=started, waited=waited)
             bar.update()
-            if not result.applied:
-                check_streak(progress.streak, progress.step, loss_scale=result.loss_scale)
-            if progress.step % cfg.log_every == 0:
-                window.flush(tracker, progress, rate, world)
+
+            # What the device has counted, and the log.
+            is_log_due = progress.step % config.log_every == 0
+            if is_log_due or progress.step % READ_EVERY == 0:
+                state.read_device()
+                guard.check(progress, loss_scale=state.loss_scale)
+            if is_log_due:
+                _log(run, world, tracker)
             if run.device.type == "cpu" and time.monotonic() > trimmed + TRIM_SECONDS:
                 trim_heap()
                 trimmed = time.monotonic()
-            is_kept = _is_validation_due(job, progress) and _validate(job, run, world, tracker=tracker, signals=signals)
+
+            # Validate, then save once.
+            is_among_best = False
+            if _is_validation_due(config, progress):
+                is_among_best = _validate(run, world, tracker=tracker, signals=signals)
             stopping = world.any(signals.requested)
-            if is_kept or progress.step % cfg.save_every == 0 or stopping or progress.ended(job.train):
-                world.from_first(lambda: _commit(job, run, tracker))
+            has_ended = progress.has_ended(config)
+            if has_ended and not is_log_due:
+                _log(run, world, tracker)  # the last window may be a short one
+            if is_among_best or progress.step % config.save_every == 0 or stopping or has_ended:
+                state.read_device()
+                guard.check(progress, loss_scale=state.loss_scale)
+                _commit(run, world, tracker)
+
         if stopping or world.any(signals.requested):  # it may have come while the last step was saved
             raise stopped(progress.step)
 
 
-def _is_validation_due(job: TrainJob, progress: Progress) -> bool:
+def _steps(run: Run, world: World) -> Generator[Step, None, None]:
+    """The steps of this rank, from the position that training has come to."""
+    return load_steps(
+        run.store,
+        batching_of(run.job, run.resolved, run.store),
+        rank=world.rank,
+        world_size=world.size,
+        epoch=run.progress.epoch,
+        step=run.progress.step_in_epoch,
+        prefetch=run.job.train.prefetch,
+    )
+
+
+def _rate(job: TrainJob, step: int) -> float:
+    config = job.train
+    peak = config.learning_rate or paper_peak(job.model.d_model, config.warmup_steps)
+    return learning_rate(
+        step, peak=peak, warmup_steps=config.warmup_steps, decay=config.decay, max_steps=config.max_steps
+    )
+
+
+def _count(run: Run, step: Step, result: StepResult, *, started: float, waited: float) -> None:
+    """Bring average, progress and log window up to a step that is done. Nothing here waits for the device."""
+    state, progress = run.state, run.progress
+    decay = run.job.train.ema_decay
+    if state.ema is not None and decay is not None:
+        updates = progress.step - state.skipped.total  # those that were applied before this one
+        move_average(state.ema, state.model, decay=decay, updates=updates, is_applied=result.applied)
+
+    seconds = time.perf_counter() - started
+    progress.advance(
+        epoch=step.epoch,
+        step_in_epoch=step.index + 1,
+        sentences=step.sentences,
+        target_tokens=step.target_tokens,
+        seconds=seconds,
+    )
+    state.skipped.add(result.applied, progress.step)
+    flops = step_flops(
+        run.job.model,
+        run.tokenizer.vocab_size,
+        source=step.source_tokens,
+        target=step.target_tokens,
+        mean_length=(step.source_tokens + step.target_tokens) / (2 * step.sentences),
+    )
+    state.window.add(step, result, seconds=seconds, waited=waited, flops=flops)
+
+
+def _log(run: Run, world: World, tracker: Tracker) -> None:
+    """Log the window that ends here, and begin the next one."""
+    totals = run.state.window.totals(world)
+    rate = _rate(run.job, run.progress.step - 1)
+    log_window(totals, tracker, run.progress, rate=rate, device=run.device)
+    run.state.window.clear()
+
+
+def _is_validation_due(config: TrainConfig, progress: Progress) -> bool:
     done = progress.validations and progress.validations[-1].step == progress.step
-    return not done and (progress.step % job.train.validate_every == 0 or progress.step >= job.train.max_steps)
+    return not done and (progress.step % config.validate_every == 0 or progress.step >= config.max_steps)
 
 
-def _validate(job: TrainJob, run: Run, world: World, *, tracker: Tracker, signals: Signals) -> bool:
+def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> bool:
     """Validate, log and show samples; whether it is among the best, to be kept. A signal leaves it due."""
+    job, model = run.job, run.state.eval_model
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and the same order of checkpoints
-    translator = Translator(run.judged.model, run.tokenizer, greedy, run.device, run.precision)
+    translator = Translator(model, run.tokenizer, greedy, run.device, run.resolved.precision)
     try:
         validation, hypotheses = validate(
-            run.judged,
+            Objective(model, job.train.label_smoothing),
             translator,
             run.dev,
             world,
             step=run.progress.step,
-            max_tokens=run.settled.max_tokens,
+            max_tokens=run.resolved.max_tokens,
             tgt_lang=job.data.tgt_lang,
             check=signals.check,
         )
     except Interrupted:
         return False
-    is_best = run.progress.judge(validation, job.train.metric)
-    tracker.scalars(validation.step, validation.scalars())
-    log.info("step %d: dev %s%s", validation.step, validation.describe(), ", the best so far" if is_best else "")
+
+    is_best = run.progress.record(validation, job.train.metric)
+    tracker.scalars(validation.step, validation_scalars(validation))
+    log.info("step %d: dev %s%s", validation.step, describe(validation), ", the best so far" if is_best else "")
+    _show_samples(run, hypotheses, tracker)
+    return validation.step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]
+
+
+def _show_samples(run: Run, hypotheses: Sequence[str], tracker: Tracker) -> None:
     triples = zip(run.dev.sources, hypotheses, run.dev.references, strict=True)
     samples = [
         f"{label} {text}"
-        for triple in islice(triples, job.train.samples)
+        for triple in islice(triples, run.job.train.samples)
         for label, text in zip(("source    ", "translation", "reference  "), triple, strict=True)
     ]
-    tracker.text(validation.step, "dev/samples", samples)
+    tracker.text(run.progress.step, "dev/samples", samples)
     for line in samples:
         log.info("  %s", line)
-    return validation.step in run.progress.best(job.train.metric)[: job.train.keep_best]
 
 
-def _commit(job: TrainJob, run: Run, tracker: Tracker) -> None:
-    """Commit the step in progress, and remove the checkpoints that are not to be kept."""
-    progress = run.progress
-    tracker.flush()  # what was measured up to a checkpoint must not be lost: nobody measures it again
-    state = {
-        "progress": progress.to_json(),
-        "scaler": run.scaler.state_dict(),
-        "vocab_size": run.tokenizer.vocab_size,
-        "data_digest": run.data_digest,
-        "dev_digest": digest_sets({"dev": run.dev.pairs}),
-        "plan_version": PLAN_VERSION,
-    }
-    tensors = {"model": parameters_by_name(run.model), "optimizer": moments_by_name(run.model, run.optimizer)}
-    if run.judged is not run.objective:
-        tensors["ema"] = parameters_by_name(run.judged.model)
-    commit(run.directory, step=progress.step, tensors=tensors, state=state, config=to_json(job))
-    log.info("step %d: saved", progress.step)
-    best = progress.best(job.train.metric)
-    regular = [step for step in list_steps(run.directory) if step % job.train.save_every == 0]
-    rotate(run.directory, {*regular[-job.train.keep_last :], *best[: job.train.keep_best], progress.step})
-    kept = set(list_steps(run.directory))
-    there = next((step for step in best if step in kept), None)
-    if there is not None:
-        write_json(run.directory / "best.json", {"step": there, "metric": job.train.metric.name})
+def _commit(run: Run, world: World, tracker: Tracker) -> None:
+    """Commit the step in progress; rank 0 writes, and removes the checkpoints that are not to be kept."""
+    window = run.state.window.totals(world)
+
+    def write() -> None:
+        tracker.flush()  # what was measured up to a checkpoint must not be lost: nobody measures it again
+        state = CheckpointState(
+            vocab_size=run.tokenizer.vocab_size,
+            data_digest=run.data_digest,
+            training=run.state.record(window, dev_digest=run.dev.digest),
+        )
+        commit(
+            run.directory.path,
+            step=run.progress.step,
+            tensors=run.state.tensors(),
+            state=to_json(state),
+            config=to_json(run.job),
+        )
+        log.info("step %d: saved", run.progress.step)
+        _rotate(run.directory, run.job.train, run.progress)
+
+    world.from_rank0(write)
 
 
-def _finish(job: TrainJob, run: Run) -> dict[str, object]:
-    """Average the last checkpoints, decode each test set once with the result, and report."""
-    steps = regular_steps(run.directory, save_every=job.train.save_every, last=job.train.average)
-    averaged = average_checkpoints(run.directory, steps).state["averaged"]
-    device, search = run.settled.device, SearchOverride(**asdict(job.search))
-    translator = load_translator(
-        run.directory, checkpoint="averaged", search=search, device=device, precision=run.precision
+def _rotate(directory: RunDir, config: TrainConfig, progress: Progress) -> None:
+    """Keep the newest checkpoints of the schedule and the best ones, and say which of those that are left is best."""
+    best = progress.best_steps(config.metric)
+    scheduled = [step for step in list_steps(directory.path) if step % config.save_every == 0]
+    rotate(directory.path, {*scheduled[-config.keep_last :], *best[: config.keep_best], progress.step})
+
+    kept = set(list_steps(directory.path))
+    best_kept = next((step for step in best if step in kept), None)
+    if best_kept is not None:
+        directory.write_best(Best(best_kept, config.metric))
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------
+
+
+def _is_finished(run: Run) -> bool:
+    """Whether results.json is there, of this step, these test sets and this search."""
+    try:
+        results = run.directory.read_results()
+    except CheckpointError:
+        return False
+    return (
+        run.progress.has_ended(run.job.train)
+        and results.steps == run.progress.step
+        and results.search == run.job.search
+        and results.test_digest == digest_sets(run.test)
     )
-    return {
-        "test_sets": evaluate_sets(run.directory, translator, run.test, tgt_lang=job.data.tgt_lang, scorer=measure),
-        "averaged": averaged,
-        "steps": run.progress.step,
-        "epochs": run.progress.epoch,
-        "sentences": run.progress.sentences,
-        "skipped_updates": run.progress.skipped,
-        "target_tokens": run.progress.target_tokens,
-        "training_seconds": round(run.progress.seconds, 1),
-        "parameters": parameters(job.model, run.tokenizer.vocab_size),
-        "search": to_json(job.search),
-        "seed": job.train.seed,
-        "data_digest": run.data_digest,
-        "test_digest": digest_sets(run.test),
-        "validations": run.progress.to_json()["validations"],
-    }
+
+
+def _results(run: Run) -> Results:
+    """The results of a finished run; where they are not there yet, they are made and written."""
+    if not _is_finished(run):
+        run.directory.write_results(_evaluate(run))
+    path = run.directory.path
+    log.info(NEXT, path, path, path.parent)
+    return run.directory.read_results()
+
+
+def _evaluate(run: Run) -> Results:
+    """Average the last checkpoints, and decode each test set once with the result."""
+    job, progress, path = run.job, run.progress, run.directory.path
+    steps = scheduled_steps(path, save_every=job.train.save_every, last=job.train.average)
+    averaged = average_checkpoints(path, steps).run_state().averaged
+    translator = build_translator(
+        path,
+        find_checkpoint(path, "averaged"),
+        search=SearchOverride(**asdict(job.search)),
+        device=run.resolved.device,
+        precision=run.resolved.precision,
+    )
+    return Results(
+        test_sets=evaluate_sets(run.directory, translator, run.test, tgt_lang=job.data.tgt_lang, scorer=measure),
+        averaged=averaged,
+        steps=progress.step,
+        epochs=progress.epoch,
+        sentences=progress.sentences,
+        skipped_updates=progress.skipped,
+        target_tokens=progress.target_tokens,
+        training_seconds=round(progress.seconds, 1),
+        parameters=parameters(job.model, run.tokenizer.vocab_size),
+        search=job.search,
+        seed=job.train.seed,
+        data_digest=run.data_digest,
+        test_digest=digest_sets(run.test),
+        validations=progress.validations,
+    )

@@ -1,6 +1,7 @@
 """Adam and its learning rate (section 5.3), its moments by name, and the moving average of the weights."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,9 @@ from torch.optim import Adam
 
 from transformer.config.settings import Decay, TrainConfig
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+SQUARES = "exp_avg_sq"
+MOMENTS = ("exp_avg", SQUARES)
+UPDATES = "updates"
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, decay: Decay, max_steps: int) -> float:
@@ -47,26 +50,59 @@ def moments_by_name(model: nn.Module, optimizer: Adam) -> dict[str, Tensor]:
     """Adam's moments as `exp_avg/NAME` and `exp_avg_sq/NAME`, and the updates applied; empty before the first."""
     named = [(name, optimizer.state[parameter]) for name, parameter in model.named_parameters()]
     found = {f"{moment}/{name}": state[moment] for name, state in named if state for moment in MOMENTS}
-    return found | {"updates": named[0][1]["step"]} if found else {}
+    return found | {UPDATES: named[0][1]["step"]} if found else {}
 
 
 def load_moments(model: nn.Module, optimizer: Adam, tensors: dict[str, Tensor]) -> None:
-    """Put back what `moments_by_name` gave."""
+    """Put back what `moments_by_name` gave; nothing, for a run without an update.
+
+    Raises ValueError unless names, shapes and types are exactly those of this model's moments, every number is finite,
+    and no square is negative: fused Adam would read and write outside smaller tensors.
+    """
     if not tensors:
         return
-    for name, parameter in model.named_parameters():
-        state: dict[str, Tensor] = {"step": tensors["updates"].to(parameter.device, torch.float32, copy=True)}
-        for moment in MOMENTS:
-            state[moment] = tensors[f"{moment}/{name}"].to(parameter.device, parameter.dtype, copy=True)
-        optimizer.state[parameter] = state
+    parameters = dict(model.named_parameters())
+    updates = _check_moments(parameters, tensors)
+    for name, parameter in parameters.items():
+        state = {moment: tensors[f"{moment}/{name}"].to(parameter.device, copy=True) for moment in MOMENTS}
+        optimizer.state[parameter] = {"step": updates.to(parameter.device, copy=True), **state}
 
 
-def move_average(average: nn.Module, model: nn.Module, *, decay: float, updates: int) -> None:
-    """Move the weights of `average` towards those of `model`: `a <- d a + (1 - d) w`.
+def _check_moments(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> Tensor:
+    """The number of updates, once everything is as it must be."""
+    expected = {f"{moment}/{name}": parameter for name, parameter in parameters.items() for moment in MOMENTS}
+    differing = tensors.keys() ^ {UPDATES, *expected}
+    if differing:
+        raise ValueError(f"names of Adam's moments differ: {sorted(differing)[:4]!a:.200}")
+
+    updates = tensors[UPDATES]
+    if updates.shape != () or updates.dtype != torch.float32 or not 0.0 <= updates.item() < 2**53:
+        raise ValueError(f"{UPDATES} is not a number of updates")
+
+    for name, parameter in expected.items():
+        moment = tensors[name]
+        if moment.shape != parameter.shape:
+            raise ValueError(f"{name} is {tuple(moment.shape)}, not {tuple(parameter.shape)}")
+        if moment.dtype != parameter.dtype:
+            raise ValueError(f"{name} is of type {moment.dtype}, not {parameter.dtype}")
+        if not bool(torch.isfinite(moment).all()):
+            raise ValueError(f"{name} holds numbers that are not finite")
+        if name.startswith(f"{SQUARES}/") and bool((moment < 0.0).any()):
+            raise ValueError(f"{name} holds squares below zero")
+    return updates
+
+
+def move_average(average: nn.Module, model: nn.Module, *, decay: float, updates: Tensor, is_applied: Tensor) -> None:
+    """Move the weights of `average` towards those of `model`: `a <- d a + (1 - d) w`, if the update was applied.
 
     `d = min(decay, (1 + updates) / (10 + updates))`, with the updates before this one: the warm-up of TensorFlow's
-    ExponentialMovingAverage, without which the initial weights would count for long.
+    ExponentialMovingAverage, without which the initial weights would count for long. `updates` and `is_applied` are
+    scalars on the device; nothing here waits for it.
     """
-    weight = 1.0 - min(decay, (1 + updates) / (10 + updates))
+    updates = updates.double()
+    weight = 1.0 - ((1.0 + updates) / (10.0 + updates)).clamp(max=decay)
+    weight = torch.where(is_applied, weight, 0.0)
+    targets: list[Tensor] = list(average.parameters())
+    weights = [weight.to(target.dtype) for target in targets]
     with torch.no_grad():
-        torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), weight)
+        torch._foreach_lerp_(targets, list(model.parameters()), weights)

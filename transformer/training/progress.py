@@ -1,58 +1,57 @@
-"""How far a run has come, and what it measured since it last said so."""
+"""What training measures between two log lines, and how it is logged."""
 
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import replace
 
 import torch
 
-from transformer.config.primitives import from_json
-from transformer.config.settings import Metric, ModelConfig, TrainConfig
-from transformer.cost import peak_flops, step_flops
+from transformer.cost import peak_flops
 from transformer.data.loader import Step
 from transformer.distributed import World
-from transformer.errors import CheckpointError
+from transformer.records import Progress, Validation, WindowTotals
 from transformer.tracking import Tracker
 from transformer.training.step import StepResult
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Validation:
-    """One validation; losses are means over target tokens."""
+class LogWindow:
+    """Sums over the steps since the last log line; a checkpoint holds them, so that a resume does not cut a window."""
 
-    step: int
-    loss: float
-    nll: float
-    bleu: float
-    chrf: float
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.clear()
 
-    def to_json(self) -> dict[str, float | None]:
-        """JSON has no NaN: null stands for a number that is not finite."""
-        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
+    def clear(self) -> None:
+        """Begin again."""
+        self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)  # loss, nll, gradient norm, updates
+        self._host = WindowTotals()
 
-    def goodness(self, metric: Metric) -> float:
-        """The larger the better; a number that is not finite is the worst."""
-        value = self.bleu if metric is Metric.bleu else -self.loss
-        return value if math.isfinite(value) else -math.inf
+    def add(self, step: Step, result: StepResult, *, seconds: float, waited: float, flops: float) -> None:
+        """One more step, which took `seconds`, `waited` of them for data. The norm is of applied updates only."""
+        norm = torch.where(result.applied, result.grad_norm, 0.0)
+        self._sums = self._sums + torch.stack((result.loss_sum, result.nll_sum, norm, result.applied.double()))
+        self._host.target_tokens += step.target_tokens
+        self._host.source_tokens += step.source_tokens
+        self._host.slots += step.slots
+        self._host.seconds += seconds
+        self._host.waited += waited
+        self._host.flops += flops
 
-    def scalars(self) -> dict[str, float]:
-        """What TensorBoard shows."""
-        return {
-            "dev/loss": self.loss,
-            "dev/perplexity": perplexity(self.nll),
-            "dev/smoothed_perplexity": perplexity(self.loss),
-            "dev/bleu": self.bleu,
-            "dev/chrf": self.chrf,
-        }
+    def totals(self, world: World) -> WindowTotals:
+        """The sums over the ranks; every rank must ask. Waits for the device."""
+        loss, nll, norm, applied = self._sums.tolist()
+        loss, nll = world.sum(torch.tensor([loss, nll], dtype=torch.float64)).tolist()
+        return replace(self._host, loss=loss, nll=nll, gradient_norm=norm, applied=int(applied))
 
-    def describe(self) -> str:
-        """What the log says."""
-        losses = f"loss {self.loss:.3f}, perplexity {perplexity(self.nll):.2f}"
-        return f"{losses}, greedy BLEU {self.bleu:.2f}, chrF {self.chrf:.2f}"
+    def restore(self, totals: WindowTotals, *, rank: int) -> None:
+        """Go on from the sums of a checkpoint; what was summed over the ranks is rank 0's from now on."""
+        loss, nll = (totals.loss, totals.nll) if rank == 0 else (0.0, 0.0)
+        sums = [loss, nll, totals.gradient_norm, float(totals.applied)]
+        self._sums = torch.tensor(sums, dtype=torch.float64, device=self._device)
+        self._host = replace(totals)
 
 
 def perplexity(loss: float) -> float:
@@ -60,123 +59,55 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-@dataclass
-class Progress:
-    """All that is needed beside weights and moments to go on exactly."""
-
-    step: int = 0
-    epoch: int = 0
-    step_in_epoch: int = 0
-    sentences: int = 0
-    target_tokens: int = 0
-    seconds: float = 0.0
-    skipped: int = 0  # updates whose gradient was not finite
-    streak: int = 0  # of them, in a row
-    stalled: int = 0  # validations since the best
-    validations: list[Validation] = field(default_factory=list)
-
-    @property
-    def updates(self) -> int:
-        """The updates that were applied."""
-        return self.step - self.skipped
-
-    def count(self, step: Step, result: StepResult, *, seconds: float) -> None:
-        """One more step is done."""
-        self.step += 1
-        self.epoch, self.step_in_epoch = step.epoch, step.index + 1
-        self.sentences += step.sentences
-        self.target_tokens += step.target_tokens
-        self.seconds += seconds
-        self.skipped += not result.applied
-        self.streak = 0 if result.applied else self.streak + 1
-
-    def judge(self, validation: Validation, metric: Metric) -> bool:
-        """Enter a validation; whether it is better than all before."""
-        best = max((v.goodness(metric) for v in self.validations), default=-math.inf)
-        is_best = validation.goodness(metric) > best
-        self.stalled = 0 if is_best else self.stalled + 1
-        self.validations.append(validation)
-        return is_best
-
-    def best(self, metric: Metric) -> list[int]:
-        """The steps of the validations, best first; the earlier one of equals."""
-        finite = [v for v in self.validations if v.goodness(metric) > -math.inf]
-        return [v.step for v in sorted(finite, key=lambda v: -v.goodness(metric))]
-
-    def ended(self, config: TrainConfig) -> bool:
-        """Whether there is nothing left to train: the last step is done, or patience has ended."""
-        return self.step >= config.max_steps or (config.patience is not None and self.stalled >= config.patience)
-
-    def to_json(self) -> dict[str, Any]:
-        """For state.json."""
-        return asdict(self) | {"validations": [validation.to_json() for validation in self.validations]}
-
-    @classmethod
-    def from_json(cls, data: Any) -> "Progress":
-        """What `to_json` gave. Raises CheckpointError for anything else."""
-        try:
-            rows = [{name: math.nan if x is None else x for name, x in row.items()} for row in data["validations"]]
-            return from_json(cls, {**data, "validations": rows})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"state.json: the progress in it is not readable: {error}") from None
+def log_window(
+    totals: WindowTotals, tracker: Tracker, progress: Progress, *, rate: float, device: torch.device
+) -> None:
+    """Log the means over a window that ends at this step."""
+    loss = totals.loss / totals.target_tokens
+    nll = totals.nll / totals.target_tokens
+    norm = totals.gradient_norm / totals.applied if totals.applied else math.nan
+    speed = totals.target_tokens / totals.seconds
+    flops = totals.flops / totals.seconds
+    peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    values = {
+        "train/loss": loss,
+        "train/perplexity": perplexity(nll),
+        "train/smoothed_perplexity": perplexity(loss),
+        "train/rate": rate,
+        "train/gradient_norm": norm,
+        "train/epoch": float(progress.epoch),
+        "speed/target_tokens_per_second": speed,
+        "speed/padding_share": 1.0 - (totals.source_tokens + totals.target_tokens) / totals.slots,
+        "speed/data_wait_share": totals.waited / totals.seconds,
+        "speed/model_tflops": flops / 1e12,
+        "speed/utilisation": None if peak is None else flops / peak,
+    }
+    tracker.scalars(progress.step, values)
+    log.info(
+        "step %d: loss %.3f, perplexity %.2f, rate %.2e, gradient %.2f, %.0f target tokens/s, epoch %d, %s",
+        progress.step,
+        loss,
+        perplexity(nll),
+        rate,
+        norm,
+        speed,
+        progress.epoch,
+        time.strftime("%H:%M:%S", time.gmtime(progress.seconds)),
+    )
 
 
-class Window:
-    """Means over the steps since the last log line; the gradient's, over the updates that were applied."""
+def validation_scalars(validation: Validation) -> dict[str, float]:
+    """What TensorBoard shows of a validation."""
+    return {
+        "dev/loss": validation.loss,
+        "dev/perplexity": perplexity(validation.nll),
+        "dev/smoothed_perplexity": perplexity(validation.loss),
+        "dev/bleu": validation.bleu,
+        "dev/chrf": validation.chrf,
+    }
 
-    def __init__(self, model: ModelConfig, vocab_size: int, device: torch.device) -> None:
-        self._model, self._vocab_size = model, vocab_size
-        self._peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        self._clear()
 
-    def _clear(self) -> None:
-        self._loss = self._nll = self._norm = self._seconds = self._waited = self._flops = 0.0
-        self._applied = self._target = self._source = self._slots = 0
-
-    def add(self, step: Step, result: StepResult, *, seconds: float, waited: float) -> None:
-        """One more step, which took `seconds`, `waited` of them for data."""
-        self._applied += result.applied
-        self._loss += result.loss_sum
-        self._nll += result.nll_sum
-        self._norm += result.grad_norm if result.applied else 0.0
-        self._target += step.target_tokens
-        self._source += step.source_tokens
-        self._slots += step.slots
-        self._seconds += seconds
-        self._waited += waited
-        length = (step.source_tokens + step.target_tokens) / (2 * step.sentences)
-        self._flops += step_flops(
-            self._model, self._vocab_size, source=step.source_tokens, target=step.target_tokens, mean_length=length
-        )
-
-    def flush(self, tracker: Tracker, progress: Progress, rate: float, world: World) -> None:
-        """Log the means over the steps and the ranks, and begin again."""
-        loss, nll = (world.sum(torch.tensor([self._loss, self._nll], dtype=torch.float64)) / self._target).tolist()
-        speed, flops = self._target / self._seconds, self._flops / self._seconds
-        norm = self._norm / self._applied if self._applied else math.nan
-        values = {
-            "train/loss": loss,
-            "train/perplexity": perplexity(nll),
-            "train/smoothed_perplexity": perplexity(loss),
-            "train/rate": rate,
-            "train/gradient_norm": norm,
-            "train/epoch": float(progress.epoch),
-            "speed/target_tokens_per_second": speed,
-            "speed/padding_share": 1.0 - (self._source + self._target) / self._slots,
-            "speed/data_wait_share": self._waited / self._seconds,
-            "speed/model_tflops": flops / 1e12,
-            "speed/utilisation": None if self._peak is None else flops / self._peak,
-        }
-        tracker.scalars(progress.step, values)
-        log.info(
-            "step %d: loss %.3f, perplexity %.2f, rate %.2e, gradient %.2f, %.0f target tokens/s, epoch %d, %s",
-            progress.step,
-            loss,
-            perplexity(nll),
-            rate,
-            norm,
-            speed,
-            progress.epoch,
-            time.strftime("%H:%M:%S", time.gmtime(progress.seconds)),
-        )
-        self._clear()
+def describe(validation: Validation) -> str:
+    """What the log says of a validation."""
+    losses = f"loss {validation.loss:.3f}, perplexity {perplexity(validation.nll):.2f}"
+    return f"{losses}, greedy BLEU {validation.bleu:.2f}, chrF {validation.chrf:.2f}"

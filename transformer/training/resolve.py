@@ -1,7 +1,7 @@
 """What the automatic settings come to: device, precision, layout, compilation, threads and budgets, by static rules."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -11,38 +11,39 @@ from transformer.config.settings import Device, LayoutKind, Precision, Score
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Store
 from transformer.machine import resolve_threads
+from transformer.records import Resolved
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Settled:
-    """What the automatic settings came to."""
-
-    device: Device
-    precision: Precision
-    threads: int
-    max_tokens: int
-    layout: LayoutKind
-    compile: bool
-    multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
-
-
-def settle(job: TrainJob, world_size: int) -> Settled:
+def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
     """Static rules only: the same machine always gets the same answer."""
     device = resolve_device(job.train.device)
     precision = resolve_precision(job.train.precision, device)
-    room = 5_120  # a step of 4,096 tokens in one piece, padding and all
-    if device.type == "cuda":
-        room = 32_768 if torch.cuda.get_device_properties(device).total_memory > 36 * 2**30 else 8_192
-    max_tokens = job.train.max_tokens or max(room, job.data.filter.max_length + 1)
+    max_tokens = job.train.max_tokens or max(_default_max_tokens(device), job.data.filter.max_length + 1)
+
     layout = job.train.layout
     if layout is LayoutKind.auto:
         packed = device.type == "cpu" or _has_packed_kernel(job, device, precision)
         layout = LayoutKind.packed if packed else LayoutKind.padded
     compiled = _compiles(job, device, precision, layout=layout, wanted=job.train.compile)
     threads = resolve_threads(job.train.threads)
-    return Settled(Device[device.type], precision, threads, max_tokens, layout, compiled, world_size)
+    return Resolved(
+        device=Device[device.type],
+        precision=precision,
+        threads=threads,
+        max_tokens=max_tokens,
+        layout=layout,
+        compile=compiled,
+        micro_batch_multiple=world_size,
+    )
+
+
+def _default_max_tokens(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 5_120  # a step of 4,096 tokens fits in one piece, padding included
+    has_much_memory = torch.cuda.get_device_properties(device).total_memory > 36 * 2**30
+    return 32_768 if has_much_memory else 8_192
 
 
 def _has_packed_kernel(job: TrainJob, device: torch.device, precision: Precision) -> bool:
@@ -73,16 +74,16 @@ def _compiles(
     return True
 
 
-def batching_of(job: TrainJob, settled: Settled, store: Store) -> Batching:
+def batching_of(job: TrainJob, resolved: Resolved, store: Store) -> Batching:
     """How the corpus in `store` becomes batches."""
-    most, multiple = settled.max_tokens, settled.multiple
+    most, multiple = resolved.max_tokens, resolved.micro_batch_multiple
     sizes = {"tokens_per_step": job.train.tokens_per_step, "max_tokens": most, "multiple": multiple}
-    packed = settled.layout is LayoutKind.packed
+    packed = resolved.layout is LayoutKind.packed
     return Batching(job.train.seed, **sizes, capacities=packed_capacities(store.lengths, **sizes) if packed else None)
 
 
-def settle_again(job: TrainJob, before: Settled) -> Settled:
-    """What was settled, except for what this command sets by hand."""
+def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
+    """What was resolved, except for what this command sets by hand."""
     device = resolve_device(job.train.device if job.train.device is not Device.auto else before.device)
     threads, max_tokens = job.train.threads, job.train.max_tokens or before.max_tokens
     if threads is None:

@@ -1,7 +1,8 @@
 """What a run was started with, and what may change when the same command resumes it.
 
-Settings that change the mathematics are refused with a diff: a run whose second half follows another recipe is neither
-one. What `auto` means is settled at the first start and kept in run.json, wherever the run goes on later.
+Settings that change the mathematics are refused with a list of the differences: mixing two recipes in one run would
+make its results meaningless. What `auto` means is resolved at the first start and kept in run.json, wherever the run
+goes on later.
 """
 
 import json
@@ -21,14 +22,17 @@ import sentencepiece
 import torch
 
 from transformer import __version__
-from transformer.checkpoint import Checkpoint, read_json, write_file, write_json
+from transformer.checkpoint import Checkpoint
 from transformer.config.jobs import TrainJob
-from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import Decay, LayoutKind
+from transformer.config.primitives import to_json
+from transformer.config.settings import Decay
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.prepare import PREPARE_VERSION, Prepared
 from transformer.errors import CheckpointError
-from transformer.training.resolve import Settled, settle, settle_again
+from transformer.files import write_file, write_json
+from transformer.records import RUN_FORMAT, Origin, Resolved, RunRecord
+from transformer.run_dir import MANIFEST, RunDir
+from transformer.training.resolve import resolve_again, resolve_settings
 
 log = logging.getLogger(__name__)
 
@@ -53,54 +57,45 @@ NOTED = ("train.max_tokens", "train.threads", "train.device", "train.compile")
 NOT_FREE = r"data\.(src_lang|tgt_lang|filter\..*|extra\..*\.weight)"
 
 
-def open_run(
-    job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None, source: Checkpoint | None, *, world_size: int
-) -> Settled:
-    """Write a new run's papers, or check that this job may resume the run. Raises CheckpointError with a diff.
+def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, world_size: int) -> Resolved:
+    """Write what a new run is started with, beside nothing of an earlier one. Raises StorageError.
 
-    `source` is where a new run's weights come from, if they do.
+    `source` is the checkpoint that its weights come from, if they do.
     """
-    run_dir = Path(job.run_dir)
-    if checkpoint is None:
-        settled = settle(job, world_size)
-        _write_papers(run_dir, job, prepared, settled, source)
-        return settled
-    try:
-        papers = read_json(run_dir / "run.json")
-        _compare(job, prepared, papers, checkpoint)
-        older = {"layout": LayoutKind.padded.name, "compile": False}  # of a run begun before there was a choice
-        return settle_again(job, from_json(Settled, older | papers["settled"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{run_dir / 'run.json'}: not the papers of a run: {error}") from None
+    run = RunDir(Path(job.run_dir))
+    for stale in (run.results, run.best, run.averaged):  # of a run whose checkpoints were taken away
+        shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
+
+    resolved = resolve_settings(job, world_size)
+    record = RunRecord(
+        format=RUN_FORMAT,
+        id=secrets.token_hex(8),
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        versions=_versions(),
+        data_digest=str(prepared.report["digest"]),
+        prepare_version=PREPARE_VERSION,
+        tokenizer_sha256=sha256(prepared.tokenizer).hexdigest(),
+        init_from=None if source is None else _origin(source),
+        resolved=resolved,
+        config=job,
+    )
+    run.write_record(record)
+    write_json(run.data, prepared.report)
+    write_file(run.tokenizer, prepared.tokenizer)
+    write_file(run.config, "".join(_yaml(to_json(job), "")).encode())
+    return resolved
 
 
-def _write_papers(
-    run_dir: Path, job: TrainJob, prepared: Prepared, settled: Settled, source: Checkpoint | None
-) -> None:
-    config = to_json(job)
-    papers = {
-        "id": secrets.token_hex(8),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": _versions(),
-        "data_digest": prepared.report["digest"],
-        "prepare_version": PREPARE_VERSION,
-        "tokenizer_sha256": sha256(prepared.tokenizer).hexdigest(),
-        "init_from": None if source is None else _origin(source),
-        "settled": to_json(settled),
-        "config": config,
-    }
-    for stale in ("results.json", "best.json", "averaged"):  # of a run whose checkpoints were taken away
-        path = run_dir / stale
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    write_json(run_dir / "run.json", papers)
-    write_json(run_dir / "data.json", prepared.report)
-    write_file(run_dir / "tokenizer.model", prepared.tokenizer)
-    write_file(run_dir / "config.yaml", "".join(_yaml(config, "")).encode())
+def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Resolved:
+    """Check that this job may go on from the checkpoint. Raises CheckpointError with the differences."""
+    record = RunDir(Path(job.run_dir)).read_record()
+    _compare(job, prepared, record, checkpoint)
+    return resolve_again(job, record.resolved)
 
 
-def _origin(source: Checkpoint) -> dict[str, object]:
-    manifest = (source.path / "MANIFEST.json").read_bytes()  # it names every file's digest
-    return {"path": str(source.path.absolute()), "step": source.step, "manifest_sha256": sha256(manifest).hexdigest()}
+def _origin(source: Checkpoint) -> Origin:
+    manifest = (source.path / MANIFEST).read_bytes()  # it names every file's digest
+    return Origin(path=str(source.path.absolute()), step=source.step, manifest_sha256=sha256(manifest).hexdigest())
 
 
 def _versions() -> dict[str, str]:
@@ -122,34 +117,44 @@ def _yaml(config: dict[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}\n"
 
 
-def _compare(job: TrainJob, prepared: Prepared, papers: dict[str, Any], checkpoint: Checkpoint) -> None:
-    started = from_json(TrainJob, papers["config"])  # a key that it did not have yet takes its default
-    before, now = dict(_flat(to_json(started))), dict(_flat(to_json(job)))
+def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: Checkpoint) -> None:
+    before = dict(_flat(to_json(record.config)))
+    now = dict(_flat(to_json(job)))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     refused = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if not _may_change(key, job)]
-    if papers["data_digest"] != prepared.report["digest"]:
-        before_version = papers.get("prepare_version", 1)
-        refused.append(
-            "the training data, its filters or the tokenizer's settings"
-            if before_version == PREPARE_VERSION
-            else f"how data are prepared: version {before_version} -> {PREPARE_VERSION}"
-        )
-    elif papers["tokenizer_sha256"] != sha256(prepared.tokenizer).hexdigest():  # the digest is of its settings
-        theirs, ours = papers["versions"].get("sentencepiece"), sentencepiece.__version__
-        refused.append(f"the tokenizer: SentencePiece {theirs} trained another one than {ours} does")
-    if checkpoint.state.get("plan_version") != PLAN_VERSION:
-        refused.append(f"the order of the data: version {checkpoint.state.get('plan_version')} -> {PLAN_VERSION}")
+    refused += _changed_data(prepared, record, checkpoint)
     if refused:
         raise CheckpointError(
             f"{job.run_dir}: cannot be resumed under other settings ({'; '.join(refused)}): "
             "put them back, or choose another run_dir"
         )
+
     for key in changed:
         if key in NOTED:
             log.info("%s: %s -> %s: the data stay as they were, dropout masks may differ", key, before[key], now[key])
-    changes = {name: version for name, version in _versions().items() if papers["versions"].get(name) != version}
+    changes = {name: version for name, version in _versions().items() if record.versions.get(name) != version}
     if changes:
         log.info("other versions than at the start: %s; numbers may differ in the last bits", changes)
+
+
+def _changed_data(prepared: Prepared, record: RunRecord, checkpoint: Checkpoint) -> list[str]:
+    """What a run cannot go on without: the same training data, pieces and order."""
+    changed = []
+    if record.data_digest != prepared.report["digest"]:
+        changed.append(
+            "the training data, its filters or the tokenizer's settings"
+            if record.prepare_version == PREPARE_VERSION
+            else f"how data are prepared: version {record.prepare_version} -> {PREPARE_VERSION}"
+        )
+    elif record.tokenizer_sha256 != sha256(prepared.tokenizer).hexdigest():  # the digest is of its settings
+        before, now = record.versions.get("sentencepiece"), sentencepiece.__version__
+        changed.append(f"the tokenizer: SentencePiece {before} trained another one than {now} does")
+
+    training = checkpoint.run_state().training
+    version = None if training is None else training.plan_version
+    if version != PLAN_VERSION:
+        changed.append(f"the order of the data: version {version} -> {PLAN_VERSION}")
+    return changed
 
 
 def _may_change(key: str, job: TrainJob) -> bool:

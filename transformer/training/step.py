@@ -1,6 +1,5 @@
 """One optimiser update: what is differentiated, and how."""
 
-import math
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from transformer.distributed import unsynchronised
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.transformer import Transformer
+from transformer.records import Progress
 from transformer.seeding import seed_for
 from transformer.training.optimizer import set_rate
 
@@ -56,13 +56,48 @@ class Objective(nn.Module):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What an update measured; sums over target tokens."""
+    """What an update measured, as scalars on the device: reading one on the host waits for the device.
 
-    loss_sum: float
-    nll_sum: float
-    grad_norm: float
-    applied: bool  # False: a number was not finite, and the weights are as before
-    loss_scale: float  # of this update; 1 but under fp16
+    The sums are over this rank's target tokens; norm and flag are the same on every rank.
+    """
+
+    loss_sum: Tensor  # float64
+    nll_sum: Tensor  # float64
+    grad_norm: Tensor  # float64
+    applied: Tensor  # bool; False: the gradient was not finite, and the update was skipped
+
+
+class SkippedUpdates:
+    """How many updates were skipped, counted on the device, so that the host need not wait at every step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._counts = torch.zeros(4, dtype=torch.int64, device=device)
+
+    def add(self, is_finite: Tensor, step: int) -> None:
+        """One more update, that of step `step`, counted from 1."""
+        total, streak, longest, first = self._counts.unbind()
+        is_skipped = (~is_finite).long()
+        streak = (streak + 1) * is_skipped
+        first = torch.where((first == 0) & ~is_finite, step, first)
+        self._counts = torch.stack((total + is_skipped, streak, torch.maximum(longest, streak), first))
+
+    @property
+    def total(self) -> Tensor:
+        """How many have been skipped, on the device."""
+        return self._counts[0]
+
+    def read_into(self, progress: Progress) -> None:
+        """Copy the counts to the host, which waits for the device."""
+        total, streak, longest, first = self._counts.tolist()
+        progress.skipped = total
+        progress.streak = streak
+        progress.longest_streak = longest
+        progress.first_skipped = first or None
+
+    def restore(self, progress: Progress) -> None:
+        """Go on from the counts of a checkpoint."""
+        counts = [progress.skipped, progress.streak, progress.longest_streak, progress.first_skipped or 0]
+        self._counts = torch.tensor(counts, dtype=torch.int64, device=self._counts.device)
 
 
 def train_step(
@@ -82,8 +117,9 @@ def train_step(
 
     `objective` is an Objective, perhaps wrapped so that the ranks' gradients are averaged: hence the factor
     `world_size`. Dropout is seeded for each micro-batch, so that a resumed run, or one on other ranks, draws the same
-    masks. A gradient that is not finite is never applied, and lowers the scale of `scaler`; the ranks agree, since they
-    share it. The sums are this rank's.
+    masks. An update whose gradient is not finite is skipped on the device: weights and moments stay as they were, and
+    the scale of `scaler` falls. The ranks agree on it, since they share the gradient. Nothing here waits for the
+    device.
     """
     optimizer.zero_grad(set_to_none=True)
     sums = torch.zeros(2, device=device, dtype=torch.float64)
@@ -95,16 +131,23 @@ def train_step(
                 loss_sum, nll_sum = objective(batch.to(device))
             scaler.scale(loss_sum * (world_size / step.target_tokens)).backward()
         sums += torch.stack((loss_sum.detach(), nll_sum))
+
     scaler.unscale_(optimizer)  # before the norm is measured
-    norm = _clip(objective.parameters(), clip_norm)
-    loss, nll, grad_norm = torch.stack((*sums, norm.double())).tolist()  # one wait of the host, while Adam is to come
-    applied = math.isfinite(grad_norm)
-    if applied:
-        set_rate(optimizer, rate)
-        optimizer.step()
-    loss_scale = scaler.get_scale()
+    norm = _clip(objective.parameters(), clip_norm).double()
+    is_finite = torch.isfinite(norm)
+    set_rate(optimizer, rate)
+    _apply(optimizer, is_finite)
     scaler.update()
-    return StepResult(loss, nll, grad_norm, applied, loss_scale)
+    return StepResult(loss_sum=sums[0], nll_sum=sums[1], grad_norm=norm, applied=is_finite)
+
+
+def _apply(optimizer: Adam, is_finite: Tensor) -> None:
+    """One update, or none where the flag on the device is False: fused Adam then leaves everything as it was."""
+    optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 def _clip(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> Tensor:

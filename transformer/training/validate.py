@@ -17,8 +17,10 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator
 from transformer.distributed import World
 from transformer.evaluation.score import measure
+from transformer.evaluation.sets import digest_sets
+from transformer.records import Validation
+from transformer.run_dir import DEV
 from transformer.training.guard import Interrupted
-from transformer.training.progress import Validation
 from transformer.training.step import Objective
 
 log = logging.getLogger(__name__)
@@ -26,21 +28,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DevSet:
-    """The sentences that training is judged by: ids for the loss, texts for BLEU."""
+    """The sentences that training is validated on: ids for the loss, texts for BLEU."""
 
     store: Store
     sources: list[str]
     references: list[str]
+    digest: str  # of the text
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], tokenizer: Tokenizer, *, room: int) -> "DevSet":
-        """The dev set of these sentence pairs; the loss sees the first `room` pieces of a side."""
+    def of(cls, pairs: Sequence[Pair], tokenizer: Tokenizer, *, max_pieces: int) -> "DevSet":
+        """The dev set of these sentence pairs; the loss sees the first `max_pieces` pieces of a side."""
         texts = [source for source, _ in pairs], [reference for _, reference in pairs]
         pieces = [tokenizer.encode(side) for side in texts]
         for line, longest in enumerate(map(max, *(map(len, side) for side in pieces)), 1):
-            if longest > room:
-                log.warning("dev line %d: %d pieces; its loss is that of the first %d", line, longest, room)
-        return cls(Store.from_pieces(*([ids[:room] for ids in side] for side in pieces)), *texts)
+            if longest > max_pieces:
+                log.warning("dev line %d: %d pieces; its loss is that of the first %d", line, longest, max_pieces)
+        cut = [[ids[:max_pieces] for ids in side] for side in pieces]
+        return cls(Store.from_pieces(*cut), *texts, digest=digest_sets({DEV: pairs}))
 
     @property
     def pairs(self) -> list[Pair]:

@@ -5,17 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformer.checkpoint import Checkpoint, load_checkpoint
+from transformer.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, load_checkpoint
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import ModelConfig, Positions
-from transformer.decoding.translator import find_checkpoint
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, load_parameters
 
 log = logging.getLogger(__name__)
 
-MAY_DIFFER = {"dropout", "attention_dropout", "relu_dropout"}
+NOT_ARCHITECTURE = {"dropout", "attention_dropout", "relu_dropout"}
 
 
 def find_source(job: TrainJob) -> Checkpoint | None:
@@ -26,21 +25,21 @@ def find_source(job: TrainJob) -> Checkpoint | None:
     if job.init_from is None:
         return None
     place = Path(job.init_from)
-    is_checkpoint = (place / "MANIFEST.json").exists()
-    source = load_checkpoint(place) if is_checkpoint else find_checkpoint(place, "auto")
-    theirs, ours = _essence(source.settings("model", ModelConfig)), _essence(job.model)
-    differences = [key for key in ours if key in theirs and ours[key] != theirs[key]]
-    if differences:
-        found = ", ".join(f"model.{key} is {theirs[key]} there and {ours[key]} here" for key in differences)
-        remedy = " ".join(f"model.{key}={theirs[key]}" for key in differences)
-        raise InputError(f"init_from={job.init_from}: another model ({found}): set {remedy}")
+    source = load_checkpoint(place) if is_checkpoint(place) else find_checkpoint(place, "auto")
+    there = _architecture_of(source.settings("model", ModelConfig))
+    here = _architecture_of(job.model)
+    differing = [key for key in here if key in there and here[key] != there[key]]
+    if differing:
+        differences = ", ".join(f"model.{key} is {there[key]} there and {here[key]} here" for key in differing)
+        remedy = " ".join(f"model.{key}={there[key]}" for key in differing)
+        raise InputError(f"init_from={job.init_from}: another model ({differences}): set {remedy}")
     return source
 
 
-def _essence(config: ModelConfig) -> dict[str, Any]:
+def _architecture_of(config: ModelConfig) -> dict[str, Any]:
     """What fixes the parameters and the function that they make, with the widths of heads filled in."""
     filled = to_json(replace(config, d_k=config.key_width, d_v=config.value_width))
-    free = MAY_DIFFER if config.positions is Positions.learned else MAY_DIFFER | {"max_positions"}
+    free = NOT_ARCHITECTURE if config.positions is Positions.learned else NOT_ARCHITECTURE | {"max_positions"}
     return {key: value for key, value in filled.items() if key not in free}
 
 

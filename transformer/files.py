@@ -1,0 +1,245 @@
+"""Files that a crash cannot leave half written, and files that are read without trusting them.
+
+A file or directory is written under a temporary name, brought to the disk, and renamed: it is there whole or not at
+all. A digest (SHA-256) tells later whether it still is what was written. Reading follows no link, waits for no pipe,
+and parses no JSON larger than a run has a use for. A POSIX file system is assumed.
+
+Temporary names begin with a dot: `.tmp-` is unfinished, `.del-` is being removed, `.old-` is being replaced and returns
+if the new one never came.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transformer.errors import StorageError
+
+UNFINISHED = ".tmp-"
+DOOMED = ".del-"
+REPLACED = ".old-"
+JSON_LIMIT = 16 * 2**20  # bytes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What a manifest says of a file."""
+
+    size: int  # bytes
+    sha256: str
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def write_new(path: Path, data: bytes) -> Digest:
+    """Write a file that must not exist yet through to the disk. Raises OSError."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+    return Digest(len(data), hashlib.sha256(data).hexdigest())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a small file atomically and durably. Raises StorageError."""
+    temporary = temporary_name(path, UNFINISHED)
+    try:
+        write_new(temporary, data)
+        os.replace(temporary, path)
+        sync(path.parent)
+    except OSError as error:
+        raise storage_error(path, len(data), error=error) from error
+    finally:
+        remove(temporary)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace a small JSON file atomically. Raises StorageError; ValueError for NaN and infinities."""
+    write_file(path, encode_json(value))
+
+
+def encode_json(value: object) -> bytes:
+    """JSON text as it is written everywhere, so that equal values are equal files."""
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+
+
+def sync(path: Path) -> None:
+    """Bring a file to the disk, or the names in a directory: a synced file can still be lost with its name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directories(path: Path) -> None:
+    """Make `path` and what is missing above it, durably. Raises OSError."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if missing:
+        path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
+
+
+def temporary_name(path: Path, prefix: str) -> Path:
+    """A fresh name in the same directory, hence on the same file system."""
+    return path.with_name(f"{prefix}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def remove(path: Path) -> None:
+    """Remove a file or directory if it is there. A failure is logged: the next start tries again."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            os.unlink(path)
+    except OSError as error:
+        log.warning("%s: cannot be removed: %s", path, error.strerror)
+
+
+def put_back(old: Path, target: Path) -> None:
+    """End a replacement: what made way returns unless something has taken its place."""
+    if os.path.lexists(target):
+        remove(old)
+    elif os.path.lexists(old):
+        os.rename(old, target)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a killed process left unfinished in a directory, and end its replacements. Raises OSError."""
+    for name in list_names(folder):
+        if name.startswith((UNFINISHED, DOOMED)):
+            remove(folder / name)
+        elif name.startswith(REPLACED):
+            put_back(folder / name, folder / name.removeprefix(REPLACED))
+    if folder.is_dir():
+        sync(folder)  # a killed process may have renamed without living to sync
+
+
+def storage_error(path: Path, needed: int, *, error: OSError) -> StorageError:
+    """The error of a failed write, with the bytes that were needed and those that are free."""
+    folder = next(folder for folder in path.absolute().parents if folder.is_dir())
+    free = shutil.disk_usage(folder).free
+    return StorageError(f"{path}: cannot be written: {error.strerror} ({needed} bytes needed, {free} bytes free)")
+
+
+# ---- directories that are built once --------------------------------------------------------------------------------
+
+
+def build_once(path: Path, fill: Callable[[Path], None], *, is_usable: Callable[[Path], bool]) -> None:
+    """Have `fill` make the directory `path`, unless it is usable or another process makes it so in the meantime.
+
+    It is filled under a temporary name and renamed, so that whatever has the name is complete. OSError passes through.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{UNFINISHED}{path.name}")
+
+    with _wait_for_lock(path.with_name(f"{path.name}.lock")):
+        if is_usable(path):
+            return
+        shutil.rmtree(temporary, ignore_errors=True)  # a builder that was killed may have left it
+        temporary.mkdir()
+        try:
+            fill(temporary)
+            shutil.rmtree(path, ignore_errors=True)  # what stands there is damaged, or it would have been usable
+            temporary.rename(path)
+            sync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _wait_for_lock(path: Path) -> Iterator[None]:
+    """Hold a lock that the kernel gives back when this process dies."""
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process that prepares the same corpus")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def digest_file(path: Path) -> Digest:
+    """Size and SHA-256 of a file, read in one pass. Raises OSError."""
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return Digest(file.tell(), sha256)
+
+
+def check_digest(file: BufferedReader, expected: Digest) -> None:
+    """Read an open file to its end against its digest, leaving it at its start. Raises ValueError."""
+    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if file.tell() != expected.size:
+        raise ValueError(f"{file.tell()} bytes, not the {expected.size} of the manifest")
+    if sha256 != expected.sha256:
+        raise ValueError("its content is not that of the manifest (sha256 differs)")
+    file.seek(0)
+
+
+def open_regular(path: Path, folder: int | None = None) -> BufferedReader:
+    """Open a regular file, following no link and waiting for no pipe.
+
+    With the descriptor of an open `folder`, the file is the one of that name in it, wherever the folder is now. Raises
+    OSError, and ValueError for what is not a regular file.
+    """
+    name = path if folder is None else path.name
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise ValueError("not a regular file")
+    return os.fdopen(file, "rb")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a small JSON file. Raises OSError, and ValueError for what is not such a file."""
+    with open_regular(path) as file:
+        return parse_json(file)
+
+
+def parse_json(file: BufferedReader) -> Any:
+    """The JSON value in an open file. Raises ValueError where it is too large or not JSON."""
+    data = file.read(JSON_LIMIT + 1)
+    if len(data) > JSON_LIMIT:  # before parsing: a value takes many times the memory of its text
+        raise ValueError(f"larger than {JSON_LIMIT} bytes")
+    try:
+        return json.loads(data.decode(), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number")
+
+
+def list_names(folder: Path) -> list[str]:
+    """Names in a directory, sorted; none if it does not exist.
+
+    Raises StorageError for one that cannot be read: it must not pass for empty.
+    """
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be listed: {error.strerror}") from error

@@ -1,0 +1,221 @@
+"""What a run writes about itself, typed: run.json, best.json, results.json, and the state.json of a checkpoint.
+
+Each document is one dataclass, stored by `to_json` and read back by `from_json`, which refuses a key it does not know,
+a missing one and a value of another type. `RunDir` says where each document lies.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import Device, LayoutKind, Metric, Precision, SearchConfig, TrainConfig
+
+RUN_FORMAT = 2
+
+
+# ---- run.json: what a run was started with --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the automatic settings came to at the first start; kept when the run goes on elsewhere."""
+
+    device: Device
+    precision: Precision
+    threads: int
+    max_tokens: int
+    layout: LayoutKind
+    compile: bool
+    micro_batch_multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint whose weights a run began with."""
+
+    path: str
+    step: int
+    manifest_sha256: str
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """run.json: written once, when the run starts."""
+
+    format: int
+    id: str
+    started: str
+    versions: dict[str, str]
+    data_digest: str
+    prepare_version: int
+    tokenizer_sha256: str
+    init_from: Origin | None
+    resolved: Resolved
+    config: TrainJob
+
+
+@dataclass(frozen=True)
+class Best:
+    """best.json: the best of the checkpoints that are there."""
+
+    step: int
+    metric: Metric
+
+
+# ---- state.json: where training stands ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One validation; losses are means over target tokens."""
+
+    step: int
+    loss: float  # smoothed
+    nll: float  # plain
+    bleu: float
+    chrf: float
+
+    def rank_key(self, metric: Metric) -> float:
+        """The larger the better; a number that is not finite is the worst."""
+        value = self.bleu if metric is Metric.bleu else -self.loss
+        return value if math.isfinite(value) else -math.inf
+
+
+@dataclass
+class Progress:
+    """How far training has come: all that is needed beside weights and moments to go on exactly."""
+
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    sentences: int = 0
+    target_tokens: int = 0
+    seconds: float = 0.0
+    skipped: int = 0  # updates whose gradient was not finite
+    streak: int = 0  # consecutive skipped updates, up to the last step
+    longest_streak: int = 0
+    first_skipped: int | None = None  # the step of the first skipped update, counted from 1
+    stalled: int = 0  # validations since the best
+    validations: list[Validation] = field(default_factory=list)
+
+    @property
+    def updates(self) -> int:
+        """The updates that were applied."""
+        return self.step - self.skipped
+
+    def advance(self, *, epoch: int, step_in_epoch: int, sentences: int, target_tokens: int, seconds: float) -> None:
+        """One more step is done; `step_in_epoch` is where the next one begins."""
+        self.step += 1
+        self.epoch = epoch
+        self.step_in_epoch = step_in_epoch
+        self.sentences += sentences
+        self.target_tokens += target_tokens
+        self.seconds += seconds
+
+    def record(self, validation: Validation, metric: Metric) -> bool:
+        """Add a validation; whether it is better than all before."""
+        best = max((v.rank_key(metric) for v in self.validations), default=-math.inf)
+        is_best = validation.rank_key(metric) > best
+        self.stalled = 0 if is_best else self.stalled + 1
+        self.validations.append(validation)
+        return is_best
+
+    def best_steps(self, metric: Metric) -> list[int]:
+        """The steps of the validations, best first; the earlier one of equals."""
+        ranked = [v for v in self.validations if v.rank_key(metric) > -math.inf]
+        return [v.step for v in sorted(ranked, key=lambda v: -v.rank_key(metric))]
+
+    def has_ended(self, config: TrainConfig) -> bool:
+        """Whether nothing is left to train: the last step is done, or patience has ended."""
+        return self.step >= config.max_steps or (config.patience is not None and self.stalled >= config.patience)
+
+
+@dataclass
+class WindowTotals:
+    """Sums over the steps since the last log line, over all ranks."""
+
+    loss: float = 0.0
+    nll: float = 0.0
+    gradient_norm: float = 0.0
+    applied: int = 0  # updates
+    target_tokens: int = 0
+    source_tokens: int = 0
+    slots: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The state of fp16's gradient scaler."""
+
+    scale: float
+    growth_tracker: int
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What a checkpoint holds for the training to go on from it, beside tensors."""
+
+    progress: Progress
+    window: WindowTotals
+    loss_scale: LossScale | None  # None: the loss is not scaled
+    dev_digest: str
+    plan_version: int
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """state.json. `training` is missing from an average, which nothing goes on from."""
+
+    vocab_size: int
+    data_digest: str
+    averaged: list[int] = field(default_factory=list)  # steps whose mean the weights are
+    training: TrainingRecord | None = None
+
+
+# ---- results.json ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Corpus scores of one test set, 0 to 100, and how they were computed."""
+
+    bleu: float
+    bleu_signature: str
+    chrf: float
+    chrf_signature: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """results.json: the scores of a finished run, with all that they depend on."""
+
+    test_sets: dict[str, Scores]
+    averaged: list[int]
+    steps: int
+    epochs: int
+    sentences: int
+    skipped_updates: int
+    target_tokens: int
+    training_seconds: float
+    parameters: int
+    search: SearchConfig
+    seed: int
+    data_digest: str
+    test_digest: str
+    validations: list[Validation]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` returns: scores, and what they depend on."""
+
+    test_sets: dict[str, Scores]
+    checkpoint: str
+    averaged: list[int]
+    steps: int
+    search: SearchConfig
+    seed: int
+    data_digest: str

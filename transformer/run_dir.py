@@ -1,0 +1,223 @@
+"""The run directory: the name of every file in it, its small documents as typed data, and its lock.
+
+Copy the directory and it translates, resumes and scores. Nothing else in the package spells one of these names.
+"""
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+from transformer.config.primitives import from_json, to_json
+from transformer.errors import CheckpointError, LockedError, StorageError
+from transformer.files import clear_leftovers, list_names, make_directories, read_json, write_json
+from transformer.records import RUN_FORMAT, Best, Results, RunRecord
+
+T = TypeVar("T")
+
+# Inside a checkpoint, and inside `averaged`, which is one.
+MANIFEST = "MANIFEST.json"
+CONFIG = "config.json"
+STATE = "state.json"
+MODEL = "model"
+OPTIMIZER = "optimizer"
+EMA = "ema"
+
+STEP_PREFIX = "step-"
+SOURCE, REFERENCE, HYPOTHESIS = "src", "ref", "hyp"  # the three files of a test set
+DEV = "dev"  # the development set is kept beside the test sets, under this name
+
+
+def tensor_file(name: str) -> str:
+    """The file of a checkpoint that holds the tensors called MODEL, OPTIMIZER or EMA."""
+    return f"{name}.safetensors"
+
+
+def step_name(step: int) -> str:
+    """The name of the checkpoint of a step."""
+    return f"{STEP_PREFIX}{step:08d}"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run directory, by its path; nothing needs to be there yet."""
+
+    path: Path
+
+    # ---- names
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that writes."""
+        return self.path / ".lock"
+
+    @property
+    def record(self) -> Path:
+        """What the run was started with: a RunRecord."""
+        return self.path / "run.json"
+
+    @property
+    def config(self) -> Path:
+        """The configuration, for people; it is never read back."""
+        return self.path / "config.yaml"
+
+    @property
+    def data(self) -> Path:
+        """The report on the training data, for people and programs."""
+        return self.path / "data.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The SentencePiece model."""
+        return self.path / "tokenizer.model"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of checkpoints."""
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """The checkpoint of a step."""
+        return self.checkpoints / step_name(step)
+
+    @property
+    def averaged(self) -> Path:
+        """The mean of the last checkpoints, itself a checkpoint."""
+        return self.path / "averaged"
+
+    @property
+    def best(self) -> Path:
+        """Which checkpoint validated best."""
+        return self.path / "best.json"
+
+    @property
+    def results(self) -> Path:
+        """The scores of a finished run."""
+        return self.path / "results.json"
+
+    @property
+    def log(self) -> Path:
+        """The log lines of every command that trained here."""
+        return self.path / "train.log"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line for each log line and validation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The directory that TensorBoard reads."""
+        return self.path / "tensorboard"
+
+    @property
+    def hypotheses(self) -> Path:
+        """The directory of the test sets' texts and translations."""
+        return self.path / "hypotheses"
+
+    def text(self, name: str, kind: str) -> Path:
+        """The SOURCE, REFERENCE or HYPOTHESIS of a test set."""
+        return self.hypotheses / f"{name}.{kind}"
+
+    def set_names(self) -> list[str]:
+        """The names of the sets whose text is kept here, the development set among them."""
+        suffix = f".{SOURCE}"
+        return [name.removesuffix(suffix) for name in list_names(self.hypotheses) if name.endswith(suffix)]
+
+    # ---- documents
+
+    def write_record(self, record: RunRecord) -> None:
+        """Write run.json. Raises StorageError."""
+        write_json(self.record, to_json(record))
+
+    def read_record(self) -> RunRecord:
+        """run.json. Raises CheckpointError where it is missing, damaged, or of another version of the format."""
+        return _read(self.record, RunRecord, version=RUN_FORMAT)
+
+    def write_best(self, best: Best) -> None:
+        """Write best.json. Raises StorageError."""
+        write_json(self.best, to_json(best))
+
+    def read_best(self) -> Best:
+        """best.json. Raises CheckpointError where it is missing or damaged."""
+        return _read(self.best, Best)
+
+    def write_results(self, results: Results) -> None:
+        """Write results.json. Raises StorageError."""
+        write_json(self.results, to_json(results))
+
+    def read_results(self) -> Results:
+        """results.json. Raises CheckpointError where it is missing or damaged."""
+        return _read(self.results, Results)
+
+    def check_tokenizer(self, content: bytes) -> None:
+        """Raise CheckpointError if this is not the tokenizer that the run was started with, where run.json tells."""
+        if self.record.exists() and self.read_record().tokenizer_sha256 != sha256(content).hexdigest():
+            raise CheckpointError(
+                f"{self.tokenizer}: not the tokenizer of this run (its sha256 is not the one in {self.record.name}): "
+                "copy it again from where the run came from"
+            )
+
+
+def _read(path: Path, kind: type[T], *, version: int | None = None) -> T:
+    try:
+        data = read_json(path)
+        if version is not None and isinstance(data, dict) and data.get("format") != version:
+            written = "an unreleased version of this package" if "format" not in data else f"format {data['format']!r}"
+            raise ValueError(f"written by {written}: start a new run in another run_dir")
+        return from_json(kind, data, complete=True)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+# ---- the lock -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def lock_run(run_dir: Path) -> Iterator[None]:
+    """Hold `run_dir` (made if missing) against other writers, and clear what a killed one left in it.
+
+    The kernel frees the lock when the process dies, however it dies. Raises LockedError at once, naming the holder, if
+    another process has it; StorageError if the directory cannot be made or written.
+    """
+    run = RunDir(run_dir)
+    try:
+        make_directories(run_dir)
+        file = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise StorageError(f"{run_dir}: cannot be written: {error.strerror}") from error
+
+    with os.fdopen(file, "r+b", buffering=0) as lock:  # closed, never unlocked: that would free a forking parent's lock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.truncate(0)
+            lock.write(f"{_this_process()}, since {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
+            for folder in (run.path, run.checkpoints, run.hypotheses):
+                clear_leftovers(folder)
+        except BlockingIOError:
+            holder = lock.read(1000).decode(errors="replace").strip()
+            raise LockedError(f"{run_dir}: in use by {holder}; stop it, or choose another run_dir") from None
+        except OSError as error:
+            raise StorageError(f"{run_dir}: cannot be locked: {error.strerror}") from error
+        yield
+        lock.truncate(0)
+
+
+def holds_lock(run: RunDir) -> bool:
+    """Whether this process holds the lock: a mere reader must not move what a trainer may be replacing."""
+    try:
+        return run.lock.read_text(encoding="utf-8", errors="replace").startswith(f"{_this_process()},")
+    except OSError:
+        return False
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"

@@ -1,0 +1,139 @@
+"""Everything that a step changes: weights, their moving average, Adam's moments, the loss scale, and the progress.
+
+Saving and loading stand side by side here, so that what the one writes the other reads.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Adam
+
+from transformer.checkpoint import Checkpoint, first_not_finite
+from transformer.compute import dtype_of, loss_scaler
+from transformer.config.settings import ModelConfig, Precision, TrainConfig
+from transformer.data.plan import PLAN_VERSION
+from transformer.errors import CheckpointError, NumericalError
+from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
+from transformer.records import LossScale, Progress, TrainingRecord, WindowTotals
+from transformer.run_dir import EMA, MODEL, OPTIMIZER
+from transformer.seeding import seed_for
+from transformer.training.guard import REMEDY
+from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name
+from transformer.training.progress import LogWindow
+from transformer.training.step import SkippedUpdates
+from transformer.training.warm_start import initialise
+
+
+@dataclass
+class TrainState:
+    """What training changes; nothing of it is shared with another run."""
+
+    model: Transformer
+    ema: Transformer | None  # the moving average of the weights
+    optimizer: Adam
+    scaler: GradScaler
+    progress: Progress
+    window: LogWindow  # what was measured since the last log line
+    skipped: SkippedUpdates  # counted on the device; `read_device` brings them into `progress`
+
+    @classmethod
+    def at_start(
+        cls,
+        config: ModelConfig,
+        recipe: TrainConfig,
+        *,
+        vocab_size: int,
+        device: torch.device,
+        precision: Precision,
+        source: Checkpoint | None,
+    ) -> "TrainState":
+        """The state before the first step: the weights of `source`, or drawn from the seed, the same on every rank."""
+        torch.manual_seed(seed_for(recipe.seed))
+        model = Transformer(config, vocab_size).to(device, dtype_of(precision))
+        if source is not None:
+            initialise(model, source)
+        return cls(
+            model=model,
+            ema=None if recipe.ema_decay is None else copy.deepcopy(model),
+            optimizer=build_optimizer(model, recipe),
+            scaler=loss_scaler(device, precision),
+            progress=Progress(),
+            window=LogWindow(device),
+            skipped=SkippedUpdates(device),
+        )
+
+    @property
+    def eval_model(self) -> Transformer:
+        """The weights that validate and translate: their moving average where there is one."""
+        return self.model if self.ema is None else self.ema
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The scale of the next update's loss; None where it is not scaled. Waits for the device."""
+        return float(self.scaler.get_scale()) if self.scaler.is_enabled() else None
+
+    def read_device(self) -> None:
+        """Bring what is counted on the device to the host, which waits for the device to get there."""
+        self.skipped.read_into(self.progress)
+
+    # ---- to a checkpoint, and back
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """What a checkpoint holds. Raises NumericalError where a weight is not finite: that is never committed."""
+        tensors: dict[str, Mapping[str, Tensor]] = {MODEL: parameters_by_name(self.model)}
+        if self.ema is not None:
+            tensors[EMA] = parameters_by_name(self.ema)
+        for group in tensors.values():
+            bad = first_not_finite(group)
+            if bad is not None:
+                raise NumericalError(
+                    f"step {self.progress.step}: the weights in {bad} are not finite, and were not saved; "
+                    f"the newest checkpoint holds finite weights: {REMEDY}"
+                )
+        tensors[OPTIMIZER] = moments_by_name(self.model, self.optimizer)
+        return tensors
+
+    def record(self, window: WindowTotals, *, dev_digest: str) -> TrainingRecord:
+        """What a checkpoint holds beside tensors."""
+        scaler = self.scaler.state_dict()  # empty where the loss is not scaled
+        return TrainingRecord(
+            progress=self.progress,
+            window=window,
+            loss_scale=LossScale(scaler["scale"], scaler["_growth_tracker"]) if scaler else None,
+            dev_digest=dev_digest,
+            plan_version=PLAN_VERSION,
+        )
+
+    def restore(self, checkpoint: Checkpoint, *, rank: int) -> TrainingRecord:
+        """Go on where the checkpoint was committed. Raises CheckpointError where it does not fit this model."""
+        training = checkpoint.run_state().training
+        try:
+            if training is None:
+                raise ValueError("nothing can go on from an average")
+            _load_finite(self.model, checkpoint, MODEL)
+            if self.ema is not None:
+                _load_finite(self.ema, checkpoint, EMA)
+            load_moments(self.model, self.optimizer, checkpoint.tensors(OPTIMIZER))
+        except ValueError as error:
+            raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
+
+        scale = training.loss_scale
+        if scale is not None and self.scaler.is_enabled():
+            current = self.scaler.state_dict()
+            self.scaler.load_state_dict({**current, "scale": scale.scale, "_growth_tracker": scale.growth_tracker})
+        self.progress = training.progress
+        self.window.restore(training.window, rank=rank)
+        self.skipped.restore(training.progress)
+        return training
+
+
+def _load_finite(model: Transformer, checkpoint: Checkpoint, name: str) -> None:
+    tensors = checkpoint.tensors(name)
+    bad = first_not_finite(tensors)
+    if bad is not None:
+        raise ValueError(f"{bad!a:.80} holds numbers that are not finite")
+    load_parameters(model, tensors)
