@@ -619,6 +619,45 @@ def test_ctrl_c_while_encoding_leaves_nothing_half_done(job: TrainJob, tmp_path:
     assert [path.suffix for path in store.iterdir()] == [".lock"]
 
 
+MARKING = """
+import sys, transformer.data.prepare as module
+sample = module.sample_lines
+def marked(*arguments, **options):
+    yield from sample(*arguments, **options)
+    print("all lines are read", file=sys.stderr, flush=True)
+module.sample_lines = marked
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("driver", "mark", "algorithm"),
+    [
+        (None, "training the tokenizer", Algorithm.bpe),  # SentencePiece reads lines, half a second long
+        (MARKING, "all lines are read", Algorithm.unigram),  # it computes, for seconds, and Python cannot interrupt it
+    ],
+    ids=["reading", "computing"],
+)
+def test_prepare_is_stopped_by_a_signal_while_the_tokenizer_is_trained(
+    number: signal.Signals, driver: str | None, mark: str, algorithm: Algorithm, job: TrainJob, tmp_path: Path
+) -> None:
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 9))) for _ in range(20_000)]
+    lines = [" ".join(draw.choices(words, k=4)) for _ in range(10_000 if driver else 200_000)]
+    for path in (job.data.train.src, job.data.train.tgt):
+        write(Path(path), lines)
+    job.tokenizer = TokenizerConfig(vocab_size=2_000, algorithm=algorithm)
+    process = start_command("prepare", *overrides(job), cwd=tmp_path, driver=driver)
+    assert process.stderr is not None
+    assert any(mark in line for line in process.stderr)
+    time.sleep(0.1)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (75, ""), err
+    assert err == "transformer: error: stopped; the same command starts again\n"
+    assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
+
+
 COUNTING = """
 import os, sys, time, pathlib
 import transformer.data.prepare as module
