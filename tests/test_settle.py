@@ -139,5 +139,5 @@ def test_a_run_that_goes_on_with_fewer_cores_takes_fewer_threads(
 def test_packed_capacities(
     lengths: list[list[int]], tokens: int, most: int, multiple: int, expected: tuple[int, int]
 ) -> None:
-    given = {"tokens_per_step": tokens, "max_tokens": most, "multiple": multiple}
+    given = {"tokens_per_step": tokens, "max_tokens": most, "micro_batch_multiple": multiple}
     assert packed_capacities(np.array(lengths, np.int32), **given) == expected

@@ -18,7 +18,7 @@ from transformer.config.jobs import EvaluateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, TrainConfig
 from transformer.data.corpus import Pair, read_pairs
-from transformer.data.source import locate, store_beside
+from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.translator import Translator, build_translator, find_checkpoint
 from transformer.errors import InputError, StorageError
 from transformer.evaluation.score import Scores, score
@@ -38,7 +38,7 @@ def run(job: EvaluateJob) -> dict[str, Any]:
     languages = (data.src_lang, data.tgt_lang)
     root = store_beside(job.run_dir) if job.store_dir is None else Path(job.store_dir)
     given = {
-        name: locate(pair, f"test.{name}", languages=languages, store_dir=root).load(f"test.{name}")
+        name: resolve_source(pair, f"test.{name}", languages=languages, store_dir=root).load(f"test.{name}")
         for name, pair in job.test.items()
     }
     kept = read_sets(run_dir)

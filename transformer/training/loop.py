@@ -36,10 +36,10 @@ from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Precision, SearchOverride
 from transformer.cost import parameters
 from transformer.data.corpus import Pair
-from transformer.data.loader import load_steps
+from transformer.data.loader import Position, load_steps
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.prepare import Prepared, prepare
-from transformer.data.store import Store
+from transformer.data.store import Mixture, Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator, load_translator
 from transformer.distributed import World, join_world, local_device
@@ -91,6 +91,7 @@ class Run:
     settled: Settled
     tokenizer: Tokenizer
     store: Store
+    mixture: Mixture
     dev: DevSet
     test: Mapping[str, Sequence[Pair]]
     data_digest: str
@@ -171,7 +172,7 @@ def _start(
     if job.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
     device, precision = local_device(torch.device(settled.device.name)), settled.precision
-    tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
+    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
     torch.manual_seed(seed_for(job.train.seed))
     model = Transformer(job.model, tokenizer.vocab_size).to(device, dtype_of(precision))
     if source is not None:
@@ -207,9 +208,10 @@ def _start(
         settled=settled,
         tokenizer=tokenizer,
         store=prepared.store,
+        mixture=prepared.mixture,
         dev=dev,
         test=prepared.test,
-        data_digest=str(prepared.report["digest"]),
+        data_digest=prepared.report.digest,
         progress=progress,
     )
 
@@ -227,12 +229,11 @@ def _fit(job: TrainJob, run: Run, world: World) -> None:
         progress_bar(cfg.max_steps, progress.step, shown=world.is_first) as bar,
         closing(
             load_steps(
-                run.store,
-                batching_of(job, run.settled, run.store),
+                lambda epoch: run.store,
+                batching_of(job, run.settled, store=run.store, mixture=run.mixture),
                 rank=world.rank,
                 world_size=world.size,
-                epoch=progress.epoch,
-                step=progress.step_in_epoch,
+                position=Position(progress.epoch, progress.step_in_epoch),
                 prefetch=cfg.prefetch,
             )
         ) as steps,

@@ -9,7 +9,7 @@ from transformer.compute import HALF, has_compiler, has_varlen_kernel, resolve_d
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import Device, LayoutKind, Precision, Score
 from transformer.data.plan import Batching, packed_capacities
-from transformer.data.store import Store
+from transformer.data.store import Mixture, Store
 from transformer.machine import resolve_threads
 
 log = logging.getLogger(__name__)
@@ -73,12 +73,25 @@ def _compiles(
     return True
 
 
-def batching_of(job: TrainJob, settled: Settled, store: Store) -> Batching:
-    """How the corpus in `store` becomes batches."""
-    most, multiple = settled.max_tokens, settled.multiple
-    sizes = {"tokens_per_step": job.train.tokens_per_step, "max_tokens": most, "multiple": multiple}
-    packed = settled.layout is LayoutKind.packed
-    return Batching(job.train.seed, **sizes, capacities=packed_capacities(store.lengths, **sizes) if packed else None)
+def batching_of(job: TrainJob, settled: Settled, *, store: Store, mixture: Mixture) -> Batching:
+    """How a run's epochs become batches; `store` is that of the first epoch, whose lengths decide on the capacities."""
+    capacities = None
+    if settled.layout is LayoutKind.packed:
+        capacities = packed_capacities(
+            store.lengths,
+            tokens_per_step=job.train.tokens_per_step,
+            max_tokens=settled.max_tokens,
+            micro_batch_multiple=settled.multiple,
+        )
+    return Batching(
+        mixture=mixture,
+        seed=job.train.seed,
+        tokens_per_step=job.train.tokens_per_step,
+        max_tokens=settled.max_tokens,
+        micro_batch_multiple=settled.multiple,
+        capacities=capacities,
+        longest=job.data.filter.max_length + 1,  # and EOS
+    )
 
 
 def settle_again(job: TrainJob, before: Settled) -> Settled:

@@ -82,9 +82,9 @@ def _write_papers(
         "id": secrets.token_hex(8),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": _versions(),
-        "data_digest": prepared.report["digest"],
+        "data_digest": prepared.report.digest,
         "prepare_version": PREPARE_VERSION,
-        "tokenizer_sha256": sha256(prepared.tokenizer).hexdigest(),
+        "tokenizer_sha256": sha256(prepared.tokenizer_model).hexdigest(),
         "init_from": None if source is None else _origin(source),
         "settled": to_json(settled),
         "config": config,
@@ -93,8 +93,8 @@ def _write_papers(
         path = run_dir / stale
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     write_json(run_dir / "run.json", papers)
-    write_json(run_dir / "data.json", prepared.report)
-    write_file(run_dir / "tokenizer.model", prepared.tokenizer)
+    write_json(run_dir / "data.json", to_json(prepared.report))
+    write_file(run_dir / "tokenizer.model", prepared.tokenizer_model)
     write_file(run_dir / "config.yaml", "".join(_yaml(config, "")).encode())
 
 
@@ -127,14 +127,14 @@ def _compare(job: TrainJob, prepared: Prepared, papers: dict[str, Any], checkpoi
     before, now = dict(_flat(to_json(started))), dict(_flat(to_json(job)))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     refused = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if not _may_change(key, job)]
-    if papers["data_digest"] != prepared.report["digest"]:
+    if papers["data_digest"] != prepared.report.digest:
         before_version = papers.get("prepare_version", 1)
         refused.append(
             "the training data, its filters or the tokenizer's settings"
             if before_version == PREPARE_VERSION
             else f"how data are prepared: version {before_version} -> {PREPARE_VERSION}"
         )
-    elif papers["tokenizer_sha256"] != sha256(prepared.tokenizer).hexdigest():  # the digest is of its settings
+    elif papers["tokenizer_sha256"] != sha256(prepared.tokenizer_model).hexdigest():  # the digest is of its settings
         theirs, ours = papers["versions"].get("sentencepiece"), sentencepiece.__version__
         refused.append(f"the tokenizer: SentencePiece {theirs} trained another one than {ours} does")
     if checkpoint.state.get("plan_version") != PLAN_VERSION:
