@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from transformer.data.corpus import read_pairs
-from transformer.data.plan import plan_epoch, split_step
+from transformer.data.plan import packed_capacities, plan_epoch, split_step
 from transformer.data.store import Mixture
 from transformer.errors import InputError
 from transformer.seeding import seed_for
@@ -413,3 +413,19 @@ def test_planning_needs_few_bytes_a_pair() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 36 * len(lengths)
+
+
+@pytest.mark.parametrize("multiple", [1, 2])
+def test_split_step_cuts_once_more_what_does_not_fit_the_capacities_of_another_epoch(multiple: int) -> None:
+    """Capacities of an epoch with twice as much target as source, steps of one where it is the other way round."""
+    first = np.tile(np.array([[5, 10]], dtype=np.int32), (400, 1))
+    later = first[:, ::-1].copy()
+    split = {"max_tokens": 600, "micro_batch_multiple": multiple}
+    capacities = packed_capacities(first, tokens_per_step=1_000, **split)
+    assert capacities == (384, 512)  # 550 / 2 and a sentence, 1,000 / 2 and a sentence, rounded up
+    for lengths, expected in ((first, 2), (later, 4 if multiple == 2 else 3)):
+        for step in plan(lengths, seed=1, epoch=0, tokens_per_step=1_000):
+            parts = split_step(step, lengths, **split, capacities=capacities)
+            assert len(parts) == expected
+            assert sorted(np.concatenate(parts).tolist()) == sorted(step.tolist())
+            assert all((lengths[part].sum(axis=0) <= capacities).all() for part in parts)
