@@ -45,7 +45,9 @@ BAD_BYTE = r":\d+: not UTF-8: byte \d+ of the line is 0x[89a-f][0-9a-f]: "
 UNEQUAL = r" has \d+ lines, \S+ has \d+: each line must translate the same line of the other file"
 NOTHING = r": no sentence pair is left to train on \((the files are empty|empty 1)\)"
 # until damage is found, what comes out of a gzip file may be anything
-DAMAGED = r":\d+: (damaged gzip file \(|not UTF-8: |no JSON|\d+ columns, not 2)|" + UNEQUAL
+DAMAGED = (
+    r":\d+: (damaged gzip file \(|not UTF-8: |not valid JSON|expected one JSON object|\d+ columns, not 2)|" + UNEQUAL
+)
 
 
 @dataclass
@@ -238,7 +240,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, clean: DataConfig) -> str:
     prepared = prepare(
         job_of(Corpus("txt").write(folder / "corpus"), clean, folder / "run", TokenizerConfig(vocab_size=40))
     )
-    (folder / "given.model").write_bytes(prepared.tokenizer)
+    (folder / "given.model").write_bytes(prepared.tokenizer_model)
     return str(folder / "given.model")
 
 
@@ -249,7 +251,7 @@ def job_of(pair: PairConfig, clean: DataConfig, run_dir: Path, tokenizer: Tokeni
 
 def numbers_of(prepared: Prepared) -> list[tuple[list[str], list[str]]]:
     """The numbers in both texts of each pair of the store."""
-    tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
+    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
     sides = []
     for side in (0, 1):
         ids = [prepared.store.gather(np.array([i]), side)[0].tolist() for i in range(len(prepared.store))]
@@ -276,8 +278,8 @@ def test_a_bad_corpus_is_refused_or_no_pair_is_shifted(
     kept = [number for line, number in enumerate(NUMBERS) if line not in corpus.dropped]
     assert numbers_of(prepared) == [([number], [number]) for number in kept]
     reasons = {"identical": 0, "duplicate": 0, "no_pieces": 0, "too_long": 0, "ratio": 0}
-    assert prepared.report["dropped"] == {"empty": len(corpus.dropped), **reasons}
-    assert (prepared.report["pairs_read"], prepared.report["pairs_kept"]) == (40, len(kept))
+    assert prepared.report.dropped == {"empty": len(corpus.dropped), **reasons}
+    assert (prepared.report.pairs_read, prepared.report.pairs_kept) == (40, len(kept))
 
 
 def test_each_fault_occurs_alone_and_with_others() -> None:

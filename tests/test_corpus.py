@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from transformer.config.settings import FilterConfig
-from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, judge, read_lines, read_pairs
+from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, read_lines, read_pairs, screen_pairs
 from transformer.errors import InputError
 
 # What Python, Unicode or a text editor may take for the end of a line, and what else has shifted corpora before.
@@ -214,18 +214,18 @@ def test_pairs_are_judged_whole(identical: bool, duplicates: bool, dropped: dict
     """Wherever a second corpus begins, what came in the first is a duplicate in the second."""
     config = FilterConfig(drop_identical=identical, drop_duplicates=duplicates)
     expected = bytes(EMPTY if n in (1, 2, 3, 8) else dropped.get(n, KEPT) for n in range(9))
-    assert judge([PAIRS[:border], PAIRS[border:]], config) == [expected[:border], expected[border:]]
+    assert screen_pairs([PAIRS[:border], PAIRS[border:]], config) == [expected[:border], expected[border:]]
 
 
 def test_the_first_of_many_duplicates_is_kept() -> None:
     config = FilterConfig(drop_duplicates=True)
     pairs = [("x", str(n % 7)) for n in range(700)]
-    assert judge([pairs[:500], pairs[500:]], config) == [
+    assert screen_pairs([pairs[:500], pairs[500:]], config) == [
         bytes([KEPT] * 7 + [DUPLICATE] * 493),
         bytes([DUPLICATE] * 200),
     ]
     sides = [("ab", "c"), ("a", "bc"), ("a b", "c"), ("c", "ab")]  # the same letters, other pairs
-    assert judge([sides], config) == [bytes([KEPT] * 4)]
+    assert screen_pairs([sides], config) == [bytes([KEPT] * 4)]
 
 
 @pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")

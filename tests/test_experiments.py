@@ -226,7 +226,7 @@ def test_a_local_corpus_is_where_its_experiment_looks(name: str) -> None:
 def test_a_local_corpus_is_prepared(name: str, tmp_path: Path) -> None:
     prepared = prepare(composed(name, f"data.root={os.environ['TRANSFORMER_DATA']}", f"run_dir={tmp_path}/runs/a"))
     tests = {name: len(pairs) for name, pairs in prepared.test.items()}
-    assert (prepared.report["pairs_read"], len(prepared.dev), tests) == PAIRS[name]
+    assert (prepared.report.pairs_read, len(prepared.dev), tests) == PAIRS[name]
     assert len(prepared.store) > 0.99 * PAIRS[name][0]
 
 

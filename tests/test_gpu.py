@@ -31,8 +31,7 @@ from transformer.compute import autocast
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import Device, ModelConfig, Precision, Score
 from transformer.data.batch import Batch, collate
-from transformer.data.plan import Ids
-from transformer.data.store import Store
+from transformer.data.store import Ids, Store
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.layout import Padded, pack

@@ -3,15 +3,15 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 
 import numpy as np
 import pytest
 
-from transformer.data.loader import Step, load_steps
+from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching
-from transformer.data.store import Store
+from transformer.data.store import Mixture, Store
 from transformer.errors import InputError
 
 
@@ -35,17 +35,28 @@ def load(
     world_size: int = 1,
     multiple: int = 1,
     max_tokens: int = 25,
-    store: Store = STORE,
+    store: Store | Callable[[int], Store] = STORE,
+    mixture: Mixture | None = None,
     tokens_per_step: int = 50,
     capacities: tuple[int, int] | None = None,
+    longest: int = 9,
 ) -> Generator[Step, None, None]:
+    """Steps of one store, or of one an epoch."""
+    store_of = store if callable(store) else lambda epoch: store
     return load_steps(
-        store,
-        Batching(1, tokens_per_step, max_tokens, multiple, capacities),
+        store_of,
+        Batching(
+            mixture=[(len(store_of(0)), 1.0)] if mixture is None else mixture,
+            seed=1,
+            tokens_per_step=tokens_per_step,
+            max_tokens=max_tokens,
+            micro_batch_multiple=multiple,
+            capacities=capacities,
+            longest=longest,
+        ),
         rank=rank,
         world_size=world_size,
-        epoch=epoch,
-        step=step,
+        position=Position(epoch, step),
         prefetch=prefetch,
     )
 
@@ -86,17 +97,15 @@ def test_starting_at_any_position_goes_on_as_if_never_stopped() -> None:
 
 
 def test_a_mixture_of_corpora_is_loaded_and_resumed() -> None:
-    store = numbered(60)
-    assert store.mixture == ((60, 1.0),)
-    store.mixture = ((20, 2.0), (40, 0.5))
-    stream = list(islice(load(store=store), 40))
+    mixture = ((20, 2.0), (40, 0.5))
+    stream = list(islice(load(mixture=mixture), 40))
     counts = [Counter(i for step in stream if step.epoch == epoch for i in seen(step)) for epoch in (0, 1)]
     for count in counts:
         assert [count[i] for i in range(20)] == [2] * 20
         assert {count[i] for i in range(20, 60)} == {0, 1}
     assert counts[0] != counts[1]
     for position in range(20):
-        resumed = load(store=store, epoch=stream[position].epoch, step=stream[position].index)
+        resumed = load(mixture=mixture, epoch=stream[position].epoch, step=stream[position].index)
         assert [text(step) for step in islice(resumed, 5)] == [text(step) for step in stream[position : position + 5]]
 
 
@@ -160,6 +169,119 @@ def test_the_sentences_of_a_step_do_not_depend_on_how_it_is_split() -> None:
         ]
     ]
     assert all(stream == streams[0] for stream in streams)
+
+
+# ---- a store of its own for every epoch -----------------------------------------------------------------------------
+
+
+def exhaust(stream: Iterator[Step], *, epoch: int) -> None:
+    """Take steps until an error comes; all of them must be of this epoch."""
+    for step in stream:
+        assert step.epoch == epoch
+
+
+def longer(count: int, by: int) -> Store:
+    """The sentences of `numbered`, with so many pieces more on each side."""
+    plain = numbered(count).lengths - 1
+    return Store.from_pieces(*([[4 + i] * int(plain[i, side] + by) for i in range(count)] for side in (0, 1)))
+
+
+def test_load_steps_asks_for_one_store_an_epoch() -> None:
+    asked: list[int] = []
+
+    def store_of(epoch: int) -> Store:
+        asked.append(epoch)
+        return STORE
+
+    stream = load(store=store_of, mixture=[(60, 1.0)], epoch=3, step=2)
+    assert asked == []
+    epochs = [step.epoch for step in islice(stream, 30)]
+    assert epochs[0] == 3
+    assert asked == list(range(3, epochs[-1] + 1))
+
+
+@pytest.mark.parametrize("multiple", [1, 3])
+@either_layout
+def test_load_steps_cuts_longer_sentences_into_more_micro_batches(
+    multiple: int, capacities: tuple[int, int] | None
+) -> None:
+    """The second epoch's steps need more of them than any of the first epoch's, and packed ones keep their shape."""
+    stores = {0: STORE, 1: longer(60, 4)}
+    stream = load(store=lambda epoch: stores[min(epoch, 1)], multiple=multiple, capacities=capacities, longest=13)
+    epochs: dict[int, list[int]] = {0: [], 1: []}
+    needed: dict[int, list[int]] = {0: [], 1: []}
+    for step in stream:
+        if step.epoch == 2:
+            break
+        epochs[step.epoch] += seen(step)
+        needed[step.epoch].append(len(step.micro_batches))
+        assert max(step.source_tokens, step.target_tokens) <= 50
+        batches = [batch for _, batch in step.micro_batches]
+        if capacities is None:
+            assert all(max(b.source.numel(), b.target_in.numel()) <= 25 for b in batches)
+        else:
+            assert {(b.source.shape, b.target_in.shape) for b in batches} == {((24,), (20,))}
+            assert {(b.source_layout.longest, b.target_layout.longest) for b in batches} == {(13, 13)}  # type: ignore[union-attr]
+            assert all(batch.source_layout.offsets.shape == (256,) for batch in batches)  # type: ignore[union-attr]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(60))
+    assert sum(needed[1]) > sum(needed[0])
+    if multiple == 1:
+        assert max(needed[1]) > max(needed[0])
+
+
+def test_load_steps_resumes_in_the_store_of_its_epoch() -> None:
+    def store_of(epoch: int) -> Store:
+        return longer(60, epoch)
+
+    options = {"store": store_of, "mixture": [(60, 1.0)], "capacities": (24, 20), "longest": 12}
+    stream = [text(step) for step in islice(load(**options), 40)]
+    assert stream[-1][0] >= 2
+    for position in (3, 17, 30):
+        epoch, index = int(str(stream[position][0])), int(str(stream[position][1]))
+        again = islice(load(**options, epoch=epoch, step=index), 5)
+        assert [text(step) for step in again] == stream[position : position + 5]
+
+
+def test_load_steps_raises_the_bound_of_attention_for_a_longer_sentence() -> None:
+    """The bound decides which keys a kernel looks at: it must never be too low."""
+    steps = islice(load(store=longer(60, 5), capacities=(24, 20), longest=9), 3)
+    assert {batch.source_layout.longest for step in steps for _, batch in step.micro_batches} == {14}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("capacities", "message"),
+    [
+        ((24, 20), "epoch 1: a target sentence of 21 tokens does not fit a micro-batch of 20: raise train.max_tokens "),
+        (None, "epoch 1: a source sentence of 28 tokens does not fit a micro-batch of 25: raise train.max_tokens "),
+    ],
+    ids=["packed", "padded"],
+)
+def test_load_steps_refuses_a_sentence_longer_than_a_micro_batch(
+    capacities: tuple[int, int] | None, message: str
+) -> None:
+    pieces = [[4 + i] * 3 for i in range(60)]
+    long_target = Store.from_pieces(pieces, [*pieces[1:], [9] * 20])
+    long_source = Store.from_pieces([*pieces[1:], [9] * 27], pieces)
+    stores = {0: STORE, 1: long_source if capacities is None else long_target}
+    stream = load(store=lambda epoch: stores[epoch], capacities=capacities)
+    with pytest.raises(InputError) as caught:
+        exhaust(stream, epoch=0)
+    assert str(caught.value) == message + "or lower data.filter.max_length"
+
+
+def test_load_steps_raises_what_a_store_raises() -> None:
+    def store_of(epoch: int) -> Store:
+        if epoch:
+            raise InputError("corpus.de: gone")
+        return STORE
+
+    stream = load(store=store_of, mixture=[(60, 1.0)], prefetch=2)
+    with pytest.raises(InputError, match=r"corpus\.de: gone"):
+        exhaust(stream, epoch=0)
+    assert not loaders()
+
+
+# ---- the thread that prepares ---------------------------------------------------------------------------------------
 
 
 def loaders() -> list[threading.Thread]:

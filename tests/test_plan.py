@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from transformer.data.corpus import read_pairs
-from transformer.data.plan import Mixture, plan_epoch, split_step
+from transformer.data.plan import packed_capacities, plan_epoch, split_step
+from transformer.data.store import Mixture
 from transformer.errors import InputError
 from transformer.seeding import seed_for
 
@@ -163,8 +164,8 @@ def test_what_cannot_be_planned_is_refused() -> None:
         plan(np.array([[1, 1], [2, 13]], dtype=np.int32), seed=1, epoch=0, tokens_per_step=12)
     with pytest.raises(InputError, match="no sentence pair"):
         plan(np.zeros((0, 2), dtype=np.int32), seed=1, epoch=0, tokens_per_step=12)
-    with pytest.raises(InputError, match=r"13 tokens does not fit train\.max_tokens=12"):
-        split_step(np.array([0]), np.array([[13, 1]], dtype=np.int32), max_tokens=12, multiple=1)
+    with pytest.raises(InputError, match=r"13 tokens does not fit a micro-batch of 12"):
+        split_step(np.array([0]), np.array([[13, 1]], dtype=np.int32), max_tokens=12, micro_batch_multiple=1)
 
 
 MIXED = np.random.default_rng(31).integers(1, 30, size=(3_000, 2)).astype(np.int32)
@@ -257,7 +258,7 @@ def test_micro_batches_are_the_fewest_that_any_grouping_allows() -> None:
     for _ in range(60):
         lengths = np.array([[state.randint(1, 9), state.randint(1, 9)] for _ in range(state.randint(1, 7))], np.int32)
         max_tokens = state.randint(int(lengths.max()), 30)
-        parts = split_step(np.arange(len(lengths)), lengths, max_tokens=max_tokens, multiple=1)
+        parts = split_step(np.arange(len(lengths)), lengths, max_tokens=max_tokens, micro_batch_multiple=1)
         assert len(parts) == fewest(lengths, list(range(len(lengths))), max_tokens)
 
 
@@ -267,7 +268,7 @@ def test_micro_batches_hold_the_step_fit_and_come_in_multiples() -> None:
         lengths = random_lengths(state)
         ids = state.permutation(len(lengths))[: int(state.integers(1, len(lengths) + 1))]
         max_tokens, multiple = int(state.integers(lengths.max(), 600)), int(state.integers(1, 9))
-        parts = as_lists(split_step(ids, lengths, max_tokens=max_tokens, multiple=multiple))
+        parts = as_lists(split_step(ids, lengths, max_tokens=max_tokens, micro_batch_multiple=multiple))
         assert sorted(itertools.chain.from_iterable(parts)) == sorted(ids.tolist())
         assert all(padded(lengths, part) <= max_tokens for part in parts if part)
         assert len(parts) % multiple == 0
@@ -288,7 +289,7 @@ def test_micro_batches_hold_the_step_fit_and_come_in_multiples() -> None:
 )
 def test_micro_batches_of_a_step_by_hand(max_tokens: int, multiple: int, expected: LISTS) -> None:
     lengths = np.array([[1, 2], [3, 3], [4, 1], [2, 5], [6, 6]], dtype=np.int32)
-    assert as_lists(split_step(np.arange(5), lengths, max_tokens=max_tokens, multiple=multiple)) == expected
+    assert as_lists(split_step(np.arange(5), lengths, max_tokens=max_tokens, micro_batch_multiple=multiple)) == expected
 
 
 # Packed micro-batches
@@ -314,7 +315,9 @@ def test_packed_micro_batches_are_the_fewest_runs_of_the_step_sorted_by_length()
         lengths = state.integers(1, 12, size=(int(state.integers(1, 25)), 2)).astype(np.int32)
         capacities = tuple(int(lengths[:, side].max() + state.integers(0, 30)) for side in (0, 1))
         ids = state.permutation(len(lengths))
-        parts = as_lists(split_step(ids, lengths, max_tokens=max(capacities), multiple=1, capacities=capacities))
+        parts = as_lists(
+            split_step(ids, lengths, max_tokens=max(capacities), micro_batch_multiple=1, capacities=capacities)
+        )
         order = [i for part in parts for i in part]
         longest = [int(lengths[i].max()) for i in order]
         assert longest == sorted(longest, reverse=True)
@@ -328,7 +331,7 @@ def test_packed_micro_batches_hold_the_step_fit_are_even_and_come_in_multiples()
         ids = state.permutation(len(lengths))[: int(state.integers(1, len(lengths) + 1))]
         capacities = tuple(int(lengths[:, side].max() * state.uniform(1, 8)) for side in (0, 1))
         multiple = int(state.integers(1, 9))
-        split = {"max_tokens": max(capacities), "multiple": multiple, "capacities": capacities}
+        split = {"max_tokens": max(capacities), "micro_batch_multiple": multiple, "capacities": capacities}
         parts = as_lists(split_step(ids, lengths, **split))
         assert parts == as_lists(split_step(ids, lengths, **split))
         assert sorted(itertools.chain.from_iterable(parts)) == sorted(ids.tolist())
@@ -355,17 +358,17 @@ def test_packed_micro_batches_hold_the_step_fit_are_even_and_come_in_multiples()
 )
 def test_packed_micro_batches_of_a_step_by_hand(capacities: tuple[int, int], multiple: int, expected: LISTS) -> None:
     lengths = np.array([[1, 2], [3, 3], [4, 1], [2, 5], [6, 6]], dtype=np.int32)
-    parts = split_step(np.arange(5), lengths, max_tokens=17, multiple=multiple, capacities=capacities)
+    parts = split_step(np.arange(5), lengths, max_tokens=17, micro_batch_multiple=multiple, capacities=capacities)
     assert as_lists(parts) == expected
 
 
 def test_a_sentence_is_measured_by_the_capacity_of_its_own_side() -> None:
     lengths = np.array([[9, 4], [3, 5]], dtype=np.int32)
-    split = {"max_tokens": 9, "multiple": 1}
+    split = {"max_tokens": 9, "micro_batch_multiple": 1}
     assert as_lists(split_step(np.arange(2), lengths, **split, capacities=(9, 5))) == [[0], [1]]
-    with pytest.raises(InputError, match=r"9 tokens does not fit train\.max_tokens=9"):
+    with pytest.raises(InputError, match=r"9 tokens does not fit a micro-batch of 8"):
         split_step(np.arange(2), lengths, **split, capacities=(8, 9))
-    with pytest.raises(InputError, match=r"5 tokens does not fit train\.max_tokens=9"):
+    with pytest.raises(InputError, match=r"5 tokens does not fit a micro-batch of 4"):
         split_step(np.arange(2), lengths, **split, capacities=(9, 4))
 
 
@@ -373,7 +376,7 @@ def padding_share(lengths: np.ndarray, tokens_per_step: int, max_tokens: int) ->
     """Slots without a token, of all slots of both sides."""
     slots = 0
     for step in plan(lengths, seed=1, epoch=0, tokens_per_step=tokens_per_step):
-        for part in split_step(step, lengths, max_tokens=max_tokens, multiple=1):
+        for part in split_step(step, lengths, max_tokens=max_tokens, micro_batch_multiple=1):
             slots += len(part) * int(lengths[part].max(axis=0).sum())
     return 1 - int(lengths.sum()) / slots
 
@@ -410,3 +413,19 @@ def test_planning_needs_few_bytes_a_pair() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 36 * len(lengths)
+
+
+@pytest.mark.parametrize("multiple", [1, 2])
+def test_split_step_cuts_once_more_what_does_not_fit_the_capacities_of_another_epoch(multiple: int) -> None:
+    """Capacities of an epoch with twice as much target as source, steps of one where it is the other way round."""
+    first = np.tile(np.array([[5, 10]], dtype=np.int32), (400, 1))
+    later = first[:, ::-1].copy()
+    split = {"max_tokens": 600, "micro_batch_multiple": multiple}
+    capacities = packed_capacities(first, tokens_per_step=1_000, **split)
+    assert capacities == (384, 512)  # 550 / 2 and a sentence, 1,000 / 2 and a sentence, rounded up
+    for lengths, expected in ((first, 2), (later, 4 if multiple == 2 else 3)):
+        for step in plan(lengths, seed=1, epoch=0, tokens_per_step=1_000):
+            parts = split_step(step, lengths, **split, capacities=capacities)
+            assert len(parts) == expected
+            assert sorted(np.concatenate(parts).tolist()) == sorted(step.tolist())
+            assert all((lengths[part].sum(axis=0) <= capacities).all() for part in parts)

@@ -24,6 +24,7 @@ from corpora import start as start_command
 from pyarrow import parquet
 
 from transformer.config.jobs import TrainJob
+from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
     Algorithm,
     DataConfig,
@@ -35,7 +36,7 @@ from transformer.config.settings import (
     TrainConfig,
 )
 from transformer.data.corpus import Pair
-from transformer.data.prepare import Prepared, prepare
+from transformer.data.prepare import DataReport, Prepared, prepare
 from transformer.data.source import Source
 from transformer.data.store import StoreWriter
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
@@ -86,7 +87,7 @@ def store_of(job: TrainJob) -> Path:
 
 
 def texts(prepared: Prepared) -> list[tuple[str, str]]:
-    tokenizer, ids = Tokenizer.from_bytes(prepared.tokenizer), range(len(prepared.store))
+    tokenizer, ids = Tokenizer.from_bytes(prepared.tokenizer_model), range(len(prepared.store))
     sides = [tokenizer.decode([prepared.store.gather(np.array([i]), side)[0].tolist() for i in ids]) for side in (0, 1)]
     return list(zip(*sides, strict=True))
 
@@ -98,6 +99,19 @@ def test_text_goes_in_and_the_same_pairs_come_out(job: TrainJob) -> None:
     assert [len(prepared.test[name]) for name in ("first", "second")] == [10, 3]
     assert not Path(job.run_dir).exists()  # only the store was written
     assert [path.name for path in Path(job.run_dir).parent.iterdir()] == [".store"]
+
+
+def test_prepare_writes_the_same_files_as_ever(job: TrainJob) -> None:
+    """report.json, as version 2 of PREPARE_VERSION has it: other bytes would need another version."""
+    prepare(job)
+    assert (store_of(job) / "report.json").read_text(encoding="utf-8") == (
+        '{\n "pairs_read": 500,\n "pairs_kept": 500,\n "sources": [\n  {\n   "pairs_read": 500,\n   "pairs_kept": 500\n'
+        '  }\n ],\n "dropped": {\n  "empty": 0,\n  "identical": 0,\n  "duplicate": 0,\n  "no_pieces": 0,\n'
+        '  "too_long": 0,\n  "ratio": 0\n },\n "filters": {\n  "max_length": 40,\n  "max_ratio": 9.0,\n'
+        '  "drop_identical": false,\n  "drop_duplicates": false\n },\n "tokens": {\n'
+        '  "src": 2460,\n  "tgt": 2360\n },\n'
+        ' "vocab_size": 80\n}'
+    )
 
 
 def test_threads_and_blocks_change_nothing(job: TrainJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,14 +127,25 @@ def test_threads_and_blocks_change_nothing(job: TrainJob, monkeypatch: pytest.Mo
 
 def test_the_report(job: TrainJob) -> None:
     prepared = prepare(job)
-    report = json.loads(json.dumps(prepared.report, allow_nan=False))
-    assert report == prepared.report
+    report = json.loads(json.dumps(to_json(prepared.report), allow_nan=False))
+    assert from_json(DataReport, report) == prepared.report
+    assert list(report) == [
+        *("digest", "src_lang", "tgt_lang", "sets", "pairs_read", "pairs_kept"),
+        *("dropped", "filters", "tokens", "vocab_size"),
+    ]
+    assert report["filters"] == {
+        "max_length": 40,
+        "max_ratio": 9.0,
+        "drop_identical": False,
+        "drop_duplicates": False,
+    }
     assert (report["src_lang"], report["tgt_lang"], report["vocab_size"]) == ("en", "de", 80)
     assert (report["pairs_read"], report["pairs_kept"]) == (500, 500)
     assert report["tokens"] == {side: int(prepared.store.lengths[:, i].sum()) for i, side in enumerate(("src", "tgt"))}
     assert sorted(report["sets"]) == ["dev", "test.first", "test.second", "train"]
     second = report["sets"]["test.second"]
     assert (second["columns"], second["origin"], second["pairs_read"]) == (None, None, 3)
+    assert (second["weight"], second["pairs_kept"]) == (None, None)  # it is not trained on
     entry = second["files"]["tgt"]
     digest = subprocess.run(["sha256sum", entry["path"]], capture_output=True, check=True).stdout.split()[0].decode()
     assert entry == {
@@ -152,8 +177,8 @@ def test_filters_drop_whole_training_pairs_and_count_them(job: TrainJob, caplog:
     job.data.filter.drop_identical = job.data.filter.drop_duplicates = True
     with caplog.at_level(logging.INFO):
         prepared = prepare(job)
-    assert prepared.report["dropped"] == {reason: len(pairs) for reason, pairs in extra.items()}
-    assert (prepared.report["pairs_read"], prepared.report["pairs_kept"]) == (507, 500)
+    assert prepared.report.dropped == {reason: len(pairs) for reason, pairs in extra.items()}
+    assert (prepared.report.pairs_read, prepared.report.pairs_kept) == (507, 500)
     assert texts(prepared) == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500)]
     assert prepared.dev == [("", ""), ("one", "one"), ("\u200b", "\u200b")]  # never filtered
     assert (
@@ -199,17 +224,17 @@ def test_a_second_call_uses_what_the_first_one_built(job: TrainJob) -> None:
     second = prepare(job)
     again = (store_of(job) / "source.ids").stat()
     assert (stamp.st_ino, stamp.st_mtime_ns) == (again.st_ino, again.st_mtime_ns)
-    assert (first.report, first.tokenizer) == (second.report, second.tokenizer)
+    assert (first.report, first.tokenizer_model) == (second.report, second.tokenizer_model)
     assert texts(first) == texts(second)
 
 
 def test_the_same_text_elsewhere_is_the_same_data(job: TrainJob, tmp_path: Path) -> None:
-    digest = prepare(job).report["digest"]
+    digest = prepare(job).report.digest
     shutil.copytree(tmp_path / "corpus", tmp_path / "copy")
     job.data.train = PairConfig(str(tmp_path / "copy" / "train.en"), str(tmp_path / "copy" / "train.de"))
     moved = prepare(job)
-    assert moved.report["digest"] == digest
-    assert moved.report["sets"]["train"]["files"]["src"]["path"] == job.data.train.src  # type: ignore[index]
+    assert moved.report.digest == digest
+    assert moved.report.sets["train"].files["src"].path == job.data.train.src
     store_of(job)  # one only
 
 
@@ -248,7 +273,7 @@ def test_whatever_changes_the_data_changes_its_digest(job: TrainJob, change: obj
     assert callable(change)
     change(job)
     after = prepare(job)
-    assert after.report["digest"] != before.report["digest"]
+    assert after.report.digest != before.report.digest
     assert len(after.store) == 500
 
 
@@ -256,27 +281,27 @@ def test_whatever_changes_the_data_changes_its_digest(job: TrainJob, change: obj
 def test_another_version_of_a_format_is_another_digest(
     name: str, job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = prepare(job).report["digest"]
+    before = prepare(job).report.digest
     monkeypatch.setattr(f"transformer.data.prepare.{name}", 99)
-    assert prepare(job).report["digest"] != before
+    assert prepare(job).report.digest != before
 
 
 def test_names_seeds_and_test_sets_do_not_change_the_digest(job: TrainJob) -> None:
-    before = prepare(job).report["digest"]
+    before = prepare(job).report.digest
     job.data.src_lang, job.train.seed, job.data.test, job.train.threads = "xx", 7, {}, 2
     after = prepare(job)
-    assert (after.report["digest"], after.test) == (before, {})
+    assert (after.report.digest, after.test) == (before, {})
 
 
 def test_a_given_model_is_used_and_its_other_settings_do_not_matter(job: TrainJob, tmp_path: Path) -> None:
-    model = prepare(job).tokenizer
+    model = prepare(job).tokenizer_model
     (tmp_path / "given.model").write_bytes(model)
     job.tokenizer = TokenizerConfig(model=str(tmp_path / "given.model"))
     first = prepare(job)
     job.tokenizer.vocab_size = 99
     second = prepare(job)
-    assert first.tokenizer == second.tokenizer == model
-    assert first.report["digest"] == second.report["digest"]
+    assert first.tokenizer_model == second.tokenizer_model == model
+    assert first.report.digest == second.report.digest
     (tmp_path / "given.model").write_bytes(b"nonsense")
     with pytest.raises(InputError, match=r"given\.model: not a SentencePiece model"):
         prepare(job)
@@ -305,18 +330,19 @@ def test_extra_corpora_follow_by_name_in_the_store(job: TrainJob) -> None:
     prepared = prepare(job)
     numbers = [*range(500), *range(900, 930), *range(801, 809)]
     assert texts(prepared) == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in numbers]
-    assert prepared.store.mixture == ((500, 1.0), (30, 3.0), (8, 0.5))
-    sets: Any = prepared.report["sets"]
-    parts = ("pairs_read", "pairs_kept", "weight")
-    found = {key: tuple(sets[key][part] for part in parts) for key in sets if key.startswith("extra.")}
+    assert prepared.mixture == ((500, 1.0), (30, 3.0), (8, 0.5))
+    sets = prepared.report.sets
+    found = {
+        key: (sets[key].pairs_read, sets[key].pairs_kept, sets[key].weight) for key in sets if key.startswith("extra.")
+    }
     assert found == {"extra.back": (30, 30, 3.0), "extra.web": (10, 8, 0.5)}
-    assert (sets["train"]["pairs_kept"], sets["extra.back"]["columns"]) == (500, ("2", "1"))
-    assert list(sets["extra.back"]["files"]) == ["dataset"]
-    assert (prepared.report["pairs_read"], prepared.report["pairs_kept"]) == (540, 538)
-    dropped: Any = prepared.report["dropped"]
+    assert (sets["train"].pairs_kept, sets["extra.back"].columns) == (500, ["2", "1"])
+    assert list(sets["extra.back"].files) == ["dataset"]
+    assert (prepared.report.pairs_read, prepared.report.pairs_kept) == (540, 538)
+    dropped = prepared.report.dropped
     assert {reason: count for reason, count in dropped.items() if count} == {"empty": 1, "too_long": 1}
     again = prepare(job)
-    assert (again.report, again.store.mixture) == (prepared.report, prepared.store.mixture)
+    assert (again.report, again.mixture) == (prepared.report, prepared.mixture)
 
 
 def test_duplicates_of_another_corpus_are_dropped_where_they_come_later(job: TrainJob) -> None:
@@ -326,19 +352,19 @@ def test_duplicates_of_another_corpus_are_dropped_where_they_come_later(job: Tra
     assert texts(prepared) == [
         (spell(n, WORDS), spell(n, ZAHLEN)) for n in [*range(500), *range(510, 520), *range(500, 510), *range(520, 530)]
     ]
-    assert prepared.store.mixture == ((500, 1.0), (10, 1.0), (20, 1.0))
-    dropped: Any = prepared.report["dropped"]
+    assert prepared.mixture == ((500, 1.0), (10, 1.0), (20, 1.0))
+    dropped = prepared.report.dropped
     assert dropped["duplicate"] == 20
 
 
 def test_a_weight_is_no_part_of_the_digest_but_an_extra_corpus_is(job: TrainJob) -> None:
-    plain = prepare(job).report["digest"]
+    plain = prepare(job).report.digest
     job.data.extra = {"a": extra(job, "a", range(800, 810), 2.0)}
     first = prepare(job)
     job.data.extra["a"].weight = 7.0
     second = prepare(job)
-    assert first.report["digest"] == second.report["digest"] != plain
-    assert (first.store.mixture, second.store.mixture) == (((500, 1.0), (10, 2.0)), ((500, 1.0), (10, 7.0)))
+    assert first.report.digest == second.report.digest != plain
+    assert (first.mixture, second.mixture) == (((500, 1.0), (10, 2.0)), ((500, 1.0), (10, 7.0)))
 
 
 def test_a_corpus_in_each_form_is_the_same_corpus(job: TrainJob) -> None:
@@ -353,9 +379,9 @@ def test_a_corpus_in_each_form_is_the_same_corpus(job: TrainJob) -> None:
         job.data.test = {"first": job.data.train}
         prepared = prepare(job)
         assert texts(prepared) == texts(plain) == prepared.test["first"]
-        assert prepared.tokenizer == plain.tokenizer
-        digests.add(prepared.report["digest"])
-    assert len(digests | {plain.report["digest"]}) == 4
+        assert prepared.tokenizer_model == plain.tokenizer_model
+        digests.add(prepared.report.digest)
+    assert len(digests | {plain.report.digest}) == 4
 
 
 def test_other_columns_of_a_table_are_other_data(job: TrainJob) -> None:
@@ -363,10 +389,10 @@ def test_other_columns_of_a_table_are_other_data(job: TrainJob) -> None:
         Path(job.data.train.src).parent / "a.tsv", [f"{spell(n, WORDS)}\t{spell(n, ZAHLEN)}" for n in range(500)]
     )
     job.data.train = PairConfig("1", "2", dataset=path)
-    digest = prepare(job).report["digest"]
+    digest = prepare(job).report.digest
     job.data.train = PairConfig("2", "1", dataset=path)
     swapped = prepare(job)
-    assert swapped.report["digest"] != digest
+    assert swapped.report.digest != digest
     assert texts(swapped)[12] == ("eins zwei", "one two")
 
 
@@ -490,7 +516,7 @@ def test_compressed_files_and_small_blocks_give_the_same_data(job: TrainJob, mon
         Path(f"{path}.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
         setattr(job.data.train, side, f"{path}.gz")
     packed = prepare(job)
-    assert packed.tokenizer == plain.tokenizer
+    assert packed.tokenizer_model == plain.tokenizer_model
     assert texts(packed) == texts(plain)
 
 
@@ -503,7 +529,7 @@ def test_damage_is_found_and_mended(job: TrainJob, caplog: pytest.LogCaptureFixt
         caplog.clear()
         again = prepare(job)
         assert texts(again) == texts(whole)
-        assert (again.report, again.tokenizer) == (whole.report, whole.tokenizer)
+        assert (again.report, again.tokenizer_model) == (whole.report, whole.tokenizer_model)
         assert "built again" in caplog.text
 
 
@@ -619,6 +645,45 @@ def test_ctrl_c_while_encoding_leaves_nothing_half_done(job: TrainJob, tmp_path:
     assert [path.suffix for path in store.iterdir()] == [".lock"]
 
 
+MARKING = """
+import sys, transformer.data.prepare as module
+sample = module.sample_lines
+def marked(*arguments, **options):
+    yield from sample(*arguments, **options)
+    print("all lines are read", file=sys.stderr, flush=True)
+module.sample_lines = marked
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("driver", "mark", "algorithm"),
+    [
+        (None, "training the tokenizer", Algorithm.bpe),  # SentencePiece reads lines, half a second long
+        (MARKING, "all lines are read", Algorithm.unigram),  # it computes, for seconds, and Python cannot interrupt it
+    ],
+    ids=["reading", "computing"],
+)
+def test_prepare_is_stopped_by_a_signal_while_the_tokenizer_is_trained(
+    number: signal.Signals, driver: str | None, mark: str, algorithm: Algorithm, job: TrainJob, tmp_path: Path
+) -> None:
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 9))) for _ in range(20_000)]
+    lines = [" ".join(draw.choices(words, k=4)) for _ in range(10_000 if driver else 200_000)]
+    for path in (job.data.train.src, job.data.train.tgt):
+        write(Path(path), lines)
+    job.tokenizer = TokenizerConfig(vocab_size=2_000, algorithm=algorithm)
+    process = start_command("prepare", *overrides(job), cwd=tmp_path, driver=driver)
+    assert process.stderr is not None
+    assert any(mark in line for line in process.stderr)
+    time.sleep(0.1)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (75, ""), err
+    assert err == "transformer: error: stopped; the same command starts again\n"
+    assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
+
+
 COUNTING = """
 import os, sys, time, pathlib
 import transformer.data.prepare as module
@@ -644,7 +709,7 @@ for _ in range(int(sys.argv[4])):
     child = os.fork()
     if child == 0:
         prepared = module.prepare(job)
-        os.write(1, f"{len(prepared.store)} {prepared.report['digest']}\\n".encode())
+        os.write(1, f"{len(prepared.store)} {prepared.report.digest}\\n".encode())
         os._exit(0)
     children.append(child)
 sys.exit(any(os.waitpid(child, 0)[1] for child in children) if children else module.prepare(job) is None)
@@ -662,7 +727,7 @@ def test_processes_that_start_together_build_once(job: TrainJob, tmp_path: Path)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert (tmp_path / "builds").read_text(encoding="utf-8") == "build\n"
-    assert output == f"500 {prepare(job).report['digest']}\n".encode() * 4
+    assert output == f"500 {prepare(job).report.digest}\n".encode() * 4
 
 
 def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_used(job: TrainJob, tmp_path: Path) -> None:
@@ -723,6 +788,6 @@ def test_kftt_is_prepared(tmp_path: Path) -> None:
         tokenizer=TokenizerConfig(vocab_size=8_000, character_coverage=0.9995, sample_lines=200_000),
     )
     prepared = prepare(job)
-    assert prepared.report["pairs_read"] == 440_286
+    assert prepared.report.pairs_read == 440_286
     assert 435_000 < len(prepared.store) < 440_286
     assert (len(prepared.dev), len(prepared.test["tune"])) == (1_166, 1_235)

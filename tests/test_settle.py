@@ -12,9 +12,10 @@ from corpora import read, run, tiny_job, write_corpus
 from transformer.compute import has_compiler
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, Score, TrainConfig
-from transformer.data.plan import packed_capacities
+from transformer.data.plan import Batching, packed_capacities
+from transformer.data.store import Store
 from transformer.training import resolve
-from transformer.training.resolve import resolve_settings
+from transformer.training.resolve import batching_of, resolve_settings
 
 GPU = torch.device("cuda")
 
@@ -139,5 +140,22 @@ def test_a_run_that_goes_on_with_fewer_cores_takes_fewer_threads(
 def test_packed_capacities(
     lengths: list[list[int]], tokens: int, most: int, multiple: int, expected: tuple[int, int]
 ) -> None:
-    given = {"tokens_per_step": tokens, "max_tokens": most, "multiple": multiple}
+    given = {"tokens_per_step": tokens, "max_tokens": most, "micro_batch_multiple": multiple}
     assert packed_capacities(np.array(lengths, np.int32), **given) == expected
+
+
+@pytest.mark.parametrize(("layout", "capacities"), [("packed", (256, 256)), ("padded", None)])
+def test_batching_of_fixes_the_shapes_of_a_run(layout: str, capacities: tuple[int, int] | None) -> None:
+    """A third of 700 tokens and a sentence, rounded up; attention is bounded by the longest sentence of this store."""
+    made = job(device=Device.cpu, layout=LayoutKind[layout], tokens_per_step=700, max_tokens=900, seed=5)
+    store = Store.from_pieces([[7] * 4] * 200, [[7] * 5] * 200)
+    mixture = ((150, 1.0), (50, 2.5))
+    assert batching_of(made, resolve_settings(made, 3), store=store, mixture=mixture) == Batching(
+        mixture=mixture,
+        seed=5,
+        tokens_per_step=700,
+        max_tokens=900,
+        micro_batch_multiple=3,
+        capacities=capacities,
+        longest=6,
+    )

@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from transformer.config.jobs import EvaluateJob, TrainJob
 from transformer.config.settings import ExtraConfig, PairConfig
 from transformer.data import source
 from transformer.data.prepare import prepare
-from transformer.data.source import Source, locate, store_beside
+from transformer.data.source import Origin, Source, resolve_source, store_beside
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.sets import evaluate
 
@@ -69,7 +70,7 @@ def twin(tmp_path: Path) -> Path:
 
 def find(dataset: object, store: Path, split: str | None = "train", **given: Any) -> Source:
     pair = PairConfig(dataset=str(dataset), split=split, **{"subset": "de-en", **given})
-    return locate(pair, "data.train", languages=LANGUAGES, store_dir=store)
+    return resolve_source(pair, "data.train", languages=LANGUAGES, store_dir=store)
 
 
 def left_in(store: Path) -> list[str]:
@@ -83,12 +84,17 @@ def left_in(store: Path) -> list[str]:
 def test_a_folder_is_read_in_both_directions(twin: Path, tmp_path: Path, home: Path) -> None:
     found = find(twin, tmp_path / "store")
     assert list(found.pairs()) == expected("train")
-    assert found.origin == {
-        "dataset": str(twin),
-        "subset": "de-en",
-        "split": "train",
-        "columns": ["en", "de"],
-        "revision": None,
+    assert found.origin == Origin(str(twin), "de-en", "train", ["en", "de"], revision=None)
+    about = json.loads(found.files["src"].with_name("about.json").read_bytes())
+    assert about == {
+        "origin": {
+            "dataset": str(twin),
+            "subset": "de-en",
+            "split": "train",
+            "columns": ["en", "de"],
+            "revision": None,
+        },
+        "bytes": [found.files[side].stat().st_size for side in ("src", "tgt")],
     }
     swapped = find(twin, tmp_path / "store", "validation", src="de", tgt="en")
     assert list(swapped.pairs()) == [(target, text) for text, target in expected("validation")]
@@ -147,7 +153,9 @@ def test_a_column_of_a_folder_that_is_no_text_is_named_with_its_row(
     (tmp_path / "set").mkdir()
     lines = [*['{"en": null, "de": "b"}\n'] * 3, '{"en": ["a"], "de": "b"}\n']
     (tmp_path / "set" / "train.jsonl").write_text("".join(lines), encoding="utf-8")
-    with pytest.raises(InputError, match=r"set train: row 4: column 'en' is no text but \['a'\]: name one of text$"):
+    with pytest.raises(
+        InputError, match=r"set train: row 4: column 'en' holds \['a'\], not text: choose a text column$"
+    ):
         find(tmp_path / "set", tmp_path / "store", subset=None)
     assert left_in(tmp_path / "store") == []
 
@@ -267,7 +275,7 @@ def test_the_store_is_beside_the_run(run_dir: str, expected: str) -> None:
 
 def test_an_empty_name_is_none(tmp_path: Path) -> None:
     given = PairConfig("a.en", "a.de", dataset="", split="train")
-    assert locate(given, "data.dev", languages=LANGUAGES, store_dir=tmp_path).columns is None
+    assert resolve_source(given, "data.dev", languages=LANGUAGES, store_dir=tmp_path).columns is None
 
 
 def test_small_faults_show_before_a_copy_is_made(twin: Path, tmp_path: Path) -> None:
@@ -325,7 +333,7 @@ def test_whatever_is_asked_for_has_a_copy_of_its_own(
     other: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "_revision", lambda name: COMMIT)
-    monkeypatch.setattr(source, "_stream", lambda asked, *_: [(json.dumps(asked), "")])
+    monkeypatch.setattr(source, "_stream", lambda wanted, *_: [(json.dumps(asdict(wanted)), "")])
     given = {"dataset": "a/b", "subset": "c", "split": "train", "src": "en", "tgt": "de"}
     asked = [json.loads(next(find(store=tmp_path, **one).pairs())[0]) for one in (given, given | other, given)]
     assert asked[0] == asked[2] != asked[1]
@@ -364,7 +372,7 @@ def test_what_is_neither_a_data_set_nor_a_table_is_named(
 def test_a_table_has_usual_columns(name: str, given: dict[str, str], columns: tuple[str, str], tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(gzip.compress(b"a\tb\tc\n") if path.suffix == ".gz" else b"a\tb\n")
-    found = locate(PairConfig(dataset=str(path), **given), "data.dev", languages=LANGUAGES, store_dir=tmp_path)
+    found = resolve_source(PairConfig(dataset=str(path), **given), "data.dev", languages=LANGUAGES, store_dir=tmp_path)
     assert found == Source({"dataset": path}, columns)
 
 
@@ -386,13 +394,13 @@ def test_the_usual_columns_never_make_both_sides_one(
     else:
         path.write_bytes(b"a\tb\n")
     with pytest.raises(InputError, match=f"data.dev: both sides would be column '{column}': set data.dev.src and"):
-        locate(PairConfig(dataset=str(path), **given), "data.dev", languages=languages, store_dir=tmp_path)
+        resolve_source(PairConfig(dataset=str(path), **given), "data.dev", languages=languages, store_dir=tmp_path)
 
 
 def test_a_column_may_be_copied_where_that_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(b"one\teins\n")
     pair = PairConfig("2", "2", dataset=str(tmp_path / "a.tsv"))
-    found = locate(pair, "data.extra.copied", languages=LANGUAGES, store_dir=tmp_path)
+    found = resolve_source(pair, "data.extra.copied", languages=LANGUAGES, store_dir=tmp_path)
     assert list(found.pairs()) == [("eins", "eins")]
 
 
@@ -400,15 +408,17 @@ def test_a_first_row_that_names_the_languages_is_believed(tmp_path: Path) -> Non
     path = tmp_path / "a.tsv"
     path.write_bytes(b"de\ten\nneu\tnew\n")
     for languages, expected_pair in ((("en", "de"), ("new", "neu")), (("de", "en"), ("neu", "new"))):
-        found = locate(PairConfig(dataset=str(path)), "data.train", languages=languages, store_dir=tmp_path)
+        found = resolve_source(PairConfig(dataset=str(path)), "data.train", languages=languages, store_dir=tmp_path)
         assert list(found.pairs()) == [expected_pair]
-    found = locate(PairConfig(dataset=str(path)), "data.train", languages=("en", "fr"), store_dir=tmp_path)
+    found = resolve_source(PairConfig(dataset=str(path)), "data.train", languages=("en", "fr"), store_dir=tmp_path)
     assert list(found.pairs()) == [("de", "en"), ("neu", "new")]  # it names but one of these
 
 
 def test_a_set_without_a_sentence_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(b"")
-    found = locate(PairConfig(dataset=str(tmp_path / "a.tsv")), "data.dev", languages=LANGUAGES, store_dir=tmp_path)
+    found = resolve_source(
+        PairConfig(dataset=str(tmp_path / "a.tsv")), "data.dev", languages=LANGUAGES, store_dir=tmp_path
+    )
     with pytest.raises(InputError, match=r"a\.tsv: there is no sentence in it: check data\.dev"):
         found.load("data.dev")
 
@@ -497,7 +507,7 @@ def test_a_place_without_copies_gets_a_remedy_that_the_command_has(
     (tmp_path / "store").write_bytes(b"")
     pair = PairConfig(dataset=str(twin), subset="de-en", split="test")
     with pytest.raises(StorageError) as caught:
-        locate(pair, key, languages=LANGUAGES, store_dir=tmp_path / "store")
+        resolve_source(pair, key, languages=LANGUAGES, store_dir=tmp_path / "store")
     assert str(caught.value).endswith(f"cannot be written (Not a directory): free space or {remedy}")
 
 

@@ -192,7 +192,7 @@ def test_packed_micro_batches_give_the_mean_gradient_over_target_tokens(
     loss, nll = written_out(objective.model)
     (loss / TARGET_TOKENS).backward()
     expected = gradients(objective)
-    split = {"max_tokens": 99, "multiple": 1, "capacities": capacities}
+    split = {"max_tokens": 99, "micro_batch_multiple": 1, "capacities": capacities}
     parts = split_step(np.arange(len(PAIRS)), STORE.lengths, **split)
     assert len(parts) == count
     batches = [collate(STORE, part, capacities) for part in [*parts, NOBODY]]

@@ -162,26 +162,26 @@ def test_a_json_line_by_hand(line: str, expected: Pair, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"en": "a", "de": 7}', "column 'de' is no text but 7: name one of text"),
-        ('{"en": true, "de": "b"}', "column 'en' is no text but True"),
-        ('{"en": NaN, "de": "b"}', "column 'en' is no text but nan"),
-        ('{"en": {"a": "b"}, "de": "b"}', "column 'en' is no text but {'a': 'b'}"),
-        ('{"en": -1e999, "de": "b"}', "column 'en' is no text but -inf"),
-        (f'{{"en": {"9" * 4000}, "de": "b"}}', "column 'en' is no text but 999"),
-        (f'{{"en": {"9" * 5000}, "de": "b"}}', "no JSON ("),
+        ('{"en": "a", "de": 7}', "column 'de' holds 7, not text: choose a text column"),
+        ('{"en": true, "de": "b"}', "column 'en' holds True"),
+        ('{"en": NaN, "de": "b"}', "column 'en' holds nan"),
+        ('{"en": {"a": "b"}, "de": "b"}', "column 'en' holds {'a': 'b'}"),
+        ('{"en": -1e999, "de": "b"}', "column 'en' holds -inf"),
+        (f'{{"en": {"9" * 4000}, "de": "b"}}', "column 'en' holds 999"),
+        (f'{{"en": {"9" * 5000}, "de": "b"}}', "not valid JSON ("),
         ('{"en": "a", "fr": "b"}', "no column 'de', but 'en, fr': name two that it has"),
         ('{"translation": {"en": "a"}}', "no column 'de', but 'en': name two that it has"),
         ('{"translation": "a", "de": "b"}', "no column 'en', but 'translation, de': "),
         ("{}", "no column 'en', but '': "),
-        ("[1, 2]", "no JSON object: each line must be one"),
-        ("null", "no JSON object"),
-        ('"a\tb"', "no JSON ("),
-        ('{"en": "a", "de": "b"', "no JSON ("),
-        ('{"en": "a", "de": "b"} {}', "no JSON ("),
-        ("{'en': 'a'}", "no JSON ("),
-        ("a\tb", "no JSON ("),
-        ("[" * 100_000, "no JSON ("),
-        ("\ufeff{}", "no JSON ("),
+        ("[1, 2]", "expected one JSON object per line"),
+        ("null", "expected one JSON object per line"),
+        ('"a\tb"', "not valid JSON ("),
+        ('{"en": "a", "de": "b"', "not valid JSON ("),
+        ('{"en": "a", "de": "b"} {}', "not valid JSON ("),
+        ("{'en': 'a'}", "not valid JSON ("),
+        ("a\tb", "not valid JSON ("),
+        ("[" * 100_000, "not valid JSON ("),
+        ("\ufeff{}", "not valid JSON ("),
     ],
 )
 def test_a_bad_json_line_is_named(line: str, message: str, tmp_path: Path) -> None:
@@ -194,14 +194,14 @@ def test_however_deep_a_json_line_is_nested_it_is_one_line(tmp_path: Path) -> No
     path = tmp_path / "a.jsonl"
     for depth in range(700, 1_001):
         path.write_text(f'{{"en": {"[" * depth}{"]" * depth}, "de": "b"}}', encoding="utf-8")
-        assert refusal(path).startswith((":1: no JSON (", ":1: column 'en' is no text but ["))
+        assert refusal(path).startswith((":1: not valid JSON (", ":1: column 'en' holds ["))
 
 
 def test_every_cut_of_a_json_line_is_named(tmp_path: Path) -> None:
     line = json.dumps({"translation": {"en": 'a "b" \u2028 \n', "de": "é"}}, ensure_ascii=False).encode()
     for size in range(1, len(line)):
         message = refusal(write(tmp_path / "a.jsonl", b'{"en": "1", "de": "2"}\n' + line[:size]))
-        assert message.startswith((":2: no JSON (", ":2: not UTF-8"))
+        assert message.startswith((":2: not valid JSON (", ":2: not UTF-8"))
 
 
 # ---- Parquet --------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_nulls_and_newlines_of_a_parquet_file(tmp_path: Path) -> None:
         (("en", "fr"), "no column 'fr', but 'en, de, id': name two that it has"),
         (("fr", "de"), "no column 'fr', but 'en, de, id': name two that it has"),
         (("x", "y"), "no column 'x', but 'en, de, id': name two that it has"),
-        (("en", "id"), "row 1: column 'id' is no text but 0: name one of text"),
+        (("en", "id"), "row 1: column 'id' holds 0, not text: choose a text column"),
     ],
 )
 def test_a_column_that_a_parquet_file_lacks(columns: tuple[str, str], message: str, tmp_path: Path) -> None:

@@ -113,12 +113,12 @@ def test_optimiser_schedule_and_data_order_are_fresh(other: DataConfig, source: 
 
 def test_the_new_text_is_in_the_old_pieces(other: DataConfig, source: Path, tmp_path: Path) -> None:
     """Under `prepare` too, which needs no weights; from a run, and from a checkpoint in it."""
-    own = prepare(tiny_job(tmp_path / "own", other)).tokenizer
+    own = prepare(tiny_job(tmp_path / "own", other)).tokenizer_model
     old = (source / "tokenizer.model").read_bytes()
     assert own != old
     for place in (source, step_dir(source, 8), source / "averaged"):
         prepared = prepare(warm(tmp_path / "b", other, place))
-        assert prepared.tokenizer == old
+        assert prepared.tokenizer_model == old
         first = Path(other.train.src).read_text(encoding="utf-8").partition("\n")[0]
         (pieces,) = Tokenizer(old, "old").encode([first])
         (found, count) = prepared.store.gather(torch.zeros(1, dtype=torch.int64).numpy(), 0)
@@ -282,7 +282,7 @@ def test_weights_of_another_tokenizer_are_refused(other: DataConfig, source: Pat
 
 def test_a_tokenizer_that_is_given_as_well(other: DataConfig, source: Path, tmp_path: Path) -> None:
     """Another one is refused; the same one, under any name, is the same one."""
-    (tmp_path / "own.model").write_bytes(prepare(tiny_job(tmp_path / "own", other)).tokenizer)
+    (tmp_path / "own.model").write_bytes(prepare(tiny_job(tmp_path / "own", other)).tokenizer_model)
     shutil.copy(source / "tokenizer.model", tmp_path / "same.model")
     job = warm(tmp_path / "b", other, source, **STILL)
     assert_refused(with_value(job, "tokenizer.model", str(tmp_path / "own.model")), "own.model is not ")
@@ -335,7 +335,7 @@ def test_the_source_is_not_needed_any_more(
     run(job)
     assert_same_end(tmp_path / "b", calm)
     with as_a_command():
-        assert prepare(job).tokenizer == (calm / "tokenizer.model").read_bytes()
+        assert prepare(job).tokenizer_model == (calm / "tokenizer.model").read_bytes()
     run(job)  # and a finished run prints its results
 
 

@@ -82,7 +82,7 @@ def ours(spec: Spec) -> Contender:
     from transformer.compute import dtype_of, loss_scaler
     from transformer.config.jobs import TrainJob
     from transformer.config.primitives import from_json, to_json
-    from transformer.data.loader import load_steps
+    from transformer.data.loader import Position, load_steps
     from transformer.data.prepare import prepare
     from transformer.model.transformer import Transformer
     from transformer.training.optimizer import build_optimizer
@@ -97,14 +97,13 @@ def ours(spec: Spec) -> Contender:
     if resolved.compile:
         objective.compile()
     optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
-    store = prepare(job).store
+    prepared = prepare(job)
     steps = load_steps(
-        store,
-        batching_of(job, resolved, store),
+        lambda epoch: prepared.store,
+        batching_of(job, resolved, store=prepared.store, mixture=prepared.mixture),
         rank=0,
         world_size=1,
-        epoch=0,
-        step=0,
+        position=Position(0, 0),
         prefetch=job.train.prefetch,
     )
 

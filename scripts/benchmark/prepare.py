@@ -244,7 +244,7 @@ def read(path: Path) -> Iterator[str]:
 def plan(args: argparse.Namespace) -> dict[str, Any]:
     """What a training does with the prepared corpus before its first step: the shortest of three times for each."""
     from transformer.config.settings import TrainConfig
-    from transformer.data.loader import load_steps
+    from transformer.data.loader import Position, load_steps
     from transformer.data.plan import Batching, plan_epoch
     from transformer.data.store import Store
 
@@ -252,19 +252,29 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     recipe = TrainConfig()
     seed, tokens = recipe.seed, recipe.tokens_per_step
     opening, store = shortest(lambda: Store.open(path))
+    mixture = ((len(store), 1.0),)
     planning, steps = shortest(
-        lambda: plan_epoch(store.lengths, mixture=store.mixture, seed=seed, epoch=0, tokens_per_step=tokens)
+        lambda: plan_epoch(store.lengths, mixture=mixture, seed=seed, epoch=0, tokens_per_step=tokens)
     )
     places = {"start": 0, "middle": len(steps) // 2, "end": len(steps) - 1}
 
+    batching = Batching(
+        mixture=mixture,
+        seed=seed,
+        tokens_per_step=tokens,
+        max_tokens=tokens,
+        micro_batch_multiple=1,
+        capacities=None,
+        longest=max(store.longest),
+    )
+
     def first_step(place: int) -> object:
         stream = load_steps(
-            store,
-            Batching(seed, tokens_per_step=tokens, max_tokens=tokens, multiple=1, capacities=None),
+            lambda epoch: store,
+            batching,
             rank=0,
             world_size=1,
-            epoch=0,
-            step=place,
+            position=Position(0, place),
             prefetch=0,
         )
         return next(stream).index

@@ -35,7 +35,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig
 from transformer.cost import parameters, peak_flops, step_flops
-from transformer.data.loader import Step, load_steps
+from transformer.data.loader import Position, Step, load_steps
 from transformer.data.store import Store
 from transformer.model.transformer import Transformer
 from transformer.training.optimizer import build_optimizer, learning_rate, paper_peak
@@ -139,14 +139,13 @@ def measure(job: TrainJob, store: Store, vocab_size: int, *, steps: int, warmup:
     if resolved.compile:
         objective.compile()
     optimizer, scaler = build_optimizer(model, cfg), loss_scaler(device, precision)
-    batching = batching_of(job, resolved, store)
+    batching = batching_of(job, resolved, store=store, mixture=((len(store), 1.0),))
     source = load_steps(
-        store,
+        lambda epoch: store,
         batching,
         rank=0,
         world_size=1,
-        epoch=0,
-        step=0,
+        position=Position(0, 0),
         prefetch=cfg.prefetch,
     )
     peak = paper_peak(job.model.d_model, cfg.warmup_steps)

@@ -278,13 +278,13 @@ def write_batches(job: TrainJob, steps: int, path: Path) -> tuple[int, int]:
         matrix[places == counts[:, None]] = EOS
         return matrix
 
-    plan = partial(plan_epoch, store.lengths, mixture=store.mixture, seed=seed, tokens_per_step=tokens)
+    plan = partial(plan_epoch, store.lengths, mixture=prepared.mixture, seed=seed, tokens_per_step=tokens)
     epochs = (plan(epoch=epoch) for epoch in count())
     arrays: dict[str, Ids] = {}
     for index, ids in enumerate(islice(chain.from_iterable(epochs), steps)):
         arrays |= {f"source/{index}": padded(ids, 0), f"target/{index}": padded(ids, 1)}
     np.savez(path, allow_pickle=False, **arrays)
-    return Tokenizer.from_bytes(prepared.tokenizer).vocab_size, int(store.lengths.max())
+    return Tokenizer.from_bytes(prepared.tokenizer_model).vocab_size, int(store.lengths.max())
 
 
 def race(workers: list[Worker], turns: list[int]) -> list[dict[str, Any]]:

@@ -244,7 +244,9 @@ class TrainConfig:
     seed: int = option(1, "everything random follows from it")
     max_steps: int = option(100_000, "optimiser updates in all")
     tokens_per_step: int = option(25_000, "real tokens of an update, on each side")
-    max_tokens: int | None = option(None, "padded tokens of a micro-batch per side (null: by device)")
+    max_tokens: int | None = option(
+        None, "tokens of a micro-batch per side, padding counted; packed: rounded up to 128 (null: by device)"
+    )
     learning_rate: float | None = option(None, "peak rate (null: the paper's eq. 3)")
     warmup_steps: int = option(4_000, "updates until the peak")
     decay: Decay = option(Decay.inverse_sqrt, "what the rate does after the peak")

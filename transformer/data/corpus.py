@@ -28,7 +28,7 @@ _BUFFER = 1 << 20
 
 
 def read_lines(path: Path) -> Generator[str, None, None]:
-    """The lines of a UTF-8 file, plain or gzip (named `.gz`), without their ends; a BOM at the start is no text.
+    """The lines of a UTF-8 file, plain or gzip (named `.gz`), without their ends and without a BOM at the start.
 
     Raises InputError where the file cannot be opened, is a damaged gzip file, or is not UTF-8.
     """
@@ -49,7 +49,7 @@ def read_pairs(source: Path, target: Path) -> Generator[Pair, None, None]:
     with closing(_read_blocks(source)) as left, closing(_read_blocks(target)) as right:
         sides = counted(left, 0), counted(right, 1)
         try:
-            yield from zip(*map(chain.from_iterable, sides), strict=True)  # no step of ours for each line of millions
+            yield from zip(*map(chain.from_iterable, sides), strict=True)  # zip runs in C: no Python code per line
         except ValueError:  # one of them is longer
             for side in sides:
                 deque(side, maxlen=0)
@@ -108,35 +108,41 @@ def _decode(block: bytes, path: Path, before: int) -> str:
         ) from error
 
 
-def judge(corpora: Sequence[Iterable[Pair]], config: FilterConfig) -> list[bytes]:
+def screen_pairs(corpora: Sequence[Iterable[Pair]], config: FilterConfig) -> list[bytes]:
     """For each corpus a byte a pair: KEPT, or why its text is not fit to train on.
 
     A duplicate is a pair that came before, in whichever corpus. Finding them takes 40 bytes a pair for a while.
     """
-    verdicts, hashes = [], bytearray()
-    no_identical, no_duplicates = config.drop_identical, config.drop_duplicates
+    verdicts: list[bytes] = []
+    hashes = bytearray()
+    drop_identical = config.drop_identical  # looked up once, not for every pair
+    drop_duplicates = config.drop_duplicates
+
     for pairs in corpora:
-        found = bytearray()
+        codes = bytearray()
         for source, target in pairs:
             if not source or not target or source.isspace() or target.isspace():
-                found.append(EMPTY)
-            elif no_identical and source.strip() == target.strip():
-                found.append(IDENTICAL)
+                codes.append(EMPTY)
+            elif drop_identical and source.strip() == target.strip():
+                codes.append(IDENTICAL)
             else:
-                found.append(KEPT)
-                if no_duplicates:
+                codes.append(KEPT)
+                if drop_duplicates:
                     text = f"{source.strip()}\n{target.strip()}".encode()
                     hashes += hashlib.blake2b(text, digest_size=8).digest()
-        verdicts.append(bytes(found))
+        verdicts.append(bytes(codes))
+
     return _mark_duplicates(verdicts, hashes) if hashes else verdicts
 
 
 def _mark_duplicates(verdicts: list[bytes], hashes: bytearray) -> list[bytes]:
     """`hashes` has 8 bytes for each pair that is kept so far."""
     keys = np.frombuffer(hashes, dtype=np.uint64)
-    order = np.argsort(keys, kind="stable")  # so the first of equal ones stays the first
+    order = np.argsort(keys, kind="stable")  # stable: the first of equal pairs is the one that stays
     repeated = order[1:][keys[order[1:]] == keys[order[:-1]]]
-    every = np.frombuffer(b"".join(verdicts), dtype=np.uint8).copy()
-    every[np.flatnonzero(every == KEPT)[repeated]] = DUPLICATE
-    borders = np.cumsum([len(found) for found in verdicts])[:-1]
-    return [part.tobytes() for part in np.split(every, borders)]
+
+    codes = np.frombuffer(b"".join(verdicts), dtype=np.uint8).copy()
+    codes[np.flatnonzero(codes == KEPT)[repeated]] = DUPLICATE
+
+    borders = np.cumsum([len(part) for part in verdicts])[:-1]
+    return [part.tobytes() for part in np.split(codes, borders)]

@@ -1,19 +1,29 @@
 """Plan + store -> the steps of one rank, without end, prepared ahead by one thread.
 
-The surprise: there is no iterator state. A position is (epoch, step in the epoch), and starting there is looking up a
-plan, so what was prefetched and not used needs no care.
+There is no iterator state: a position is (epoch, step in the epoch), and to start there is to look up a plan. So steps
+that were prepared ahead and never used need no care. The store is asked for epoch by epoch, because the same pairs may
+be other piece ids in each of them (subword sampling).
 """
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from queue import Empty, Queue
 
 import numpy as np
 
 from transformer.data.batch import Batch, collate
-from transformer.data.plan import Batching, Ids, plan_epoch, split_step
-from transformer.data.store import Store
+from transformer.data.plan import Batching, plan_epoch, split_step
+from transformer.data.store import SIDES, Ids, Store
+from transformer.errors import InputError
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in the data a training stands: the next step that it takes."""
+
+    epoch: int
+    step: int  # within the epoch, from 0
 
 
 @dataclass(frozen=True)
@@ -30,63 +40,97 @@ class Step:
 
 
 def load_steps(
-    store: Store, batching: Batching, *, rank: int, world_size: int, epoch: int, step: int, prefetch: int
+    store_of: Callable[[int], Store],
+    batching: Batching,
+    *,
+    rank: int,
+    world_size: int,
+    position: Position,
+    prefetch: int,
 ) -> Generator[Step, None, None]:
-    """Steps from position (epoch, step) on, for ever; a position behind an epoch's last step is the next epoch's first.
+    """Steps from `position` on, for ever; a position behind an epoch's last step is the next epoch's first.
 
-    `prefetch` steps are prepared ahead by a thread (0: none), which closing the generator ends. Raises what plan_epoch
-    and split_step raise.
+    `store_of(epoch)` is asked once for each epoch, in the thread that prepares. Every store must hold the pairs of
+    `batching.mixture`; their lengths may differ. A step of longer sentences is cut into more micro-batches, still a
+    multiple of `batching.micro_batch_multiple`, and packed shapes stay as they are.
+
+    `prefetch` steps are prepared ahead by a thread (0: none), which closing the generator ends. Raises InputError at
+    the start of an epoch with a sentence that no micro-batch can hold, and what plan_epoch and `store_of` raise.
     """
+    steps = _steps(store_of, batching, rank=rank, world_size=world_size, position=position)
+    return _prefetched(steps, prefetch) if prefetch else steps
 
-    def steps() -> Generator[Step, None, None]:
-        now, first = epoch, step
-        while True:
-            plan = plan_epoch(
+
+def _steps(
+    store_of: Callable[[int], Store], batching: Batching, *, rank: int, world_size: int, position: Position
+) -> Generator[Step, None, None]:
+    epoch = position.epoch
+    first = position.step
+    while True:
+        store = store_of(epoch)
+        _refuse_too_long(store, batching, epoch)
+        plan = plan_epoch(
+            store.lengths,
+            mixture=batching.mixture,
+            seed=batching.seed,
+            epoch=epoch,
+            tokens_per_step=batching.tokens_per_step,
+        )
+
+        for index in range(first, len(plan)):
+            parts = split_step(
+                plan[index],
                 store.lengths,
-                mixture=store.mixture,
-                seed=batching.seed,
-                epoch=now,
-                tokens_per_step=batching.tokens_per_step,
+                max_tokens=batching.max_tokens,
+                micro_batch_multiple=batching.micro_batch_multiple,
+                capacities=batching.capacities,
             )
-            for index in range(first, len(plan)):
-                parts = split_step(
-                    plan[index],
-                    store.lengths,
-                    max_tokens=batching.max_tokens,
-                    multiple=batching.multiple,
-                    capacities=batching.capacities,
-                )
-                yield _step(store, parts, batching.capacities, epoch=now, index=index, rank=rank, world_size=world_size)
-            now, first = now + 1, 0
+            yield _step(store, parts, batching, epoch=epoch, index=index, rank=rank, world_size=world_size)
 
-    return _prefetched(steps(), prefetch) if prefetch else steps()
+        epoch += 1
+        first = 0
+
+
+def _refuse_too_long(store: Store, batching: Batching, epoch: int) -> None:
+    """Raise InputError for a sentence that no micro-batch can hold: at once, not hours later in its step."""
+    limits = batching.capacities or (batching.max_tokens, batching.max_tokens)
+    for side, longest, limit in zip(SIDES, store.longest, limits, strict=True):
+        if longest > limit:
+            raise InputError(
+                f"epoch {epoch}: a {side} sentence of {longest} tokens does not fit a micro-batch of {limit}: "
+                "raise train.max_tokens or lower data.filter.max_length"
+            )
 
 
 def _step(
-    store: Store,
-    parts: list[Ids],
-    capacities: tuple[int, int] | None,
-    *,
-    epoch: int,
-    index: int,
-    rank: int,
-    world_size: int,
+    store: Store, parts: list[Ids], batching: Batching, *, epoch: int, index: int, rank: int, world_size: int
 ) -> Step:
     """Micro-batch m goes to rank m mod world size; a rank without a sentence gets one empty batch, never nothing."""
-    mine = [m for m in range(rank, len(parts), world_size) if len(parts[m])]
-    batches = [(m, collate(store, parts[m], capacities)) for m in mine] or [
-        (rank, collate(store, np.zeros(0, np.int64), capacities))
-    ]
+    capacities = batching.capacities
+    # Attention relies on this bound. A longer sentence raises it, at the price of another shape for this epoch.
+    longest = (max(batching.longest, store.longest[0]), max(batching.longest, store.longest[1]))
+
+    numbers = [m for m in range(rank, len(parts), world_size) if len(parts[m])]
+    micro_batches = [(m, collate(store, parts[m], capacities, longest=longest)) for m in numbers]
+    if not micro_batches:
+        nothing = np.zeros(0, np.int64)
+        micro_batches = [(rank, collate(store, nothing, capacities, longest=longest))]
+
     lengths = [store.lengths[part] for part in parts if len(part)]
     source_tokens, target_tokens = np.concatenate(lengths).sum(axis=0, dtype=np.int64).tolist()
+    if capacities is not None:
+        slots = sum(capacities) * len(lengths)
+    else:
+        slots = sum(len(part) * int(part.max(axis=0).sum()) for part in lengths)
+
     return Step(
         epoch=epoch,
         index=index,
-        micro_batches=batches,
+        micro_batches=micro_batches,
         target_tokens=target_tokens,
         source_tokens=source_tokens,
         sentences=sum(map(len, parts)),
-        slots=sum(sum(capacities) if capacities else len(part) * int(part.max(axis=0).sum()) for part in lengths),
+        slots=slots,
     )
 
 
@@ -115,7 +159,7 @@ def _prefetched(steps: Iterator[Step], prefetch: int) -> Generator[Step, None, N
     finally:
         stop.set()
         try:
-            while True:  # room for the one step that the thread may still want to put
+            while True:  # make room for the one step that the thread may still want to put
                 queue.get_nowait()
         except Empty:
             thread.join()

@@ -2,8 +2,8 @@
 
 A prepared corpus is named by a digest of the training text, the filters, the tokenizer's settings and the versions of
 the formats, so it is built once and shared by every run that agrees on these. Whoever builds holds a file lock; others
-wait, then use it. Nothing but copies of hub data sets is written before every text has been read to its end. The
-surprise: training text is read three times (check, tokenizer, ids), since memory must not grow with the corpus.
+wait, then use it. Nothing but copies of hub data sets is written before every text has been read to its end. Training
+text is read three times (screening, tokenizer, ids), because memory must not grow with the corpus.
 """
 
 import hashlib
@@ -12,24 +12,23 @@ import logging
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import Enum
 from itertools import chain, compress, islice
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from transformer.config.jobs import TrainJob
+from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
-from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, judge
-from transformer.data.plan import Ids
-from transformer.data.source import Source, is_copied, locate, store_beside
-from transformer.data.store import STORE_VERSION, Sentences, Store, StoreWriter, build_once, digest_file
+from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, screen_pairs
+from transformer.data.source import Origin, Source, is_hub_dataset, resolve_source, store_beside
+from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter, build_once, digest_file
 from transformer.data.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
 from transformer.errors import InputError, StorageError
 from transformer.machine import resolve_threads, trim_heap
@@ -39,7 +38,78 @@ BLOCK = 10_000  # pairs that are in memory at a time
 REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")  # in the order of asking
 TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
 
+_KEPT_MASK = bytes(code == KEPT for code in range(256))  # translates verdicts to 1 for a pair that is kept, else 0
+
 log = logging.getLogger(__name__)
+
+
+# ---- what is reported -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """A file that was read."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SetReport:
+    """A set of sentence pairs: `train`, `dev`, `test.NAME` or `extra.NAME`."""
+
+    files: dict[str, FileReport]  # by the key that names each
+    columns: list[str] | None  # of a table
+    origin: Origin | None  # of a copy
+    weight: float | None  # how often an epoch has it; None: not trained on
+    pairs_read: int
+    pairs_kept: int | None  # None: not trained on, and so never filtered
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """How many pairs a training set has, and how many of them are in the store."""
+
+    pairs_read: int
+    pairs_kept: int
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Tokens in the store, end marks counted."""
+
+    src: int
+    tgt: int
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What building a store read, dropped and kept; `report.json` beside it."""
+
+    pairs_read: int
+    pairs_kept: int
+    sources: list[PairCounts]  # of the training sets, in the order of the store
+    dropped: dict[str, int]  # pairs by reason
+    filters: FilterConfig
+    tokens: TokenCounts
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What a run trains and is scored on; `data.json` of a run directory."""
+
+    digest: str  # of all that the store depends on
+    src_lang: str
+    tgt_lang: str
+    sets: dict[str, SetReport]
+    pairs_read: int
+    pairs_kept: int
+    dropped: dict[str, int]
+    filters: FilterConfig
+    tokens: TokenCounts
+    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -47,34 +117,53 @@ class Prepared:
     """What training needs; development and test sentences are never filtered."""
 
     store: Store
-    tokenizer: bytes  # the model file's content
-    report: dict[str, object]  # JSON: what was read, dropped and kept
+    mixture: Mixture  # pairs and weight of each training set in the store
+    tokenizer_model: bytes  # the model file's content
+    report: DataReport
     dev: list[Pair]
     test: dict[str, list[Pair]]
 
 
-class _Corpus(NamedTuple):
-    """The training text and all that decides what becomes of it."""
-
-    sources: list[Source]  # one after the other in the store
-    filters: FilterConfig
-    tokenizer: TokenizerConfig
-    model: bytes | None  # a tokenizer model that is given
-    threads: int
-
-    def pairs(self, fit: bytes) -> Iterator[Pair]:
-        """Those with a 1 in `fit`, which has a byte for each pair of all the sources."""
-        return compress(chain.from_iterable(source.pairs() for source in self.sources), fit)
+# ---- what is worked on ----------------------------------------------------------------------------------------------
 
 
-class _Judged(NamedTuple):
-    """What the first reading found."""
+@dataclass(frozen=True)
+class _TextSet:
+    """A set of pairs that is configured, and has been found."""
 
-    verdicts: list[bytes]  # of each source, as `judge` gives them
+    source: Source
+    files: dict[str, FileReport]
+    pairs: list[Pair] | None  # None: of a training set, which is read block by block
 
     @property
-    def fit(self) -> bytes:
-        return b"".join(self.verdicts).translate(_FIT)
+    def columns(self) -> list[str] | None:
+        return None if self.source.columns is None else list(self.source.columns)
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    """The training text and all that decides what becomes of it."""
+
+    sets: list[_TextSet]  # one after the other in the store
+    filters: FilterConfig
+    tokenizer: TokenizerConfig
+    tokenizer_model: bytes | None  # None: to be trained
+    threads: int
+
+    def pairs(self, kept_by_text: bytes) -> Iterator[Pair]:
+        """The pairs with a 1 in `kept_by_text`, which has a byte for each pair of all the sets."""
+        return compress(chain.from_iterable(text_set.source.pairs() for text_set in self.sets), kept_by_text)
+
+
+@dataclass(frozen=True)
+class _Screened:
+    """What the first reading found: a verdict on the text of every pair."""
+
+    verdicts: list[bytes]  # of each set, as `screen_pairs` gives them
+
+    @property
+    def kept_by_text(self) -> bytes:
+        return b"".join(self.verdicts).translate(_KEPT_MASK)
 
     @property
     def kept(self) -> int:
@@ -82,10 +171,21 @@ class _Judged(NamedTuple):
 
     @property
     def dropped(self) -> Counter[str]:
-        return Counter({reason: sum(v.count(code) for v in self.verdicts) for code, reason in TEXT_REASONS.items()})
+        return Counter(
+            {reason: sum(verdicts.count(code) for verdicts in self.verdicts) for code, reason in TEXT_REASONS.items()}
+        )
 
 
-_FIT = bytes(code == KEPT for code in range(256))
+@dataclass(frozen=True)
+class _Built:
+    """A prepared corpus, opened."""
+
+    store: Store
+    tokenizer_model: bytes
+    report: BuildReport
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
 
 
 def prepare(job: TrainJob) -> Prepared:
@@ -95,120 +195,181 @@ def prepare(job: TrainJob) -> Prepared:
     """
     began = time.monotonic()
     root = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
-    languages = (job.data.src_lang, job.data.tgt_lang)
-    weights, model = _weights(job.data), _given_model(job)
-    sources: dict[str, Source] = {}
-    sets: dict[str, dict[str, Any]] = {}
-    texts: dict[str, list[Pair]] = {}
-    for name, pair in _sets(job.data).items():
-        sources[name] = locate(pair, f"data.{name}", languages=languages, store_dir=root)
-        sets[name] = _describe(sources[name], f"data.{name}")
-        if name not in weights:
-            texts[name] = sources[name].load(f"data.{name}")
-    threads = resolve_threads(job.train.threads)
-    corpus = _Corpus([sources[name] for name in weights], job.data.filter, job.tokenizer, model, threads)
-    digest = _identity(corpus, [sets[name] for name in weights])
-    store, model, built = _open_or_build(root / digest[:16], corpus)
-    for (name, weight), counts in zip(weights.items(), built.pop("sources"), strict=True):
-        sets[name] |= {"weight": weight, **counts}
-    for name, pairs in texts.items():
-        sets[name]["pairs_read"] = len(pairs)
-    store.mixture = tuple((sets[name]["pairs_kept"], weight) for name, weight in weights.items())
-    report = {"digest": digest, "src_lang": languages[0], "tgt_lang": languages[1], "sets": sets, **built}
-    if len(weights) > 1:
-        for name, weight in weights.items():
-            kept, read = (f"{sets[name][count]:,}" for count in ("pairs_kept", "pairs_read"))
-            log.info("data.%s: %s of %s pairs, weight %g", name, kept, read, weight)
-    log.info("data ready: %s; %.1f s", _summary(built), time.monotonic() - began)
-    test = {name: texts[f"test.{name}"] for name in job.data.test}
-    return Prepared(store, model, report, texts["dev"], test)
+    mixture_weights = _mixture_weights(job.data)
+    tokenizer_model = _given_tokenizer(job)
+
+    # Find every set. Development and test sets are read whole: their faults must show before hours of work.
+    sets = {
+        name: _open_set(pair, name, job.data, store_dir=root, is_training=name in mixture_weights)
+        for name, pair in _configured_sets(job.data).items()
+    }
+
+    # Build the store from the training sets, or find it.
+    corpus = _Corpus(
+        sets=[sets[name] for name in mixture_weights],
+        filters=job.data.filter,
+        tokenizer=job.tokenizer,
+        tokenizer_model=tokenizer_model,
+        threads=resolve_threads(job.train.threads),
+    )
+    digest = _identity(corpus)
+    built = _open_or_build(root / digest[:16], corpus)
+    counts = dict(zip(mixture_weights, built.report.sources, strict=True))
+
+    report = _data_report(job.data, digest, sets, counts=counts, mixture_weights=mixture_weights, built=built.report)
+    if len(mixture_weights) > 1:
+        for name, weight in mixture_weights.items():
+            kept = counts[name].pairs_kept
+            read = counts[name].pairs_read
+            log.info("data.%s: %s of %s pairs, weight %g", name, f"{kept:,}", f"{read:,}", weight)
+    log.info("data ready: %s; %.1f s", _summary(report), time.monotonic() - began)
+
+    return Prepared(
+        store=built.store,
+        mixture=tuple((counts[name].pairs_kept, weight) for name, weight in mixture_weights.items()),
+        tokenizer_model=built.tokenizer_model,
+        report=report,
+        dev=sets["dev"].pairs or [],
+        test={name: sets[f"test.{name}"].pairs or [] for name in job.data.test},
+    )
 
 
-def _sets(data: DataConfig) -> dict[str, PairConfig]:
-    """Every set of pairs that is configured, by its key; those first whose faults show soon: small ones, and here."""
+def _configured_sets(data: DataConfig) -> dict[str, PairConfig]:
+    """Every set of pairs by its key, those first whose faults show soonest: small sets, and files on this machine."""
     named = {"dev": data.dev, **{f"test.{name}": pair for name, pair in data.test.items()}}
     named |= {"train": data.train, **{f"extra.{name}": pair for name, pair in data.extra.items()}}
-    return dict(sorted(named.items(), key=lambda item: is_copied(item[1])))
+    return dict(sorted(named.items(), key=lambda item: is_hub_dataset(item[1])))
 
 
-def _summary(built: dict[str, Any]) -> str:
-    read, kept = built["pairs_read"], built["pairs_kept"]
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in built["dropped"].items() if count)
-    share = f"{1 - kept / read:.2%} dropped" + (f": {reasons}" if reasons else "")
-    tokens = " + ".join(f"{count:,}" for count in built["tokens"].values())
-    return f"{kept:,} of {read:,} pairs ({share}), {tokens} tokens, {built['vocab_size']:,} pieces"
-
-
-def _weights(data: DataConfig) -> dict[str, float]:
+def _mixture_weights(data: DataConfig) -> dict[str, float]:
     """The sets that are trained on, in the order that they have in the store, and how often an epoch has each."""
     return {"train": 1.0, **{f"extra.{name}": extra.weight for name, extra in sorted(data.extra.items())}}
 
 
-def _given_model(job: TrainJob) -> bytes | None:
-    """The tokenizer that is not to be trained: that of `tokenizer.model`, or of the run where the weights come from."""
-    given = None if job.tokenizer.model is None else Path(job.tokenizer.model)
-    model = None if given is None else read_model(given)
+def _open_set(pair: PairConfig, name: str, data: DataConfig, *, store_dir: Path, is_training: bool) -> _TextSet:
+    key = f"data.{name}"
+    source = resolve_source(pair, key, languages=(data.src_lang, data.tgt_lang), store_dir=store_dir)
+    files = {part: _describe(path, key) for part, path in source.files.items()}
+    return _TextSet(source, files, pairs=None if is_training else source.load(key))
+
+
+def _describe(path: Path, key: str) -> FileReport:
+    """Path, size and digest of a file."""
+    try:
+        if path.is_fifo():
+            raise InputError(f"{path}: a pipe, but text is read several times: write it to a file for {key}")
+        size, digest = digest_file(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}): check {key} and data.root") from error
+    return FileReport(str(path), size, digest)
+
+
+def _data_report(
+    data: DataConfig,
+    digest: str,
+    sets: Mapping[str, _TextSet],
+    *,
+    counts: Mapping[str, PairCounts],
+    mixture_weights: Mapping[str, float],
+    built: BuildReport,
+) -> DataReport:
+    set_reports = {}
+    for name, text_set in sets.items():
+        trained_on = counts.get(name)
+        set_reports[name] = SetReport(
+            files=text_set.files,
+            columns=text_set.columns,
+            origin=text_set.source.origin,
+            weight=mixture_weights.get(name),
+            pairs_read=len(text_set.pairs or ()) if trained_on is None else trained_on.pairs_read,
+            pairs_kept=None if trained_on is None else trained_on.pairs_kept,
+        )
+    return DataReport(
+        digest=digest,
+        src_lang=data.src_lang,
+        tgt_lang=data.tgt_lang,
+        sets=set_reports,
+        pairs_read=built.pairs_read,
+        pairs_kept=built.pairs_kept,
+        dropped=built.dropped,
+        filters=built.filters,
+        tokens=built.tokens,
+        vocab_size=built.vocab_size,
+    )
+
+
+def _summary(report: DataReport) -> str:
+    share = f"{1 - report.pairs_kept / report.pairs_read:.2%} dropped"
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.dropped.items() if count)
+    dropped = f"{share}: {reasons}" if reasons else share
+    tokens = f"{report.tokens.src:,} + {report.tokens.tgt:,} tokens"
+    pairs = f"{report.pairs_kept:,} of {report.pairs_read:,} pairs"
+    return f"{pairs} ({dropped}), {tokens}, {report.vocab_size:,} pieces"
+
+
+# ---- the tokenizer that is given ------------------------------------------------------------------------------------
+
+
+def _given_tokenizer(job: TrainJob) -> bytes | None:
+    """The model that is not to be trained: that of `tokenizer.model`, or of the run where the weights come from."""
+    origin = None if job.tokenizer.model is None else Path(job.tokenizer.model)
+    tokenizer_model = None if origin is None else read_model(origin)
+
     if job.init_from is not None:
-        origin = _home(job.run_dir, job.init_from) / "tokenizer.model"
-        carried = read_model(origin)
-        if model not in (None, carried):
-            raise InputError(f"tokenizer.model={given} is not {origin}, which init_from brings along: leave it out")
-        given, model = origin, carried
-    if model is not None:
-        Tokenizer(model, str(given))  # refuses a bad one
-    return model
+        carried_origin = _tokenizer_run_dir(job.run_dir, job.init_from) / "tokenizer.model"
+        carried = read_model(carried_origin)
+        if tokenizer_model not in (None, carried):
+            raise InputError(
+                f"tokenizer.model={origin} is not {carried_origin}, which init_from brings along: leave it out"
+            )
+        origin = carried_origin
+        tokenizer_model = carried
+
+    if tokenizer_model is not None:
+        Tokenizer(tokenizer_model, str(origin))  # refuses a bad one
+    return tokenizer_model
 
 
-def _home(run_dir: str, init_from: str) -> Path:
+def _tokenizer_run_dir(run_dir: str, init_from: str) -> Path:
     """The run whose tokenizer is taken: once this one has a checkpoint, itself, for the other may be gone by then."""
     if any(Path(run_dir, "checkpoints").glob("step-*")):
         return Path(run_dir)
+
     source = Path(init_from).absolute()
-    around = (folder for folder in (source, *source.parents[:2]) if (folder / "tokenizer.model").is_file())
-    home = next(around, None) if source.is_dir() else None
-    if home is None:
-        raise InputError(f"init_from={init_from}: no run directory with a tokenizer.model, nor a checkpoint inside one")
-    return home
+    if source.is_dir():
+        for folder in (source, *source.parents[:2]):
+            if (folder / "tokenizer.model").is_file():
+                return folder
+    raise InputError(f"init_from={init_from}: no run directory with a tokenizer.model, nor a checkpoint inside one")
 
 
-def _describe(source: Source, key: str) -> dict[str, Any]:
-    """What a set consists of: path, size and digest of each file, and of a table its columns."""
-    files = {}
-    for part, path in source.files.items():
-        try:
-            if path.is_fifo():
-                raise InputError(f"{path}: a pipe, but text is read several times: write it to a file for {key}")
-            size, digest = digest_file(path)
-        except OSError as error:
-            raise InputError(
-                f"{path}: cannot be read ({error.strerror or error}): check {key} and data.root"
-            ) from error
-        files[part] = {"path": str(path), "bytes": size, "sha256": digest}
-    return {"files": files, "columns": source.columns, "origin": source.origin}
+# ---- building -------------------------------------------------------------------------------------------------------
 
 
-def _identity(corpus: _Corpus, sets: list[dict[str, Any]]) -> str:
+def _identity(corpus: _Corpus) -> str:
     """The SHA-256 of everything that the prepared corpus depends on."""
-    if corpus.model is not None:
-        tokenizer: object = hashlib.sha256(corpus.model).hexdigest()
+    if corpus.tokenizer_model is not None:
+        tokenizer: object = hashlib.sha256(corpus.tokenizer_model).hexdigest()
     else:
-        tokenizer = {k: v.value if isinstance(v, Enum) else v for k, v in asdict(corpus.tokenizer).items()}
-    text = [[described["columns"], *(file["sha256"] for file in described["files"].values())] for described in sets]
+        settings = asdict(corpus.tokenizer)
+        tokenizer = {key: value.value if isinstance(value, Enum) else value for key, value in settings.items()}
+    text = [[text_set.columns, *(file.sha256 for file in text_set.files.values())] for text_set in corpus.sets]
     parts = [PREPARE_VERSION, STORE_VERSION, text, asdict(corpus.filters), tokenizer]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _open_or_build(path: Path, corpus: _Corpus) -> tuple[Store, bytes, dict[str, Any]]:
-    """Use what is there; else check the training text, then build under a lock, unless somebody else just has."""
+def _open_or_build(path: Path, corpus: _Corpus) -> _Built:
+    """Use what is there; else screen the training text, then build under a lock, unless somebody else just has."""
     try:
         if os.path.exists(path):
             return _open(path)
     except InputError as error:
         log.warning("%s: built again", error)
-    judged = _Judged(judge([source.pairs() for source in corpus.sources], corpus.filters))
-    _refuse_nothing(judged.kept, corpus, judged.dropped)
+
+    screened = _Screened(screen_pairs([text_set.source.pairs() for text_set in corpus.sets], corpus.filters))
+    _refuse_nothing(screened.kept, corpus, screened.dropped)
     try:
-        build_once(path, lambda folder: _fill(folder, corpus, judged), usable=_usable)
+        build_once(path, lambda folder: _fill(folder, corpus, screened), usable=_is_usable)
     except OSError as error:
         reason = error.strerror or error
         raise StorageError(f"{path}: cannot be written ({reason}): free space or set data.store_dir") from error
@@ -216,72 +377,77 @@ def _open_or_build(path: Path, corpus: _Corpus) -> tuple[Store, bytes, dict[str,
 
 
 def _refuse_nothing(kept: int, corpus: _Corpus, dropped: Counter[str]) -> None:
+    """Raise InputError where no pair is left."""
     if kept == 0:
-        files = ", ".join(str(path) for source in corpus.sources for path in source.files.values())
+        files = ", ".join(file.path for text_set in corpus.sets for file in text_set.files.values())
         reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items() if count) or "the files are empty"
-        remedy = "data.train" if dropped.total() == dropped["empty"] else "data.filter"  # which does not ask for those
+        only_empty = dropped.total() == dropped["empty"]  # no setting of data.filter drops those
+        remedy = "data.train" if only_empty else "data.filter"
         raise InputError(f"{files}: no sentence pair is left to train on ({reasons}): check {remedy}")
 
 
-def _usable(path: Path) -> bool:
+def _is_usable(path: Path) -> bool:
     try:
-        Store.open(path)
+        _open(path)
     except InputError:
         return False
     return True
 
 
-def _open(path: Path) -> tuple[Store, bytes, dict[str, Any]]:
+def _open(path: Path) -> _Built:
+    """Raises InputError for a prepared corpus that is missing, damaged or incomplete."""
     store = Store.open(path)
-    model = (path / "tokenizer.model").read_bytes()
-    return store, model, json.loads((path / "report.json").read_bytes())
+    try:
+        tokenizer_model = (path / "tokenizer.model").read_bytes()
+        report = from_json(BuildReport, json.loads((path / "report.json").read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: not a complete prepared corpus ({error})") from error
+    return _Built(store, tokenizer_model, report)
 
 
-def _fill(path: Path, corpus: _Corpus, judged: _Judged) -> None:
+def _fill(path: Path, corpus: _Corpus, screened: _Screened) -> None:
     """Write the store, with the tokenizer's model and the report beside it."""
-    fit, dropped = judged.fit, judged.dropped
-    model = corpus.model if corpus.model is not None else _train(corpus, judged)
-    tokenizer = Tokenizer.from_bytes(model)
-    log.info("encoding %s pairs", f"{judged.kept:,}")
-    kept = bytearray()  # 1 for each fit pair whose pieces are fit, too
+    tokenizer_model = corpus.tokenizer_model
+    if tokenizer_model is None:
+        tokenizer_model = _train(corpus, screened)
+    tokenizer = Tokenizer.from_bytes(tokenizer_model)
+
+    log.info("encoding %s pairs", f"{screened.kept:,}")
+    kept_by_text = screened.kept_by_text
+    kept_by_pieces = bytearray()  # 1 for each pair whose pieces pass the filters, too, among those kept by their text
+    dropped = screened.dropped
     with closing(StoreWriter(path, tokenizer.vocab_size)) as writer:
-        for source, target in _encoded(corpus, fit, tokenizer):
-            keep = _keep(source.counts, target.counts, corpus.filters, dropped)
-            kept += keep.tobytes()
+        for source, target in _encoded(corpus, kept_by_text, tokenizer):
+            keep = _keep(source.counts, target.counts, corpus.filters, dropped=dropped)
+            kept_by_pieces += keep.tobytes()
             writer.add(source.select(keep), target.select(keep))
         _refuse_nothing(len(writer), corpus, dropped)
-        report = {
-            "pairs_read": len(fit),
-            "pairs_kept": len(writer),
-            "sources": _counts(judged, kept),
-            "dropped": {reason: dropped[reason] for reason in REASONS},
-            "filters": asdict(corpus.filters),
-            "tokens": {"src": writer.tokens(0), "tgt": writer.tokens(1)},
-            "vocab_size": tokenizer.vocab_size,
-        }
-        writer.finish({"tokenizer.model": model, "report.json": json.dumps(report, indent=1).encode()})
+
+        report = BuildReport(
+            pairs_read=len(kept_by_text),
+            pairs_kept=len(writer),
+            sources=_counts(screened, kept_by_pieces),
+            dropped={reason: dropped[reason] for reason in REASONS},
+            filters=corpus.filters,
+            tokens=TokenCounts(writer.tokens(0), writer.tokens(1)),
+            vocab_size=tokenizer.vocab_size,
+        )
+        content = json.dumps(to_json(report), indent=1, default=to_json).encode()  # `default` for those in a list
+        writer.finish({"tokenizer.model": tokenizer_model, "report.json": content})
 
 
-def _counts(judged: _Judged, kept: bytearray) -> list[dict[str, int]]:
-    """For each source how many pairs it has, and how many of them are in the store."""
-    counts, start = [], 0
-    for verdicts in judged.verdicts:
-        end = start + verdicts.count(KEPT)
-        counts.append({"pairs_read": len(verdicts), "pairs_kept": kept.count(1, start, end)})
-        start = end
-    return counts
-
-
-def _train(corpus: _Corpus, judged: _Judged) -> bytes:
-    lines = chain.from_iterable(corpus.pairs(judged.fit))
-    total, limit = 2 * judged.kept, corpus.tokenizer.sample_lines
+def _train(corpus: _Corpus, screened: _Screened) -> bytes:
+    """Train the tokenizer on the pairs that are kept so far."""
+    lines = chain.from_iterable(corpus.pairs(screened.kept_by_text))
+    total = 2 * screened.kept
+    limit = corpus.tokenizer.sample_lines
     log.info("training the tokenizer on %s of %s lines", f"{min(total, limit):,}", f"{total:,}")
-    model = train_tokenizer(sample_lines(lines, total=total, limit=limit), corpus.tokenizer)
+    tokenizer_model = train_tokenizer(sample_lines(lines, total=total, limit=limit), corpus.tokenizer)
     trim_heap()  # a gigabyte, beside which the store of tens of millions of pairs would need as much again
-    return model
+    return tokenizer_model
 
 
-def _encoded(corpus: _Corpus, fit: bytes, tokenizer: Tokenizer) -> Iterator[tuple[Sentences, Sentences]]:
+def _encoded(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -> Iterator[tuple[Sentences, Sentences]]:
     """Both sides as pieces, block by block.
 
     A thread takes a whole block: to share each block among the threads would have them wait for each other at its end.
@@ -291,7 +457,8 @@ def _encoded(corpus: _Corpus, fit: bytes, tokenizer: Tokenizer) -> Iterator[tupl
         source, target = map(list, zip(*block, strict=True))
         return Sentences.of(tokenizer.encode(source)), Sentences.of(tokenizer.encode(target))
 
-    pairs, ahead = corpus.pairs(fit), deque[Future[tuple[Sentences, Sentences]]]()
+    pairs = corpus.pairs(kept_by_text)
+    ahead = deque[Future[tuple[Sentences, Sentences]]]()
     with ThreadPoolExecutor(corpus.threads) as pool:
         while block := list(islice(pairs, BLOCK)):
             ahead.append(pool.submit(encode, block))
@@ -300,12 +467,25 @@ def _encoded(corpus: _Corpus, fit: bytes, tokenizer: Tokenizer) -> Iterator[tupl
         yield from (future.result() for future in ahead)
 
 
-def _keep(source: Ids, target: Ids, filters: FilterConfig, dropped: Counter[str]) -> npt.NDArray[np.bool_]:
-    """Which pairs pass the filters that look at pieces, of which they have so many."""
-    shorter, longer = np.minimum(source, target), np.maximum(source, target)
+def _keep(source: Ids, target: Ids, filters: FilterConfig, *, dropped: Counter[str]) -> npt.NDArray[np.bool_]:
+    """Which pairs pass the filters that look at pieces, of which they have so many; the others are counted."""
+    shorter = np.minimum(source, target)
+    longer = np.maximum(source, target)
+
     empty = shorter == 0  # such as lone zero-width spaces
     too_long = ~empty & (longer > filters.max_length)
     ratio = ~empty & ~too_long & (longer > filters.max_ratio * shorter)
-    for reason, found in (("no_pieces", empty), ("too_long", too_long), ("ratio", ratio)):
-        dropped[reason] += int(found.sum())
+    for reason, is_dropped in (("no_pieces", empty), ("too_long", too_long), ("ratio", ratio)):
+        dropped[reason] += int(is_dropped.sum())
     return ~(empty | too_long | ratio)
+
+
+def _counts(screened: _Screened, kept_by_pieces: bytearray) -> list[PairCounts]:
+    """The pairs of each set, and those in the store."""
+    counts = []
+    start = 0
+    for verdicts in screened.verdicts:
+        end = start + verdicts.count(KEPT)
+        counts.append(PairCounts(len(verdicts), kept_by_pieces.count(1, start, end)))
+        start = end
+    return counts

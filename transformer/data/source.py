@@ -15,12 +15,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.store import build_once, sync
-from transformer.data.table import BLOCK, Columns, is_table, pairs_of, read_table, usual_columns
+from transformer.data.table import BLOCK, Columns, default_columns, is_table, pairs_of, read_table
 from transformer.errors import InputError, StorageError, TransformerError
 
 SIDES = ("source.txt", "target.txt")
@@ -30,12 +31,40 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class HubDataset:
+    """A split of a hub data set, or of a directory that is laid out as one, and the two columns that are read."""
+
+    dataset: str
+    subset: str | None
+    split: str
+    columns: list[str]
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.dataset, self.subset, self.split) if part)
+
+
+@dataclass(frozen=True)
+class Origin(HubDataset):
+    """What a copy is of."""
+
+    revision: str | None  # the commit of the hub; None: of a directory
+
+
+@dataclass(frozen=True)
+class _About:
+    """The record beside a copy, by which a complete one is known."""
+
+    origin: Origin
+    bytes: list[int]  # the size of each side's file
+
+
+@dataclass(frozen=True)
 class Source:
     """Files on this machine: two of text, or one table of which two columns are read."""
 
     files: dict[str, Path]  # by the key that names each, such as `src`
     columns: Columns | None = None
-    origin: dict[str, Any] | None = None  # of a copy: the data set, its subset, split and revision
+    origin: Origin | None = None  # of a copy
 
     def pairs(self) -> Iterator[Pair]:
         """The pairs, in order. Raises InputError where a file cannot be read or is no parallel text."""
@@ -56,7 +85,7 @@ def store_beside(run_dir: str) -> Path:
     return Path(os.path.normpath(Path(run_dir, ".."))) / ".store"  # a Path's own parent of "." is "."
 
 
-def locate(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -> Source:
+def resolve_source(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -> Source:
     """The files that a configuration names under `key`; a hub data set is copied to `store_dir` unless it is there.
 
     `languages` are the columns' names where none are given. Raises InputError, and StorageError where no copy can be
@@ -67,51 +96,62 @@ def locate(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -
             if not value:
                 raise InputError(f"{key}.{side} is not set: name a text file, or a data set by {key}.dataset")
         return Source({"src": Path(pair.src), "tgt": Path(pair.tgt)})
-    if is_copied(pair):
-        return _copied(pair, key, _columns(pair, key, languages), store_dir / "copies")
+
+    if is_hub_dataset(pair):
+        return _copy_of_hub_dataset(pair, key, _columns(pair, key, languages), copies=store_dir / "copies")
+
     path = Path(pair.dataset)
-    usual = languages if pair.src and pair.tgt else usual_columns(path, languages)
-    return Source({"dataset": path}, _columns(pair, key, usual))
+    defaults = languages if pair.src and pair.tgt else default_columns(path, languages)
+    return Source({"dataset": path}, _columns(pair, key, defaults))
 
 
-def _columns(pair: PairConfig, key: str, usual: Columns) -> Columns:
-    columns = (pair.src or usual[0], pair.tgt or usual[1])
-    if columns[0] == columns[1] and not (pair.src and pair.tgt):  # who wants to copy text says so
+def _columns(pair: PairConfig, key: str, defaults: Columns) -> Columns:
+    columns = (pair.src or defaults[0], pair.tgt or defaults[1])
+    if columns[0] == columns[1] and not (pair.src and pair.tgt):  # naming one column twice asks for a copy of the text
         raise InputError(f"{key}: both sides would be column {columns[0]!r}: set {key}.src and {key}.tgt")
     return columns
 
 
-def is_copied(pair: PairConfig) -> bool:
-    """Whether it is a data set that is copied first."""
+def is_hub_dataset(pair: PairConfig) -> bool:
+    """Whether it is a data set of the hub, or a directory laid out as one: it is copied before it is read."""
     return bool(pair.dataset) and not is_table(str(pair.dataset))
 
 
-def _copied(pair: PairConfig, key: str, columns: Columns, copies: Path) -> Source:
+def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies: Path) -> Source:
     name = str(pair.dataset)
-    local = os.path.isdir(name)  # unlike Path's, false where even that cannot be asked
-    if not local and (os.path.exists(name) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name)):
+    is_local = os.path.isdir(name)  # unlike Path.is_dir, false where even that cannot be asked
+    if not is_local and (os.path.exists(name) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name)):
         raise InputError(f"{key}.dataset={name}: no such directory, nor a .tsv, .jsonl or .parquet file")
     if pair.split is None:
         raise InputError(f"{key}.split is not set: name a split of {name}, such as train")
-    asked = {"dataset": name, "subset": pair.subset, "split": pair.split, "columns": list(columns)}
-    identity = [asked, _contents(Path(name)) if local else None]
+
+    wanted = HubDataset(name, pair.subset, pair.split, list(columns))
+    identity = [to_json(wanted), _contents(Path(name)) if is_local else None]
     path = copies / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    try:
-        if not _origin(path):  # what is there can be used where no lock can be taken
-            build_once(path, lambda folder: _copy(folder, asked, local=local), usable=lambda path: bool(_origin(path)))
-    except OSError as error:
-        reason, prefix = error.strerror or error, "data." if key.startswith("data.") else ""  # evaluate's has none
-        raise StorageError(f"{path}: cannot be written ({reason}): free space or set {prefix}store_dir") from error
-    return Source({"src": path / SIDES[0], "tgt": path / SIDES[1]}, origin=_origin(path))
+
+    origin = _origin(path)
+    if origin is None:  # a copy that is there can be used even where no lock can be taken
+        try:
+            build_once(
+                path,
+                lambda folder: _copy(folder, wanted, is_local=is_local),
+                usable=lambda path: _origin(path) is not None,
+            )
+        except OSError as error:
+            reason = error.strerror or error
+            prefix = "data." if key.startswith("data.") else ""  # `evaluate` has the key without it
+            raise StorageError(f"{path}: cannot be written ({reason}): free space or set {prefix}store_dir") from error
+        origin = _origin(path)
+    return Source({"src": path / SIDES[0], "tgt": path / SIDES[1]}, origin=origin)
 
 
-def _origin(path: Path) -> dict[str, Any]:
-    """What a copy is of; empty where there is none, or a damaged one."""
+def _origin(path: Path) -> Origin | None:
+    """What a copy is of; None where there is no copy, or a damaged one."""
     try:
-        about = json.loads((path / ABOUT).read_bytes())
-        return dict(about["origin"]) if about["bytes"] == _sizes(path) else {}
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}
+        about = from_json(_About, json.loads((path / ABOUT).read_bytes()))
+        return about.origin if about.bytes == _sizes(path) else None
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _sizes(path: Path) -> list[int]:
@@ -128,17 +168,19 @@ def _contents(folder: Path) -> list[list[object]]:
     return [[name, seen[name].st_size, seen[name].st_mtime_ns] for name in sorted(seen)]
 
 
-def _copy(folder: Path, asked: dict[str, Any], *, local: bool) -> None:
-    """Write the two sides of a split, a line a row, and what they are."""
-    revision = None if local else _revision(asked["dataset"])
-    named = " ".join(str(part) for part in (asked["dataset"], asked["subset"], asked["split"]) if part)
-    log.info("copying %s, once%s", named, f" (revision {revision})" if revision else "")
+def _copy(folder: Path, wanted: HubDataset, *, is_local: bool) -> None:
+    """Write the two sides of a split, a line a row, and the record of what they are."""
+    revision = None if is_local else _revision(wanted.dataset)
+    log.info("copying %s, once%s", wanted, f" (revision {revision})" if revision else "")
+
     with (folder / SIDES[0]).open("xb") as source, (folder / SIDES[1]).open("xb") as target:
-        for pair in _stream(asked, revision, named):
+        for pair in _stream(wanted, revision):
             _write(source, pair[0])
             _write(target, pair[1])
-    about = {"origin": {**asked, "revision": revision}, "bytes": _sizes(folder)}
-    (folder / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+
+    origin = Origin(wanted.dataset, wanted.subset, wanted.split, wanted.columns, revision)
+    about = _About(origin, _sizes(folder))
+    (folder / ABOUT).write_text(json.dumps(to_json(about), indent=1), encoding="utf-8")
     for name in (*SIDES, ABOUT):
         sync(folder / name)
 
@@ -155,7 +197,9 @@ def _revision(name: str) -> str:
     try:
         return str(HfApi().dataset_info(name, timeout=10).sha)
     except HfHubHTTPError as error:
-        raise InputError(f"{name}: the hub does not give it ({_reason(error)}): check the name, or log in") from error
+        raise InputError(
+            f"{name}: cannot be downloaded from the hub ({_reason(error)}): check the name, or log in"
+        ) from error
     except Exception as error:  # of whichever HTTP library the hub's client uses
         raise InputError(
             f"{name}: the hub cannot be reached ({_reason(error)}): run `transformer prepare` where it can, or name "
@@ -163,27 +207,30 @@ def _revision(name: str) -> str:
         ) from error
 
 
-def _stream(asked: dict[str, Any], revision: str | None, named: str) -> Iterator[Pair]:
+def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
     """The pairs as they come over the network, some thousands in memory at a time."""
     import datasets
 
     datasets.disable_progress_bars()
-    read = 0
+    columns = (wanted.columns[0], wanted.columns[1])
+    rows_read = 0
     try:
-        name = asked["dataset"] if revision else str(Path(asked["dataset"]).absolute())  # or `text` would be a format
-        builder = datasets.load_dataset_builder(name, asked["subset"], revision=revision)
+        # A directory's path is made absolute, because a relative one such as `text` would be taken for a format.
+        name = wanted.dataset if revision else str(Path(wanted.dataset).absolute())
+        builder = datasets.load_dataset_builder(name, wanted.subset, revision=revision)
         if hasattr(builder.config, "keep_default_na"):  # CSV, in which `null` is a word; in TSV so is a quotation mark
             builder.config.keep_default_na = False
             if builder.config.sep == "\t":
                 builder.config.quoting = csv.QUOTE_NONE
-        rows = builder.as_streaming_dataset(split=asked["split"]).with_format("arrow")
+
+        rows = builder.as_streaming_dataset(split=wanted.split).with_format("arrow")
         for block in rows.iter(batch_size=BLOCK):
-            yield from pairs_of(block, asked["columns"], named, before=read)
-            read += len(block)
+            yield from pairs_of(block, columns, str(wanted), before=rows_read)
+            rows_read += len(block)
     except TransformerError:
         raise
     except Exception as error:  # whatever a data set's files or the network bring about
-        place = f"{named}: after row {read}" if read else named
+        place = f"{wanted}: after row {rows_read}" if rows_read else str(wanted)
         raise InputError(f"{place}: cannot be read ({_reason(error)})") from error
 
 

@@ -2,8 +2,8 @@
 
 A store is a directory: for each side one flat file of piece ids (uint16, or int32 above 65,536 pieces) and one of int64
 offsets, little-endian, and MANIFEST.json with the sizes and SHA-256 of all files. Ids carry no special marks; lengths
-count the end mark, as everything that budgets tokens does. The surprise: reading goes through plain array views of the
-memory maps, because `np.memmap` makes each small slice slow.
+count the end mark, as everything that budgets tokens does. Reading goes through plain array views of the memory maps,
+because `np.memmap` makes each small slice slow.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ import logging
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import IO, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from transformer.data.plan import Ids, Mixture
 from transformer.errors import InputError
 
 STORE_VERSION = 1
@@ -35,6 +34,9 @@ _NARROW, _WIDE = "<u2", "<i4"
 log = logging.getLogger(__name__)
 
 Array = npt.NDArray[np.integer[Any]]
+Ids = npt.NDArray[np.int64]
+Lengths = npt.NDArray[np.int32]  # (n, 2): tokens of each pair, EOS counted, source then target
+Mixture = Sequence[tuple[int, float]]  # pairs and weight of each of the corpora that lie one after the other in a store
 
 
 class Sentences(NamedTuple):
@@ -58,10 +60,10 @@ class Store:
     """Sentence pairs as piece ids; pair `i` keeps its number for ever."""
 
     def __init__(self, pieces: tuple[Array, Array], offsets: tuple[Ids, Ids]) -> None:
-        self._pieces, self._offsets = pieces, offsets
-        self.lengths = _lengths(offsets)  # (n, 2), EOS counted
-        self.longest: tuple[int, int] = tuple(self.lengths.max(axis=0, initial=0).tolist())
-        self.mixture: Mixture = ((len(self), 1.0),)  # for whoever knows of several corpora to replace
+        self._pieces = pieces
+        self._offsets = offsets
+        self.lengths = _lengths(offsets)
+        self.longest: tuple[int, int] = tuple(self.lengths.max(axis=0, initial=0).tolist())  # of each side
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -78,9 +80,10 @@ class Store:
     @classmethod
     def from_pieces(cls, source: list[list[int]], target: list[list[int]]) -> "Store":
         """A store in memory, for sets that are small, such as the development set."""
-        left, right = Sentences.of(source), Sentences.of(target)
-        offsets = tuple(np.concatenate([[0], side.counts.cumsum()]) for side in (left, right))
-        return cls((left.pieces, right.pieces), (offsets[0], offsets[1]))
+        left = Sentences.of(source)
+        right = Sentences.of(target)
+        offsets = (np.concatenate([[0], left.counts.cumsum()]), np.concatenate([[0], right.counts.cumsum()]))
+        return cls((left.pieces, right.pieces), offsets)
 
     @classmethod
     def open(cls, path: Path) -> "Store":
@@ -91,8 +94,8 @@ class Store:
         return cls((pieces[0], pieces[1]), (offsets[0], offsets[1]))
 
 
-def _lengths(offsets: tuple[Ids, Ids]) -> npt.NDArray[np.int32]:
-    """What the offsets are apart, and one more; block by block, as there may be tens of millions."""
+def _lengths(offsets: tuple[Ids, Ids]) -> Lengths:
+    """The distances of the offsets, plus one for EOS; block by block, as there may be tens of millions."""
     lengths = np.empty((len(offsets[0]) - 1, 2), np.int32)
     for side, ends in enumerate(offsets):
         for start in range(0, len(lengths), BLOCK):
@@ -140,9 +143,11 @@ class StoreWriter:
         self._path = path
         self._dtype = _NARROW if vocab_size <= 65_536 else _WIDE
         self._files: list[tuple[IO[bytes], IO[bytes]]] = []
-        self._pairs, self._totals = 0, [0, 0]
+        self._pairs = 0
+        self._totals = [0, 0]  # pieces of each side
         for side in SIDES:
-            ids, offsets = (path / f"{side}.ids").open("xb"), (path / f"{side}.offsets").open("xb")
+            ids = (path / f"{side}.ids").open("xb")
+            offsets = (path / f"{side}.offsets").open("xb")
             offsets.write(bytes(8))  # the first sentence starts at 0
             self._files.append((ids, offsets))
 
@@ -167,11 +172,13 @@ class StoreWriter:
         self.close()
         for name, content in extras.items():
             (self._path / name).write_bytes(content)
+
         files = {}
         for name in (*FILES, *extras):
             sync(self._path / name)
             size, digest = digest_file(self._path / name)
             files[name] = {"size": size, "sha256": digest}
+
         manifest = {"format": STORE_VERSION, "dtype": self._dtype, "files": files}
         (self._path / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         sync(self._path / MANIFEST)

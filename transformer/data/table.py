@@ -41,8 +41,8 @@ def read_table(path: Path, columns: Columns) -> Iterator[Pair]:
             return read_parquet(path, columns)
 
 
-def usual_columns(path: Path, languages: Columns) -> Columns:
-    """The columns that are read where none are named: the languages', or the first two of TSV without these."""
+def default_columns(path: Path, languages: Columns) -> Columns:
+    """The columns to read where none are named: those of the languages, or the first two of TSV without such names."""
     if not path.name.endswith((".tsv", ".tsv.gz")):
         return languages
     with closing(read_lines(path)) as lines:
@@ -52,6 +52,8 @@ def usual_columns(path: Path, languages: Columns) -> Columns:
 def read_tsv(path: Path, columns: Columns) -> Iterator[Pair]:
     """Rows split at tabs; `columns` are numbers from 1, or names that the first row gives."""
     rows = enumerate(read_lines(path), start=1)
+
+    # Find out which cells of a row are wanted.
     if all(column.isdecimal() and int(column) > 0 for column in columns):
         source, target = (int(column) - 1 for column in columns)
     else:
@@ -63,14 +65,14 @@ def read_tsv(path: Path, columns: Columns) -> Iterator[Pair]:
                 "name columns that it has, or number them from 1"
             )
         source, target = (header.index(column) for column in columns)
+
+    needed = max(source, target) + 1
     for number, line in rows:
         cells = line.split("\t")
-        if max(source, target) < len(cells):
+        if len(cells) >= needed:
             yield cells[source], cells[target]
         elif line.strip():
-            raise InputError(
-                f"{path}:{number}: {len(cells)} columns, not {max(source, target) + 1}: one tab must part them"
-            )
+            raise InputError(f"{path}:{number}: {len(cells)} columns, not {needed}: one tab must part them")
         else:
             yield "", ""
 
@@ -81,13 +83,14 @@ def read_json_lines(path: Path, columns: Columns) -> Iterator[Pair]:
         if not line.strip():
             yield "", ""
             continue
+
         place = f"{path}:{number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{place}: no JSON ({error}): each line must be one JSON object") from None
+            raise InputError(f"{place}: not valid JSON ({error}): each line must be one JSON object") from None
         if not isinstance(row, dict):
-            raise InputError(f"{place}: no JSON object: each line must be one")
+            raise InputError(f"{place}: expected one JSON object per line")
         yield _text(row, columns[0], place), _text(row, columns[1], place)
 
 
@@ -119,24 +122,32 @@ def pairs_of(table: Any, columns: Columns, place: str, *, before: int) -> Iterat
         values = table[name].to_pylist()
         for row, text in enumerate(values, before + 1):
             if not isinstance(text, str | None):
-                raise InputError(f"{place}: row {row}: column {name!r} is no text but {text!r:.40}: name one of text")
+                raise InputError(
+                    f"{place}: row {row}: column {name!r} holds {text!r:.40}, not text: choose a text column"
+                )
         sides.append(["" if text is None else text.replace("\n", " ") for text in values])
     return zip(*sides, strict=True)
 
 
 def _places(columns: Columns, names: list[str], place: str) -> list[str]:
     """The columns' names in a table that is flat; a language may be one of a translation."""
-    found = [column if column in names else f"{NESTED}.{column}" for column in columns]
-    if missing := [column for column, name in zip(columns, found, strict=True) if name not in names]:
+    flat_names = [column if column in names else f"{NESTED}.{column}" for column in columns]
+    missing = [column for column, name in zip(columns, flat_names, strict=True) if name not in names]
+    if missing:
         raise InputError(f"{place}: no column {missing[0]!r}, but {', '.join(names)!r:.200}: name two that it has")
-    return found
+    return flat_names
 
 
 def _text(row: Mapping[str, Any], column: str, place: str) -> str:
-    if column not in row and NESTED in row and row[NESTED] is None:
-        return ""
-    nested = row.get(NESTED)
-    table = nested if column not in row and isinstance(nested, Mapping) else row
+    """The text of a column, which may be a key of the column `translation`."""
+    table = row
+    if column not in row and NESTED in row:
+        nested = row[NESTED]
+        if nested is None:
+            return ""
+        if isinstance(nested, Mapping):
+            table = nested
+
     if column not in table:
         names = ", ".join(map(str, table))
         raise InputError(f"{place}: no column {column!r}, but {names!r:.200}: name two that it has")
@@ -144,5 +155,7 @@ def _text(row: Mapping[str, Any], column: str, place: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise InputError(f"{place}: column {column!r} is no text but {text!r:.40}: name one of text")
-    return _SURROGATE.sub("\ufffd", text).replace("\n", " ")  # JSON can spell half a surrogate pair, no character
+        raise InputError(f"{place}: column {column!r} holds {text!r:.40}, not text: choose a text column")
+    return _SURROGATE.sub("\ufffd", text).replace(
+        "\n", " "
+    )  # JSON can spell half a surrogate pair, which is no character

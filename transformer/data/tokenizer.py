@@ -1,7 +1,7 @@
-"""SentencePiece: one model for both languages, ids fixed as pad 0, unknown 1, begin 2, end 3.
+"""SentencePiece: one model for both languages, with the fixed ids pad 0, unknown 1, begin 2, end 3.
 
-Encoding gives pieces only; begin and end marks are the batch's business. Decoding drops them. The surprise:
-SentencePiece's own sampling of training lines differs from process to process, so lines are drawn here.
+Encoding gives pieces only: begin and end marks are added where batches are made. Decoding drops them. SentencePiece's
+own sampling of training lines differs from process to process, so the lines are drawn here.
 """
 
 import io
@@ -24,15 +24,17 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
-    """A trained model. Raises InputError where it is none, or has other special ids."""
+    """A trained model. Raises InputError where the bytes are not a SentencePiece model, or have other special ids."""
 
-    def __init__(self, model: bytes, origin: str) -> None:
-        if not 0 < len(model) <= LARGEST_MODEL:
-            raise InputError(f"{origin}: no SentencePiece model has {len(model)} bytes")
+    def __init__(self, tokenizer_model: bytes, origin: str) -> None:
+        if not 0 < len(tokenizer_model) <= LARGEST_MODEL:
+            raise InputError(f"{origin}: not a SentencePiece model ({len(tokenizer_model)} bytes)")
+
         try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer_model)
         except (RuntimeError, ValueError) as error:
             raise InputError(f"{origin}: not a SentencePiece model") from error
+
         processor = self._processor
         ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
         if ids != (PAD, UNK, BOS, EOS):
@@ -48,20 +50,20 @@ class Tokenizer:
         return cls(read_model(path), str(path))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Tokenizer":
-        """A model from a file's content."""
-        return cls(data, "tokenizer")
+    def from_bytes(cls, tokenizer_model: bytes) -> "Tokenizer":
+        """A tokenizer from the content of a model file."""
+        return cls(tokenizer_model, "tokenizer")
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """The pieces of each text, found in this thread alone; others run meanwhile."""
+        """The pieces of each text. All the work is done in the calling thread, and other threads run meanwhile."""
         try:
             return cast(list[list[int]], self._processor.encode(texts, num_threads=1))
-        except (TypeError, ValueError, RuntimeError):  # half a surrogate pair is no character, and is refused
+        except (TypeError, ValueError, RuntimeError):  # SentencePiece refuses half a surrogate pair
             texts = [_SURROGATE.sub("\ufffd", text) for text in texts]
             return cast(list[list[int]], self._processor.encode(texts, num_threads=1))
 
     def decode(self, ids: list[list[int]]) -> list[str]:
-        """The text of each; always one line, whatever bytes a model spells."""
+        """The text of each list of ids; always one line, even where byte pieces spell a line end."""
         texts: list[str] = self._processor.decode(ids)
         return [text.replace("\n", " ").replace("\r", " ") for text in texts]
 
@@ -80,15 +82,20 @@ def read_model(path: Path) -> bytes:
 
 
 def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> bytes:
-    """Train a model on lines of both languages; a small corpus may yield fewer pieces than asked for.
+    """Train a model on lines of both languages and return its file's content.
 
-    The same lines give the same bytes. Raises InputError where SentencePiece cannot.
+    A small corpus may yield fewer pieces than asked for. The same lines give the same bytes. What `lines` raises is
+    raised again as it is, KeyboardInterrupt included. Raises InputError where SentencePiece cannot train.
     """
-    model = io.BytesIO()
+    tokenizer_model = io.BytesIO()
+    errors: list[BaseException] = []
+    reader = _remember_errors(lines, errors)
+    next(reader)
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=model,
+            sentence_iterator=reader,
+            model_writer=tokenizer_model,
             model_type=config.algorithm.value,
             vocab_size=config.vocab_size,
             hard_vocab_limit=False,
@@ -103,13 +110,35 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> bytes:
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
-        message = " ".join(str(error).rpartition("] ")[2].split())
-        reason = message.partition(" Increase vocab_size")[0].rstrip(".") or "no usable text"  # less its own options
+        if errors:
+            raise errors[0] from None
         raise InputError(
-            f"the tokenizer cannot be trained: {reason}: "
+            f"the tokenizer cannot be trained: {_reason(error)}: "
             "check tokenizer.vocab_size, tokenizer.character_coverage and data.train"
         ) from error
-    return model.getvalue()
+
+    return tokenizer_model.getvalue()
+
+
+def _remember_errors(lines: Iterable[str], errors: list[BaseException]) -> Iterator[str]:
+    """The lines, after an empty string that is to be taken first; what reading them raises is added to `errors`.
+
+    SentencePiece turns any exception of its iterator into a RuntimeError, so a signal would look like bad input. The
+    empty string brings the generator into its `try`: a signal that comes before SentencePiece asks for the first line
+    is raised where the generator goes on, and must be seen, too.
+    """
+    try:
+        yield ""
+        yield from lines
+    except BaseException as error:
+        errors.append(error)
+        raise
+
+
+def _reason(error: BaseException) -> str:
+    """What SentencePiece says, without its source lines and its advice on options of its own command."""
+    message = " ".join(str(error).rpartition("] ")[2].split())
+    return message.partition(" Increase vocab_size")[0].rstrip(".") or "no usable text"
 
 
 def sample_lines(lines: Iterable[str], *, total: int, limit: int) -> Iterator[str]:
@@ -118,7 +147,8 @@ def sample_lines(lines: Iterable[str], *, total: int, limit: int) -> Iterator[st
     Algorithm S of Knuth (The Art of Computer Programming, 3.4.2): a line is taken with a chance of the lines still
     needed over the lines still to come. So nothing is kept, and the count comes out exactly.
     """
-    draw, needed = random.Random(seed_for(total, limit)).random, limit  # the stream that Python promises for ever
+    draw = random.Random(seed_for(total, limit)).random  # the stream that Python promises for ever
+    needed = limit
     for index, line in enumerate(lines):
         if draw() * (total - index) < needed:
             needed -= 1

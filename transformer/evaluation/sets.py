@@ -15,7 +15,7 @@ from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import EvaluateJob
 from transformer.config.settings import DataConfig, TrainConfig
 from transformer.data.corpus import Pair, read_pairs
-from transformer.data.source import locate, store_beside
+from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.translator import Translator, build_translator
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.score import score
@@ -57,7 +57,7 @@ def _sets_of(job: EvaluateJob, run: RunDir, *, languages: tuple[str, str]) -> Se
     """The sets that the job names, else those that the run keeps."""
     store_dir = store_beside(job.run_dir) if job.store_dir is None else Path(job.store_dir)
     given = {
-        name: locate(pair, f"test.{name}", languages=languages, store_dir=store_dir).load(f"test.{name}")
+        name: resolve_source(pair, f"test.{name}", languages=languages, store_dir=store_dir).load(f"test.{name}")
         for name, pair in job.test.items()
     }
     kept = read_sets(run)

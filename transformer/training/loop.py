@@ -23,9 +23,9 @@ from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import SearchOverride, TrainConfig
 from transformer.cost import parameters, step_flops
 from transformer.data.corpus import Pair
-from transformer.data.loader import Step, load_steps
+from transformer.data.loader import Position, Step, load_steps
 from transformer.data.prepare import Prepared, prepare
-from transformer.data.store import Store
+from transformer.data.store import Mixture, Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator, build_translator
 from transformer.distributed import LONG_TIMEOUT, World, join_world, local_device
@@ -67,6 +67,7 @@ class Run:
     device: torch.device
     tokenizer: Tokenizer
     store: Store
+    mixture: Mixture
     dev: DevSet
     test: Mapping[str, Sequence[Pair]]
     data_digest: str
@@ -179,7 +180,7 @@ def _build(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
 
     # The state: new, from other weights, or from a checkpoint.
-    tokenizer = Tokenizer.from_bytes(prepared.tokenizer)
+    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
     device = local_device(torch.device(resolved.device.name))
     state = TrainState.at_start(
         job.model,
@@ -206,9 +207,10 @@ def _build(
         device=device,
         tokenizer=tokenizer,
         store=prepared.store,
+        mixture=prepared.mixture,
         dev=dev,
         test=prepared.test,
-        data_digest=str(prepared.report["digest"]),
+        data_digest=prepared.report.digest,
         state=state,
     )
 
@@ -289,12 +291,11 @@ def train_loop(run: Run, world: World) -> None:
 def _steps(run: Run, world: World) -> Generator[Step, None, None]:
     """The steps of this rank, from the position that training has come to."""
     return load_steps(
-        run.store,
-        batching_of(run.job, run.resolved, run.store),
+        lambda epoch: run.store,
+        batching_of(run.job, run.resolved, store=run.store, mixture=run.mixture),
         rank=world.rank,
         world_size=world.size,
-        epoch=run.progress.epoch,
-        step=run.progress.step_in_epoch,
+        position=Position(run.progress.epoch, run.progress.step_in_epoch),
         prefetch=run.job.train.prefetch,
     )
 

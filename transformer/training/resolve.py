@@ -9,7 +9,7 @@ from transformer.compute import HALF, has_compiler, has_varlen_kernel, resolve_d
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import Device, LayoutKind, Precision, Score
 from transformer.data.plan import Batching, packed_capacities
-from transformer.data.store import Store
+from transformer.data.store import Mixture, Store
 from transformer.machine import resolve_threads
 from transformer.records import Resolved
 
@@ -74,12 +74,25 @@ def _compiles(
     return True
 
 
-def batching_of(job: TrainJob, resolved: Resolved, store: Store) -> Batching:
-    """How the corpus in `store` becomes batches."""
-    most, multiple = resolved.max_tokens, resolved.micro_batch_multiple
-    sizes = {"tokens_per_step": job.train.tokens_per_step, "max_tokens": most, "multiple": multiple}
-    packed = resolved.layout is LayoutKind.packed
-    return Batching(job.train.seed, **sizes, capacities=packed_capacities(store.lengths, **sizes) if packed else None)
+def batching_of(job: TrainJob, resolved: Resolved, *, store: Store, mixture: Mixture) -> Batching:
+    """How a run's epochs become batches; `store` is that of the first epoch, whose lengths decide on the capacities."""
+    capacities = None
+    if resolved.layout is LayoutKind.packed:
+        capacities = packed_capacities(
+            store.lengths,
+            tokens_per_step=job.train.tokens_per_step,
+            max_tokens=resolved.max_tokens,
+            micro_batch_multiple=resolved.micro_batch_multiple,
+        )
+    return Batching(
+        mixture=mixture,
+        seed=job.train.seed,
+        tokens_per_step=job.train.tokens_per_step,
+        max_tokens=resolved.max_tokens,
+        micro_batch_multiple=resolved.micro_batch_multiple,
+        capacities=capacities,
+        longest=int(store.lengths.max()),
+    )
 
 
 def resolve_again(job: TrainJob, before: Resolved) -> Resolved:

@@ -72,16 +72,16 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
         id=secrets.token_hex(8),
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         versions=_versions(),
-        data_digest=str(prepared.report["digest"]),
+        data_digest=prepared.report.digest,
         prepare_version=PREPARE_VERSION,
-        tokenizer_sha256=sha256(prepared.tokenizer).hexdigest(),
+        tokenizer_sha256=sha256(prepared.tokenizer_model).hexdigest(),
         init_from=None if source is None else _origin(source),
         resolved=resolved,
         config=job,
     )
     run.write_record(record)
-    write_json(run.data, prepared.report)
-    write_file(run.tokenizer, prepared.tokenizer)
+    write_json(run.data, to_json(prepared.report))
+    write_file(run.tokenizer, prepared.tokenizer_model)
     write_file(run.config, "".join(_yaml(to_json(job), "")).encode())
     return resolved
 
@@ -140,13 +140,13 @@ def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: C
 def _changed_data(prepared: Prepared, record: RunRecord, checkpoint: Checkpoint) -> list[str]:
     """What a run cannot go on without: the same training data, pieces and order."""
     changed = []
-    if record.data_digest != prepared.report["digest"]:
+    if record.data_digest != prepared.report.digest:
         changed.append(
             "the training data, its filters or the tokenizer's settings"
             if record.prepare_version == PREPARE_VERSION
             else f"how data are prepared: version {record.prepare_version} -> {PREPARE_VERSION}"
         )
-    elif record.tokenizer_sha256 != sha256(prepared.tokenizer).hexdigest():  # the digest is of its settings
+    elif record.tokenizer_sha256 != sha256(prepared.tokenizer_model).hexdigest():  # the digest is of its settings
         before, now = record.versions.get("sentencepiece"), sentencepiece.__version__
         changed.append(f"the tokenizer: SentencePiece {before} trained another one than {now} does")
 

@@ -57,7 +57,7 @@ def dev_loss(
 ) -> tuple[float, float]:
     """The smoothed and the plain loss, as means over the dev set's target tokens, without dropout."""
     room = max(max_tokens, int(dev.lengths.max()))  # dev sentences are never dropped, however long
-    batches = split_step(np.arange(len(dev)), dev.lengths, max_tokens=room, multiple=1)
+    batches = split_step(np.arange(len(dev)), dev.lengths, max_tokens=room, micro_batch_multiple=1)
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     objective.eval()
     with torch.inference_mode(), autocast(device, precision):
