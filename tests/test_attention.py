@@ -297,9 +297,9 @@ def test_half_precision_is_eq1_but_for_rounding(score: Score, layout: str, causa
         of_q, of_k = packed_layouts(lengths, (14, 14))
         ours = attend(*inputs, queries=of_q, keys=of_k, causal=causal, dropout=0.0, **options)
     else:
-        solid = Padded.solid(2, 7, torch.device("cpu"))
+        full = Padded.full_rows(2, 7, torch.device("cpu"))
         rows = (x.view(2, 7, HEADS, 8) for x in inputs)
-        ours = attend(*rows, queries=solid, keys=solid, causal=causal, dropout=0.0, **options).flatten(0, 1)
+        ours = attend(*rows, queries=full, keys=full, causal=causal, dropout=0.0, **options).flatten(0, 1)
     assert ours.dtype == dtype
     exact = [x.detach().double().requires_grad_() for x in [*inputs, *([] if vector is None else [vector])]]
     theirs = alone(*exact[:3], spans_of(lengths), causal=causal, score=score, vector=exact[-1])
@@ -373,8 +373,8 @@ def test_additive_scores_keep_no_sums_for_the_backward() -> None:
 
 def test_key_values_append_and_select() -> None:
     keys, values = torch.arange(12.0).view(3, 2, 1, 2), torch.arange(6.0).view(3, 2, 1, 1)
-    read = KeyValues(keys, values)
-    longer = read.append(KeyValues(-keys[:, :1], -values[:, :1]))
+    kv = KeyValues(keys, values)
+    longer = kv.append(KeyValues(-keys[:, :1], -values[:, :1]))
     assert longer.keys[:, :, 0, 0].tolist() == [[0, 2, 0], [4, 6, -4], [8, 10, -8]]
     assert longer.values[:, :, 0, 0].tolist() == [[0, 1, 0], [2, 3, -2], [4, 5, -4]]
     chosen = longer.select(torch.tensor([2, 0, 2]))
