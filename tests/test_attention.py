@@ -1,5 +1,6 @@
-"""`attend` against its three scores written out and torch's own function, in both layouts; multi-head attention
-against torch's module; and what the additive score may hold in memory.
+"""`attention_weights` against its three scores written out and torch's module; `attend` against the formula, torch's
+function and `attention_weights`, in both layouts; multi-head attention against torch's module; and what the additive
+score may hold in memory.
 """
 
 import math
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transformer.config.settings import Score
-from transformer.layout import Packed, Padded, pack
+from transformer.layout import Layout, Packed, Padded, pack
 from transformer.model import attention
-from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores, attend
+from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores, attend, attention_weights
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -60,10 +61,13 @@ def scores_of(score: Score, q: Tensor, k: Tensor, vector: Tensor | None) -> Tens
 def eq1(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, score: Score = Score.scaled, vector: Tensor | None = None
 ) -> Tensor:
-    """Eq. 1, or with another score, with an explicit mask `(B, T, S)`: minus infinity before the softmax."""
-    scores = scores_of(score, q, k, vector)
-    weights = scores.masked_fill(~visible.unsqueeze(1), -math.inf).softmax(-1)
-    return torch.einsum("bhts,bshv->bthv", weights, v)
+    """Eq. 1, or with another score, with an explicit mask `(B, T, S)`."""
+    return torch.einsum("bhts,bshv->bthv", weights_of(q, k, visible, score, vector), v)
+
+
+def weights_of(q: Tensor, k: Tensor, visible: Tensor, score: Score, vector: Tensor | None) -> Tensor:
+    """The softmax of the scores, `(B, H, T, S)`, with minus infinity where `visible` `(B, T, S)` says so."""
+    return scores_of(score, q, k, vector).masked_fill(~visible.unsqueeze(1), -math.inf).softmax(-1)
 
 
 def visible_keys(lengths: list[int], t: int, s: int, *, causal: bool) -> Tensor:
@@ -84,6 +88,109 @@ def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor], upstream: Te
     their_grad = torch.autograd.grad((theirs * upstream).sum(), inputs)
     for a, b in zip(ours_grad, their_grad, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+# The weights
+
+
+ROLES = {
+    "self, full": ([5, 5, 5], [5, 5, 5], False),
+    "self, padded": ([5, 2, 3], [5, 2, 3], False),
+    "causal, full": ([5, 5, 5], [5, 5, 5], True),
+    "causal, padded": ([1, 5, 3], [1, 5, 3], True),
+    "cross, full": ([4, 4, 4], [6, 6, 6], False),
+    "cross, padded": ([4, 1, 2], [2, 6, 1], False),
+}
+every_role = pytest.mark.parametrize(("targets", "sources", "causal"), list(ROLES.values()), ids=list(ROLES))
+
+
+@every_role
+@every_score
+def test_attention_weights_are_the_softmax_written_out(
+    score: Score, targets: list[int], sources: list[int], causal: bool
+) -> None:
+    """Values and gradients, one pair of positions at a time; rows sum to 1, and hidden keys weigh exactly 0."""
+    t, s = max(targets), max(sources)
+    q, k = draw(3, t, HEADS, 4, seed=1), draw(3, s, HEADS, 4, seed=2)
+    layouts, options = {"queries": Padded.of(targets, t), "keys": Padded.of(sources, s)}, how(score, 4)
+    vector = options["score_vector"]
+    ours = attention_weights(q, k, **layouts, causal=causal, **options)
+    assert ours.shape == (3, HEADS, t, s)
+
+    visible = visible_keys(sources, t, s, causal=causal)
+    theirs = weights_of(q, k, visible, score, vector)
+    is_query = real(targets, t).transpose(1, 2)  # (B, 1, T, 1)
+    upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(4)) * is_query
+    assert_same(ours, theirs, [q, k] + [vector] * (vector is not None), upstream)
+
+    torch.testing.assert_close(ours.sum(-1), torch.ones(3, HEADS, t), rtol=1e-14, atol=1e-14)
+    hidden = (~visible.unsqueeze(1) & (is_query > 0)).expand_as(ours)
+    assert torch.equal(ours[hidden], torch.zeros_like(ours[hidden]))
+
+
+@pytest.mark.parametrize("score", [Score.scaled, Score.unscaled])
+@pytest.mark.parametrize("lengths", [[5, 5, 5], [2, 5, 3]])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_weights_are_those_of_torchs_module(score: Score, lengths: list[int], causal: bool) -> None:
+    """With the same projections. torch always divides by sqrt(d_k): to be unscaled, its queries are multiplied."""
+    torch.manual_seed(0)
+    n_heads, d_k = 3, 4
+    ours, theirs = twins(12, n_heads)
+    if score is Score.unscaled:
+        with torch.no_grad():
+            theirs.in_proj_weight[:12] *= math.sqrt(d_k)
+
+    x, layout = draw(3, 5, 12, seed=1), Padded.of(lengths, 5)
+    q, k = (projection(x).view(3, 5, n_heads, d_k) for projection in (ours.W_q, ours.W_k))
+    weights = attention_weights(q, k, queries=layout, keys=layout, causal=causal, **how(score, d_k))
+
+    hidden = torch.tensor([[i >= length for i in range(5)] for length in lengths])
+    later = torch.tensor([[j > i for j in range(5)] for i in range(5)]) if causal else None
+    options = {"key_padding_mask": hidden, "attn_mask": later, "need_weights": True, "average_attn_weights": False}
+    _, their_weights = theirs(x, x, x, **options)
+
+    is_query = real(lengths, 5).transpose(1, 2)  # (B, 1, T, 1)
+    upstream = torch.randn(weights.shape, generator=torch.Generator().manual_seed(4)) * is_query
+    looked_at = (upstream != 0).expand_as(weights)
+    torch.testing.assert_close(weights[looked_at], their_weights[looked_at], rtol=1e-12, atol=1e-12)
+    got = torch.autograd.grad((weights * upstream).sum(), [x, ours.W_q.weight, ours.W_k.weight])
+    d_x, d_in = torch.autograd.grad((their_weights * upstream).sum(), [x, theirs.in_proj_weight])
+    d_q = d_in[:12] * (math.sqrt(d_k) if score is Score.unscaled else 1.0)
+    for a, b in zip(got, (d_x, d_q, d_in[12:24]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@every_score
+def test_attention_weights_of_an_empty_row_look_at_its_first_position(score: Score, causal: bool) -> None:
+    q, k = draw(2, 3, HEADS, 4, seed=1), draw(2, 3, HEADS, 4, seed=2)
+    layout = Padded.of([0, 3], 3)
+    weights = attention_weights(q, k, queries=layout, keys=layout, causal=causal, **how(score, 4))
+    rows = weights[0] if not causal else weights[0, :, :1]  # a later causal query is padding, and sees padding
+    assert torch.equal(rows, torch.tensor([1.0, 0.0, 0.0]).expand_as(rows))
+    for gradient in torch.autograd.grad(weights.square().sum(), [q, k]):
+        assert bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64, torch.float64)],
+)
+@every_score
+def test_attention_weights_come_from_a_softmax_in_fp32_at_least(
+    score: Score, dtype: torch.dtype, expected: torch.dtype
+) -> None:
+    """A row of 12 half-precision weights would miss 1 by a rounding or more."""
+    layout, options = Padded.of([12], 12), how(score, 4)
+    if score is Score.additive:
+        options["score_vector"] = options["score_vector"].to(dtype)
+    q, k = draw(1, 12, HEADS, 4, seed=1).to(dtype), draw(1, 12, HEADS, 4, seed=2).to(dtype)
+    weights = attention_weights(q, k, queries=layout, keys=layout, causal=False, **options)
+    assert weights.dtype == expected
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, HEADS, 12, dtype=expected), rtol=0, atol=1e-6)
+
+
+# Their products with the values
 
 
 @pytest.mark.parametrize(("d_k", "d_v"), WIDTHS)
@@ -282,6 +389,68 @@ def test_packed_attention_is_eq1_on_each_sentence_alone(
     assert_same(ours, theirs, [q, k, v] + [vector] * (vector is not None), upstream)
 
 
+def weights_times_values(q: Tensor, k: Tensor, v: Tensor, *, queries: Layout, keys: Layout, **options: Any) -> Tensor:
+    """What `attend` is to be. Packed sentences are padded and taken a group at a time, as `attention_weights` says."""
+    if isinstance(queries, Padded):
+        weights = attention_weights(q, k, queries=queries, keys=keys, **options)
+        return torch.einsum("bhts,bshv->bthv", weights, v)
+    assert isinstance(keys, Packed)
+    groups = zip(queries.pad(q), keys.pad(k), keys.pad(v), queries.groups, keys.groups, strict=True)
+    return queries.unpad(
+        [weights_times_values(*qkv, queries=of_q, keys=of_k, **options) for *qkv, of_q, of_k in groups]
+    )
+
+
+FORMS = {
+    "padded, float64": ("padded", torch.float64, 1e-12),  # torch's function, or the additive formula
+    "padded, float32": ("padded", torch.float32, 2e-6),
+    "padded, bfloat16": ("padded", torch.bfloat16, 2 * 2**-7),  # the dense kernel
+    "packed, float64": ("packed", torch.float64, 1e-12),  # in groups; the kernel for packed sentences needs a GPU
+    "packed, bfloat16": ("packed", torch.bfloat16, 2 * 2**-7),
+}
+
+
+@pytest.mark.parametrize(("layout", "dtype", "tolerance"), list(FORMS.values()), ids=list(FORMS))
+@pytest.mark.parametrize("role", ["self", "causal", "cross"])
+@every_score
+def test_attend_is_attention_weights_times_values(
+    score: Score, role: str, layout: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and all gradients, the reference in float64 on the same rounded numbers; errors relative to the norm."""
+    monkeypatch.setattr("transformer.layout._SMALL", 0)  # more groups than one
+    pairs = [(3, 2), (1, 4), (5, 1), (2, 2)] if role == "cross" else [(3, 3), (1, 1), (5, 5), (2, 2)]
+    sides: tuple[Layout, Layout]
+    if layout == "packed":
+        sides = packed_layouts(pairs, (13, 13))
+        rows = [(13,), (13,), (13,)]
+    else:
+        sides = Padded.of([t for t, _ in pairs], 5), Padded.of([s for _, s in pairs], 5)
+        rows = [(4, 5), (4, 5), (4, 5)]
+
+    options = how(score, 4)
+    drawn = [
+        draw(*shape, HEADS, width, seed=seed) for seed, (shape, width) in enumerate(zip(rows, (4, 4, 7), strict=True))
+    ]
+    drawn += [options.pop("score_vector")] * (score is Score.additive)
+    inputs = [x.detach().to(dtype).requires_grad_() for x in drawn]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+
+    q, k, v, *vector = inputs
+    options |= {"queries": sides[0], "keys": sides[1], "causal": role == "causal"}
+    ours = attend(q, k, v, dropout=0.0, **options | {"score_vector": vector[0] if vector else None})
+    q, k, v, *vector = exact
+    theirs = weights_times_values(q, k, v, **options | {"score_vector": vector[0] if vector else None})
+
+    upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    if layout == "padded":
+        upstream = upstream * real([t for t, _ in pairs], 5).to(dtype)  # rows of padding mean nothing
+    looked_at = (upstream != 0).double()
+    got = torch.autograd.grad(ours, inputs, upstream)
+    expected = torch.autograd.grad(theirs, exact, upstream.double())
+    for a, b in zip((ours * looked_at, *got), (theirs * looked_at, *expected), strict=True):
+        assert (a.double() - b).norm().item() <= tolerance * b.norm().item()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -297,9 +466,9 @@ def test_half_precision_is_eq1_but_for_rounding(score: Score, layout: str, causa
         of_q, of_k = packed_layouts(lengths, (14, 14))
         ours = attend(*inputs, queries=of_q, keys=of_k, causal=causal, dropout=0.0, **options)
     else:
-        solid = Padded.solid(2, 7, torch.device("cpu"))
+        full = Padded.full_rows(2, 7, torch.device("cpu"))
         rows = (x.view(2, 7, HEADS, 8) for x in inputs)
-        ours = attend(*rows, queries=solid, keys=solid, causal=causal, dropout=0.0, **options).flatten(0, 1)
+        ours = attend(*rows, queries=full, keys=full, causal=causal, dropout=0.0, **options).flatten(0, 1)
     assert ours.dtype == dtype
     exact = [x.detach().double().requires_grad_() for x in [*inputs, *([] if vector is None else [vector])]]
     theirs = alone(*exact[:3], spans_of(lengths), causal=causal, score=score, vector=exact[-1])
@@ -373,8 +542,8 @@ def test_additive_scores_keep_no_sums_for_the_backward() -> None:
 
 def test_key_values_append_and_select() -> None:
     keys, values = torch.arange(12.0).view(3, 2, 1, 2), torch.arange(6.0).view(3, 2, 1, 1)
-    read = KeyValues(keys, values)
-    longer = read.append(KeyValues(-keys[:, :1], -values[:, :1]))
+    kv = KeyValues(keys, values)
+    longer = kv.append(KeyValues(-keys[:, :1], -values[:, :1]))
     assert longer.keys[:, :, 0, 0].tolist() == [[0, 2, 0], [4, 6, -4], [8, 10, -8]]
     assert longer.values[:, :, 0, 0].tolist() == [[0, 1, 0], [2, 3, -2], [4, 5, -4]]
     chosen = longer.select(torch.tensor([2, 0, 2]))

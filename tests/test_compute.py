@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from transformer.compute import (
+    at_least_fp32,
     autocast,
     dtype_of,
     loss_scaler,
-    lowered,
     resolve_device,
     resolve_precision,
+    to_autocast_dtype,
 )
 from transformer.config.settings import Device, Precision
 from transformer.errors import InputError
@@ -106,8 +107,23 @@ def test_autocast_multiplies_in_that_precision(precision: Precision, dtype: torc
         (Precision.fp16, torch.float16),
     ],
 )
-def test_what_is_lowered_has_the_type_of_autocast_where_it_is_on(precision: Precision, expected: torch.dtype) -> None:
+def test_to_autocast_dtype_is_the_type_of_autocast_where_it_is_on(precision: Precision, expected: torch.dtype) -> None:
     x = torch.ones(2, dtype=torch.float32)
     with autocast(CPU, precision):
-        assert lowered(x).dtype == expected
-    assert lowered(x) is x
+        assert to_autocast_dtype(x).dtype == expected
+    assert to_autocast_dtype(x) is x
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_at_least_fp32_widens_half_precision_alone(dtype: torch.dtype, expected: torch.dtype) -> None:
+    x = torch.ones(2, dtype=dtype)
+    assert at_least_fp32(x).dtype == expected
+    assert (at_least_fp32(x) is x) == (dtype == expected)

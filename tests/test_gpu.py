@@ -126,7 +126,7 @@ def test_packed_attention_is_eq1_on_each_sentence(
     lengths = sizes if role == "cross" else sizes[:, [0, 0]]
     layouts = [side.to(DEVICE) for side in pack(lengths, (128, 96 if role == "cross" else 128), (40, 40))]
     draw = torch.Generator().manual_seed(2)
-    slots = [len(layouts[side].places) for side in (0, 1, 1, 0)]
+    slots = [len(layouts[side].position_ids) for side in (0, 1, 1, 0)]
     q, k, v, upstream = (torch.randn(n, 2, 32, generator=draw).to(dtype) for n in slots)
     vector = torch.randn(2, 32, generator=draw).to(dtype) if score is Score.additive else None
     scale = 32**-0.5 if score is Score.scaled else 1.0

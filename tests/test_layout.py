@@ -42,8 +42,8 @@ def test_full_means_no_padding_at_all(lengths: list[int], width: int, full: bool
     assert layout.width == width
 
 
-def test_solid_is_full_and_sees_everything() -> None:
-    layout = Padded.solid(2, 3, torch.device("cpu"))
+def test_full_rows_are_full_and_see_everything() -> None:
+    layout = Padded.full_rows(2, 3, torch.device("cpu"))
     assert layout.full
     assert layout.lengths.tolist() == [3, 3]
     assert layout.visible().tolist() == [[True] * 3] * 2
@@ -88,13 +88,13 @@ def test_the_sides_of_a_group_are_rounded_up_with_empty_rows() -> None:
     for layout, length, width in ((source, 2, 4), (target, 5, 8)):
         (group,) = layout.groups
         assert (group.lengths.tolist(), group.width, group.full) == ([length] * 17 + [0] * 15, width, False)
-        (rows,) = layout.pad(torch.arange(len(layout.places)))
+        (rows,) = layout.pad(torch.arange(len(layout.position_ids)))
         assert rows.shape == (32, width)
         expected = [[length * row + t for t in range(length)] for row in reversed(range(17))]
         assert rows[:17, :length].tolist() == expected
         assert rows[17:].eq(0).all()
         there_and_back = layout.unpad([rows]).tolist()
-        assert there_and_back == [*range(17 * length), *[0] * (len(layout.places) - 17 * length)]
+        assert there_and_back == [*range(17 * length), *[0] * (len(layout.position_ids) - 17 * length)]
 
 
 @pytest.mark.usefixtures("exact_sides")
@@ -103,7 +103,7 @@ def test_packed_sentences_by_hand() -> None:
     source, target = packed([(2, 1), (3, 3), (2, 2)], (9, 6))
     assert source.offsets.tolist() == [0, 2, 5] + [7] * 253
     assert target.offsets.tolist() == [0, 1, 4] + [6] * 253
-    assert (source.offsets.dtype, source.places.dtype) == (torch.int32, torch.int64)
+    assert (source.offsets.dtype, source.position_ids.dtype) == (torch.int32, torch.int64)
     assert source.positions().tolist() == [0, 1, 0, 1, 2, 0, 1, 0, 0]
     assert target.positions().tolist() == [0, 0, 1, 2, 0, 1]
     assert source.is_real().tolist() == [True] * 7 + [False] * 2
@@ -144,7 +144,7 @@ def test_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_and_waste
         for side, layout in enumerate(layouts):
             sentence = [i for i, pair in enumerate(lengths) for _ in range(pair[side])]
             starts = list(itertools.accumulate((pair[side] for pair in lengths), initial=0))
-            slots = layout.pad(torch.arange(len(layout.places)))
+            slots = layout.pad(torch.arange(len(layout.position_ids)))
             rows.append([])
             for part, group in zip(slots, layout.groups, strict=True):
                 assert part.shape == (len(group.lengths), group.width)
@@ -155,7 +155,7 @@ def test_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_and_waste
                     assert row[:length] == list(range(starts[first], starts[first] + length))
                     rows[-1].append((first, length))
             assert layout.positions().tolist() == [t for p in lengths for t in range(p[side])] + [0] * (
-                len(layout.places) - totals[side]
+                len(layout.position_ids) - totals[side]
             )
         assert [i for i, _ in rows[0]] == [i for i, _ in rows[1]]
         assert sorted(i for i, _ in rows[0]) == list(range(len(lengths)))
@@ -219,7 +219,7 @@ def test_padding_and_back_have_the_gradients_of_plain_indexing(
     leaves = [part.detach().requires_grad_() for part in parts]
     assert torch.autograd.gradcheck(lambda *leaves: layout.unpad(leaves), leaves)
     poisoned = torch.full_like(x, torch.nan)  # the gradient at an empty slot is not read
-    poisoned[: len(layout.rows)] = 1.0
+    poisoned[: len(layout.scatter_index)] = 1.0
     for gradient, is_real in zip(torch.autograd.grad(layout.unpad(leaves), leaves, poisoned), reals, strict=True):
         torch.testing.assert_close(gradient, is_real.expand_as(gradient).double(), rtol=0, atol=0)
     assert torch.autograd.gradcheck(lambda x: layout.unpad([part.sin() for part in layout.pad(x)]), x)
@@ -238,10 +238,10 @@ def test_there_and_back_is_the_same_in_any_type(dtype: torch.dtype) -> None:
 def test_packed_moves_as_a_whole() -> None:
     layout, _ = packed(PAIRS, (19, 20))
     moved = layout.to(torch.device("meta"))
-    tensors = [moved.offsets, moved.places, moved.slots, moved.pads, moved.rows]
+    tensors = [moved.offsets, moved.position_ids, moved.gather_index, moved.pad_index, moved.scatter_index]
     assert {tensor.device.type for tensor in [*tensors, *(group.lengths for group in moved.groups)]} == {"meta"}
     assert moved.longest == 100
     same = layout.to(torch.device("cpu"))
-    assert torch.equal(same.slots, layout.slots)
-    assert torch.equal(same.pads, layout.pads)
-    assert torch.equal(same.rows, layout.rows)
+    assert torch.equal(same.gather_index, layout.gather_index)
+    assert torch.equal(same.pad_index, layout.pad_index)
+    assert torch.equal(same.scatter_index, layout.scatter_index)

@@ -567,6 +567,16 @@ def test_residual_dropout_is_on_the_sublayers_output_before_the_sum() -> None:
     assert_close(post.eval()(x, lambda z: 2 * z), nn.functional.layer_norm(3 * x, (32,)))
 
 
+@both_norms
+def test_add_norm_drops_nothing_of_the_residual(norm: Norm) -> None:
+    """A sub-layer that gives 0 leaves `LayerNorm(x)`, or pre-norm `x`, to the last bit, however much is dropped."""
+    torch.manual_seed(0)
+    x = torch.randn(40, 32)
+    module = AddNorm(32, norm, dropout=0.5).train()
+    expected = x if norm is Norm.pre else nn.LayerNorm(32, eps=1e-5)(x)
+    assert torch.equal(module(x, torch.zeros_like), expected)
+
+
 # Leaks
 
 

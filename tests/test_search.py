@@ -237,7 +237,7 @@ class Uncached:
 
 def uncached_step(tokens: Tensor, state: Uncached) -> tuple[Tensor, Uncached]:
     prefix = torch.cat((state.prefix, tokens.unsqueeze(1)), 1)
-    layout = Padded.solid(prefix.shape[0], prefix.shape[1], prefix.device)
+    layout = Padded.full_rows(prefix.shape[0], prefix.shape[1], prefix.device)
     hidden = state.model.decode(prefix, layout, memory=state.memory, memory_layout=state.layout)
     return state.model.unembed(hidden[:, -1]), Uncached(state.model, state.memory, state.layout, prefix)
 

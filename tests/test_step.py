@@ -610,11 +610,13 @@ def test_packed_batches_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         q: Tensor, k: Tensor, v: Tensor, *, queries: Packed, keys: Packed, causal: bool, scale: float
     ) -> Tensor:
         def sentence(layout: Packed) -> Tensor:
-            return torch.searchsorted(layout.offsets, torch.arange(len(layout.places), dtype=torch.int32), right=True)
+            return torch.searchsorted(
+                layout.offsets, torch.arange(len(layout.position_ids), dtype=torch.int32), right=True
+            )
 
         seen = (sentence(queries)[:, None] == sentence(keys)) & keys.is_real()
         if causal:
-            seen = seen & (queries.places[:, None] >= keys.places)
+            seen = seen & (queries.position_ids[:, None] >= keys.position_ids)
         scores = torch.einsum("qhd,khd->hqk", q, k) * scale
         weights = scores.masked_fill(~seen, -1e30).softmax(-1) * queries.is_real()[:, None]
         return torch.einsum("hqk,khd->qhd", weights, v)
@@ -633,8 +635,8 @@ def test_packed_batches_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         return [loss.item() for loss in found]
 
     expected = losses(eager)  # by groups
-    monkeypatch.setattr("transformer.model.attention._has_kernel", lambda q, v: True)
-    monkeypatch.setattr("transformer.model.attention._attend_varlen", one_kernel)
+    monkeypatch.setattr("transformer.model.attention._has_packed_kernel", lambda q, v: True)
+    monkeypatch.setattr("transformer.model.attention._attend_packed_kernel", one_kernel)
     with torch._dynamo.config.patch(error_on_recompile=True):
         assert losses(compiled) == pytest.approx(expected, rel=1e-12)
     for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):

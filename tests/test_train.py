@@ -530,6 +530,21 @@ def test_another_seed_is_another_run(corpus: DataConfig, tmp_path: Path, plain: 
     assert not same
 
 
+def test_train_seed_draws_the_initial_weights(corpus: DataConfig, tmp_path: Path) -> None:
+    """After one step at a rate that moves no matrix: the order of the data, which the seed also draws, cannot show."""
+
+    def initial(name: str, **recipe: int) -> dict[str, torch.Tensor]:
+        settings = {"max_steps": 1, "learning_rate": 1e-30, "save_every": 1, "average": 1} | recipe
+        tensors = weights(run(tiny_job(tmp_path / name, replace(corpus, test={}), **settings)))
+        return {name: tensor for name, tensor in tensors.items() if tensor.ndim > 1}
+
+    first, again = initial("first", seed=1), initial("again", seed=1, tokens_per_step=300)
+    other = initial("other", seed=2)
+    assert len(first) == 17  # the embedding; per layer 4 or 8 attention matrices and 2 of the feed-forward
+    assert all(torch.equal(first[name], again[name]) for name in first), "other sentences, the same weights"
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
 @pytest.mark.parametrize("change", [{"prefetch": 0}, {"log_every": 3}, {"save_every": 3}, {"validate_every": 5}])
 def test_what_must_not_change_the_weights(
     corpus: DataConfig, tmp_path: Path, plain: Path, change: dict[str, int]

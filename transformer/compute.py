@@ -1,4 +1,4 @@
-"""Where, and in which arithmetic, we compute: settled once by static rules, never by a stopwatch."""
+"""Device, precision and what the machine can run, chosen by static rules: nothing is timed."""
 
 import importlib.util
 import os
@@ -54,10 +54,15 @@ def loss_scaler(device: torch.device, precision: Precision) -> GradScaler:
     return GradScaler(device.type, enabled=precision is Precision.fp16)
 
 
-def lowered(x: Tensor) -> Tensor:
-    """`x` in the type that autocast multiplies in, where it is on."""
+def to_autocast_dtype(x: Tensor) -> Tensor:
+    """`x` in the type that autocast multiplies in; unchanged where autocast is off."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """`x` in fp32, for what half precision cannot add up; fp64 stays fp64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def has_compiler(device: torch.device) -> bool:

@@ -1,7 +1,7 @@
-"""Attention as batched products with a backward of its own, for low precision on a CPU.
+"""Attention as batched products with a backward of its own, for half precision on a CPU.
 
-torch's fused attention has a backward for bf16 on CPUs that takes six times as long as this at the length of a
-sentence (B 240, H 4, T 17, K 64: 35 ms against 6 on two AMX cores); in fp32 torch's is the faster one.
+torch's fused attention has a backward for bf16 on CPUs that takes six times as long as this one at the length of a
+sentence (B 240, H 4, T 17, K 64: 35 ms against 6 on two AMX cores). In fp32 torch's is the faster one.
 """
 
 from typing import Any
@@ -9,52 +9,83 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer.compute import at_least_fp32
 from transformer.kernels.dropout import keep_mask
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor | None, scale: float, dropout: float) -> Tensor:
     """`softmax(scale q k^T) v` for q `(B, H, T, K)`, k `(B, H, S, K)`, v `(B, H, S, W)` -> `(B, H, T, W)`.
 
-    `hidden` says which keys may not be seen, as bool that broadcasts against `(B, H, T, S)`. Softmax is in fp32 (fp64
-    stays). `dropout` is on the weights.
+    `hidden` says which keys may not be seen, as bool that broadcasts against `(B, H, T, S)`. The softmax is in fp32
+    (fp64 stays fp64). `dropout` is on the weights.
     """
     return _DenseAttention.apply(q, k, v, hidden, scale, dropout)  # type: ignore[no-untyped-call]
 
 
 class _DenseAttention(torch.autograd.Function):
+    """The equations, with `P` the weights, `M` the dropout's mask divided by the share it keeps, and `*` elementwise.
+
+    P = softmax(scale Q K^T), O = (P * M) V
+    dV = (P * M)^T dO, dP = dO V^T * M, dS = P * (dP - rowsum(P * dP)), dQ = scale dS K, dK = scale dS^T Q
+    """
+
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scale: float, dropout: float
     ) -> Tensor:
-        shape = (*q.shape[:3], k.shape[2])
-        q, k, v = (x.flatten(0, 1).contiguous() for x in (q, k, v))  # (B H, T, K)
+        heads = q.shape[:2]  # B, H
+        shape = (*q.shape[:3], k.shape[2])  # B, H, T, S
+        q = q.flatten(0, 1).contiguous()  # (B H, T, K)
+        k = k.flatten(0, 1).contiguous()  # (B H, S, K)
+        v = v.flatten(0, 1).contiguous()  # (B H, S, W)
+
+        # The weights.
         scores = torch.bmm(q, k.transpose(1, 2)).view(shape)
-        scores = (scores if scores.dtype.itemsize > 4 else scores.float()) * scale
+        scores = at_least_fp32(scores) * scale
         if hidden is not None:
             scores.masked_fill_(hidden, -torch.inf)
-        weights = torch.softmax(scores, -1)  # (B, H, T, S)
-        mask = keep_mask(weights.shape, 1.0 - dropout, q.device) if dropout else None
-        dropped = weights if mask is None else weights * mask / (1.0 - dropout)
-        out = torch.bmm(dropped.flatten(0, 1).to(q.dtype), v)
+        weights = torch.softmax(scores, -1)
+
+        # Dropout on the weights.
+        mask = None
+        dropped = weights
+        if dropout:
+            mask = keep_mask(weights.shape, 1.0 - dropout, q.device)
+            dropped = weights * mask / (1.0 - dropout)
+
+        # The weighted mean of the values.
+        out = torch.bmm(dropped.flatten(0, 1).to(q.dtype), v)  # (B H, T, W)
+
         ctx.save_for_backward(q, k, v, weights.to(q.dtype), mask)
-        ctx.scale, ctx.dropout = scale, dropout
-        return out.unflatten(0, shape[:2])  # type: ignore[no-untyped-call]
+        ctx.scale = scale
+        ctx.dropout = dropout
+        return out.unflatten(0, heads)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, mask = ctx.saved_tensors
-        heads = gradient.shape[:2]
-        gradient = gradient.flatten(0, 1).contiguous()
-        weights = weights.flatten(0, 1)
-        d_weights = torch.bmm(gradient, v.transpose(1, 2))
+        heads = gradient.shape[:2]  # B, H
+        d_out = gradient.flatten(0, 1).contiguous()  # (B H, T, W)
+        weights = weights.flatten(0, 1)  # (B H, T, S)
+
+        # The values and, through the dropout, the weights.
+        d_weights = torch.bmm(d_out, v.transpose(1, 2))
         dropped = weights
         if mask is not None:
             mask = mask.flatten(0, 1)
             dropped = weights * mask / (1.0 - ctx.dropout)
             d_weights = d_weights * mask / (1.0 - ctx.dropout)
-        d_v = torch.bmm(dropped.transpose(1, 2), gradient)
-        wide, d_wide = (x if x.dtype.itemsize > 4 else x.float() for x in (weights, d_weights))
+        d_v = torch.bmm(dropped.transpose(1, 2), d_out)
+
+        # The softmax, whose sums over keys need fp32.
+        wide = at_least_fp32(weights)
+        d_wide = at_least_fp32(d_weights)
         d_scores = wide * (d_wide - (wide * d_wide).sum(-1, keepdim=True))
         d_scores = (d_scores * ctx.scale).to(q.dtype)
-        d_q, d_k = torch.bmm(d_scores, k), torch.bmm(d_scores.transpose(1, 2), q)
-        return *(x.unflatten(0, heads) for x in (d_q, d_k, d_v)), None, None, None  # type: ignore[no-untyped-call]
+
+        # Queries and keys.
+        d_q = torch.bmm(d_scores, k)
+        d_k = torch.bmm(d_scores.transpose(1, 2), q)
+
+        by_head = (x.unflatten(0, heads) for x in (d_q, d_k, d_v))  # type: ignore[no-untyped-call]
+        return *by_head, None, None, None

@@ -14,9 +14,13 @@ from torch.nn import functional as F
 def keep_mask(shape: torch.Size, probability: float, device: torch.device) -> Tensor:
     """A bool tensor that is True with `probability`, drawn from the device's default generator."""
     count = shape.numel()
-    words = torch.empty(-(-count // 4), dtype=torch.int64, device=device).random_(-(2**63), None)
-    limit = min(round(probability * 2**16), 2**16 - 1) - 2**15  # a 16-bit number is below it with this probability
-    return (words.view(torch.int16)[:count] < limit).view(shape)
+    n_words = -(-count // 4)  # rounded up
+    words = torch.empty(n_words, dtype=torch.int64, device=device).random_(-(2**63), None)
+    parts = words.view(torch.int16)[:count]
+
+    # A signed 16-bit number is below `limit` with this probability.
+    limit = min(round(probability * 2**16), 2**16 - 1) - 2**15
+    return (parts < limit).view(shape)
 
 
 class Dropout(nn.Dropout):
@@ -28,11 +32,12 @@ class Dropout(nn.Dropout):
 
 
 def dropout(x: Tensor, probability: float, *, training: bool) -> Tensor:
-    """What `F.dropout` does: zero with `probability`, else times `1 / (1 - probability)`."""
+    """What `F.dropout` does: each number becomes zero with `probability`, else it is divided by `1 - probability`."""
     if not training or probability == 0.0:
         return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():  # a compiler fuses torch's own
-        return F.dropout(x, probability)
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.dropout(x, probability)  # a GPU draws fast, and a compiler fuses torch's own
+
     return _Dropout.apply(x, probability)  # type: ignore[no-untyped-call]
 
 

@@ -2,8 +2,8 @@
 
 `N` rows, `D` d_model, `V` vocabulary. The logits of a step are by far its largest tensor, and writing a fresh one of 80
 MB costs a CPU more than the product itself. Here a block of rows stays in two buffers that are used again, and only the
-gradients of the hidden states and of the matrix leave. The surprise: smoothing costs nothing. Its part of the loss is
-linear in the logits, so that its gradient is one row times the matrix and one column times the hidden states.
+gradients of the hidden states and of the matrix leave. Smoothing costs almost nothing: its part of the loss is linear
+in the logits, so its gradient is one row times the matrix and one column times the hidden states.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer.compute import lowered
+from transformer.compute import to_autocast_dtype
 from transformer.vocabulary import PAD
 
 ROWS = 512  # of a block on a CPU: large enough for the matrix units, small enough for the cache
@@ -22,55 +22,83 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """`smoothed_cross_entropy(hidden @ matrix.T, targets)` for hidden `(N, D)`, matrix `(V, D)` and classes `(N,)`.
 
-    Rows of class PAD count nothing. The products are in the type of `hidden`, sums in fp32 (fp64 stays). The
-    softmax is kept in that type too: in bf16 the two sums, not the gradient, are a little less exact than the
-    reference's.
+    Rows of class PAD count nothing. The products are in the type of `hidden`, sums in fp32 (fp64 stays fp64). The
+    softmax is kept in the type of `hidden`, too: in half precision the two sums, not the gradient, are a little less
+    exact than the reference's.
     """
-    hidden = lowered(hidden)
+    hidden = to_autocast_dtype(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
         return _LinearCrossEntropy.apply(hidden, matrix, targets, label_smoothing)  # type: ignore[no-untyped-call]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """With `z` the logits, `p` their softmax, `y` the class, `s = eps / (V - 1)` what each wrong class gets:
+
+    loss = -log p_y + eps (z_y - mean of the other z), and d loss / dz = p - s - (1 - eps - s) [class is y].
+
+    The constant `-s` is the same for all rows and classes: its gradients are added once, after the blocks.
+    """
+
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
         classes = matrix.shape[0]
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        subnormal = torch.finfo(hidden.dtype).tiny * torch.finfo(hidden.dtype).eps
-        floor = max(subnormal, torch.finfo(wide).tiny)  # where fp16 rounds a probability to 0, the loss stays finite
-        spread = label_smoothing / (classes - 1)  # what each wrong class gets
-        weights = matrix.to(hidden.dtype)
-        nothing = (targets == PAD).unsqueeze(1)  # (N, 1)
-        given = hidden.masked_fill(nothing, 0.0)
-        block = ROWS if hidden.device.type == "cpu" else 8 * ROWS
+        spread = label_smoothing / (classes - 1)
+
+        # fp16 rounds small probabilities to 0: the floor keeps their logarithm finite.
+        smallest = torch.finfo(hidden.dtype).tiny * torch.finfo(hidden.dtype).eps
+        floor = max(smallest, torch.finfo(wide).tiny)
+
+        is_pad = (targets == PAD).unsqueeze(1)  # (N, 1)
+        hidden_no_pad = hidden.masked_fill(is_pad, 0.0)  # (N, D)
+        weights = matrix.to(hidden.dtype)  # (V, D)
+        sum_of_all = matrix.to(wide).sum(0)  # (D,): times a row, the sum of its logits
+
         d_hidden = torch.empty_like(hidden)
         d_matrix = torch.zeros_like(matrix)
-        sum_of_all = matrix.to(wide).sum(0)  # (D,): times a row, the sum of its logits
         plain = torch.zeros((), dtype=torch.float64, device=hidden.device)
         linear = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        logits = probabilities = hidden.new_empty(0)
+
+        logits = hidden.new_empty(0)
+        probabilities = hidden.new_empty(0)
+        block = ROWS if hidden.device.type == "cpu" else 8 * ROWS
+
         for start in range(0, len(hidden), block):
             place = slice(start, start + block)
-            rows, wanted, real = given[place], targets[place].unsqueeze(1), ~nothing[place, 0]
+            rows = hidden_no_pad[place]  # (n, D)
+            targets_block = targets[place].unsqueeze(1)  # (n, 1)
+            is_real = ~is_pad[place, 0]  # (n,)
+
+            # Logits and probabilities, in buffers that only the last block may have to replace.
             if len(rows) != len(logits):
                 logits, probabilities = hidden.new_empty(2, len(rows), classes)
             torch.mm(rows, weights.t(), out=logits)
             torch.softmax(logits, 1, out=probabilities)
-            z_y, p_y = logits.gather(1, wanted).to(wide), probabilities.gather(1, wanted).to(wide)
-            plain -= (p_y.clamp(min=floor).log().squeeze(1) * real).sum()
-            others = (rows.to(wide) @ sum_of_all - z_y.squeeze(1)) / (classes - 1)
-            linear += ((z_y.squeeze(1) - others) * real).sum()
-            probabilities.scatter_(1, wanted, (p_y - (1.0 - label_smoothing - spread)).to(hidden.dtype))
+
+            # The plain loss, and the part that smoothing adds.
+            z_y = logits.gather(1, targets_block).to(wide)  # (n, 1)
+            p_y = probabilities.gather(1, targets_block).to(wide)  # (n, 1)
+            plain -= (p_y.clamp(min=floor).log().squeeze(1) * is_real).sum()
+            mean_of_others = (rows.to(wide) @ sum_of_all - z_y.squeeze(1)) / (classes - 1)
+            linear += ((z_y.squeeze(1) - mean_of_others) * is_real).sum()
+
+            # The gradient of the logits, in place of the probabilities, and what follows from it.
+            d_logit_y = p_y - (1.0 - label_smoothing - spread)
+            probabilities.scatter_(1, targets_block, d_logit_y.to(hidden.dtype))
             torch.mm(probabilities, weights, out=d_hidden[place])
             d_matrix += (probabilities.t() @ rows).to(matrix.dtype)
+
+        # The constant that smoothing takes from every logit's gradient.
         if label_smoothing:
             d_hidden -= spread * sum_of_all
-            d_matrix -= spread * given.to(wide).sum(0)
-        d_hidden.masked_fill_(nothing, 0.0)
+            d_matrix -= spread * hidden_no_pad.to(wide).sum(0)
+        d_hidden.masked_fill_(is_pad, 0.0)
+
         ctx.save_for_backward(d_hidden, d_matrix)
-        smoothed, plain = (plain + label_smoothing * linear).to(wide), plain.to(wide)
+        smoothed = (plain + label_smoothing * linear).to(wide)
+        plain = plain.to(wide)
         ctx.mark_non_differentiable(plain)
         return smoothed, plain
 

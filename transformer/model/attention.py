@@ -1,23 +1,102 @@
-"""Attention (section 3.2): `attend`, multi-head attention in its three roles, and the keys and values it reads.
+"""Attention (section 3.2): equation 1, its fast forms, multi-head attention in three roles, and its keys and values.
 
 `B` sentences, `T` queries, `S` keys, `D` d_model, `H` heads, `K` head width. Heads stay in the last two dimensions,
-`(..., H, K)`, so that only `attend` knows how sentences lie in the tensor. Keys and values are made by one method and
-read by another: a cached decoding step is the same code as training, with keys that come from earlier.
+`(..., H, K)`, so that only this module knows how sentences lie in the tensor.
+
+Read `attention_weights` first: it is the formula. `attend` computes the same weights times the values in the fastest
+way for the layout, the score, the type and the device at hand. Keys and values are made by one method and read by
+another: a cached decoding step is the same code as training, with keys that come from earlier positions.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from transformer.compute import has_varlen_kernel
+from transformer.compute import at_least_fp32, has_varlen_kernel
 from transformer.config.settings import Score
 from transformer.kernels.attention import dense_attention
 from transformer.layout import Layout, Packed, Padded
+
+# The formula
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    queries: Padded,
+    keys: Padded,
+    causal: bool,
+    scale: float,
+    score_vector: Tensor | None,
+) -> Tensor:
+    """The weights of attention (eq. 1): the softmax, over the keys that a query may see, of their scores.
+
+    q `(B, T, H, K)`, k `(B, S, H, K)` -> `(B, H, T, S)`, in fp32 at least. The score is `scale q . k`, or, with a
+    `score_vector` `(H, K)`, the additive `score_vector . tanh(q + k)` (Bahdanau et al., 2015), which has no scale.
+
+    Every row sums to 1, and a hidden key weighs exactly 0. An empty row of `keys` shows its first position, so that no
+    row is ever NaN. Rows of padding queries are finite, and mean nothing.
+
+    This is the plain form of `attend`, for padded layouts. A packed caller pads both sides (`Packed.pad`) and asks for
+    the weights of each group (`Packed.groups`).
+    """
+    q = q.transpose(1, 2)  # (B, H, T, K)
+    k = k.transpose(1, 2)  # (B, H, S, K)
+
+    if score_vector is None:
+        scores = scale * at_least_fp32(q @ k.transpose(2, 3))  # (B, H, T, S)
+    else:
+        scores = at_least_fp32(additive_scores(q, k, score_vector))
+
+    hidden = _hidden_keys(queries, keys, causal=causal)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+
+    return torch.softmax(scores, dim=-1)
+
+
+_ADDITIVE_ELEMENTS = 2**22  # of the largest tensor that additive scores make on the way
+
+
+def additive_scores(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
+    """`score_vector_h . tanh(q_i + k_j)`: q `(B, H, T, K)`, k `(B, H, S, K)`, vector `(H, K)` -> `(B, H, T, S)`.
+
+    The sum over every pair of positions is K times as large as the scores. It is therefore made for a few queries at a
+    time, and made again in the backward pass instead of being kept.
+    """
+    chunk = max(1, _ADDITIVE_ELEMENTS // max(1, k.numel()))
+    chunks: list[Tensor] = list(q.split(chunk, dim=2))  # type: ignore[no-untyped-call]
+
+    scores = [
+        checkpoint(_additive, some_q, k, score_vector, use_reentrant=False, preserve_rng_state=False)
+        for some_q in chunks
+    ]
+    return torch.cat(scores, dim=2)
+
+
+def _additive(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
+    sums = torch.tanh(q.unsqueeze(3) + k.unsqueeze(2))  # (B, H, t, S, K)
+    return torch.einsum("bhtsk,hk->bhts", sums, score_vector)
+
+
+def _hidden_keys(queries: Padded, keys: Padded, *, causal: bool) -> Tensor | None:
+    """The keys that a query may not see, as bool that broadcasts against `(B, H, T, S)`; None where all are visible."""
+    if causal:
+        # Padding stands at the right: a real query never reaches it, and needs no other mask.
+        device = keys.lengths.device
+        return torch.ones(queries.width, keys.width, dtype=torch.bool, device=device).triu(1)  # (T, S)
+
+    if keys.full:
+        return None
+    return ~keys.visible()[:, None, None, :]  # (B, 1, 1, S)
+
+
+# Its fast forms
 
 
 def attend(
@@ -32,91 +111,71 @@ def attend(
     scale: float,
     score_vector: Tensor | None,
 ) -> Tensor:
-    """`softmax(score(q, k)) v` over the keys that each query may see.
+    """`attention_weights(q, k, ...) @ v`, with `dropout` on the weights, by the fastest form that there is.
 
-    Padded: q `(B, T, H, d_k)`, k `(B, S, H, d_k)`, v `(B, S, H, d_v)` -> `(B, T, H, d_v)`; packed: `N` slots in the
-    place of rows and positions. The score is `scale q . k` (eq. 1 with scale 1 / sqrt(d_k)), or with a `score_vector`
-    `(H, d_k)` additive, `score_vector . tanh(q + k)` (Bahdanau et al., 2015). `causal` lets position t see 0..t;
-    padding stands at the right, so a real causal query never reaches it and needs no other mask. `dropout` is on the
-    weights.
+    Padded: q `(B, T, H, d_k)`, k `(B, S, H, d_k)`, v `(B, S, H, d_v)` -> `(B, T, H, d_v)`. Packed: `N` slots stand in
+    the place of rows and positions, and empty slots become zero. `causal` lets position t see 0..t: queries and keys
+    are then of one layout.
     """
     if isinstance(queries, Packed):
         assert isinstance(keys, Packed)
-        if score_vector is None and dropout == 0.0 and _has_kernel(q, v):
-            return _attend_varlen(q, k, v, queries=queries, keys=keys, causal=causal, scale=scale)
-        parts = zip(*(layout.pad(x) for layout, x in ((queries, q), (keys, k), (keys, v))), strict=True)
-        layouts = zip(queries.groups, keys.groups, strict=True)
-        how: dict[str, Any] = {"causal": causal, "dropout": dropout, "scale": scale, "score_vector": score_vector}
-        return queries.unpad(
-            [attend(*qkv, queries=of_q, keys=of_k, **how) for qkv, (of_q, of_k) in zip(parts, layouts, strict=True)]
+        if score_vector is None and dropout == 0.0 and _has_packed_kernel(q, v):
+            return _attend_packed_kernel(q, k, v, queries=queries, keys=keys, causal=causal, scale=scale)
+
+        return _attend_in_groups(
+            q,
+            k,
+            v,
+            queries=queries,
+            keys=keys,
+            causal=causal,
+            dropout=dropout,
+            scale=scale,
+            score_vector=score_vector,
         )
+
     assert isinstance(keys, Padded)
-    visible = None if causal or keys.full else keys.visible()[:, None, None, :]  # (B, 1, 1, S)
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, K)
     if score_vector is not None:
-        hidden = _hidden(visible, causal, q.shape[2], q.device)
-        weights = F.dropout(_softmax(additive_scores(q, k, score_vector), hidden), dropout)
-        out = weights.to(v.dtype) @ v
-    elif q.device.type == "cpu" and q.dtype.itemsize == 2 and torch.is_grad_enabled():
-        hidden = _hidden(visible, causal, q.shape[2], q.device)
-        out = dense_attention(q, k, v, hidden=hidden, scale=scale, dropout=dropout)
-    else:
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=visible, dropout_p=dropout, is_causal=causal, scale=scale
+        return _attend_additive(
+            q,
+            k,
+            v,
+            queries=queries,
+            keys=keys,
+            causal=causal,
+            dropout=dropout,
+            scale=scale,
+            score_vector=score_vector,
         )
-    return out.transpose(1, 2)  # (B, T, H, d_v)
+
+    # Half precision on a CPU: torch's backward is slow there, its forward is not.
+    if q.device.type == "cpu" and q.dtype.itemsize == 2 and torch.is_grad_enabled():
+        return _attend_dense(q, k, v, queries=queries, keys=keys, causal=causal, dropout=dropout, scale=scale)
+
+    return _attend_sdpa(q, k, v, keys=keys, causal=causal, dropout=dropout, scale=scale)
 
 
-def _hidden(visible: Tensor | None, causal: bool, width: int, device: torch.device) -> Tensor | None:
-    """The keys that may not be seen, as bool that broadcasts against `(B, H, T, S)`; None: all may."""
-    if causal:
-        return torch.ones(width, width, dtype=torch.bool, device=device).triu(1)
-    return None if visible is None else ~visible
-
-
-def _softmax(scores: Tensor, hidden: Tensor | None) -> Tensor:
-    scores = scores if scores.dtype.itemsize > 4 else scores.float()
-    return torch.softmax(scores if hidden is None else scores.masked_fill(hidden, -torch.inf), -1)
-
-
-_ADDITIVE_ELEMENTS = 2**22  # of the largest tensor that additive scores make on the way
-
-
-def additive_scores(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
-    """`score_vector_h . tanh(q_i + k_j)`: q `(B, H, T, K)`, k `(B, H, S, K)`, vector `(H, K)` -> `(B, H, T, S)`.
-
-    The sum over every pair of positions is K times as large as the scores: it is made for a few queries at a time, and
-    made again in the backward instead of being kept.
-    """
-    chunk = max(1, _ADDITIVE_ELEMENTS // max(1, k.numel()))
-    chunks: list[Tensor] = list(q.split(chunk, dim=2))  # type: ignore[no-untyped-call]
-    parts = [
-        checkpoint(_additive, part, k, score_vector, use_reentrant=False, preserve_rng_state=False) for part in chunks
-    ]
-    return torch.cat(parts, dim=2)
-
-
-def _additive(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
-    sums = torch.tanh(q.unsqueeze(3) + k.unsqueeze(2))  # (B, H, t, S, K)
-    return torch.einsum("bhtsk,hk->bhts", sums, score_vector)
-
-
-def _has_kernel(q: Tensor, v: Tensor) -> bool:
+def _has_packed_kernel(q: Tensor, v: Tensor) -> bool:
     return has_varlen_kernel(q.device, q.dtype, d_k=q.shape[-1], d_v=v.shape[-1])
 
 
-def _attend_varlen(
+def _attend_packed_kernel(
     q: Tensor, k: Tensor, v: Tensor, *, queries: Packed, keys: Packed, causal: bool, scale: float
 ) -> Tensor:
-    """The kernel leaves empty slots as it found them, in both directions: what they hold is replaced by zeros."""
+    """All packed sentences by one kernel of torch's.
+
+    The kernel leaves empty slots as it found them, in both directions: what they hold is replaced by zeros.
+    """
     from torch.nn.attention.varlen import varlen_attn  # slow to import, and of no use without a GPU
 
-    real_q, real_k = queries.is_real()[:, None, None], keys.is_real()[:, None, None]
+    real_queries = queries.is_real()[:, None, None]  # (N, 1, 1)
+    real_keys = keys.is_real()[:, None, None]
     zero = q.new_zeros(())
+
     out = varlen_attn(
-        torch.where(real_q, q, zero),
-        torch.where(real_k, k, zero),
-        torch.where(real_k, v, zero),
+        torch.where(real_queries, q, zero),
+        torch.where(real_keys, k, zero),
+        torch.where(real_keys, v, zero),
         queries.offsets,
         keys.offsets,
         queries.longest,
@@ -125,7 +184,113 @@ def _attend_varlen(
         window_size=(-1, 0) if causal else (-1, -1),
     )
     assert isinstance(out, Tensor)
-    return torch.where(real_q, out, zero)
+    return torch.where(real_queries, out, zero)
+
+
+def _attend_in_groups(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    queries: Packed,
+    keys: Packed,
+    causal: bool,
+    dropout: float,
+    scale: float,
+    score_vector: Tensor | None,
+) -> Tensor:
+    """Packed sentences as small padded batches of similar lengths, one after the other."""
+    groups = zip(queries.pad(q), keys.pad(k), keys.pad(v), queries.groups, keys.groups, strict=True)
+
+    parts = []
+    for group_q, group_k, group_v, group_queries, group_keys in groups:
+        part = attend(
+            group_q,
+            group_k,
+            group_v,
+            queries=group_queries,
+            keys=group_keys,
+            causal=causal,
+            dropout=dropout,
+            scale=scale,
+            score_vector=score_vector,
+        )
+        parts.append(part)  # (b, t, H, d_v)
+
+    return queries.unpad(parts)
+
+
+def _attend_additive(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    queries: Padded,
+    keys: Padded,
+    causal: bool,
+    dropout: float,
+    scale: float,
+    score_vector: Tensor,
+) -> Tensor:
+    """The formula itself: no kernel knows the additive score."""
+    weights = attention_weights(
+        q,
+        k,
+        queries=queries,
+        keys=keys,
+        causal=causal,
+        scale=scale,
+        score_vector=score_vector,
+    )
+    weights = F.dropout(weights, dropout).to(v.dtype)  # (B, H, T, S)
+
+    out = weights @ v.transpose(1, 2)  # (B, H, T, d_v)
+    return out.transpose(1, 2)
+
+
+def _attend_dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    queries: Padded,
+    keys: Padded,
+    causal: bool,
+    dropout: float,
+    scale: float,
+) -> Tensor:
+    """Batched products with a backward pass of our own."""
+    out = dense_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        hidden=_hidden_keys(queries, keys, causal=causal),
+        scale=scale,
+        dropout=dropout,
+    )
+    return out.transpose(1, 2)
+
+
+def _attend_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, *, keys: Padded, causal: bool, dropout: float, scale: float
+) -> Tensor:
+    """torch's `scaled_dot_product_attention`, which chooses its own kernel."""
+    needs_mask = not (causal or keys.full)
+    visible = keys.visible()[:, None, None, :] if needs_mask else None  # (B, 1, 1, S)
+
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=visible,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scale,
+    )
+    return out.transpose(1, 2)
+
+
+# The module
 
 
 @dataclass(frozen=True)
@@ -153,14 +318,17 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, *, d_k: int, d_v: int, score: Score, dropout: float) -> None:
         super().__init__()
-        self.n_heads, self.dropout = n_heads, dropout
+        self.n_heads = n_heads
+        self.dropout = dropout
         self.scale = 1.0 / math.sqrt(d_k) if score is Score.scaled else 1.0
+
         self.W_q = nn.Linear(d_model, n_heads * d_k, bias=False)
         self.W_k = nn.Linear(d_model, n_heads * d_k, bias=False)
         self.W_v = nn.Linear(d_model, n_heads * d_v, bias=False)
         self.W_o = nn.Linear(n_heads * d_v, d_model, bias=False)
         for projection in (self.W_q, self.W_k, self.W_v, self.W_o):
             nn.init.xavier_uniform_(projection.weight)
+
         self.score_vector = None
         if score is Score.additive:
             self.score_vector = nn.Parameter(torch.empty(n_heads, d_k))
@@ -170,21 +338,22 @@ class MultiHeadAttention(nn.Module):
         """Keys and values of `context` `(..., D)`."""
         return KeyValues(self._heads(self.W_k(context)), self._heads(self.W_v(context)))
 
-    def forward(self, x: Tensor, read: KeyValues, *, queries: Layout, keys: Layout, causal: bool) -> Tensor:
-        """Queries from `x` `(..., D)`, read against the keys and values in `read`; the result is `(..., D)`."""
-        dropout = self.dropout if self.training else 0.0
-        q = self._heads(self.W_q(x))
+    def forward(self, x: Tensor, kv: KeyValues, *, queries: Layout, keys: Layout, causal: bool) -> Tensor:
+        """Queries from `x` `(..., D)` read the keys and values `kv`; the result is `(..., D)`.
+
+        `queries` is the layout of `x`, `keys` that of `kv`.
+        """
         heads = attend(
-            q,
-            read.keys,
-            read.values,
+            self._heads(self.W_q(x)),
+            kv.keys,
+            kv.values,
             queries=queries,
             keys=keys,
             causal=causal,
-            dropout=dropout,
+            dropout=self.dropout if self.training else 0.0,
             scale=self.scale,
             score_vector=self.score_vector,
-        )
+        )  # (..., H, d_v)
         return self.W_o(heads.flatten(-2))
 
     def _heads(self, x: Tensor) -> Tensor:

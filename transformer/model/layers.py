@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transformer.compute import lowered
+from transformer.compute import to_autocast_dtype
 from transformer.config.settings import Norm, Positions
 from transformer.kernels.dropout import Dropout
 from transformer.layout import Layout, Padded
@@ -22,9 +22,12 @@ def sinusoids(n_positions: int, d_model: int) -> Tensor:
 
     Interleaved, as the paper writes it; other toolkits put all sines first.
     """
-    position = torch.arange(n_positions, dtype=torch.float64).unsqueeze(1)
-    angle = position * 10_000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
-    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(torch.get_default_dtype())
+    position = torch.arange(n_positions, dtype=torch.float64).unsqueeze(1)  # (positions, 1)
+    frequency = 10_000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)  # (D / 2,)
+    angle = position * frequency  # (positions, D / 2)
+
+    table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)  # (positions, D)
+    return table.to(torch.get_default_dtype())
 
 
 class Embedding(nn.Module):
@@ -41,6 +44,7 @@ class Embedding(nn.Module):
         self.matrix = matrix
         self.scale = math.sqrt(d_model)
         self.dropout = Dropout(dropout)
+
         match positions:
             case Positions.sinusoidal:
                 self.register_buffer("table", sinusoids(max_positions, d_model), persistent=False)
@@ -50,7 +54,8 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor | int) -> Tensor:
         """Ids `(B, T)` and positions that broadcast against them, or one for all -> `(B, T, D)`."""
-        return self.dropout(F.embedding(tokens, self.matrix) * self.scale + self.table[positions])
+        x = F.embedding(tokens, self.matrix) * self.scale  # (B, T, D)
+        return self.dropout(x + self.table[positions])
 
 
 class FeedForward(nn.Module):
@@ -61,13 +66,15 @@ class FeedForward(nn.Module):
         self.W_1 = nn.Linear(d_model, d_ff)
         self.W_2 = nn.Linear(d_ff, d_model)
         self.dropout = Dropout(dropout)
+
         for linear in (self.W_1, self.W_2):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., D)` -> `(..., D)`."""
-        return self.W_2(self.dropout(F.relu(self.W_1(x))))
+        inner = F.relu(self.W_1(x))  # (..., d_ff)
+        return self.W_2(self.dropout(inner))
 
 
 class AddNorm(nn.LayerNorm):
@@ -84,8 +91,11 @@ class AddNorm(nn.LayerNorm):
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
         """`x` and what `sublayer` makes of it, both `(..., D)`."""
         if self.pre:
-            return x + self.dropout(sublayer(lowered(super().forward(x))))
-        return lowered(super().forward(x + self.dropout(sublayer(x))))
+            y = sublayer(to_autocast_dtype(super().forward(x)))
+            return x + self.dropout(y)
+
+        y = sublayer(x)
+        return to_autocast_dtype(super().forward(x + self.dropout(y)))
 
 
 class EncoderLayer(nn.Module):
@@ -95,7 +105,8 @@ class EncoderLayer(nn.Module):
         self, attention: MultiHeadAttention, feed_forward: FeedForward, *, d_model: int, norm: Norm, dropout: float
     ) -> None:
         super().__init__()
-        self.self_attention, self.feed_forward = attention, feed_forward
+        self.self_attention = attention
+        self.feed_forward = feed_forward
         self.self_attention_norm = AddNorm(d_model, norm, dropout=dropout)
         self.feed_forward_norm = AddNorm(d_model, norm, dropout=dropout)
 
@@ -103,10 +114,11 @@ class EncoderLayer(nn.Module):
         """`(B, S, D)` -> `(B, S, D)`; every position sees its whole sentence."""
 
         def self_attention(x: Tensor) -> Tensor:
-            read = self.self_attention.keys_values(x)
-            return self.self_attention(x, read, queries=layout, keys=layout, causal=False)
+            kv = self.self_attention.keys_values(x)
+            return self.self_attention(x, kv, queries=layout, keys=layout, causal=False)
 
-        return self.feed_forward_norm(self.self_attention_norm(x, self_attention), self.feed_forward)
+        x = self.self_attention_norm(x, self_attention)
+        return self.feed_forward_norm(x, self.feed_forward)
 
 
 class DecoderLayer(nn.Module):
@@ -123,48 +135,61 @@ class DecoderLayer(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        self.self_attention, self.cross_attention, self.feed_forward = self_attention, cross_attention, feed_forward
+        self.self_attention = self_attention
+        self.cross_attention = cross_attention
+        self.feed_forward = feed_forward
         self.self_attention_norm = AddNorm(d_model, norm, dropout=dropout)
         self.cross_attention_norm = AddNorm(d_model, norm, dropout=dropout)
         self.feed_forward_norm = AddNorm(d_model, norm, dropout=dropout)
 
-    def forward(self, x: Tensor, layout: Layout, *, memory: KeyValues, memory_layout: Layout) -> Tensor:
-        """`(B, T, D)` -> `(B, T, D)`; position t sees targets 0..t and the whole source."""
+    def forward(self, x: Tensor, layout: Layout, *, memory_kv: KeyValues, memory_layout: Layout) -> Tensor:
+        """`(B, T, D)` -> `(B, T, D)`; position t sees targets 0..t and the whole source.
+
+        `memory_kv` are this layer's keys and values of the encoder's output.
+        """
 
         def self_attention(x: Tensor) -> Tensor:
-            read = self.self_attention.keys_values(x)
-            return self.self_attention(x, read, queries=layout, keys=layout, causal=True)
+            kv = self.self_attention.keys_values(x)
+            return self.self_attention(x, kv, queries=layout, keys=layout, causal=True)
 
         def cross_attention(x: Tensor) -> Tensor:
-            return self.cross_attention(x, memory, queries=layout, keys=memory_layout, causal=False)
+            return self.cross_attention(x, memory_kv, queries=layout, keys=memory_layout, causal=False)
 
-        x = self.cross_attention_norm(self.self_attention_norm(x, self_attention), cross_attention)
+        x = self.self_attention_norm(x, self_attention)
+        x = self.cross_attention_norm(x, cross_attention)
         return self.feed_forward_norm(x, self.feed_forward)
 
     def step(
-        self, x: Tensor, past: KeyValues | None, *, memory: KeyValues, memory_layout: Padded
+        self, x: Tensor, past: KeyValues | None, *, memory_kv: KeyValues, memory_layout: Padded
     ) -> tuple[Tensor, KeyValues]:
-        """One new position for each of `R` hypotheses: `x` `(R, 1, D)` and the keys of earlier positions, if any.
+        """One new position for each of `R` hypotheses: `x` `(R, 1, D)`, `past` what earlier positions left, if any.
 
-        The rows of one sentence are adjacent, so that they can share one row of `memory`: in the encoder-decoder
-        attention they stand as its queries, `(B, R / B, D)`. Returns the new `x` and the keys that the next step needs.
+        Returns the new `x`, and the keys and values of all positions so far, which the next step needs.
+
+        The rows of one sentence are adjacent, so that they can share one row of `memory_kv`: in the encoder-decoder
+        attention they stand as its queries, `(B, R / B, D)`.
         """
         present = past
 
         def self_attention(x: Tensor) -> Tensor:
-            nonlocal present
+            nonlocal present  # known only here, because the norm may stand before the sub-layer
             new = self.self_attention.keys_values(x)
             present = new if past is None else past.append(new)
+
             rows, width = present.keys.shape[:2]
-            seen, query = Padded.solid(rows, width, x.device), Padded.solid(rows, 1, x.device)
+            query = Padded.full_rows(rows, 1, x.device)
+            seen = Padded.full_rows(rows, width, x.device)
             return self.self_attention(x, present, queries=query, keys=seen, causal=False)
 
         def cross_attention(x: Tensor) -> Tensor:
-            grouped = x.reshape(memory.keys.shape[0], -1, x.shape[-1])  # (B, R / B, D)
-            query = Padded.solid(grouped.shape[0], grouped.shape[1], x.device)
-            out = self.cross_attention(grouped, memory, queries=query, keys=memory_layout, causal=False)
-            return out.reshape(x.shape)
+            sentences = memory_kv.keys.shape[0]
+            grouped = x.reshape(sentences, -1, x.shape[-1])  # (B, R / B, D)
 
-        x = self.cross_attention_norm(self.self_attention_norm(x, self_attention), cross_attention)
+            query = Padded.full_rows(sentences, grouped.shape[1], x.device)
+            out = self.cross_attention(grouped, memory_kv, queries=query, keys=memory_layout, causal=False)
+            return out.reshape(x.shape)  # (R, 1, D)
+
+        x = self.self_attention_norm(x, self_attention)
+        x = self.cross_attention_norm(x, cross_attention)
         assert present is not None
         return self.feed_forward_norm(x, self.feed_forward), present

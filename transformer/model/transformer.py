@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transformer.compute import lowered
+from transformer.compute import to_autocast_dtype
 from transformer.config.settings import ModelConfig, Norm
 from transformer.layout import Layout, Padded
 from transformer.model.attention import KeyValues, MultiHeadAttention
@@ -25,8 +25,8 @@ class DecoderState:
 
     position: int
     beam_size: int  # R / B
-    past: list[KeyValues | None]  # for each layer, `R` rows
-    memory: list[KeyValues]  # for each layer, `B` rows
+    past: list[KeyValues | None]  # for each layer, of the targets so far, `R` rows; None before the first
+    memory_kv: list[KeyValues]  # for each layer, of the encoder's output, `B` rows
     memory_layout: Padded
 
     def reorder(self, rows: Tensor) -> "DecoderState":
@@ -34,10 +34,11 @@ class DecoderState:
         past = [None if layer is None else layer.select(rows) for layer in self.past]
         state = replace(self, past=past)
         if len(rows) == self.beam_size * len(self.memory_layout.lengths):
-            return state  # nobody left: sentences keep their places
+            return state  # no sentence has left, so each keeps its row of memory
+
         sentences = rows[:: self.beam_size] // self.beam_size
-        memory = [layer.select(sentences) for layer in self.memory]
-        return replace(state, memory=memory, memory_layout=self.memory_layout.select(sentences))
+        memory_kv = [layer.select(sentences) for layer in self.memory_kv]
+        return replace(state, memory_kv=memory_kv, memory_layout=self.memory_layout.select(sentences))
 
 
 class Transformer(nn.Module):
@@ -45,34 +46,49 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.config, self.vocab_size = config, vocab_size
-        matrices = [self._matrix()] * 3 if config.tie_embeddings else [self._matrix() for _ in range(3)]
+        self.config = config
+        self.vocab_size = vocab_size
+
+        # The embeddings of source and target, and the pre-softmax map (section 3.4): one matrix, or three.
         if config.tie_embeddings:
-            self.embedding = matrices[0]  # registered first: this is its name in a checkpoint
-        self.source_embedding, self.target_embedding = self._embed(matrices[0]), self._embed(matrices[1])
-        self.output = matrices[2]
+            self.embedding = self._matrix()  # registered first: this is its name in a checkpoint
+            self.source_embedding = self._embedding(self.embedding)
+            self.target_embedding = self._embedding(self.embedding)
+            self.output = self.embedding
+        else:
+            source, target, output = (self._matrix() for _ in range(3))
+            self.source_embedding = self._embedding(source)
+            self.target_embedding = self._embedding(target)
+            self.output = output
+
         self.encoder = nn.ModuleList(self._encoder_layer() for _ in range(config.n_layers))
         self.decoder = nn.ModuleList(self._decoder_layer() for _ in range(config.n_layers))
-        final = nn.LayerNorm if config.norm is Norm.pre else nn.Identity  # a pre-norm layer ends without one
-        self.encoder_norm, self.decoder_norm = final(config.d_model), final(config.d_model)
+
+        # A pre-norm layer ends without a norm, so each stack needs one at its end.
+        final_norm = nn.LayerNorm if config.norm is Norm.pre else nn.Identity
+        self.encoder_norm = final_norm(config.d_model)
+        self.decoder_norm = final_norm(config.d_model)
 
     def forward(self, source: Tensor, target: Tensor, *, source_layout: Layout, target_layout: Layout) -> Tensor:
         """Source ids `(B, S)` and decoder inputs `(B, T)` (BOS first) -> logits `(B, T, V)`; packed, `(N,)` each."""
         memory = self.encode(source, source_layout)
-        return self.unembed(self.decode(target, target_layout, memory=memory, memory_layout=source_layout))
+        hidden = self.decode(target, target_layout, memory=memory, memory_layout=source_layout)
+        return self.unembed(hidden)
 
     def encode(self, source: Tensor, layout: Layout) -> Tensor:
         """Source ids `(B, S)` -> memory `(B, S, D)`."""
         x = self.source_embedding(source, layout.positions())
         for layer in self.encoder:
             x = layer(x, layout)
-        return lowered(self.encoder_norm(x))  # every decoder layer reads it
+
+        return to_autocast_dtype(self.encoder_norm(x))  # cast once, for every decoder layer reads it
 
     def decode(self, target: Tensor, layout: Layout, *, memory: Tensor, memory_layout: Layout) -> Tensor:
         """Decoder inputs `(B, T)` and memory `(B, S, D)` -> hidden states `(B, T, D)`."""
         x = self.target_embedding(target, layout.positions())
-        for layer, read in zip(self._decoder_layers(), self._read(memory), strict=True):
-            x = layer(x, layout, memory=read, memory_layout=memory_layout)
+        for layer, memory_kv in zip(self._decoder_layers(), self._cross_keys_values(memory), strict=True):
+            x = layer(x, layout, memory_kv=memory_kv, memory_layout=memory_layout)
+
         return self.decoder_norm(x)
 
     def unembed(self, hidden: Tensor) -> Tensor:
@@ -81,49 +97,79 @@ class Transformer(nn.Module):
 
     def start(self, memory: Tensor, layout: Padded, *, beam_size: int) -> DecoderState:
         """The state before the first target, with `beam_size` hypotheses for each row of memory `(B, S, D)`."""
-        return DecoderState(0, beam_size, [None] * len(self.decoder), self._read(memory), layout)
+        return DecoderState(
+            position=0,
+            beam_size=beam_size,
+            past=[None] * len(self.decoder),
+            memory_kv=self._cross_keys_values(memory),
+            memory_layout=layout,
+        )
 
     def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""
         x = self.target_embedding(tokens.unsqueeze(1), state.position)  # (R, 1, D)
+
         present: list[KeyValues | None] = []
-        for layer, past, memory in zip(self._decoder_layers(), state.past, state.memory, strict=True):
-            x, keys = layer.step(x, past, memory=memory, memory_layout=state.memory_layout)
-            present.append(keys)
+        for layer, past, memory_kv in zip(self._decoder_layers(), state.past, state.memory_kv, strict=True):
+            x, kv = layer.step(x, past, memory_kv=memory_kv, memory_layout=state.memory_layout)
+            present.append(kv)
+
         logits = self.unembed(self.decoder_norm(x).squeeze(1))  # (R, V)
         return logits, replace(state, position=state.position + 1, past=present)
 
-    def _read(self, memory: Tensor) -> list[KeyValues]:
+    def _cross_keys_values(self, memory: Tensor) -> list[KeyValues]:
+        """Each decoder layer's keys and values of the encoder's output."""
         return [layer.cross_attention.keys_values(memory) for layer in self._decoder_layers()]
 
     def _decoder_layers(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.decoder))
+
+    # The parts, in the sizes of the config, which no module below this one sees.
 
     def _matrix(self) -> nn.Parameter:
         matrix = nn.Parameter(torch.empty(self.vocab_size, self.config.d_model))
         nn.init.normal_(matrix, std=self.config.d_model**-0.5)  # times sqrt(d_model): embeddings of unit variance
         return matrix
 
-    def _embed(self, matrix: nn.Parameter) -> Embedding:
-        c = self.config
-        return Embedding(matrix, c.positions, max_positions=c.max_positions, dropout=c.dropout)
+    def _embedding(self, matrix: nn.Parameter) -> Embedding:
+        return Embedding(
+            matrix,
+            self.config.positions,
+            max_positions=self.config.max_positions,
+            dropout=self.config.dropout,
+        )
 
     def _attention(self) -> MultiHeadAttention:
-        c = self.config
-        widths = {"d_k": c.key_width, "d_v": c.value_width}
-        return MultiHeadAttention(c.d_model, c.n_heads, **widths, score=c.score, dropout=c.attention_dropout)
+        return MultiHeadAttention(
+            self.config.d_model,
+            self.config.n_heads,
+            d_k=self.config.key_width,
+            d_v=self.config.value_width,
+            score=self.config.score,
+            dropout=self.config.attention_dropout,
+        )
 
     def _feed_forward(self) -> FeedForward:
         return FeedForward(self.config.d_model, self.config.d_ff, dropout=self.config.relu_dropout)
 
     def _encoder_layer(self) -> EncoderLayer:
-        c = self.config
-        return EncoderLayer(self._attention(), self._feed_forward(), d_model=c.d_model, norm=c.norm, dropout=c.dropout)
+        return EncoderLayer(
+            self._attention(),
+            self._feed_forward(),
+            d_model=self.config.d_model,
+            norm=self.config.norm,
+            dropout=self.config.dropout,
+        )
 
     def _decoder_layer(self) -> DecoderLayer:
-        c = self.config
-        parts = self._attention(), self._attention(), self._feed_forward()
-        return DecoderLayer(*parts, d_model=c.d_model, norm=c.norm, dropout=c.dropout)
+        return DecoderLayer(
+            self._attention(),
+            self._attention(),
+            self._feed_forward(),
+            d_model=self.config.d_model,
+            norm=self.config.norm,
+            dropout=self.config.dropout,
+        )
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
@@ -134,10 +180,12 @@ def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
 def load_parameters(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Copy `tensors` into the model's parameters. Raises ValueError unless names and shapes are exactly the model's."""
     own = parameters_by_name(model)
+
     if own.keys() != tensors.keys():
         raise ValueError(f"parameter names differ: {sorted(own.keys() ^ tensors.keys())[:4]}")
     for name, parameter in own.items():
         if parameter.shape != tensors[name].shape:
             raise ValueError(f"{name} is {tuple(tensors[name].shape)}, not {tuple(parameter.shape)}")
+
     for name, parameter in own.items():
         parameter.copy_(tensors[name])
