@@ -85,12 +85,13 @@ def beam_search(
       enter the list then, as long as the penalty does not fall with length, or
     - |Y| is at its maximum, where nothing lives on.
 
-    With K = 1 this is greedy search: a sentence is done at its first EOS.
+    With K = 1 this is greedy search: a sentence is done at its first EOS. With more, the finished hypotheses of a list
+    are the best of all that the beam would finish up to the maximum, and a smaller `n_best` gives the beginning of the
+    same list.
 
-    So the finished hypotheses of a list are the best of all that the beam would finish up to the maximum, and a smaller
-    `n_best` gives the beginning of the same list. If fewer than `n_best` have finished at the maximum, the best of
-    those that would have lived on come after them, unfinished, whatever they score. A list is shorter than `n_best`
-    only where no more hypotheses have a probability above zero, and it is never empty.
+    If fewer than `n_best` have finished at the maximum, the best of those that would have lived on come after them,
+    unfinished, whatever they score. A list is shorter than `n_best` only where no more hypotheses have a probability
+    above zero, and it is never empty.
 
     Of equal scores, the hypothesis that finished at an earlier step goes first; of the same step, the one whose parent
     ranked higher. Among the continuations of one hypothesis, `topk` decides.
