@@ -251,7 +251,7 @@ def test_head_widths_follow_the_model_unless_given(config: ModelConfig, widths: 
 
 
 def test_search_settings_of_a_command_override_the_runs() -> None:
-    run = SearchConfig(beam_size=7, length_penalty=1.0, max_extra=9, max_tokens=99)
+    run = SearchConfig(beam_size=7, length_penalty=1.0, max_extra=9, batch_tokens=99)
     assert SearchOverride().over(run) == run
     assert SearchOverride(beam_size=1, length_penalty=0.0).over(run) == SearchConfig(1, 0.0, 9, 99)
     with pytest.raises(ValueError, match=r"search\.beam_size=0"):

@@ -92,7 +92,7 @@ NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
     *(f"tokenizer.{key}" for key in ("byte_fallback", "character_coverage", "sample_lines")),
     *(f"train.{key}" for key in ("seed", "max_tokens", "precision", "device", "layout", "compile", "threads")),
     *(f"train.{key}" for key in ("deterministic", "prefetch", "log_every", "validate_every", "keep_last", "keep_best")),
-    *("train.metric", "train.samples", "search.max_tokens"),
+    *("train.metric", "train.samples", "search.batch_tokens"),
 }
 
 

@@ -274,7 +274,7 @@ def test_beam_search_finds_what_it_finds_on_a_cpu() -> None:
     draw = np.random.default_rng(1)
     sources = [draw.integers(4, V, size=n).tolist() for n in range(1, 13)]
 
-    def search(device: torch.device) -> list[Hypothesis]:
+    def search(device: torch.device) -> list[list[Hypothesis]]:
         model = build(SMALL, device=device).eval().model
         with torch.no_grad():
             model.output.mul_(2.0)
@@ -285,6 +285,7 @@ def test_beam_search_finds_what_it_finds_on_a_cpu() -> None:
                 model.decode_step,
                 model.start(model.encode(rows, layout), layout, beam_size=4),
                 beam_size=4,
+                n_best=2,
                 max_lengths=torch.tensor([len(ids) + 10 for ids in sources], device=device),
                 penalty=length_penalty(0.6),
                 bos=BOS,
@@ -292,5 +293,7 @@ def test_beam_search_finds_what_it_finds_on_a_cpu() -> None:
             )
 
     found, wanted = search(DEVICE), search(CPU)
-    assert [hypothesis.tokens for hypothesis in found] == [hypothesis.tokens for hypothesis in wanted]
-    assert [hypothesis.score for hypothesis in found] == pytest.approx([h.score for h in wanted], rel=1e-4)
+    for one, other in zip(found, wanted, strict=True):
+        assert [hypothesis.tokens for hypothesis in one] == [hypothesis.tokens for hypothesis in other]
+        log_probs = [hypothesis.log_prob for hypothesis in other]
+        assert [hypothesis.log_prob for hypothesis in one] == pytest.approx(log_probs, rel=1e-4)

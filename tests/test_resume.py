@@ -366,7 +366,7 @@ def test_every_recipe_trains_and_resumes(
 # ---- what may change under way --------------------------------------------------------------------------------------
 
 FREE = {
-    *("run_dir", "search.beam_size", "search.length_penalty", "search.max_extra", "search.max_tokens"),
+    *("run_dir", "search.beam_size", "search.length_penalty", "search.max_extra", "search.batch_tokens"),
     *("data.root", "data.store_dir", "train.max_steps", "train.log_every", "train.save_every"),
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
     *("train.average", "train.samples", "train.prefetch"),

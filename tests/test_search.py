@@ -54,29 +54,59 @@ def step(tokens: Tensor, state: Prefixes) -> tuple[Tensor, Prefixes]:
     return logits, Prefixes(state.table, rows, state.seen)
 
 
-def search(table: Table, max_lengths: list[int], beam_size: int, *, alpha: float) -> tuple[list[Hypothesis], list[int]]:
+def search_n_best(
+    table: Table, max_lengths: list[int], beam_size: int, *, n_best: int, alpha: float
+) -> tuple[list[list[Hypothesis]], list[int]]:
+    """The lists of the search under test, and how many rows it asked for at each step."""
     state = Prefixes(table, [(sentence, ()) for sentence in range(len(max_lengths)) for _ in range(beam_size)])
-    lengths, penalty = torch.tensor(max_lengths), length_penalty(alpha)
-    found = beam_search(step, state, beam_size=beam_size, max_lengths=lengths, penalty=penalty, bos=BOS, eos=EOS)
+    found = beam_search(
+        step,
+        state,
+        beam_size=beam_size,
+        n_best=n_best,
+        max_lengths=torch.tensor(max_lengths, dtype=torch.int64),
+        penalty=length_penalty(alpha),
+        bos=BOS,
+        eos=EOS,
+    )
     return found, state.seen
 
 
-def exhaustive(table: Table, sentence: int, *, max_length: int, alpha: float) -> tuple[float, tuple[int, ...]]:
-    """The best of all translations that end: nothing is pruned, nothing stops early."""
+def search(table: Table, max_lengths: list[int], beam_size: int, *, alpha: float) -> tuple[list[Hypothesis], list[int]]:
+    found, seen = search_n_best(table, max_lengths, beam_size, n_best=1, alpha=alpha)
+    return [best for [best] in found], seen
+
+
+def wu(log_prob: float, length: int, alpha: float) -> float:
+    """The score of a hypothesis, |Y| = length, as Wu et al. (2016) write it."""
+    return log_prob / ((5 + length) / 6) ** alpha
+
+
+def exhaustive(table: Table, sentence: int, *, max_length: int, alpha: float) -> list[Hypothesis]:
+    """All translations that end, the best first: nothing is pruned, nothing stops early."""
     pieces = [v for v in range(table.vocab_size) if v not in (PAD, BOS, EOS)]
-    best = (-math.inf, ())
+    scored = []
     for length in range(1, max_length + 1):
         for tokens in itertools.product(pieces, repeat=length - 1):
             whole = (*tokens, EOS)
             log_prob = math.fsum(table(sentence, whole[:t])[whole[t]] for t in range(length))
-            best = max(best, (log_prob / ((5 + length) / 6) ** alpha, tokens))
-    return best
+            scored.append((wu(log_prob, length, alpha), log_prob, tokens))
+    return [Hypothesis(list(tokens), log_prob, True) for _, log_prob, tokens in sorted(scored, reverse=True)]
 
 
-def plain_beam(table: Table, sentence: int, *, beam_size: int, max_length: int, alpha: float) -> tuple[Hypothesis, int]:
+def plain_beam(
+    table: Table,
+    sentence: int,
+    *,
+    beam_size: int,
+    n_best: int,
+    max_length: int,
+    alpha: float,
+    stops_early: bool = True,
+) -> tuple[list[Hypothesis], int]:
     """The documented search for one sentence, on lists, and the number of its steps."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    finished: list[tuple[float, tuple[int, ...]]] = []
+    finished: list[tuple[float, float, tuple[int, ...]]] = []
     for length in range(1, max_length + 1):
         candidates = [
             (score + log_prob, prefix, token)
@@ -87,19 +117,24 @@ def plain_beam(table: Table, sentence: int, *, beam_size: int, max_length: int, 
         candidates = sorted(candidates, reverse=True)[: 2 * beam_size]
         for score, prefix, token in candidates[:beam_size]:
             if token == EOS:
-                finished.append((score / ((5 + length) / 6) ** alpha, prefix))
+                finished.append((wu(score, length, alpha), score, prefix))
         live = [(score, (*prefix, token)) for score, prefix, token in candidates if token != EOS][:beam_size]
-        bound = live[0][0] / ((5 + max_length) / 6) ** alpha
-        if finished and (beam_size == 1 or max(finished)[0] >= bound):
+        finished.sort(reverse=True)
+        bound = wu(live[0][0], max_length, alpha)
+        if stops_early and len(finished) >= n_best and (beam_size == 1 or finished[n_best - 1][0] >= bound):
             break
-    if finished:
-        return Hypothesis(list(max(finished)[1]), max(finished)[0], True), length
-    return Hypothesis(list(live[0][1]), live[0][0] / ((5 + max_length) / 6) ** alpha, False), length
+    found = [Hypothesis(list(tokens), log_prob, True) for _, log_prob, tokens in finished]
+    found += [Hypothesis(list(tokens), log_prob, False) for log_prob, tokens in live]
+    return found[:n_best], length
 
 
 def same(found: Hypothesis, expected: Hypothesis) -> bool:
     equal = (found.tokens, found.finished) == (expected.tokens, expected.finished)
-    return equal and found.score == pytest.approx(expected.score, rel=1e-12, abs=1e-12)
+    return equal and found.log_prob == pytest.approx(expected.log_prob, rel=1e-12, abs=1e-12)
+
+
+def all_same(found: list[Hypothesis], expected: list[Hypothesis]) -> bool:
+    return len(found) == len(expected) and all(itertools.starmap(same, zip(found, expected, strict=True)))
 
 
 @pytest.mark.parametrize("at_once", [1, 20, 45])  # of nine pieces: one row, two or five of the twelve at a time
@@ -119,8 +154,7 @@ def test_nothing_pruned_finds_the_best_of_all(seed: int, alpha: float) -> None:
     max_lengths = [5, 1, 4, 3]
     found, _ = search(table, max_lengths, 300, alpha=alpha)
     for sentence, max_length in enumerate(max_lengths):
-        score, tokens = exhaustive(table, sentence, max_length=max_length, alpha=alpha)
-        assert same(found[sentence], Hypothesis(list(tokens), score, True))
+        assert same(found[sentence], exhaustive(table, sentence, max_length=max_length, alpha=alpha)[0])
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -130,10 +164,10 @@ def test_equals_a_plain_search_of_each_sentence(beam_size: int, alpha: float) ->
     max_lengths = [1, 2, 25, *random.Random(9).choices(range(1, 13), k=40)]
     found, seen = search(table, max_lengths, beam_size, alpha=alpha)
     expected = [
-        plain_beam(table, sentence, beam_size=beam_size, max_length=max_length, alpha=alpha)
+        plain_beam(table, sentence, beam_size=beam_size, n_best=1, max_length=max_length, alpha=alpha)
         for sentence, max_length in enumerate(max_lengths)
     ]
-    assert all(same(one, other) for one, (other, _) in zip(found, expected, strict=True))
+    assert all(same(one, other) for one, ([other], _) in zip(found, expected, strict=True))
     assert sum(seen) == beam_size * sum(steps for _, steps in expected)  # each sentence left as soon as it was done
     assert {hypothesis.finished for hypothesis in found} == {True, False}
 
@@ -197,7 +231,7 @@ def test_ties_are_settled_the_same_way_every_time() -> None:
             return [-2.0] * 6
 
     results = [search(Flat(0, 6), [4] * n, 3, alpha=0.6)[0] for n in (1, 2, 5)]
-    assert len({(tuple(h.tokens), h.score) for found in results for h in found}) == 1
+    assert len({(tuple(h.tokens), h.log_prob) for found in results for h in found}) == 1
 
 
 def test_the_step_s_logits_are_left_alone() -> None:
@@ -208,6 +242,7 @@ def test_the_step_s_logits_are_left_alone() -> None:
         lambda tokens, s: (logits, s),
         state,
         beam_size=2,
+        n_best=1,
         max_lengths=lengths,
         penalty=length_penalty(0.6),
         bos=BOS,
@@ -250,7 +285,7 @@ def test_cached_decoding_equals_decoding_anew(beam_size: int) -> None:
     lengths = [7, 3, 5, 1, 7]
     layout = Padded.of(lengths, 7)
     source = torch.randint(4, 20, (5, 7))
-    options = {"beam_size": beam_size, "penalty": length_penalty(0.6), "bos": BOS, "eos": EOS}
+    options = {"beam_size": beam_size, "n_best": beam_size, "penalty": length_penalty(0.6), "bos": BOS, "eos": EOS}
     maxima = torch.tensor([9, 14, 12, 20, 6])
     with torch.inference_mode():
         memory = model.encode(source, layout)
@@ -259,8 +294,90 @@ def test_cached_decoding_equals_decoding_anew(beam_size: int) -> None:
         rows = torch.arange(5).repeat_interleave(beam_size)
         anew = Uncached(model, memory[rows], layout.select(rows), torch.empty(5 * beam_size, 0, dtype=torch.int64))
         expected = beam_search(uncached_step, anew, max_lengths=maxima, **options)
-    assert all(itertools.starmap(same, zip(cached, expected, strict=True)))
-    assert len({tuple(hypothesis.tokens) for hypothesis in cached}) > 1
+    assert all(itertools.starmap(all_same, zip(cached, expected, strict=True)))
+    assert len({tuple(best.tokens) for best, *_ in cached}) > 1
+
+
+# --- what a beam must not lose
+
+
+class Known(Table):
+    """Probabilities written out for some prefixes. After any other, EOS is all but impossible and all pieces alike."""
+
+    def __init__(self, probabilities: dict[tuple[int, ...], dict[int, float]], *, vocab_size: int = 8) -> None:
+        super().__init__(0, vocab_size)
+        self.probabilities = probabilities
+
+    def __call__(self, sentence: int, prefix: tuple[int, ...]) -> list[float]:
+        n_pieces = self.vocab_size - 3  # all but PAD, BOS and EOS
+        alike = {v: 1.0 / n_pieces for v in range(self.vocab_size) if v not in (PAD, BOS, EOS)} | {EOS: 1e-30}
+        row = self.probabilities.get(prefix, alike)
+        return [math.log(row[v]) if v in row else -math.inf for v in range(self.vocab_size)]
+
+
+# Both hypotheses of a beam of two end in their best continuation, and the sentence goes on well after the fourth best.
+# Only 4 = 2 K candidates show it: of 3 there is one that lives on, and its continuations are poor.
+BOTH_END = Known(
+    {
+        (): {4: 0.51, 5: 0.49},
+        (4,): {EOS: 0.5, 6: 0.4, 7: 0.1},
+        (5,): {EOS: 0.5, 6: 0.35, 7: 0.15},
+        **{(5, *[6] * n): {6: 1.0} for n in range(1, 6)},
+        (5, *[6] * 6): {EOS: 1.0},
+    }
+)
+
+
+def test_beam_search_considers_twice_as_many_candidates_as_it_keeps() -> None:
+    [found], seen = search_n_best(BOTH_END, [8], 2, n_best=2, alpha=1.0)
+    assert [(hypothesis.tokens, hypothesis.finished) for hypothesis in found] == [([5] + [6] * 6, True), ([4], True)]
+    assert found[0].log_prob == pytest.approx(math.log(0.49 * 0.35))  # 0.49 * 0.35 * 1^6
+    assert found[1].log_prob == pytest.approx(math.log(0.51 * 0.5))
+    assert len(seen) == 8
+
+
+def test_beam_search_considers_more_continuations_of_one_hypothesis_than_it_keeps() -> None:
+    """The first step has one hypothesis only: EOS is its best continuation, and the two after it must both live on."""
+    table = Known({(): {EOS: 0.4, 4: 0.35, 5: 0.25}, (5,): {6: 1.0}, (5, 6): {6: 1.0}, (5, 6, 6): {EOS: 1.0}})
+    [found], _ = search(table, [4], 2, alpha=2.0)
+    assert (found.tokens, found.finished) == ([5, 6, 6], True)
+    assert found.log_prob == pytest.approx(math.log(0.25))
+
+
+class Steps:
+    """A state that knows only how many steps there were."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def reorder(self, rows: Tensor) -> "Steps":
+        return self
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_beam_search_sums_in_float64_what_a_model_computes_in_float32(ends: bool) -> None:
+    """Many steps of one and the same float32 log-probability, whose small multiples are exact in float64."""
+    row = torch.tensor([-math.inf] * 4 + [0.0, 0.0, 0.0])  # ids 4, 5 and 6, alike
+    [log_third] = set(torch.log_softmax(row, -1)[4:].tolist())  # -1.0986123 in float32
+    end = torch.full((7,), -math.inf).index_fill_(0, torch.tensor(EOS), 0.0)
+
+    def step(tokens: Tensor, state: Steps) -> tuple[Tensor, Steps]:
+        logits = end if ends and state.count == 299 else row
+        return logits.expand(len(tokens), 7), Steps(state.count + 1)
+
+    [[first, second]] = beam_search(
+        step,
+        Steps(),
+        beam_size=2,
+        n_best=2,
+        max_lengths=torch.tensor([300]),
+        penalty=length_penalty(0.6),
+        bos=BOS,
+        eos=EOS,
+    )
+    count = 299 if ends else 300
+    assert [len(first.tokens), first.finished] == [len(second.tokens), second.finished] == [count, ends]
+    assert first.log_prob == second.log_prob == count * log_third
 
 
 def test_two_early_ends_do_not_end_a_beam() -> None:
@@ -285,8 +402,145 @@ def test_two_early_ends_do_not_end_a_beam() -> None:
             logits[:, token] = math.log(probability)
         return logits, Depth(state.length + 1)
 
-    [found] = beam_search(
-        step, Depth(), beam_size=2, max_lengths=torch.tensor([9]), penalty=length_penalty(1.0), bos=BOS, eos=EOS
+    [[found]] = beam_search(
+        step,
+        Depth(),
+        beam_size=2,
+        n_best=1,
+        max_lengths=torch.tensor([9]),
+        penalty=length_penalty(1.0),
+        bos=BOS,
+        eos=EOS,
     )
     assert found.tokens == [4, 5, 5, 5, 5, 5, 5]
-    assert found.score == pytest.approx(math.log(0.7 * 0.6 * 0.999**5) / (13 / 6))
+    assert found.log_prob == pytest.approx(math.log(0.7 * 0.6 * 0.999**5))
+    assert found.score(length_penalty(1.0)) == pytest.approx(math.log(0.7 * 0.6 * 0.999**5) / (13 / 6))
+
+
+# --- the n best
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("seed", range(6))
+def test_n_best_of_all_translations_where_nothing_is_pruned(seed: int, alpha: float) -> None:
+    table = Table(seed, vocab_size=6)  # 3 pieces: at most 81 prefixes at |Y| = 5, fewer than the beam
+    max_lengths = [5, 3, 4]
+    found, _ = search_n_best(table, max_lengths, 300, n_best=13, alpha=alpha)
+    for sentence, max_length in enumerate(max_lengths):
+        expected = exhaustive(table, sentence, max_length=max_length, alpha=alpha)[:13]
+        assert all_same(found[sentence], expected)
+        assert len(found[sentence]) == 13  # 1 + 3 + 9 translations of |Y| <= 3
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize(("beam_size", "n_best"), [(2, 2), (4, 2), (4, 4), (7, 3), (7, 7)])
+def test_n_best_equals_a_plain_search_of_each_sentence(beam_size: int, n_best: int, alpha: float) -> None:
+    table = Table(beam_size + n_best, vocab_size=12, eos_bias=2.0)
+    max_lengths = [1, 2, 25, *random.Random(9).choices(range(1, 13), k=40)]
+    found, seen = search_n_best(table, max_lengths, beam_size, n_best=n_best, alpha=alpha)
+    how = {"beam_size": beam_size, "n_best": n_best, "alpha": alpha}
+    n_steps = 0
+    for sentence, max_length in enumerate(max_lengths):
+        expected, steps = plain_beam(table, sentence, max_length=max_length, **how)
+        unhurried, _ = plain_beam(table, sentence, max_length=max_length, stops_early=False, **how)
+        assert all_same(found[sentence], expected)
+        assert all_same(found[sentence], unhurried)  # to go on to the maximum changes nothing
+        n_steps += steps
+    assert sum(seen) == beam_size * n_steps < beam_size * sum(max_lengths)
+    assert {hypothesis.finished for hypotheses in found for hypothesis in hypotheses} == {True, False}
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_n_best_begins_with_what_a_smaller_n_best_returns(alpha: float) -> None:
+    table = Table(11, vocab_size=12, eos_bias=-1.0)
+    max_lengths = random.Random(2).choices(range(1, 15), k=40)
+    four, rows_of_four = search_n_best(table, max_lengths, 4, n_best=4, alpha=alpha)
+    for n_best in (1, 2, 3):
+        fewer, rows = search_n_best(table, max_lengths, 4, n_best=n_best, alpha=alpha)
+        assert fewer == [hypotheses[:n_best] for hypotheses in four]
+        assert sum(rows) < sum(rows_of_four)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "expected"),
+    [
+        (0.0, [[], [4, 4], [4], [4, 4, 4]]),  # -1.050, -1.144, -1.635, -1.991
+        (0.6, [[4, 4], [], [4], [4, 4, 4]]),  # -0.963, -1.050, -1.490, -1.561
+        (1.0, [[4, 4], [], [4, 4, 4], [4]]),  # -0.858, -1.050, -1.328, -1.401
+        (2.0, [[4, 4], [4, 4, 4], [], [4]]),  # -0.644, -0.885, -1.050, -1.201
+    ],
+)
+def test_n_best_is_ordered_by_log_prob_over_penalty(alpha: float, expected: list[list[int]]) -> None:
+    """Four translations, of |Y| = 1 to 4 and of probabilities 0.35, 0.195, 0.3185 and 0.1365."""
+    table = Known(
+        {
+            (): {EOS: 0.35, 4: 0.65},
+            (4,): {EOS: 0.3, 4: 0.7},
+            (4, 4): {EOS: 0.7, 4: 0.3},
+            (4, 4, 4): {EOS: 1.0},
+        }
+    )
+    [found], _ = search_n_best(table, [4], 4, n_best=4, alpha=alpha)
+    assert [hypothesis.tokens for hypothesis in found] == expected
+    probabilities = {0: 0.35, 1: 0.195, 2: 0.3185, 3: 0.1365}
+    for hypothesis in found:
+        assert hypothesis.finished
+        assert hypothesis.log_prob == pytest.approx(math.log(probabilities[len(hypothesis.tokens)]), rel=1e-12)
+
+
+def test_n_best_fills_up_with_unfinished_hypotheses_after_the_finished_ones() -> None:
+    table = Known({(): {EOS: 0.1, 4: 0.3, 5: 0.6}})
+    [three], _ = search_n_best(table, [1], 3, n_best=3, alpha=0.6)
+    [all_there_are], _ = search_n_best(table, [1], 5, n_best=5, alpha=0.6)
+    [best], _ = search_n_best(table, [1], 3, n_best=1, alpha=0.6)
+    assert [(hypothesis.tokens, hypothesis.finished) for hypothesis in three] == [
+        ([], True),
+        ([5], False),
+        ([4], False),
+    ]
+    assert [hypothesis.log_prob for hypothesis in three] == pytest.approx([math.log(p) for p in (0.1, 0.6, 0.3)])
+    assert all_there_are == three  # nothing else has a probability above zero
+    assert best == three[:1]
+
+
+def test_n_best_of_what_is_impossible_is_one_unfinished_hypothesis() -> None:
+    [found], _ = search_n_best(Known({(): {PAD: 1.0}}), [1], 2, n_best=2, alpha=0.6)
+    assert [(hypothesis.log_prob, hypothesis.finished) for hypothesis in found] == [(-math.inf, False)]
+
+
+def test_n_best_puts_what_finished_earlier_first_where_scores_are_equal() -> None:
+    """Four alike at the first step; what does not end then ends at the second, with certainty."""
+    table = Known({(): dict.fromkeys((EOS, 4, 5, 6), 0.25), **{(piece,): {EOS: 1.0} for piece in (4, 5, 6)}})
+    [cut], _ = search_n_best(table, [1], 4, n_best=4, alpha=0.0)
+    [whole], _ = search_n_best(table, [2], 4, n_best=4, alpha=0.0)
+    assert len({hypothesis.log_prob for hypothesis in whole}) == 1
+    assert [hypothesis.finished for hypothesis in cut] == [True, False, False, False]
+    assert [hypothesis.finished for hypothesis in whole] == [True] * 4
+    assert whole[0].tokens == []
+    assert [hypothesis.tokens for hypothesis in whole] == [hypothesis.tokens for hypothesis in cut]  # as their parents
+
+
+def test_n_best_keeps_a_sentence_until_nothing_can_enter_its_list() -> None:
+    """After one step: 0.9 has ended, 0.1 lives. The best is certain by then; the second best is still to come."""
+    table = Known({(): {EOS: 0.9, 4: 0.1}, (4,): {EOS: 0.5, 5: 0.5}, (4, 5): {EOS: 1.0}})
+    for n_best, expected, n_steps in [(1, [[]], 1), (2, [[], [4, 5]], 3)]:
+        [found], seen = search_n_best(table, [3], 2, n_best=n_best, alpha=0.6)
+        assert [hypothesis.tokens for hypothesis in found] == expected
+        assert len(seen) == n_steps
+
+
+@pytest.mark.parametrize("n_best", [-1, 0, 3])
+def test_n_best_must_fit_the_beam(n_best: int) -> None:
+    with pytest.raises(ValueError, match=rf"n_best={n_best} must be from 1 to beam_size=2"):
+        search_n_best(Table(0, 6), [3], 2, n_best=n_best, alpha=0.6)
+
+
+def test_beam_search_of_no_sentence_returns_nothing() -> None:
+    assert search_n_best(Table(0, 6), [], 2, n_best=1, alpha=0.6) == ([], [])
+
+
+def test_hypothesis_score_counts_the_end_of_a_finished_one() -> None:
+    penalty = length_penalty(1.0)
+    assert Hypothesis([4, 5], -2.0, True).score(penalty) == pytest.approx(-1.5)  # |Y| = 3: 8 / 6
+    assert Hypothesis([4, 5], -2.0, False).score(penalty) == pytest.approx(-12 / 7)  # |Y| = 2: 7 / 6
+    assert [Hypothesis([4, 5], -2.0, finished).length for finished in (True, False)] == [3, 2]

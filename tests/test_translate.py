@@ -52,7 +52,7 @@ from transformer.vocabulary import BOS, EOS, PAD
 
 WORDS = "the a dog cat house tree green small sees under over runs sleeps near two old and with water bird ."
 CONFIG = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2, max_positions=60, tie_embeddings=False)
-SEARCH = SearchConfig(max_extra=8, max_tokens=2_000)
+SEARCH = SearchConfig(max_extra=8, batch_tokens=2_000)
 
 
 def sentences(n: int) -> list[str]:
@@ -117,30 +117,30 @@ def job(run_dir: Path, **changes: object) -> TranslateJob:
     return TranslateJob(run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp32, threads=1, **changes)
 
 
-# --- what a sentence becomes does not depend on its company
+# --- the other sentences of a batch change a translation by rounding alone
 
 
 def test_batches_order_and_padding_change_nothing(translator: Translator) -> None:
     texts = sentences(80)
     sources = translator.tokenizer.encode(texts)
-    expected = replace(translator, search=replace(SEARCH, max_tokens=1)).hypotheses(sources, check=never)
-    assert expected is not None
-    assert len({tuple(hypothesis.tokens) for hypothesis in expected}) > 60
-    assert {hypothesis.finished for hypothesis in expected} == {True, False}
-    for max_tokens in (300, 10**6):
-        order = random.Random(max_tokens).sample(range(80), 80)
-        other = replace(translator, search=replace(SEARCH, max_tokens=max_tokens))
-        found = other.hypotheses([sources[n] for n in order], check=never)
-        assert found is not None
-        for n, hypothesis in zip(order, found, strict=True):
-            assert (hypothesis.tokens, hypothesis.finished) == (expected[n].tokens, expected[n].finished)
-            assert hypothesis.score == pytest.approx(expected[n].score, rel=1e-12)
+    alone = replace(translator, search=replace(SEARCH, batch_tokens=1))
+    expected = alone.hypotheses(sources, n_best=2, check=never)
+    assert len({tuple(best.tokens) for best, _ in expected}) > 60
+    assert {best.finished for best, _ in expected} == {True, False}
+    for batch_tokens in (300, 10**6):
+        order = random.Random(batch_tokens).sample(range(80), 80)
+        other = replace(translator, search=replace(SEARCH, batch_tokens=batch_tokens))
+        found = other.hypotheses([sources[n] for n in order], n_best=2, check=never)
+        for n, hypotheses in zip(order, found, strict=True):
+            for one, wanted in zip(hypotheses, expected[n], strict=True):
+                assert (one.tokens, one.finished) == (wanted.tokens, wanted.finished)
+                assert one.log_prob == pytest.approx(wanted.log_prob, rel=1e-12)
 
 
 def test_float32_agrees_up_to_its_rounding(translator: Translator) -> None:
     texts = sentences(60)
-    single = replace(translator, model=translator.model.float(), search=replace(SEARCH, max_tokens=1))
-    together = replace(single, search=replace(SEARCH, max_tokens=10**6))
+    single = replace(translator, model=translator.model.float(), search=replace(SEARCH, batch_tokens=1))
+    together = replace(single, search=replace(SEARCH, batch_tokens=10**6))
     pairs = list(zip(single.translate(texts), together.translate(texts), strict=True))
     assert sum(one == other for one, other in pairs) == 60
 
@@ -157,23 +157,26 @@ def test_equals_a_search_by_hand(translator: Translator) -> None:
             model.decode_step,
             model.start(memory, layout, beam_size=4),
             beam_size=4,
+            n_best=3,
             max_lengths=torch.tensor([len(ids) + 8]),
             penalty=length_penalty(0.6),
             bos=BOS,
             eos=EOS,
         )
-    assert translator.translate([text]) == translator.tokenizer.decode([expected.tokens])
-    assert not {PAD, BOS, EOS} & set(expected.tokens)
+    assert translator.translate([text]) == translator.tokenizer.decode([expected[0].tokens])
+    assert translator.hypotheses([ids], n_best=3, check=never) == [expected]
+    assert len(expected) == 3
+    assert not {PAD, BOS, EOS} & {token for hypothesis in expected for token in hypothesis.tokens}
 
 
-def test_batches_stay_within_max_tokens(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_stay_within_batch_tokens(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
     encode = translator.model.encode
     monkeypatch.setattr(
         translator.model, "encode", lambda x, layout: (shapes.append(tuple(x.shape)), encode(x, layout))[1]
     )
     texts = sentences(40)
-    found = replace(translator, search=replace(SEARCH, max_tokens=200)).translate(texts)
+    found = replace(translator, search=replace(SEARCH, batch_tokens=200)).translate(texts)
     assert len(found) == sum(rows for rows, _ in shapes) == 40
     assert all(rows * 4 * width <= 200 or rows == 1 for rows, width in shapes)
     assert len(shapes) < 40
@@ -200,7 +203,7 @@ class Casts(TorchDispatchMode):
 
 def test_weights_are_cast_once_and_not_at_each_step(translator: Translator) -> None:
     half = replace(
-        translator, model=translator.model.float(), precision=Precision.bf16, search=replace(SEARCH, max_tokens=300)
+        translator, model=translator.model.float(), precision=Precision.bf16, search=replace(SEARCH, batch_tokens=300)
     )
     with Casts() as casts:
         assert len(half.translate(sentences(8))) == 8
@@ -243,12 +246,12 @@ def test_translations_fit_the_model(translator: Translator) -> None:
         norm.weight.zero_()
         norm.bias.fill_(1.0)
         wordy.model.output[:] = torch.arange(wordy.model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
-    [hypothesis] = wordy.hypotheses([[5] * 59], check=never) or []
+    [[hypothesis]] = wordy.hypotheses([[5] * 59], n_best=1, check=never)
     assert (hypothesis.tokens, hypothesis.finished) == ([7] * 60, False)
 
 
 def test_stops_when_asked_and_leaves_the_model_as_it_was(translator: Translator) -> None:
-    small = replace(translator, search=replace(SEARCH, max_tokens=1))
+    small = replace(translator, search=replace(SEARCH, batch_tokens=1))
     asked: list[int] = []
 
     def at_the_third() -> None:
@@ -283,7 +286,7 @@ def test_chooses_the_checkpoint(run_dir: Path, name: str, seed: int) -> None:
     options = {"search": SearchOverride(beam_size=2), "device": Device.cpu, "precision": Precision.fp32}
     found = load_translator(run_dir, checkpoint=name, **options)
     assert weights(found) == network(found.tokenizer.vocab_size, seed).output[:2, 0].tolist()
-    assert found.search == SearchConfig(beam_size=2, length_penalty=0.6, max_extra=8, max_tokens=2_000)
+    assert found.search == SearchConfig(beam_size=2, length_penalty=0.6, max_extra=8, batch_tokens=2_000)
     assert not found.model.training
 
 
@@ -668,8 +671,8 @@ def test_evaluate_refuses_tokenised_translations(
 
 def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: Path) -> None:
     class Echo(Translator):
-        def hypotheses(self, sources: object, *, check: object) -> list[Hypothesis]:
-            return [Hypothesis(ids, 0.0, True) for ids in sources]  # type: ignore[attr-defined]
+        def hypotheses(self, sources: object, *, n_best: int, check: object) -> list[list[Hypothesis]]:
+            return [[Hypothesis(ids, 0.0, True)] for ids in sources]  # type: ignore[attr-defined]
 
     echo = Echo(*(getattr(translator, name) for name in ("model", "tokenizer", "search", "device", "precision")))
     own = RunDir(tmp_path)

@@ -297,10 +297,10 @@ class SearchConfig:
     beam_size: int = option(4, "hypotheses kept; 1 is greedy search")
     length_penalty: float = option(0.6, "alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer")
     max_extra: int = option(50, "longest translation = source pieces + this")
-    max_tokens: int = option(8_192, "padded source pieces x beam of one batch")
+    batch_tokens: int = option(8_192, "padded source pieces x beam of one batch")
 
     def __post_init__(self) -> None:
-        at_least(self, "search.", 1, "beam_size", "max_extra", "max_tokens")
+        at_least(self, "search.", 1, "beam_size", "max_extra", "batch_tokens")
         at_least(self, "search.", 0, "length_penalty")
 
 
@@ -311,7 +311,7 @@ class SearchOverride:
     beam_size: int | None = option(None, "hypotheses kept; 1 is greedy (null: the run's)")
     length_penalty: float | None = option(None, "alpha of the length penalty (null: the run's)")
     max_extra: int | None = option(None, "longest translation = source pieces + this (null: the run's)")
-    max_tokens: int | None = option(None, "padded source pieces x beam of one batch (null: the run's)")
+    batch_tokens: int | None = option(None, "padded source pieces x beam of one batch (null: the run's)")
 
     def over(self, base: SearchConfig) -> SearchConfig:
         """`base`, with what is set here put in its place. Raises ValueError for a value that SearchConfig refuses."""

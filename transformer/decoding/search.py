@@ -1,13 +1,17 @@
-"""Beam search (section 6.1), over anything that maps last tokens and a state to logits: it knows no Transformer.
+"""Beam search (section 6.1) over any model: it asks for logits, given last tokens and a state that the model passes on.
 
-`B` sentences still searched, `K` beam_size, `C` candidates of a sentence (2 K), `V` vocabulary, `L` the longest
-hypothesis allowed. All bookkeeping stays on the device; each step asks the host one question: has a sentence finished?
-The surprise: log-probabilities are summed in float64 whatever the model's arithmetic, which costs nothing at this size.
+Shapes: `B` sentences that are still searched, `K` beam_size, `N` n_best, `C` candidates of a sentence (2 K),
+`V` vocabulary, `L` the largest of the maximum lengths.
+
+What is known of the sentences is a value: each part of a step makes new beams from the old ones. It stays on the
+device, and the host asks one question a step: which sentences are done? Log-probabilities are summed in float64
+whatever the model computes in, because a float32 sum over a long sentence loses the digits that tell two hypotheses
+apart; at this size it costs nothing.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -15,27 +19,41 @@ from torch import Tensor
 
 from transformer.vocabulary import PAD
 
+_IMPOSSIBLE = -math.inf  # the log-probability and the score of a place in a beam that nothing fills
+_AT_ONCE = 2**20  # logits that a CPU looks at together
+
 
 class State(Protocol):
-    """What a model remembers of the hypotheses it has read."""
+    """What a model remembers of the hypotheses it has read, one row for each."""
 
     def reorder(self, rows: Tensor) -> Self:
-        """The state of these rows; whole sentences may leave, those that stay keep K adjacent rows."""
+        """The state of these rows. Whole sentences may leave; those that stay keep K adjacent rows."""
         ...
 
 
 S = TypeVar("S", bound=State)
-_NONE = -math.inf  # the log-probability of an empty place in a beam
-_AT_ONCE = 2**20  # logits that a CPU looks at
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation: ids without BOS and EOS, its log-probability / penalty(|Y|), and whether it reached EOS."""
+    """A translation, as the search found it.
+
+    `tokens` are ids without BOS and EOS. `log_prob` is the sum of their log-probabilities, and of that of EOS where the
+    hypothesis is `finished`, which means that it ended in EOS. It is not divided by the length penalty.
+    """
 
     tokens: list[int]
-    score: float
+    log_prob: float
     finished: bool
+
+    @property
+    def length(self) -> int:
+        """|Y|, the number of log-probabilities in the sum: EOS counts."""
+        return len(self.tokens) + 1 if self.finished else len(self.tokens)
+
+    def score(self, penalty: Callable[[int], float]) -> float:
+        """log_prob / penalty(|Y|), by which the search ranks hypotheses."""
+        return self.log_prob / penalty(self.length)
 
 
 def length_penalty(alpha: float) -> Callable[[int], float]:
@@ -43,162 +61,271 @@ def length_penalty(alpha: float) -> Callable[[int], float]:
     return lambda length: ((5.0 + length) / 6.0) ** alpha
 
 
-@dataclass
-class _Beams:
-    """What is known of each sentence. The best finished hypothesis has length -1 while there is none."""
-
-    number: Tensor  # (B,) the sentence's place in the result
-    max_length: Tensor  # (B,)
-    max_penalty: Tensor  # (B,) the penalty at that length
-    scores: Tensor  # (B, K) log-probabilities of the live hypotheses, the best first
-    tokens: Tensor  # (B, K, L) what they consist of so far
-    best_score: Tensor  # (B,) normalised
-    best_length: Tensor  # (B,) without EOS
-    best_tokens: Tensor  # (B, L)
-
-    def select(self, sentences: Tensor) -> "_Beams":
-        return _Beams(*(getattr(self, field.name)[sentences] for field in fields(self)))
-
-
-def _start(max_lengths: Tensor, penalty: Callable[[int], float], *, beam_size: int) -> _Beams:
-    """Beams that hold the empty hypothesis once: K equal ones would stay equal for ever."""
-    lengths = max_lengths.tolist()
-    n, longest, device = len(lengths), max(lengths), max_lengths.device
-    scores = torch.full((n, beam_size), _NONE, dtype=torch.float64, device=device)
-    scores[:, 0] = 0.0
-    return _Beams(
-        number=torch.arange(n, device=device),
-        max_length=max_lengths,
-        max_penalty=torch.tensor([penalty(length) for length in lengths], dtype=torch.float64, device=device),
-        scores=scores,
-        tokens=torch.zeros(n, beam_size, longest, dtype=torch.int64, device=device),
-        best_score=torch.full((n,), _NONE, dtype=torch.float64, device=device),
-        best_length=torch.full_like(max_lengths, -1),
-        best_tokens=torch.zeros(n, longest, dtype=torch.int64, device=device),
-    )
-
-
 def beam_search(
     step: Callable[[Tensor, S], tuple[Tensor, S]],
     state: S,
     *,
     beam_size: int,
+    n_best: int,
     max_lengths: Tensor,
     penalty: Callable[[int], float],
     bos: int,
     eos: int,
-) -> list[Hypothesis]:
-    """The best hypothesis of each sentence, by log-probability / penalty(|Y|), where |Y| counts EOS.
+) -> list[list[Hypothesis]]:
+    """The `n_best` best hypotheses of each sentence, the best first, by log-probability / penalty(|Y|).
 
-    `step` maps the last token of each hypothesis `(B K,)` and a state to the logits of the next `(B K, V)` and the
-    state after it; `max_lengths` `(B,)` holds the largest |Y| of each sentence, at least 1. PAD and BOS are never
-    produced.
+    `step` maps the last token of each hypothesis `(B K,)` and a state to the logits of the next token `(B K, V)` and
+    the state after it. `max_lengths` `(B,)` holds the largest |Y| of each sentence, at least 1. |Y| counts EOS. PAD and
+    BOS are never produced. Raises ValueError unless 1 <= n_best <= beam_size.
 
     At each step the 2 K best continuations of a sentence are considered in order. One that is EOS finishes a hypothesis
     if it ranks among the first K; the first K that are not EOS live on. A sentence is done, and leaves, when
 
-    - the best finished hypothesis scores at least best live log-probability / penalty(maximum): no live one can
-      overtake it then, as long as the penalty does not fall with length, or
-    - |Y| is at its maximum, where nothing lives on. If none has finished by then, the best that would have lived on is
-      returned, unfinished.
+    - its n-th best finished hypothesis scores at least best live log-probability / penalty(maximum): no live one can
+      enter the list then, as long as the penalty does not fall with length, or
+    - |Y| is at its maximum, where nothing lives on.
 
-    With K = 1 this is greedy search. Of equal scores, the one whose hypothesis ranked higher goes first; within a
-    hypothesis, `topk` decides.
+    With K = 1 this is greedy search: a sentence is done at its first EOS. With more, the finished hypotheses of a list
+    are the best of all that the beam would finish up to the maximum, and a smaller `n_best` gives the beginning of the
+    same list.
+
+    If fewer than `n_best` have finished at the maximum, the best of those that would have lived on come after them,
+    unfinished, whatever they score. A list is shorter than `n_best` only where no more hypotheses have a probability
+    above zero, and it is never empty.
+
+    Of equal scores, the hypothesis that finished at an earlier step goes first; of the same step, the one whose parent
+    ranked higher. Among the continuations of one hypothesis, `topk` decides.
     """
-    beams = _start(max_lengths, penalty, beam_size=beam_size)
-    found: dict[int, Hypothesis] = {}
-    n, longest = beams.tokens.shape[0], beams.tokens.shape[2]
-    tokens = torch.full((n * beam_size,), bos, device=max_lengths.device)
-    banned = torch.tensor([PAD, bos], device=max_lengths.device)
+    if not 1 <= n_best <= beam_size:
+        raise ValueError(f"n_best={n_best} must be from 1 to beam_size={beam_size}")
+
+    n_sentences = len(max_lengths)
+    longest = max(max_lengths.tolist(), default=0)
+    device = max_lengths.device
+
+    penalties = torch.tensor([penalty(n) for n in range(1, longest + 1)], dtype=torch.float64, device=device)  # (L,)
+    beams = _start(max_lengths, penalties, beam_size=beam_size, n_best=n_best)
+    tokens = torch.full((n_sentences * beam_size,), bos, device=device)  # (B K,)
+    banned = torch.tensor([PAD, bos], device=device)
+    results: dict[int, list[Hypothesis]] = {}
+
     for length in range(1, longest + 1):
+        # What may come next.
         logits, state = step(tokens, state)  # (B K, V)
-        scores, parents, tokens = _candidates(logits, beams.scores, banned=banned)  # each (B, C)
-        ends = tokens == eos
-        _finish(beams, torch.where(ends, scores, _NONE), parents, length=length, penalty=penalty(length))
-        parents, tokens = _live_on(beams, (scores, parents, tokens), ends, length=length)  # each (B, K)
-        done = beams.best_score >= beams.scores[:, 0] / beams.max_penalty
-        if beam_size == 1:
-            done |= beams.best_length >= 0  # greedy search: what lives on was not the best continuation
-        done |= beams.max_length <= length
+        candidates = _candidates(logits, beams.live_log_probs, banned=banned)  # (B, C)
+        is_end = candidates.tokens == eos  # (B, C)
+        survivors = _survivors(candidates, is_end, beam_size=beam_size)  # (B, K)
+
+        # What ends, and what lives on. Both continue the live hypotheses of the step before, so ends come first.
+        beams = _finish(beams, candidates, is_end, length=length, penalty=penalties[length - 1])
+        beams = _extend(beams, survivors, length=length)
+        rows = _rows(survivors.parents)  # (B, K)
+
+        # Who leaves: the one question to the host.
+        done = _is_done(beams, length=length)  # (B,)
         leaving = done.nonzero().squeeze(1)
         if len(leaving):
-            found |= _results(beams.select(leaving), length=length, penalty=penalty(length))
+            results |= _results(beams.select(leaving), length=length)
+            if len(results) == n_sentences:
+                break
             staying = (~done).nonzero().squeeze(1)
-            beams, tokens, rows = beams.select(staying), tokens[staying], _rows(parents)[staying]
-        else:
-            rows = _rows(parents)
-        if len(found) == n:
-            break
-        tokens = tokens.flatten()
+            beams = beams.select(staying)
+            rows = rows[staying]
+
+        # What the model reads next. A greedy search has nothing to reorder while all sentences stay.
+        tokens = beams.live_tokens[:, :, length - 1].flatten()  # (B K,)
         if beam_size > 1 or len(leaving):
             state = state.reorder(rows.flatten())
-    return [found[number] for number in range(n)]
+
+    return [results[sentence] for sentence in range(n_sentences)]
 
 
-def _candidates(logits: Tensor, live: Tensor, *, banned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The best 2 K continuations of each sentence, in order: log-probabilities, parents (0..K-1) and tokens, `(B, C)`.
+# --- what is known of the sentences
+
+
+@dataclass(frozen=True)
+class _Beams:
+    """The live and the finished hypotheses of each sentence, the best first; -inf marks a place that nothing fills."""
+
+    sentences: Tensor  # (B,) their places in the result
+    max_lengths: Tensor  # (B,)
+    max_penalties: Tensor  # (B,) the penalty at the maximum length
+
+    live_log_probs: Tensor  # (B, K)
+    live_tokens: Tensor  # (B, K, L) of which the first `length` are set
+
+    finished_scores: Tensor  # (B, N) log-probability / penalty
+    finished_log_probs: Tensor  # (B, N)
+    finished_lengths: Tensor  # (B, N) without EOS
+    finished_tokens: Tensor  # (B, N, L)
+
+    def select(self, sentences: Tensor) -> "_Beams":
+        """The beams of these sentences, given by their index in the batch."""
+        return _Beams(*(getattr(self, field.name)[sentences] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Continuations of the live hypotheses of each sentence, the best first."""
+
+    log_probs: Tensor  # (B, C) of the whole hypothesis
+    parents: Tensor  # (B, C) which live hypothesis each continues, from 0 to K - 1
+    tokens: Tensor  # (B, C)
+
+
+def _start(max_lengths: Tensor, penalties: Tensor, *, beam_size: int, n_best: int) -> _Beams:
+    """Beams that hold the empty hypothesis once: K equal ones would stay equal for ever."""
+    n_sentences = len(max_lengths)
+    longest = len(penalties)
+
+    live_log_probs = penalties.new_full((n_sentences, beam_size), _IMPOSSIBLE)
+    live_log_probs[:, 0] = 0.0
+
+    return _Beams(
+        sentences=torch.arange(n_sentences, device=max_lengths.device),
+        max_lengths=max_lengths,
+        max_penalties=penalties[max_lengths - 1],
+        live_log_probs=live_log_probs,
+        live_tokens=max_lengths.new_zeros(n_sentences, beam_size, longest, dtype=torch.int64),
+        finished_scores=penalties.new_full((n_sentences, n_best), _IMPOSSIBLE),
+        finished_log_probs=penalties.new_full((n_sentences, n_best), _IMPOSSIBLE),
+        finished_lengths=max_lengths.new_zeros(n_sentences, n_best, dtype=torch.int64),
+        finished_tokens=max_lengths.new_zeros(n_sentences, n_best, longest, dtype=torch.int64),
+    )
+
+
+# --- the parts of a step
+
+
+def _candidates(logits: Tensor, live_log_probs: Tensor, *, banned: Tensor) -> _Candidates:
+    """The 2 K best continuations of each sentence: as many as K that live on and K that end, one of each hypothesis.
 
     The 2 K best of a sentence are among the 2 K best of each of its hypotheses, so only those are ever sorted.
     """
-    n, beam_size = live.shape
+    n_sentences, beam_size = live_log_probs.shape
     width = min(2 * beam_size, logits.shape[1])
-    best, tokens = _best(logits, width, banned=banned)  # (B K, C)
-    total = (live.unsqueeze(2) + best.view(n, beam_size, width)).flatten(1)  # (B, K C)
-    total, order = total.sort(dim=1, descending=True, stable=True)
-    order = order[:, : 2 * beam_size]
-    return total[:, : 2 * beam_size], order // width, tokens.view(n, -1).gather(1, order)
+
+    log_probs, tokens = _best(logits, width, banned=banned)  # (B K, width)
+    totals = live_log_probs.unsqueeze(2) + log_probs.view(n_sentences, beam_size, width)  # (B, K, width)
+    totals, order = totals.flatten(1).sort(dim=1, descending=True, stable=True)  # (B, K width)
+    order = order[:, : 2 * beam_size]  # (B, C)
+
+    return _Candidates(
+        log_probs=totals[:, : 2 * beam_size],
+        parents=order // width,
+        tokens=tokens.view(n_sentences, -1).gather(1, order),
+    )
 
 
 def _best(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor]:
-    """The `count` largest log-probabilities of each row, and which they are; a CPU takes a few rows at a time.
+    """The `count` largest log-probabilities of each row, and which tokens they belong to, each `(B K, count)`.
 
-    For all of them at once there is no room in its caches, and the C library would fetch fresh memory at each step.
+    A CPU takes a few rows at a time: its caches have no room for all of them, and the C library would fetch fresh
+    memory at each step.
     """
     dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
     rows = max(1, _AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    best = [x.log_softmax(-1, dtype=dtype).index_fill_(1, banned, _NONE).topk(count) for x in torch.split(logits, rows)]
+
+    best = [
+        part.log_softmax(-1, dtype=dtype).index_fill_(1, banned, _IMPOSSIBLE).topk(count)
+        for part in torch.split(logits, rows)
+    ]
     return torch.cat([part.values for part in best]), torch.cat([part.indices for part in best])
 
 
-def _finish(beams: _Beams, ending: Tensor, parents: Tensor, *, length: int, penalty: float) -> None:
-    """Note the hypotheses that end here; `ending` `(B, C)` is their log-probability, -inf where one goes on."""
-    ending = ending[:, : beams.scores.shape[1]]
-    best, place = ending.max(1)
-    score = best / penalty
-    better = score > beams.best_score
-    ended = _take(beams.tokens, parents.gather(1, place.unsqueeze(1))).squeeze(1)  # (B, L)
-    beams.best_score = torch.where(better, score, beams.best_score)
-    beams.best_length = torch.where(better, length - 1, beams.best_length)
-    beams.best_tokens = torch.where(better.unsqueeze(1), ended, beams.best_tokens)
+def _survivors(candidates: _Candidates, is_end: Tensor, *, beam_size: int) -> _Candidates:
+    """The first K candidates that do not end, `(B, K)`. There are as many: at most K of the 2 K end."""
+    first = is_end.byte().sort(dim=1, stable=True).indices[:, :beam_size]  # (B, K)
+    return _Candidates(
+        log_probs=candidates.log_probs.gather(1, first),
+        parents=candidates.parents.gather(1, first),
+        tokens=candidates.tokens.gather(1, first),
+    )
 
 
-def _live_on(
-    beams: _Beams, candidates: tuple[Tensor, Tensor, Tensor], ends: Tensor, *, length: int
-) -> tuple[Tensor, Tensor]:
-    """Put the first K candidates that do not end into the beams; returns their parents and tokens, `(B, K)`."""
-    first = ends.byte().sort(dim=1, stable=True).indices[:, : beams.scores.shape[1]]
-    scores, parents, tokens = (candidate.gather(1, first) for candidate in candidates)
-    beams.scores, beams.tokens = scores, _take(beams.tokens, parents)
-    beams.tokens[:, :, length - 1] = tokens
-    return parents, tokens
+def _finish(beams: _Beams, candidates: _Candidates, is_end: Tensor, *, length: int, penalty: Tensor) -> _Beams:
+    """Beams whose finished hypotheses are the N best of those they had and those that end at |Y| = `length`."""
+    n_sentences, beam_size = beams.live_log_probs.shape
+    n_best = beams.finished_scores.shape[1]
+
+    # Only an end among the first K counts.
+    parents = candidates.parents[:, :beam_size]  # (B, K)
+    log_probs = candidates.log_probs[:, :beam_size].masked_fill(~is_end[:, :beam_size], _IMPOSSIBLE)  # (B, K)
+
+    # The sort is stable: of equal scores, those that finished before stay in front.
+    scores = torch.cat((beams.finished_scores, log_probs / penalty), 1)  # (B, N + K)
+    scores, order = scores.sort(dim=1, descending=True, stable=True)
+    order = order[:, :n_best]  # (B, N)
+
+    # What the places of that order hold; the tokens of a new one are those of its parent.
+    log_probs = torch.cat((beams.finished_log_probs, log_probs), 1)  # (B, N + K)
+    lengths = torch.cat((beams.finished_lengths, torch.full_like(parents, length - 1)), 1)  # (B, N + K)
+    tokens = torch.cat((beams.finished_tokens, beams.live_tokens), 1)  # (B, N + K, L)
+    had = torch.arange(n_best, device=parents.device).expand(n_sentences, n_best)  # (B, N)
+    places = torch.cat((had, n_best + parents), 1)  # (B, N + K)
+
+    return replace(
+        beams,
+        finished_scores=scores[:, :n_best],
+        finished_log_probs=log_probs.gather(1, order),
+        finished_lengths=lengths.gather(1, order),
+        finished_tokens=_take(tokens, places.gather(1, order)),
+    )
 
 
-def _take(tokens: Tensor, parents: Tensor) -> Tensor:
-    """Of `(B, K, L)`, the hypotheses `parents` `(B, N)`, as `(B, N, L)`."""
-    return tokens.gather(1, parents.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
+def _extend(beams: _Beams, survivors: _Candidates, *, length: int) -> _Beams:
+    """Beams whose live hypotheses are the survivors, of |Y| = `length`."""
+    tokens = _take(beams.live_tokens, survivors.parents)  # (B, K, L), a copy
+    tokens[:, :, length - 1] = survivors.tokens
+    return replace(beams, live_log_probs=survivors.log_probs, live_tokens=tokens)
+
+
+def _is_done(beams: _Beams, *, length: int) -> Tensor:
+    """Which sentences are done, `(B,)`: the stop rule of `beam_search`."""
+    bound = beams.live_log_probs[:, 0] / beams.max_penalties  # (B,) no live hypothesis can come to more
+    done = beams.finished_scores[:, -1] >= bound
+    done |= beams.max_lengths <= length
+
+    beam_size = beams.live_log_probs.shape[1]
+    if beam_size == 1:  # greedy search: what lives on after an EOS was not the best continuation
+        done |= beams.finished_log_probs[:, 0] > _IMPOSSIBLE
+    return done
+
+
+def _results(beams: _Beams, *, length: int) -> dict[int, list[Hypothesis]]:
+    """The n best hypotheses of each of these sentences, which are done at |Y| = `length`."""
+    n_best = beams.finished_scores.shape[1]
+    live_log_probs = beams.live_log_probs[:, :n_best].tolist()
+    live_tokens = beams.live_tokens[:, :n_best, :length].tolist()
+    finished_log_probs = beams.finished_log_probs.tolist()
+    finished_lengths = beams.finished_lengths.tolist()
+    finished_tokens = beams.finished_tokens.tolist()
+
+    results = {}
+    for n, sentence in enumerate(beams.sentences.tolist()):
+        finished = [
+            Hypothesis(tokens[:end], log_prob, True)
+            for tokens, end, log_prob in zip(
+                finished_tokens[n], finished_lengths[n], finished_log_probs[n], strict=True
+            )
+            if log_prob > _IMPOSSIBLE
+        ]
+        live = [
+            Hypothesis(tokens, log_prob, False)
+            for tokens, log_prob in zip(live_tokens[n], live_log_probs[n], strict=True)
+        ]
+        possible = [hypothesis for hypothesis in live if hypothesis.log_prob > _IMPOSSIBLE]
+        results[sentence] = [*finished, *possible][:n_best] or live[:1]
+    return results
+
+
+def _take(tokens: Tensor, places: Tensor) -> Tensor:
+    """The hypotheses at `places` `(B, M)` of `(B, N, L)`, as `(B, M, L)`."""
+    return tokens.gather(1, places.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
 
 
 def _rows(parents: Tensor) -> Tensor:
-    """Places within a sentence's beam as rows of the whole batch."""
-    n, beam_size = parents.shape
-    return parents + beam_size * torch.arange(n, device=parents.device).unsqueeze(1)
-
-
-def _results(beams: _Beams, *, length: int, penalty: float) -> dict[int, Hypothesis]:
-    """The best hypothesis of each of these sentences, which are done."""
-    finished = zip(beams.best_length.tolist(), beams.best_score.tolist(), beams.best_tokens.tolist(), strict=True)
-    live = zip((beams.scores[:, 0] / penalty).tolist(), beams.tokens[:, 0, :length].tolist(), strict=True)
-    return {
-        number: Hypothesis(tokens[:end], score, True) if end >= 0 else Hypothesis(cut, cut_score, False)
-        for number, (end, score, tokens), (cut_score, cut) in zip(beams.number.tolist(), finished, live, strict=True)
-    }
+    """Places within a sentence's beam as rows of the whole batch, `(B, K)`."""
+    n_sentences, beam_size = parents.shape
+    first = beam_size * torch.arange(n_sentences, device=parents.device)  # (B,)
+    return parents + first.unsqueeze(1)

