@@ -135,7 +135,9 @@ def start(*arguments: str, cwd: Path, driver: str | None = None, **options: Any)
     """`python -m transformer ARGUMENTS`, or the same through a Python `driver` that changes something first."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_WAIT_POLICY": "passive"}
-    main = ["-m", "transformer"] if driver is None else ["-c", f"{driver}\nfrom transformer.cli import main\nmain()"]
+    main = (
+        ["-m", "transformer"] if driver is None else ["-c", f"{driver}\nfrom transformer.cli.main import main\nmain()"]
+    )
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.Popen([sys.executable, *main, *arguments], cwd=cwd, env=environment, **pipes)
 
@@ -151,14 +153,14 @@ def finish(process: "subprocess.Popen[str]", status: int, timeout: float = 300.0
 SHELL = """
 import json, os, sys
 import MODULES
-from transformer import cli
+from transformer.cli.main import main
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
         log, *arguments = json.loads(line)
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         sys.argv = ["transformer", *arguments]
-        cli.main()
+        main()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 

@@ -5,7 +5,6 @@ A run keeps the text of its own sets, so that it can be scored wherever it is co
 """
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +27,7 @@ Sets = Mapping[str, Sequence[Pair]]
 
 
 def run(job: EvaluateJob) -> dict[str, Any]:
-    """Evaluate the run's test sets, or those of the job; prints and returns the results.
+    """Evaluate the run's test sets, or those of the job; the results.
 
     Raises InputError where there is no model or no test set, or a set cannot be scored.
     """
@@ -50,7 +49,7 @@ def run(job: EvaluateJob) -> dict[str, Any]:
         raise InputError(f"{run_dir}: the run has no test set; name one with test.NAME.src=FILE test.NAME.tgt=FILE")
     torch.set_num_threads(resolve_threads(job.threads))
     translator = build_translator(run_dir, checkpoint, search=job.search, device=job.device, precision=job.precision)
-    results = {
+    return {
         "test_sets": evaluate_sets(run_dir, translator, sets, tgt_lang=data.tgt_lang, scorer=score),
         "checkpoint": checkpoint.path.name,
         "averaged": checkpoint.state.get("averaged", []),
@@ -59,8 +58,6 @@ def run(job: EvaluateJob) -> dict[str, Any]:
         "seed": recipe.seed,
         "data_digest": checkpoint.state.get("data_digest", "unknown"),
     }
-    print_results(run_dir, results)
-    return results
 
 
 def evaluate_sets(
@@ -79,8 +76,8 @@ def evaluate_sets(
     return scores
 
 
-def print_results(run_dir: Path, results: Mapping[str, Any]) -> None:
-    """One line for each test set: its scores with their signatures, the search, and the checkpoints."""
+def format_results(run_dir: Path, results: Mapping[str, Any]) -> str:
+    """One line of text for each test set: its scores with their signatures, the search, and the checkpoints."""
     search, averaged = results["search"], results["averaged"]
     decoding = f"beam {search['beam_size']}, alpha {search['length_penalty']}, source + {search['max_extra']} at most"
     origin = f"mean of steps {', '.join(map(str, averaged))}" if averaged else f"step {results['steps']}"
@@ -91,8 +88,7 @@ def print_results(run_dir: Path, results: Mapping[str, Any]) -> None:
         for name, found in results["test_sets"].items()
     ]
     lines = lines or [f"{run_dir}: {origin}; no test set to score (data.test.NAME.src, data.test.NAME.tgt)"]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
+    return "".join(f"{line}\n" for line in lines)
 
 
 def write_sets(run_dir: Path, sets: Sets) -> None:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.amp import GradScaler
@@ -45,7 +46,7 @@ from transformer.decoding.translator import Translator, load_translator
 from transformer.distributed import World, join_world, local_device
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure
-from transformer.evaluation.sets import digest_sets, evaluate_sets, print_results, write_sets
+from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
 from transformer.machine import trim_heap
 from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
 from transformer.seeding import seed_for
@@ -70,11 +71,6 @@ log = logging.getLogger(__name__)
 
 TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 
-NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
-  transformer translate run_dir=%s < in.txt > out.txt
-  tensorboard --logdir %s
-  transformer train experiment=small run_dir=runs/mine data.train.src=.. data.train.tgt=.. data.dev.."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -97,12 +93,12 @@ class Run:
     progress: Progress
 
 
-def train(job: TrainJob) -> None:
+def train(job: TrainJob) -> dict[str, Any] | None:
     """Train until `train.max_steps` or until patience ends, from wherever the run directory stands.
 
-    Then average, score the test sets, and write results.json; a finished run prints its results. Raises InputError for
-    bad data, LockedError for a directory in use, CheckpointError where it cannot resume, NumericalError, PeerError, and
-    Stopped after a signal.
+    Then average, score the test sets, and write results.json. Returns what that holds, at once where the run is
+    finished; None on other ranks than the first. Raises InputError for bad data, LockedError for a directory in use,
+    CheckpointError where it cannot resume, NumericalError, PeerError, and Stopped after a signal.
     """
     directory = Path(job.run_dir)
     with ExitStack() as held:
@@ -115,11 +111,11 @@ def train(job: TrainJob) -> None:
                 except torch.OutOfMemoryError as error:
                     budget = f"train.max_tokens (now {run.settled.max_tokens})"
                     raise InputError(f"out of GPU memory: lower {budget}; the same command goes on") from error
-        if world.is_first:  # the others are not needed any more
-            if not _is_finished(job, run):
-                write_json(directory / "results.json", _finish(job, run))
-            print_results(directory, read_json(directory / "results.json"))
-            log.info(NEXT, directory, directory, directory.parent)
+        if not world.is_first:  # the others are not needed any more
+            return None
+        if not _is_finished(job, run):
+            write_json(directory / "results.json", _finish(job, run))
+        return read_json(directory / "results.json")
 
 
 def _open(job: TrainJob, world: World, held: ExitStack) -> Run:

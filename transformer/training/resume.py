@@ -7,7 +7,6 @@ one. What `auto` means is settled at the first start and kept in run.json, where
 import json
 import logging
 import platform
-import re
 import secrets
 import shutil
 import time
@@ -23,34 +22,15 @@ import torch
 from transformer import __version__
 from transformer.checkpoint import Checkpoint, read_json, write_file, write_json
 from transformer.config.jobs import TrainJob
+from transformer.config.keys import generic_key, keys_of
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import Decay, LayoutKind
+from transformer.config.settings import Decay, LayoutKind, OnResume
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.prepare import PREPARE_VERSION, Prepared
 from transformer.errors import CheckpointError
 from transformer.training.resolve import Settled, settle, settle_again
 
 log = logging.getLogger(__name__)
-
-FREE = (
-    "run_dir",
-    "search.",
-    "data.",  # its content is compared by digest: a corpus may move
-    "tokenizer.model",
-    "train.max_steps",
-    "train.log_every",
-    "train.save_every",
-    "train.validate_every",
-    "train.keep_last",
-    "train.keep_best",
-    "train.metric",
-    "train.patience",
-    "train.average",
-    "train.samples",
-    "train.prefetch",
-)
-NOTED = ("train.max_tokens", "train.threads", "train.device", "train.compile")
-NOT_FREE = r"data\.(src_lang|tgt_lang|filter\..*|extra\..*\.weight)"
 
 
 def open_run(
@@ -126,7 +106,7 @@ def _compare(job: TrainJob, prepared: Prepared, papers: dict[str, Any], checkpoi
     started = from_json(TrainJob, papers["config"])  # a key that it did not have yet takes its default
     before, now = dict(_flat(to_json(started))), dict(_flat(to_json(job)))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    refused = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if not _may_change(key, job)]
+    refused = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if _policy(key, job) is OnResume.refuse]
     if papers["data_digest"] != prepared.report["digest"]:
         before_version = papers.get("prepare_version", 1)
         refused.append(
@@ -145,19 +125,18 @@ def _compare(job: TrainJob, prepared: Prepared, papers: dict[str, Any], checkpoi
             "put them back, or choose another run_dir"
         )
     for key in changed:
-        if key in NOTED:
+        if _policy(key, job) is OnResume.note:
             log.info("%s: %s -> %s: the data stay as they were, dropout masks may differ", key, before[key], now[key])
     changes = {name: version for name, version in _versions().items() if papers["versions"].get(name) != version}
     if changes:
         log.info("other versions than at the start: %s; numbers may differ in the last bits", changes)
 
 
-def _may_change(key: str, job: TrainJob) -> bool:
+def _policy(key: str, job: TrainJob) -> OnResume:
+    """What stands at the key's option; but under linear decay the rate of every step depends on `train.max_steps`."""
     if key == "train.max_steps" and job.train.decay is Decay.linear:
-        return False  # the rate of every step depends on it
-    if re.fullmatch(NOT_FREE, key):
-        return False
-    return key in NOTED or key.startswith(FREE)
+        return OnResume.refuse
+    return keys_of(TrainJob)[generic_key(key)].on_resume
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
