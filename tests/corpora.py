@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from transformer.config.jobs import TrainJob
+from transformer.cli import commands
+from transformer.config.jobs import Job, TrainJob
 from transformer.config.settings import (
     DataConfig,
     FilterConfig,
@@ -114,6 +115,12 @@ def run(job: TrainJob) -> Path:
     with as_a_command():
         train(job)
     return Path(job.run_dir)
+
+
+def run_command(command: str, job: Job) -> None:
+    """Run a command in this process as the command line does, its results printed."""
+    with as_a_command():
+        commands.run(command, job)
 
 
 def overrides(job: TrainJob) -> list[str]:

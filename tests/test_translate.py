@@ -38,7 +38,7 @@ from transformer.decoding.stream import run as translate
 from transformer.decoding.translator import Translator, find_checkpoint, load_translator
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure, score
-from transformer.evaluation.sets import evaluate_sets, read_sets, write_sets
+from transformer.evaluation.sets import evaluate_sets, format_results, read_sets, write_sets
 from transformer.evaluation.sets import run as evaluate
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer, parameters_by_name
@@ -507,13 +507,13 @@ def evaluation(run_dir: Path, **changes: object) -> EvaluateJob:
     return EvaluateJob(run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp32, threads=1, **changes)
 
 
-def test_evaluate_scores_the_run_s_sets(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_scores_the_run_s_sets(run_dir: Path) -> None:
     results = evaluate(evaluation(run_dir))
     assert list(results["test_sets"]) == ["news", "talks"]
     assert results["averaged"] == [20, 30]
     assert results["search"] == {"beam_size": 4, "length_penalty": 0.6, "max_extra": 8, "max_tokens": 2_000}
     assert set(results["test_sets"]["news"]) == {"bleu", "bleu_signature", "chrf", "chrf_signature"}
-    printed = capsys.readouterr().out.split("\n")
+    printed = format_results(run_dir, results).split("\n")
     assert [line.partition(":")[0] for line in printed] == ["news", "talks", ""]
     for part in ("BLEU ", "tok:13a", "chrF ", "nc:6", "beam 4", "alpha 0.6", "mean of steps 20, 30", str(run_dir)):
         assert part in printed[0]
@@ -524,14 +524,14 @@ def test_evaluate_scores_the_run_s_sets(run_dir: Path, capsys: pytest.CaptureFix
     assert not (run_dir / "hypotheses" / "dev.hyp").exists()
 
 
-def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path) -> None:
     src, tgt = tmp_path / "src", tmp_path / "tgt"
     src.write_bytes(b"a dog\nthe cat .\n")
     tgt.write_bytes(b"ein Hund\ndie Katze.\n")
     results = evaluate(evaluation(run_dir, checkpoint="step-20", test={"mine": PairConfig(str(src), str(tgt))}))
     assert list(results["test_sets"]) == ["mine"]
     assert (results["averaged"], results["steps"], results["checkpoint"]) == ([], 20, "step-00000020")
-    assert capsys.readouterr().out.endswith(f"; {run_dir}, step 20, seed 1, data unknown\n")
+    assert format_results(run_dir, results).endswith(f"; {run_dir}, step 20, seed 1, data unknown\n")
     assert list(read_sets(run_dir)) == ["news", "talks"]
     tgt.write_bytes(b"ein Hund\n")
     with pytest.raises(InputError, match=r"2 lines, .* 1"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -61,7 +62,8 @@ def run_application(command: str, arguments: Arguments) -> None:
             raise outcome.error from None
         raise
     except Exception as error:
-        if outcome.is_composed or isinstance(error, BrokenPipeError):
+        cannot_print = isinstance(error, OSError) and not isinstance(error, HydraException)
+        if outcome.is_composed or cannot_print:
             raise
         raise composing_error(error, arguments.overrides) from error
 

@@ -205,6 +205,7 @@ def _one_line(error: BaseException) -> str:
     noise = ("object_type=", "reference_type=", "full_key:", "See https", "To append to your", "Set the environment")
     kept = [line for line in dict.fromkeys(lines) if line and not line.startswith(noise)]
     line = "; ".join(kept).partition("; Config search path")[0].replace("Error merging override ", "")
+    line = re.sub(r"^In '\w+_job': ", "", line)  # the name of a primary configuration, which says nothing to a user
     return line.replace("Key 'experiment' not in", "its first line must be `# @package _global_`: 'experiment' not in")
 
 
