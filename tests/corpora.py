@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from transformer.config.jobs import TrainJob
+from transformer.cli import commands
+from transformer.config.jobs import Job, TrainJob
 from transformer.config.settings import (
     DataConfig,
     FilterConfig,
@@ -31,7 +32,6 @@ from transformer.config.settings import (
     TokenizerConfig,
     TrainConfig,
 )
-from transformer.evaluation.sets import format_results
 from transformer.training.loop import train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,13 +111,16 @@ def as_a_command() -> Iterator[None]:
 
 
 def run(job: TrainJob) -> Path:
-    """Train in this process and print the results, as the command does; the run directory."""
+    """Train in this process; the run directory."""
     with as_a_command():
-        results = train(job)
-    run_dir = Path(job.run_dir)
-    if os.environ.get("RANK", "0") == "0":
-        sys.stdout.write(format_results(run_dir, results))
-    return run_dir
+        train(job)
+    return Path(job.run_dir)
+
+
+def run_command(command: str, job: Job) -> None:
+    """Run a command in this process as the command line does, its results printed."""
+    with as_a_command():
+        commands.run(command, job)
 
 
 def overrides(job: TrainJob) -> list[str]:
@@ -139,7 +142,9 @@ def start(*arguments: str, cwd: Path, driver: str | None = None, **options: Any)
     """`python -m transformer ARGUMENTS`, or the same through a Python `driver` that changes something first."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_WAIT_POLICY": "passive"}
-    main = ["-m", "transformer"] if driver is None else ["-c", f"{driver}\nfrom transformer.cli import main\nmain()"]
+    main = (
+        ["-m", "transformer"] if driver is None else ["-c", f"{driver}\nfrom transformer.cli.main import main\nmain()"]
+    )
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.Popen([sys.executable, *main, *arguments], cwd=cwd, env=environment, **pipes)
 
@@ -155,14 +160,14 @@ def finish(process: "subprocess.Popen[str]", status: int, timeout: float = 300.0
 SHELL = """
 import json, os, sys
 import MODULES
-from transformer import cli
+from transformer.cli.main import main
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
         log, *arguments = json.loads(line)
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         sys.argv = ["transformer", *arguments]
-        cli.main()
+        main()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 

@@ -1,8 +1,9 @@
 """The command line: what stops at the door, what passes it unchanged, and with which status a command ends.
 
-Most cases run in this process through `cli.main`, with the command itself replaced; a few are processes of their own.
+Most cases run in this process through `main`, with the command itself replaced; a few are processes of their own.
 """
 
+import errno
 import io
 import json
 import logging
@@ -23,13 +24,13 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 
-from transformer import cli, errors
+from transformer import errors
+from transformer.cli import commands
+from transformer.cli.main import main
+from transformer.cli.overrides import parse_arguments
 from transformer.config.jobs import AverageJob, EvaluateJob, SummaryJob, TrainJob, TranslateJob
 from transformer.config.settings import (
     Algorithm,
@@ -96,23 +97,19 @@ def enter(*arguments: str, then: Callable[[], None] = lambda: None) -> Result:
         jobs.append(job)
         then()
 
-    store, sigterm = ConfigStore.instance(), signal.getsignal(signal.SIGTERM)
+    sigterm = signal.getsignal(signal.SIGTERM)
     logger = logging.getLogger("transformer")
     level = logger.level
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("HYDRA_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "1"))  # what the dispatcher sets, undone
-        patch.setattr(store, "repo", dict(store.repo))
-        patch.setattr(cli, "_run", run)
+        patch.setattr(commands, "run", run)
         patch.setattr(sys, "argv", ["transformer", *arguments])
-        GlobalHydra.instance().clear()
         try:
             with pytest.raises(SystemExit) as ended:
-                cli.main()
+                main()
         finally:
-            GlobalHydra.instance().clear()
-            HydraConfig.instance().cfg = None
-            OmegaConf.clear_resolver("shipped")
+            HydraConfig.instance().cfg = None  # `--cfg` leaves it
             signal.signal(signal.SIGTERM, sigterm)
             logger.setLevel(level)
     code = ended.value.code
@@ -137,14 +134,15 @@ def experiments() -> dict[str, TrainJob]:
 def printed(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     """What `transformer COMMAND --help` prints, in a process of its own."""
     code = (
-        "import io, json, sys, contextlib, transformer.cli as cli\n"
+        "import io, json, sys, contextlib\n"
+        "from transformer.cli.main import main\n"
         "texts = {}\n"
         f"for command in {list(JOBS)!r}:\n"
         "    sys.argv, out = ['transformer', command, '--help'], io.StringIO()\n"
         "    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
-        "        cli.main()\n"
+        "        main()\n"
         "    texts[command] = out.getvalue()\n"
-        "slow = ['torch', 'numpy', 'sacrebleu', 'sentencepiece', 'tensorboard', 'safetensors']\n"
+        "slow = ['torch', 'numpy', 'hydra', 'omegaconf', 'sacrebleu', 'sentencepiece', 'tensorboard', 'safetensors']\n"
         "print(json.dumps([texts, [name for name in slow if name in sys.modules]]))\n"
     )
     folder = tmp_path_factory.mktemp("help")
@@ -234,6 +232,11 @@ REFUSED = {
     "test set with a weight": ("train", ["data.test.news.weight=2"], ["data.test.news.weight"]),
     "missing =": ("average", ["last"], ["last", "EQUAL"]),
     "a pickle": ("average", ["--experimental-rerun", "config.pickle"], ["--experimental-rerun"]),
+    "not UTF-8": ("train", ["run_dir=\udcff\udcfe"], ["not UTF-8"]),
+    "flag without its value": ("average", ["--config-dir"], ["--config-dir needs a value"]),
+    "flag of another value": ("train", ["--cfg", "jobs"], ["--cfg jobs", "job, hydra, all"]),
+    "flag with a value too many": ("train", ["--multirun=3"], ["--multirun takes no value"]),
+    "unknown flag": ("train", ["--multrun"], ["--multrun", "did you mean '--multirun'?"]),
     "missing folder": ("average", ["--config-dir", "nowhere"], ["nowhere"]),
 }
 
@@ -289,6 +292,48 @@ def test_a_bad_yaml_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
     text, words = BAD_YAML[case]
     folder = write_experiment(tmp_path, text)
     assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), *words)
+
+
+HYDRA_NODES = {
+    "callbacks": "hydra: {callbacks: {x: {_target_: builtins.open, file: touched, mode: w}}}",
+    "job_logging": "hydra: {job_logging: {handlers: {x: {class: logging.FileHandler, filename: touched}}}}",
+    "hydra_logging": "hydra: {hydra_logging: {handlers: {x: {class: logging.FileHandler, filename: touched}}}}",
+    "launcher": "hydra: {launcher: {_target_: builtins.open, file: touched, mode: w}}",
+    "sweeper": "hydra: {sweeper: {_target_: builtins.open, file: touched, mode: w}}",
+    "output_subdir": "hydra: {output_subdir: touched}",
+    "environment": "hydra: {job: {env_set: {TOUCHED: yes}}}",
+    "callbacks of a second file": "defaults: [/second@hydra.callbacks, _self_]",
+    "logging of another group": "defaults: [small, {override /hydra/job_logging: mine}]",
+}
+
+
+@pytest.mark.parametrize("flags", [[], ["--multirun"], ["--cfg", "all"]], ids=["run", "multirun", "cfg"])
+@pytest.mark.parametrize("case", HYDRA_NODES)
+def test_an_experiment_that_configures_hydra_is_refused(tmp_path: Path, case: str, flags: list[str]) -> None:
+    """Hydra would call what it finds there, whichever command is run."""
+    folder = write_experiment(tmp_path, HYDRA_NODES[case])
+    callback = "x: {_target_: builtins.open, file: touched, mode: w}\n"
+    (Path(folder) / "second.yaml").write_text(callback, encoding="utf-8")
+    if case == "logging of another group":
+        handler = "x: {class: logging.FileHandler, filename: touched}"
+        path = Path(folder) / "hydra" / "job_logging" / "mine.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"version: 1\nhandlers: {{{handler}}}\nroot: {{handlers: [x]}}\n", encoding="utf-8")
+    assert_refused(enter("summary", "--config-dir", folder, "experiment=mine", *flags), "configure Hydra")
+
+
+@pytest.mark.parametrize("name", ["summary_job", "summary_schema", "quiet_hydra"])
+def test_a_folder_of_experiments_cannot_hide_a_config_of_the_package(tmp_path: Path, name: str) -> None:
+    folder = write_experiment(tmp_path, "run_dir: runs/mine")
+    callback = "hydra: {callbacks: {x: {_target_: builtins.open, file: touched, mode: w}}}\n"
+    (Path(folder) / f"{name}.yaml").write_text(callback, encoding="utf-8")
+    assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), f"{name}.yaml", "rename")
+
+
+def test_the_user_may_configure_hydra(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "run_dir: runs/mine")
+    result = enter("summary", "--config-dir", folder, "experiment=mine", "hydra.job.name=mine", "--cfg", "hydra")
+    assert (result.status, yaml.safe_load(result.out)["hydra"]["job"]["name"]) == (0, "mine")
 
 
 def test_an_experiment_without_its_first_line_is_told_which(tmp_path: Path) -> None:
@@ -384,7 +429,7 @@ TEXTS = (
 
 def through_hydra(key: str, text: str) -> object:
     """A text as Hydra's grammar reads it, once the command line has quoted it."""
-    (override,) = OverridesParser.create().parse_overrides(cli._overrides("train", [f"{key}={text}"]))
+    (override,) = OverridesParser.create().parse_overrides(parse_arguments("train", [f"{key}={text}"]).overrides)
     assert override.key_or_group == key
     return override.value()
 
@@ -602,6 +647,29 @@ def test_help_is_instant(printed: Printed) -> None:
     assert printed.imported == []
 
 
+@pytest.mark.parametrize("flags", [["--help"], ["-h"], ["--help", "--cfg", "job"]], ids=" ".join)
+def test_help_comes_first(flags: list[str]) -> None:
+    result = enter("train", *flags, "experiment=nowhere")
+    assert (result.status, result.jobs, result.err) == (0, [], "")
+    assert result.out.startswith("usage: transformer train ")
+
+
+def test_help_lists_the_experiments_of_a_folder(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "run_dir: runs/mine")
+    out = enter("train", "--help", "--config-dir", folder).out
+    assert "\nexperiment: " + ", ".join(sorted([*EXPERIMENTS, "mine"])) + "\n" in out
+
+
+def test_commands_are_those_that_have_a_job() -> None:
+    assert list(commands.COMMANDS) == list(JOBS)
+
+
+@pytest.mark.parametrize("flag", [["--info"], ["-i", "searchpath"], ["--info=defaults"]], ids=" ".join)
+def test_info_runs_nothing(flag: list[str]) -> None:
+    result = enter("train", *flag, "experiment=small")
+    assert (result.status, result.jobs) == (0, [])
+
+
 def test_the_overview_lists_every_command() -> None:
     for arguments, status in (["--help"], 0), (["help"], 0), ([], 2):
         result = enter(*arguments)
@@ -695,22 +763,23 @@ def test_an_error_becomes_one_line_and_its_status(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", JOBS)
-def test_an_interrupt_before_the_loop_says_start_again(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    def interrupt(name: str, overrides: list[str]) -> None:
+def test_an_interrupt_before_the_loop_says_start_again(command: str) -> None:
+    def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_hydra", interrupt)
-    result = enter(command)
+    result = enter(command, then=interrupt)
     assert result.status == (75 if command in ("prepare", "train") else 130)
     assert result.err.startswith("transformer: error: stopped")
     assert result.err.count("\n") == 1
 
 
 RUN = (
-    "import sys, time, transformer.cli as cli\n"
-    "cli._run = lambda name, job: {}\n"
+    "import os, sys, time, warnings\n"
+    "from transformer.cli import commands\n"
+    "from transformer.cli.main import main\n"
+    "commands.run = lambda name, job: {}\n"
     "sys.argv = ['transformer', *sys.argv[1:]]\n"
-    "cli.main()"
+    "main()"
 )
 
 
@@ -726,12 +795,133 @@ def test_a_signal_before_the_loop_says_start_again(tmp_path: Path, command: str,
     assert err.startswith("transformer: error: stopped")
 
 
-def test_an_unexpected_error_is_not_hidden(tmp_path: Path) -> None:
-    process = python("-c", RUN.format("1 / 0"), "train", cwd=tmp_path)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "Traceback (most recent call last)" in err
-    assert "ZeroDivisionError: division by zero" in err
+def test_main_calls_an_unexpected_exception_a_bug() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("division\nby zero")
+
+    result = enter("train", then=fail)
+    assert (result.status, result.out) == (1, "")
+    assert result.err == (
+        "transformer: error: this is a bug: ZeroDivisionError: division\\nby zero; please report it with the output of "
+        "TRANSFORMER_DEBUG=1, which shows where it happened\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "flags"),
+    [("1 / 0", []), ("(_ for _ in ()).throw(OSError('libcuda.so.1: cannot open shared object file'))", ["-m"])],
+    ids=["run", "multirun"],
+)
+def test_a_bug_is_one_line_in_a_process_of_its_own(tmp_path: Path, code: str, flags: list[str]) -> None:
+    code = RUN.format(code)
+    process = python("-c", code, "train", *flags, cwd=tmp_path)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err.count("\n")) == (1, "", 1), err
+    assert err.startswith("transformer: error: this is a bug: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ZeroDivisionError("division by zero"), "in fail"),
+        (errors.InputError("somewhere.txt: it went wrong"), "in fail"),
+        (KeyboardInterrupt(), "in fail"),
+    ],
+    ids=["bug", "expected", "interrupt"],
+)
+def test_transformer_debug_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setenv("TRANSFORMER_DEBUG", "1")
+    shown = enter("train", then=fail).err
+    assert "Traceback (most recent call last)" in shown
+    assert words in shown
+    assert shown.rstrip("\n").rpartition("\n")[2].startswith("transformer: error: ")
+
+
+def test_transformer_debug_shows_where_composing_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSFORMER_DEBUG", "1")
+    shown = enter("train", "train.seed=many").err
+    assert "ConfigCompositionException" in shown
+
+
+# ---- errors of the file system --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+        *(errno.EIO, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ESTALE),
+    ],
+    ids=errno.errorcode.get,
+)
+def test_a_place_that_cannot_be_written_is_status_5(code: int) -> None:
+    def fail() -> None:
+        raise OSError(code, "the reason", "runs/a/train.log")
+
+    result = enter("train", then=fail)
+    assert (result.status, result.err) == (5, "transformer: error: runs/a/train.log: the reason\n")
+
+
+@pytest.mark.parametrize("code", [None, errno.ENOENT, errno.EBADF, errno.EINVAL, errno.ECONNREFUSED])
+def test_another_error_of_the_system_is_a_bug(code: int | None) -> None:
+    def fail() -> None:
+        raise OSError("libcuda.so.1: cannot open") if code is None else OSError(code, "the reason", "a.txt")
+
+    result = enter("train", then=fail)
+    assert result.status == 1
+    assert result.err.startswith("transformer: error: this is a bug: ")
+
+
+@pytest.mark.parametrize("arguments", ["--version", "--help", "train --help", "summary", "summary --cfg job"])
+def test_a_full_standard_output_is_status_5(tmp_path: Path, arguments: str) -> None:
+    with open("/dev/full", "wb") as full:
+        process = python("-m", "transformer", *arguments.split(" "), cwd=tmp_path, stdout=full)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (5, "transformer: error: output: No space left on device\n")
+
+
+# ---- closed standard streams ----------------------------------------------------------------------------------------
+
+
+def through_shell(command: str, *, cwd: Path) -> tuple[int, str, str]:
+    """Status, output and errors of `transformer COMMAND` with a shell's redirections."""
+    line = f"{sys.executable} -m transformer {command}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        ["bash", "-c", line], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    return process.returncode, process.stdout, process.stderr
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "summary", "translate < /dev/null", "train"])
+def test_a_closed_standard_output_is_one_line(tmp_path: Path, command: str) -> None:
+    status, _, err = through_shell(f"{command} >&-", cwd=tmp_path)
+    assert (status, err.count("\n")) == (5, 1), err
+    assert err.startswith("transformer: error: standard output is closed")
+    assert not list(tmp_path.glob("runs"))
+
+
+def test_a_closed_standard_input_is_one_line_of_translate_only(tmp_path: Path) -> None:
+    status, out, err = through_shell("translate <&-", cwd=tmp_path)
+    assert (status, out) == (2, "")
+    assert err == "transformer: error: standard input is closed: there is nothing to translate\n"
+    status, out, err = through_shell("summary experiment=base format=json <&-", cwd=tmp_path)
+    assert (status, json.loads(out)["parameters"], err) == (0, 63_045_632, "")
+
+
+def test_a_closed_standard_error_leaves_the_status(tmp_path: Path) -> None:
+    assert through_shell("average last=many 2>&-", cwd=tmp_path) == (2, "", "")
+    status, out, _ = through_shell("summary experiment=base format=json 2>&-", cwd=tmp_path)
+    assert (status, json.loads(out)["parameters"]) == (0, 63_045_632)
+
+
+def test_all_streams_closed_leave_the_status(tmp_path: Path) -> None:
+    assert through_shell("summary <&- >&- 2>&-", cwd=tmp_path)[0] == 5
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["summary"]], ids=" ".join)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from transformer.config.jobs import AverageJob, EvaluateJob, SummaryJob, TrainJob, TranslateJob
+from transformer.config.keys import generic_key, keys_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
     Algorithm,
@@ -20,6 +21,7 @@ from transformer.config.settings import (
     Metric,
     ModelConfig,
     Norm,
+    OnResume,
     PairConfig,
     Positions,
     Precision,
@@ -27,6 +29,7 @@ from transformer.config.settings import (
     SearchOverride,
     TokenizerConfig,
     TrainConfig,
+    option,
 )
 
 
@@ -248,6 +251,118 @@ def test_the_edge_of_what_is_allowed_is_allowed(key: str, value: Any) -> None:
 )
 def test_head_widths_follow_the_model_unless_given(config: ModelConfig, widths: tuple[int, int]) -> None:
     assert (config.key_width, config.value_width) == widths
+
+
+# What may happen to each key of a training job when the run goes on under another value: r refuse, a allow, n note.
+ON_RESUME = {
+    "run_dir": "a",
+    "init_from": "r",
+    "model.n_layers": "r",
+    "model.d_model": "r",
+    "model.d_ff": "r",
+    "model.n_heads": "r",
+    "model.d_k": "r",
+    "model.d_v": "r",
+    "model.score": "r",
+    "model.dropout": "r",
+    "model.attention_dropout": "r",
+    "model.relu_dropout": "r",
+    "model.norm": "r",
+    "model.positions": "r",
+    "model.max_positions": "r",
+    "model.tie_embeddings": "r",
+    "data.src_lang": "r",
+    "data.tgt_lang": "r",
+    "data.root": "a",
+    "data.train.src": "a",
+    "data.train.tgt": "a",
+    "data.train.dataset": "a",
+    "data.train.subset": "a",
+    "data.train.split": "a",
+    "data.dev.src": "a",
+    "data.dev.tgt": "a",
+    "data.dev.dataset": "a",
+    "data.dev.subset": "a",
+    "data.dev.split": "a",
+    "data.test.NAME.src": "a",
+    "data.test.NAME.tgt": "a",
+    "data.test.NAME.dataset": "a",
+    "data.test.NAME.subset": "a",
+    "data.test.NAME.split": "a",
+    "data.extra.NAME.src": "a",
+    "data.extra.NAME.tgt": "a",
+    "data.extra.NAME.dataset": "a",
+    "data.extra.NAME.subset": "a",
+    "data.extra.NAME.split": "a",
+    "data.extra.NAME.weight": "r",
+    "data.filter.max_length": "r",
+    "data.filter.max_ratio": "r",
+    "data.filter.drop_identical": "r",
+    "data.filter.drop_duplicates": "r",
+    "data.store_dir": "a",
+    "tokenizer.algorithm": "r",
+    "tokenizer.vocab_size": "r",
+    "tokenizer.byte_fallback": "r",
+    "tokenizer.character_coverage": "r",
+    "tokenizer.sample_lines": "r",
+    "tokenizer.model": "a",
+    "train.seed": "r",
+    "train.max_steps": "a",
+    "train.tokens_per_step": "r",
+    "train.max_tokens": "n",
+    "train.learning_rate": "r",
+    "train.warmup_steps": "r",
+    "train.decay": "r",
+    "train.adam_beta1": "r",
+    "train.adam_beta2": "r",
+    "train.adam_eps": "r",
+    "train.label_smoothing": "r",
+    "train.clip_norm": "r",
+    "train.ema_decay": "r",
+    "train.precision": "r",
+    "train.device": "n",
+    "train.layout": "r",
+    "train.compile": "n",
+    "train.threads": "n",
+    "train.deterministic": "r",
+    "train.prefetch": "a",
+    "train.log_every": "a",
+    "train.save_every": "a",
+    "train.validate_every": "a",
+    "train.keep_last": "a",
+    "train.keep_best": "a",
+    "train.metric": "a",
+    "train.patience": "a",
+    "train.average": "a",
+    "train.samples": "a",
+    "search.beam_size": "a",
+    "search.length_penalty": "a",
+    "search.max_extra": "a",
+    "search.max_tokens": "a",
+}
+
+
+def test_keys_of_a_training_job_and_their_policy_on_resume() -> None:
+    assert {name: key.on_resume.name[0] for name, key in keys_of(TrainJob).items()} == ON_RESUME
+
+
+@pytest.mark.parametrize(
+    ("key", "generic"),
+    [
+        ("data.test.news-2014_x.src", "data.test.NAME.src"),
+        ("data.extra.test.weight", "data.extra.NAME.weight"),
+        ("test.2014.tgt", "test.NAME.tgt"),
+        ("data.train.src", "data.train.src"),
+        ("train.test.x.src", "train.test.x.src"),
+    ],
+)
+def test_generic_key_replaces_the_name_of_a_set(key: str, generic: str) -> None:
+    assert generic_key(key) == generic
+
+
+def test_option_refuses_on_resume_unless_it_says_otherwise() -> None:
+    """A key that nobody thought about must not change under way."""
+    assert option(1, "a key").metadata["on_resume"] is OnResume.refuse
 
 
 def test_search_settings_of_a_command_override_the_runs() -> None:

@@ -1,7 +1,6 @@
 """The moving average of the weights: against its recurrence in float64, and in every place where weights are used."""
 
 import hashlib
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,11 +28,11 @@ from torch import Tensor, nn
 from transformer.average import average
 from transformer.checkpoint import load_checkpoint
 from transformer.config.jobs import AverageJob, SummaryJob
-from transformer.config.settings import DataConfig, Device, Format, ModelConfig, Precision, SearchOverride, TrainConfig
+from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, SearchOverride, TrainConfig
 from transformer.decoding.translator import Translator, load_translator
 from transformer.evaluation.score import measure
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.tools.summary import summary
+from transformer.tools.summary import summarise
 from transformer.training import loop
 from transformer.training.optimizer import move_average
 from transformer.training.validate import dev_loss
@@ -258,9 +257,6 @@ def test_every_rank_holds_the_same(corpus: DataConfig, tmp_path: Path) -> None:
 
 
 def test_the_average_costs_its_memory() -> None:
-    plain, averaging = (
-        json.loads(summary(SummaryJob(train=TrainConfig(ema_decay=decay), format=Format.json)))
-        for decay in (None, 0.999)
-    )
-    assert plain["training_state_bytes"] == 4 * plain["weight_bytes"]
-    assert averaging["training_state_bytes"] == 5 * plain["weight_bytes"]
+    plain, averaging = (summarise(SummaryJob(train=TrainConfig(ema_decay=decay))) for decay in (None, 0.999))
+    assert plain.training_state_bytes == 4 * plain.weight_bytes
+    assert averaging.training_state_bytes == 5 * plain.weight_bytes

@@ -19,7 +19,7 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import PairConfig
 from transformer.cost import parameters
 from transformer.data.prepare import prepare
-from transformer.tools.summary import summary
+from transformer.tools.summary import format_summary, summarise
 from transformer.training.optimizer import learning_rate, paper_peak
 
 FOLDER = ROOT / "configs" / "experiment"
@@ -236,7 +236,8 @@ def test_a_local_corpus_is_prepared(name: str, tmp_path: Path) -> None:
 @every_experiment
 def test_an_experiment_composes_and_is_summed_up(name: str) -> None:
     assert composed(name).run_dir == f"runs/{name}"
-    assert summary(composed(name, command="summary")).startswith("parameters ")
+    job = composed(name, command="summary")
+    assert format_summary(summarise(job), job.train).startswith("parameters ")
 
 
 def written(name: str) -> tuple[list[str], dict[str, Any]]:

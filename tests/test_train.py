@@ -2,6 +2,7 @@
 commands make of it."""
 
 import io
+import json
 import math
 import re
 import shutil
@@ -25,6 +26,7 @@ from corpora import (
     read,
     results_of,
     run,
+    run_command,
     start,
     step_dir,
     steps_of,
@@ -34,7 +36,7 @@ from corpora import (
 )
 from safetensors.torch import load_file
 
-from transformer.average import average, average_checkpoints
+from transformer.average import average_checkpoints
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
@@ -263,7 +265,7 @@ def test_a_finished_run_prints_its_results_again(
     finished: Path, job: TrainJob, no_training: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name not in (".lock", "train.log")}
-    run(job)
+    run_command("train", job)
     printed = capsys.readouterr().out
     results = results_of(finished)
     assert re.findall(r"^(\w+): BLEU ([0-9.]+) \((\S+)\)", printed, re.MULTILINE) == [
@@ -312,8 +314,7 @@ def test_a_longer_run_that_died_before_its_results_does_not_print_the_old_ones(
         with pytest.raises(SystemExit):
             run(longer)
     assert steps_of(tmp_path / "a")[-1] == 8
-    capsys.readouterr()
-    run(longer)
+    run_command("train", longer)
     assert "mean of steps 4, 8" in capsys.readouterr().out
     assert results_of(tmp_path / "a")["steps"] == 8
 
@@ -446,8 +447,8 @@ def test_the_averaged_model(finished: Path) -> None:
 
 @pytest.mark.parametrize(("last", "steps"), [(1, [60]), (2, [50, 60]), (99, [30, 40, 50, 60])])
 def test_the_average_command(copied: Path, last: int, steps: list[int], capsys: pytest.CaptureFixture[str]) -> None:
-    average(AverageJob(run_dir=str(copied), last=last))
-    assert f'"averaged": {steps}' in capsys.readouterr().out
+    run_command("average", AverageJob(run_dir=str(copied), last=last))
+    assert json.loads(capsys.readouterr().out) == {"averaged": steps, "path": str(copied / "averaged")}
     assert_mean(copied / "averaged", mean_of(copied, steps))
 
 
@@ -568,7 +569,8 @@ def test_development_and_test_sets_leave_no_trace_in_the_model(corpus: DataConfi
 
 
 def test_a_run_without_a_test_set(corpus: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = results_of(run(tiny_job(tmp_path / "a", replace(corpus, test={}), max_steps=4)))
+    run_command("train", tiny_job(tmp_path / "a", replace(corpus, test={}), max_steps=4))
+    results = results_of(tmp_path / "a")
     assert (results["test_sets"], results["averaged"]) == ({}, [4])
     assert "no test set" in capsys.readouterr().out
 

@@ -1,6 +1,6 @@
 """`python -m transformer`, and what torchrun starts."""
 
-from transformer.cli import main
+from transformer.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -1,8 +1,6 @@
 """The mean of the last checkpoints' weights (section 6.1), or of their moving averages: the model that translates."""
 
-import json
 import logging
-import sys
 from pathlib import Path
 
 from torch import Tensor
@@ -60,8 +58,8 @@ def scheduled_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:
     return [step for step in steps if step % save_every == 0 or step == steps[-1]][-last:]
 
 
-def average(job: AverageJob) -> None:
-    """The command: average the newest checkpoints of a run. Raises InputError where there are none."""
+def average(job: AverageJob) -> Checkpoint:
+    """Average the newest checkpoints of a run. Raises InputError where there are none."""
     run_dir = Path(job.run_dir)
     if not run_dir.is_dir():
         raise InputError(f"run_dir={job.run_dir}: no such directory; `transformer train` makes one")
@@ -71,5 +69,4 @@ def average(job: AverageJob) -> None:
             raise InputError(f"{run_dir}: there is no checkpoint to average yet")
         recipe = checkpoint.settings("train", TrainConfig)
         steps = scheduled_steps(run_dir, save_every=recipe.save_every, last=job.last or recipe.average)
-        averaged = average_checkpoints(run_dir, steps)
-    sys.stdout.write(json.dumps({"averaged": averaged.run_state().averaged, "path": str(averaged.path)}) + "\n")
+        return average_checkpoints(run_dir, steps)

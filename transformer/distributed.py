@@ -129,6 +129,11 @@ def unsynchronised(module: nn.Module) -> AbstractContextManager[None]:
     return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 
+def is_rank0() -> bool:
+    """Whether this is the first of the processes that torchrun started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def local_device(device: torch.device) -> torch.device:
     """The GPU of this rank, where GPUs are used."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device.type == "cuda" else device

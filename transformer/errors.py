@@ -1,13 +1,14 @@
 """One class per exit status: a command that fails prints the error's one line and exits with its status.
 
-The message names the file (and line, where there is one), what is wrong, and the remedy.
+The message names the file (and line, where there is one), what is wrong, and the remedy. Exit status 1 is left for
+bugs: exceptions of other classes.
 """
 
 
 class TransformerError(Exception):
     """The root of every error that a user can cause or mend; never raised itself."""
 
-    exit_status = 1
+    exit_status: int
 
 
 class InputError(TransformerError):

@@ -7,6 +7,7 @@ from transformer.config.settings import (
     Device,
     Format,
     ModelConfig,
+    OnResume,
     PairConfig,
     Precision,
     SearchConfig,
@@ -24,7 +25,9 @@ from transformer.config.settings import (
 class TrainJob:
     """`transformer train` and `transformer prepare`."""
 
-    run_dir: str = option("runs/base", "everything about the run goes here; the same again resumes")
+    run_dir: str = option(
+        "runs/base", "everything about the run goes here; the same again resumes", on_resume=OnResume.allow
+    )
     init_from: str | None = option(None, "begin with the weights and the tokenizer of this run, or of one checkpoint")
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -93,3 +96,17 @@ class SummaryJob(TrainJob):
     """`transformer summary`."""
 
     format: Format = option(Format.text, "for people, or for programs")
+
+
+# What a command is asked to do, and which class of it each command takes.
+
+Job = TrainJob | TranslateJob | EvaluateJob | AverageJob | SummaryJob
+
+JOBS: dict[str, type[Job]] = {
+    "prepare": TrainJob,
+    "train": TrainJob,
+    "translate": TranslateJob,
+    "evaluate": EvaluateJob,
+    "average": AverageJob,
+    "summary": SummaryJob,
+}

@@ -90,6 +90,14 @@ class Format(Enum):
     json = "json"
 
 
+class OnResume(Enum):
+    """What happens when a run goes on with another value of a key than it was started with."""
+
+    refuse = "refuse"  # the key changes the mathematics: one run, one recipe
+    allow = "allow"  # it changes nothing that the run has computed so far
+    note = "note"  # it changes at most the dropout masks: allowed, and said in the log
+
+
 def require(condition: bool, message: str) -> None:
     """Raise ValueError unless the condition holds."""
     if not condition:
@@ -117,9 +125,9 @@ def _below_one(config: object, section: str, *names: str) -> None:
         require(0.0 <= value < 1.0, f"{section}.{name}={value} must be in [0, 1)")
 
 
-def option(default: Any, meaning: str) -> Any:
-    """A key with its default, and what `--help` says of it."""
-    return field(default=default, metadata={"help": meaning})
+def option(default: Any, meaning: str, *, on_resume: OnResume = OnResume.refuse) -> Any:
+    """A key with its default, what `--help` says of it, and whether a run that goes on may have another value."""
+    return field(default=default, metadata={"help": meaning, "on_resume": on_resume})
 
 
 @dataclass
@@ -164,13 +172,28 @@ class ModelConfig:
 
 @dataclass
 class PairConfig:
-    """Sentence pairs: two parallel text files, or a data set with a column for each language."""
+    """Sentence pairs: two parallel text files, or a data set with a column for each language.
 
-    src: str = option("", "text file in the source language; of a dataset the column (empty: src_lang, or of .tsv 1)")
-    tgt: str = option("", "text file in the target language; of a dataset the column (empty: tgt_lang, or of .tsv 2)")
-    dataset: str | None = option(None, "instead of text files: a hub data set, or a .tsv, .jsonl or .parquet file")
-    subset: str | None = option(None, "subset (configuration) of a hub data set, such as de-en")
-    split: str | None = option(None, "split of a hub data set, such as train")
+    A run that goes on may name other files: their content is compared by digest, so a corpus may move.
+    """
+
+    src: str = option(
+        "",
+        "text file in the source language; of a dataset the column (empty: src_lang, or of .tsv 1)",
+        on_resume=OnResume.allow,
+    )
+    tgt: str = option(
+        "",
+        "text file in the target language; of a dataset the column (empty: tgt_lang, or of .tsv 2)",
+        on_resume=OnResume.allow,
+    )
+    dataset: str | None = option(
+        None, "instead of text files: a hub data set, or a .tsv, .jsonl or .parquet file", on_resume=OnResume.allow
+    )
+    subset: str | None = option(
+        None, "subset (configuration) of a hub data set, such as de-en", on_resume=OnResume.allow
+    )
+    split: str | None = option(None, "split of a hub data set, such as train", on_resume=OnResume.allow)
 
 
 @dataclass
@@ -199,14 +222,18 @@ class DataConfig:
 
     src_lang: str = option("en", "source language, for names and scores")
     tgt_lang: str = option("de", "target language")
-    root: str = option("data", "folder of corpora, or the hub data set, that experiments are relative to")
+    root: str = option(
+        "data", "folder of corpora, or the hub data set, that experiments are relative to", on_resume=OnResume.allow
+    )
     train: PairConfig = field(default_factory=PairConfig)
     dev: PairConfig = field(default_factory=PairConfig)
     test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "a test set: "})
     extra: dict[str, ExtraConfig] = field(default_factory=dict, metadata={"help": "more training pairs: "})
     filter: FilterConfig = field(default_factory=FilterConfig)
     store_dir: str | None = option(
-        None, "where prepared corpora, and copies of hub data sets, are kept (null: beside the run)"
+        None,
+        "where prepared corpora, and copies of hub data sets, are kept (null: beside the run)",
+        on_resume=OnResume.allow,
     )
 
     def __post_init__(self) -> None:
@@ -228,7 +255,9 @@ class TokenizerConfig:
     byte_fallback: bool = option(False, "spell unknown characters as bytes instead of <unk>")
     character_coverage: float = option(1.0, "share of characters that get a piece of their own")
     sample_lines: int = option(1_000_000, "train the pieces on at most this many lines")
-    model: str | None = option(None, "use this SentencePiece model file instead of training one")
+    model: str | None = option(
+        None, "use this SentencePiece model file instead of training one", on_resume=OnResume.allow
+    )
 
     def __post_init__(self) -> None:
         at_least(self, "tokenizer.", 8, "vocab_size")
@@ -242,10 +271,12 @@ class TrainConfig:
     """The recipe (section 5) and the run."""
 
     seed: int = option(1, "everything random follows from it")
-    max_steps: int = option(100_000, "optimiser updates in all")
+    max_steps: int = option(100_000, "optimiser updates in all", on_resume=OnResume.allow)  # unless decay is linear
     tokens_per_step: int = option(25_000, "real tokens of an update, on each side")
     max_tokens: int | None = option(
-        None, "tokens of a micro-batch per side, padding counted; packed: rounded up to 128 (null: by device)"
+        None,
+        "tokens of a micro-batch per side, padding counted; packed: rounded up to 128 (null: by device)",
+        on_resume=OnResume.note,
     )
     learning_rate: float | None = option(None, "peak rate (null: the paper's eq. 3)")
     warmup_steps: int = option(4_000, "updates until the peak")
@@ -257,21 +288,23 @@ class TrainConfig:
     clip_norm: float | None = option(None, "largest gradient norm (null: no clipping, as the paper)")
     ema_decay: float | None = option(None, "use a moving average of the weights, of this decay (null: none)")
     precision: Precision = option(Precision.auto, "arithmetic of the forward pass")
-    device: Device = option(Device.auto, "where to compute")
+    device: Device = option(Device.auto, "where to compute", on_resume=OnResume.note)
     layout: LayoutKind = option(LayoutKind.auto, "sentences a row each and padded, or packed end to end")
-    compile: bool | None = option(None, "torch.compile the training step (null: on a GPU that has a compiler)")
-    threads: int | None = option(None, "CPU threads (null: one for each core)")
+    compile: bool | None = option(
+        None, "torch.compile the training step (null: on a GPU that has a compiler)", on_resume=OnResume.note
+    )
+    threads: int | None = option(None, "CPU threads (null: one for each core)", on_resume=OnResume.note)
     deterministic: bool = option(False, "bit-identical runs on a GPU, slower")
-    prefetch: int = option(4, "steps that the loader prepares ahead")
-    log_every: int = option(100, "steps between log lines")
-    save_every: int = option(1_500, "steps between checkpoints")
-    validate_every: int = option(1_500, "steps between validations")
-    keep_last: int = option(5, "newest checkpoints to keep (at least train.average)")
-    keep_best: int = option(1, "best checkpoints to keep")
-    metric: Metric = option(Metric.bleu, "what makes a checkpoint best, and stops early")
-    patience: int | None = option(None, "stop after so many validations without a new best")
-    average: int = option(5, "checkpoints averaged into the final model (section 6.1)")
-    samples: int = option(3, "dev translations shown at each validation")
+    prefetch: int = option(4, "steps that the loader prepares ahead", on_resume=OnResume.allow)
+    log_every: int = option(100, "steps between log lines", on_resume=OnResume.allow)
+    save_every: int = option(1_500, "steps between checkpoints", on_resume=OnResume.allow)
+    validate_every: int = option(1_500, "steps between validations", on_resume=OnResume.allow)
+    keep_last: int = option(5, "newest checkpoints to keep (at least train.average)", on_resume=OnResume.allow)
+    keep_best: int = option(1, "best checkpoints to keep", on_resume=OnResume.allow)
+    metric: Metric = option(Metric.bleu, "what makes a checkpoint best, and stops early", on_resume=OnResume.allow)
+    patience: int | None = option(None, "stop after so many validations without a new best", on_resume=OnResume.allow)
+    average: int = option(5, "checkpoints averaged into the final model (section 6.1)", on_resume=OnResume.allow)
+    samples: int = option(3, "dev translations shown at each validation", on_resume=OnResume.allow)
 
     def __post_init__(self) -> None:
         at_least(self, "train.", 0, "seed", "prefetch", "keep_best", "samples")
@@ -294,10 +327,12 @@ class TrainConfig:
 class SearchConfig:
     """Beam search (section 6.1)."""
 
-    beam_size: int = option(4, "hypotheses kept; 1 is greedy search")
-    length_penalty: float = option(0.6, "alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer")
-    max_extra: int = option(50, "longest translation = source pieces + this")
-    batch_tokens: int = option(8_192, "padded source pieces x beam of one batch")
+    beam_size: int = option(4, "hypotheses kept; 1 is greedy search", on_resume=OnResume.allow)
+    length_penalty: float = option(
+        0.6, "alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer", on_resume=OnResume.allow
+    )
+    max_extra: int = option(50, "longest translation = source pieces + this", on_resume=OnResume.allow)
+    batch_tokens: int = option(8_192, "padded source pieces x beam of one batch", on_resume=OnResume.allow)
 
     def __post_init__(self) -> None:
         at_least(self, "search.", 1, "beam_size", "max_extra", "batch_tokens")

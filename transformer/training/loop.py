@@ -51,11 +51,6 @@ log = logging.getLogger(__name__)
 TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 READ_EVERY = 20  # steps after which the host reads what the device has counted
 
-NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
-  transformer translate run_dir=%s < in.txt > out.txt
-  tensorboard --logdir %s
-  transformer train experiment=small run_dir=runs/mine data.train.src=.. data.train.tgt=.. data.dev.."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -443,8 +438,6 @@ def _results(run: Run) -> Results:
     """The results of a finished run; where they are not there yet, they are made and written."""
     if not _is_finished(run):
         run.directory.write_results(_evaluate(run))
-    path = run.directory.path
-    log.info(NEXT, path, path, path.parent)
     return run.directory.read_results()
 
 

@@ -8,7 +8,6 @@ goes on later.
 import json
 import logging
 import platform
-import re
 import secrets
 import shutil
 import time
@@ -24,8 +23,9 @@ import torch
 from transformer import __version__
 from transformer.checkpoint import Checkpoint
 from transformer.config.jobs import TrainJob
+from transformer.config.keys import generic_key, keys_of
 from transformer.config.primitives import to_json
-from transformer.config.settings import Decay
+from transformer.config.settings import Decay, OnResume
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.prepare import PREPARE_VERSION, Prepared
 from transformer.errors import CheckpointError
@@ -35,26 +35,6 @@ from transformer.run_dir import MANIFEST, RunDir
 from transformer.training.resolve import resolve_again, resolve_settings
 
 log = logging.getLogger(__name__)
-
-FREE = (
-    "run_dir",
-    "search.",
-    "data.",  # its content is compared by digest: a corpus may move
-    "tokenizer.model",
-    "train.max_steps",
-    "train.log_every",
-    "train.save_every",
-    "train.validate_every",
-    "train.keep_last",
-    "train.keep_best",
-    "train.metric",
-    "train.patience",
-    "train.average",
-    "train.samples",
-    "train.prefetch",
-)
-NOTED = ("train.max_tokens", "train.threads", "train.device", "train.compile")
-NOT_FREE = r"data\.(src_lang|tgt_lang|filter\..*|extra\..*\.weight)"
 
 
 def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, world_size: int) -> Resolved:
@@ -121,7 +101,7 @@ def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: C
     before = dict(_flat(to_json(record.config)))
     now = dict(_flat(to_json(job)))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    refused = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if not _may_change(key, job)]
+    refused = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if _policy(key, job) is OnResume.refuse]
     refused += _changed_data(prepared, record, checkpoint)
     if refused:
         raise CheckpointError(
@@ -130,7 +110,7 @@ def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: C
         )
 
     for key in changed:
-        if key in NOTED:
+        if _policy(key, job) is OnResume.note:
             log.info("%s: %s -> %s: the data stay as they were, dropout masks may differ", key, before[key], now[key])
     changes = {name: version for name, version in _versions().items() if record.versions.get(name) != version}
     if changes:
@@ -157,12 +137,11 @@ def _changed_data(prepared: Prepared, record: RunRecord, checkpoint: Checkpoint)
     return changed
 
 
-def _may_change(key: str, job: TrainJob) -> bool:
+def _policy(key: str, job: TrainJob) -> OnResume:
+    """What stands at the key's option; but under linear decay the rate of every step depends on `train.max_steps`."""
     if key == "train.max_steps" and job.train.decay is Decay.linear:
-        return False  # the rate of every step depends on it
-    if re.fullmatch(NOT_FREE, key):
-        return False
-    return key in NOTED or key.startswith(FREE)
+        return OnResume.refuse
+    return keys_of(TrainJob)[generic_key(key)].on_resume
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,97 @@
+"""The commands: each calls one function of the package, and prints what it returned.
+
+Only here is anything written to standard output. A command's module is imported inside its function, so that `--help`
+does not wait for torch.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer.config.jobs import AverageJob, EvaluateJob, Job, SummaryJob, TrainJob, TranslateJob
+from transformer.config.settings import Format
+
+log = logging.getLogger(__name__)
+
+WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
+  transformer translate run_dir=%s < in.txt > out.txt
+  tensorboard --logdir %s
+  transformer train experiment=small run_dir=runs/mine data.train.src=.. data.train.tgt=.. data.dev.."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command does with its job, and the line that `--help` says of it."""
+
+    run: Callable[[Any], None]  # the job is of the class that JOBS names
+    help: str
+
+
+def run(command: str, job: Job) -> None:
+    """Run a command, and bring out what it printed."""
+    COMMANDS[command].run(job)
+    sys.stdout.flush()
+
+
+def _prepare(job: TrainJob) -> None:
+    from transformer.data.prepare import prepare
+
+    prepare(job)
+
+
+def _train(job: TrainJob) -> None:
+    from transformer.distributed import is_rank0
+    from transformer.evaluation.sets import format_results
+    from transformer.training.loop import train
+
+    results = train(job)
+    if not is_rank0():
+        return
+
+    run_dir = Path(job.run_dir)
+    sys.stdout.write(format_results(run_dir, results))
+    sys.stdout.flush()
+    log.info(WHAT_NEXT, run_dir, run_dir, run_dir.parent)
+
+
+def _translate(job: TranslateJob) -> None:
+    from transformer.decoding.stream import run as translate
+
+    translate(job, sys.stdin.buffer, sys.stdout.buffer)
+
+
+def _evaluate(job: EvaluateJob) -> None:
+    from transformer.evaluation.sets import evaluate, format_results
+
+    sys.stdout.write(format_results(Path(job.run_dir), evaluate(job)))
+
+
+def _average(job: AverageJob) -> None:
+    from transformer.average import average
+
+    averaged = average(job)
+    sys.stdout.write(json.dumps({"averaged": averaged.run_state().averaged, "path": str(averaged.path)}) + "\n")
+
+
+def _summary(job: SummaryJob) -> None:
+    from transformer.tools.summary import format_summary, summarise
+
+    summary = summarise(job)
+    if job.format is Format.json:
+        sys.stdout.write(json.dumps(asdict(summary), indent=2) + "\n")
+    else:
+        sys.stdout.write(format_summary(summary, job.train))
+
+
+COMMANDS = {
+    "prepare": Command(_prepare, "read, filter and tokenise a corpus, ready for training"),
+    "train": Command(_train, "train a model, or go on with one; then average checkpoints and score the test sets"),
+    "translate": Command(_translate, "translate standard input to standard output, line for line"),
+    "evaluate": Command(_evaluate, "translate the test sets and score them with sacreBLEU"),
+    "average": Command(_average, "average a run's newest checkpoints"),
+    "summary": Command(_summary, "parameters, FLOPs and memory of a model"),
+}

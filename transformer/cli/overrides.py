@@ -1,0 +1,102 @@
+"""What stands behind a command: its flags, its overrides, and its help."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformer.cli.commands import COMMANDS
+from transformer.config.jobs import JOBS, TrainJob
+from transformer.config.keys import check_override, did_you_mean, experiments, keys_of
+from transformer.errors import InputError
+
+# Hydra's flags, each with the values that it takes: none, any (empty), or one of these. Hydra has one more,
+# --experimental-rerun, which unpickles a file.
+SHOWN = ("job", "hydra", "all")
+INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+FLAGS: dict[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(("-h", "--help", "--hydra-help", "--resolve"), None),
+    **dict.fromkeys(("-m", "--multirun", "-sc", "--shell-completion"), None),
+    **dict.fromkeys(("-c", "--cfg"), SHOWN),
+    **dict.fromkeys(("-i", "--info"), INFORMATION),
+    **dict.fromkeys(("-p", "--package", "-cd", "--config-dir", "-cn", "--config-name", "-cp", "--config-path"), ()),
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a command: overrides as Hydra is to read them, and flags, each followed by its value."""
+
+    overrides: list[str]
+    flags: list[str]
+    config_dir: str | None
+    wants_help: bool
+
+
+def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
+    """Tell flags from overrides, wherever they stand, and check both. Raises InputError."""
+    overrides: list[str] = []
+    flags: list[str] = []
+    config_dir = None
+
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("-"):
+            overrides.append(argument)
+            continue
+        flag, value = _flag(argument, rest)
+        flags += [flag] if value is None else [flag, value]
+        config_dir = value if flag in ("-cd", "--config-dir") else config_dir
+
+    is_sweep = not {"-m", "--multirun"}.isdisjoint(flags)
+    keys = keys_of(JOBS[command])
+    return Arguments(
+        overrides=[check_override(override, keys, is_sweep=is_sweep) for override in overrides],
+        flags=flags,
+        config_dir=config_dir,
+        wants_help=not {"-h", "--help"}.isdisjoint(flags),
+    )
+
+
+def _flag(argument: str, rest: list[str]) -> tuple[str, str | None]:
+    """A flag and its value, which may be the next argument: then it is taken off `rest`."""
+    flag, equals, value = argument.partition("=")
+    if flag not in FLAGS:
+        raise InputError(f"unknown flag {flag}{did_you_mean(flag, FLAGS)}; settings are written key=value")
+
+    choices = FLAGS[flag]
+    if choices is None:
+        if equals:
+            raise InputError(f"{argument}: {flag} takes no value")
+        return flag, None
+
+    if not equals:
+        if flag in ("-i", "--info") and (not rest or rest[0] not in choices):
+            return flag, None
+        if not rest:
+            raise InputError(f"{flag} needs a value")
+        value = rest.pop(0)
+    if choices and value not in choices:
+        raise InputError(f"{flag} {value}: choose one of {', '.join(choices)}")
+    return flag, value
+
+
+def overview() -> str:
+    """The help of the program: its commands."""
+    commands = "\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items())
+    return (
+        f"usage: transformer COMMAND [key=value ...]\n\n{commands}\n\n"
+        "`transformer COMMAND --help` lists a command's options.\n"
+    )
+
+
+def command_help(command: str, config_dir: str | None) -> str:
+    """The help of a command: its experiments, and every key with its default and its meaning."""
+    job = JOBS[command]
+    keys = "\n".join(f"  {name}={key.default}\n      {key.help}" for name, key in keys_of(job).items())
+    names = ", ".join(experiments(config_dir))
+    groups = f"groups (group=option):\nexperiment: {names}\n\n" if issubclass(job, TrainJob) else ""
+    return (
+        f"usage: transformer {command} [key=value ...]\n\n{COMMANDS[command].help}\n\n{groups}"
+        "options, with their defaults (an experiment may set others; --cfg job shows what is in force):\n"
+        f"{keys}\n\n--multirun runs every combination of key=a,b; --config-dir DIR adds a folder of experiments.\n"
+    )

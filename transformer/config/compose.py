@@ -1,0 +1,215 @@
+"""YAML and overrides to a typed, checked job, in this process: for the command line, tables, sweeps and notebooks.
+
+Hydra merges four things, later ones winning: the command's schema (every key, with the paper's base model and recipe),
+`quiet_hydra` (Hydra leaves no file behind), the experiment, the overrides. What comes out is merged into a fresh schema
+and becomes the job: `++key=value` cannot add a key, and a `_target_` is an unknown key like any other.
+
+Hydra calls what it finds under its own node `hydra`, so no file may set that: `quiet_hydra` locks the node for all that
+is merged after it, and only the user's own overrides, which come last, may change it.
+"""
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobRuntime
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException, ReadonlyConfigError
+
+from transformer.config.jobs import JOBS, Job, TrainJob
+from transformer.config.keys import NAMED, check_override, did_you_mean, keys_of, quote, shipped
+from transformer.config.settings import ExtraConfig, PairConfig
+from transformer.errors import InputError, TransformerError
+
+QUIET_HYDRA = {
+    "run": {"dir": "."},
+    "output_subdir": None,
+    "job": {"chdir": False},
+}  # no folder, no file, no change of directory
+
+
+def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | None = None) -> Job:
+    """The job of `transformer COMMAND OVERRIDES`, composed and checked as there; nothing is run.
+
+    `config_dir` is a folder of experiments of one's own. Flags and sweeps (`key=a,b`) belong to the command line.
+    Hydra's global state is put back, so a running command may compose other jobs; two threads must not compose at the
+    same time. Raises InputError.
+    """
+    if command not in JOBS:
+        raise InputError(f"unknown command {command!r}{did_you_mean(command, JOBS)}; there are {', '.join(JOBS)}")
+    for override in overrides:
+        if override.startswith("-"):
+            raise InputError(f"{override}: a flag is for the command line only; settings are written key=value")
+
+    keys = keys_of(JOBS[command])
+    checked = [check_override(override, keys, is_sweep=False) for override in overrides]
+    if config_dir is not None:
+        check_config_dir(command, config_dir)
+        folder = quote(f"file://{Path(config_dir).absolute()}")
+        checked.insert(0, f"hydra.searchpath=[{folder}]")
+
+    with stored_configs(command, checked, {}), _globals_of_its_own():
+        try:
+            with hydra.initialize_config_dir(str(shipped("configs")), job_name=command, version_base="1.3"):
+                config = hydra.compose(primary_config(command), checked, return_hydra_config=True)
+        except Exception as error:
+            raise composing_error(error, checked) from error
+
+        HydraConfig.instance().set_config(config)
+        return typed_job(command, _without_hydra(config))
+
+
+@contextmanager
+def _globals_of_its_own() -> Iterator[None]:
+    """Set Hydra's global state aside, which a running command may own, and put it back."""
+    hydra_of_command = GlobalHydra.instance().hydra
+    config_of_command = HydraConfig.instance().cfg
+    name_of_command = JobRuntime.instance().get("name")
+
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = hydra_of_command
+        HydraConfig.instance().cfg = config_of_command
+        JobRuntime.instance().set("name", name_of_command)
+
+
+def _without_hydra(config: DictConfig) -> DictConfig:
+    config = copy.deepcopy(config)
+    with read_write(config), open_dict(config):
+        del config["hydra"]
+    return config
+
+
+# ---- what Hydra composes from ---------------------------------------------------------------------------------------
+
+
+def primary_config(command: str) -> str:
+    """The name under which `stored_configs` puts the configuration that Hydra begins with."""
+    return f"{command}_job"
+
+
+@contextmanager
+def stored_configs(command: str, overrides: Sequence[str], hydra_settings: Mapping[str, Any]) -> Iterator[None]:
+    """Put a command's configurations where Hydra finds them, for as long as the context lasts.
+
+    `hydra_settings` are keys of the node `hydra`, beside those that keep Hydra quiet.
+    """
+    if not OmegaConf.has_resolver("shipped"):
+        OmegaConf.register_new_resolver("shipped", lambda: str(shipped("data")))
+
+    quiet = OmegaConf.create({**QUIET_HYDRA, **hydra_settings})
+    OmegaConf.set_readonly(quiet, True)  # what is merged later cannot change the node; Hydra unlocks it for overrides
+
+    store = ConfigStore.instance()
+    names = [f"{name}.yaml" for name in _stored_names(command)]
+    before = {name: store.repo[name] for name in names if name in store.repo}
+    try:
+        primary, schema, quiet_hydra = _stored_names(command)
+        store.store(primary, {"defaults": _defaults(command)})
+        store.store(schema, _schema(JOBS[command], overrides))
+        store.store(quiet_hydra, quiet, package="hydra")
+        yield
+    finally:
+        for name in names:
+            store.repo.pop(name, None)
+        store.repo.update(before)  # of the command that is running, if this is inside one
+
+
+def _stored_names(command: str) -> tuple[str, str, str]:
+    return primary_config(command), f"{command}_schema", "quiet_hydra"
+
+
+def _defaults(command: str) -> list[object]:
+    """The defaults list of a command: what is merged, in this order."""
+    _, schema, quiet_hydra = _stored_names(command)
+    experiment = [{"experiment": "demo"}] if issubclass(JOBS[command], TrainJob) else []
+    silent = [{"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}]
+    return [schema, quiet_hydra, *experiment, "_self_", *silent]
+
+
+def _schema(job: type[Job], overrides: Sequence[str]) -> Job:
+    """The job with its defaults, and a place for each set that the overrides name: they are new keys."""
+    schema = job()
+    for override in overrides:
+        if match := re.match(rf"{NAMED}[^=]+=", override):
+            *section, group = match["group"].split(".")
+            holder = schema if not section else cast(TrainJob, schema).data
+            getattr(holder, group)[match["name"]] = ExtraConfig() if group == "extra" else PairConfig()
+    return schema
+
+
+def check_config_dir(command: str, config_dir: str | Path) -> None:
+    """Refuse a folder of experiments that is not there, or whose files Hydra would take for its own configuration.
+
+    Raises InputError.
+    """
+    folder = Path(config_dir)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder of experiments")
+    if (folder / "hydra").exists():
+        raise InputError(
+            f"{folder / 'hydra'}: a folder of experiments cannot configure Hydra; remove it, or trust it with "
+            "hydra.searchpath=[file://DIR] in place of --config-dir DIR"
+        )
+    for name in _stored_names(command):
+        path = folder / f"{name}.yaml"
+        if path.exists():
+            raise InputError(f"{path}: the package has a configuration of this name; rename the file")
+
+
+# ---- from what Hydra composed to a typed job ------------------------------------------------------------------------
+
+
+def typed_job(command: str, composed: DictConfig) -> Job:
+    """What Hydra composed (without its own node) as the command's job, checked. Raises InputError."""
+    try:
+        _refuse_mixed_demo()
+        plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
+        return cast(Job, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(JOBS[command]), plain)))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise InputError(_one_line(error)) from error
+
+
+def _refuse_mixed_demo() -> None:
+    """The demo's sizes fit the demo's corpus only: another corpus under them would train a toy."""
+    experiment = HydraConfig.get().runtime.choices.get("experiment")
+    overrides = HydraConfig.get().overrides.task
+    if experiment == "demo" and any(o.startswith(("data.train.", "data.dev.", "data.extra.")) for o in overrides):
+        raise InputError(
+            "data.train, data.dev and data.extra are fixed under experiment=demo: choose experiment=small, base or big"
+        )
+
+
+def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerError:
+    """What to raise for an error of composing: it is in the overrides, or in the files that they name."""
+    if isinstance(error, TransformerError):
+        return error
+    if isinstance(error.__context__, ReadonlyConfigError):  # the lock of `quiet_hydra`
+        file = str(error).partition(":")[0].removeprefix("In ")
+        return InputError(f"{file}: an experiment cannot configure Hydra; remove what it sets under `hydra`")
+    return InputError(f"{_one_line(error)} (composing {' '.join(overrides)})")
+
+
+def _one_line(error: BaseException) -> str:
+    """Hydra's and OmegaConf's messages without their advice and their internals."""
+    lines = [line.strip() for line in _messages(error)]
+    noise = ("object_type=", "reference_type=", "full_key:", "See https", "To append to your", "Set the environment")
+    kept = [line for line in dict.fromkeys(lines) if line and not line.startswith(noise)]
+    line = "; ".join(kept).partition("; Config search path")[0].replace("Error merging override ", "")
+    line = re.sub(r"^In '\w+_job': ", "", line)  # the name of a primary configuration, which says nothing to a user
+    return line.replace("Key 'experiment' not in", "its first line must be `# @package _global_`: 'experiment' not in")
+
+
+def _messages(error: BaseException) -> Iterator[str]:
+    yield from str(error).split("\n")
+    if error.__cause__ is not None:
+        yield from _messages(error.__cause__)

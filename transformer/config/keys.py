@@ -1,0 +1,141 @@
+"""What can be set: the keys of a job, the experiments, and the grammar of `key=value`.
+
+The keys are read from the dataclasses of `jobs` and `settings`. Each `key=value` is checked here before Hydra sees it:
+`++key=value` would pass Hydra's schema unseen, and Hydra's grammar refuses most punctuation in a text value.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from transformer.config.settings import OnResume
+from transformer.errors import InputError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+NAMED = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."  # sets that have names of their own
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key: its type, its default as it is typed on the command line, its meaning, and its policy on resume."""
+
+    kind: Any
+    default: str
+    help: str
+    on_resume: OnResume
+
+
+def keys_of(job: type) -> dict[str, Key]:
+    """Every key of a job, dotted; of sets that have names of their own, as `data.test.NAME.src`."""
+    return _keys_under(job, "")
+
+
+def generic_key(key: str) -> str:
+    """The key as `keys_of` lists it: `data.test.news.src` -> `data.test.NAME.src`."""
+    return re.sub(rf"^{NAMED}", r"\g<group>.NAME.", key)
+
+
+def _keys_under(config: type, prefix: str) -> dict[str, Key]:
+    keys: dict[str, Key] = {}
+    kinds = get_type_hints(config)
+
+    for field in fields(config):
+        kind, meaning = kinds[field.name], field.metadata.get("help", "")
+        dotted = prefix + field.name
+
+        if is_dataclass(kind) and isinstance(kind, type):
+            keys |= _keys_under(kind, f"{dotted}.")
+        elif get_origin(kind) is dict:
+            of_one = _keys_under(get_args(kind)[1], f"{dotted}.NAME.")
+            keys |= {name: replace(key, help=meaning + key.help) for name, key in of_one.items()}
+        else:
+            keys[dotted] = Key(kind, _as_typed(field.default), _meaning(kind, meaning), field.metadata["on_resume"])
+    return keys
+
+
+def _as_typed(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, Enum):
+        return value.name
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _meaning(kind: Any, meaning: str) -> str:
+    is_choice = isinstance(kind, type) and issubclass(kind, Enum)
+    return f"{meaning} [{', '.join(kind.__members__)}]" if is_choice else meaning
+
+
+# ---- the grammar of key=value ---------------------------------------------------------------------------------------
+
+
+def check_override(override: str, keys: Mapping[str, Key], *, is_sweep: bool) -> str:
+    """The override as Hydra is to read it: its key is known, and a text value is quoted.
+
+    In a sweep a text value may be a list (`a,b`) or a choice, which is left for Hydra to take apart. Raises InputError.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in override):  # how Python marks bytes it cannot decode
+        raise InputError(f"{override}: not UTF-8")
+    if override.startswith("~"):
+        raise InputError(f"{override}: a key cannot be removed; give it the value you want instead")
+
+    key, equals, value = override.partition("=")
+    bare = key.lstrip("+")
+    if not equals or bare.startswith("hydra"):
+        return override  # Hydra's own settings; and Hydra says what is wrong where there is no `=`
+    if bare == "experiment":
+        if value in ("", "null"):
+            raise InputError(f"{override}: name an experiment; base is the paper's, and sets nothing else")
+        return f"{bare}={value}"
+
+    _check_key(bare, override, keys)
+    is_list = is_sweep and re.search("[,(]", value) is not None
+    is_text = keys[generic_key(bare)].kind in (str, str | None) and value != "null" and not is_list
+    return f"{bare}={quote(value) if is_text else value}"
+
+
+def _check_key(key: str, override: str, keys: Mapping[str, Key]) -> None:
+    known = generic_key(key)
+    if known not in keys:
+        if any(other.startswith(f"{known}.") for other in keys):
+            raise InputError(f"{override}: {key} is a group of keys; set them one by one, as {key}.KEY=VALUE")
+        raise InputError(f"unknown key {key!r} in {override!r}{did_you_mean(key, keys)}; --help lists every key")
+
+    named = re.match(NAMED, key)
+    if named and not re.fullmatch(r"[A-Za-z_].*|0|[1-9][0-9]*", named["name"]):  # Hydra's grammar has no other keys
+        raise InputError(f"{override}: the name {named['name']!r} must begin with a letter")
+
+
+def quote(value: str) -> str:
+    """A text value in quotes, as Hydra's grammar wants it; what is in quotes already stays as it is."""
+    if re.fullmatch(r"'[^']*'|\"[^\"]*\"", value):
+        return value
+    value = os.path.expanduser(value)  # a shell does not expand ~ behind an equals sign
+    value = re.sub(r'(\\*)"', lambda match: match.group(1) * 2 + '\\"', value)
+    return '"' + re.sub(r"(\\+)$", lambda match: match.group(1) * 2, value) + '"'
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A clause that names the known word next to this one, or nothing where none is near."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+# ---- experiments ----------------------------------------------------------------------------------------------------
+
+
+def shipped(folder: str) -> Path:
+    """A folder that comes with the package: inside it in a wheel, beside it in a checkout."""
+    return next(path for path in (PACKAGE / "shipped" / folder, PACKAGE.parent / folder) if path.is_dir())
+
+
+def experiments(config_dir: str | None) -> list[str]:
+    """The names of the experiments of the package, and of those in a folder of the user's own."""
+    folders = [shipped("configs"), *([] if config_dir is None else [Path(config_dir)])]
+    return sorted({path.stem for folder in folders for path in folder.glob("experiment/*.yaml")})
