@@ -62,7 +62,7 @@ def to_autocast_dtype(x: Tensor) -> Tensor:
 
 def at_least_fp32(x: Tensor) -> Tensor:
     """`x` in fp32, for what half precision cannot add up; fp64 stays fp64."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype is torch.float64 else x.float()
 
 
 def has_compiler(device: torch.device) -> bool:
