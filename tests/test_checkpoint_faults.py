@@ -184,7 +184,7 @@ def test_a_crash_before_any_call_leaves_the_old_or_the_new(name: str, tmp_path: 
         with shim(crash_at(number)), suppress(Crash):
             scenario.act(run)
             done = True
-        scenario.record(run, done)
+        scenario.judge(run, done)
         shutil.rmtree(run)
     assert number > 4  # the shim saw the calls
 
@@ -232,7 +232,7 @@ def fail_at_every_call(scenario: Scenario, folder: Path, error: int) -> tuple[in
         struck = len(seen) >= number
         for step in list_steps(run)[:-1]:
             load_checkpoint(step_path(run, step))
-        scenario.record(run, done=failure is None)
+        scenario.judge(run, done=failure is None)
         shutil.rmtree(run)
     return number - 1, failed
 
@@ -280,7 +280,7 @@ def test_a_lasting_error_is_reported_and_leaves_no_trace(name: str, error: int, 
             if not aside and {"rename", "replace"} & set(seen[number - 1 :]):
                 assert {k: v for k, v in snapshot(run).items() if v} == {k: v for k, v in old.items() if v}
             # else only the last sync failed: the new one is in place and whole, but was not promised
-        scenario.record(run, done=False)
+        scenario.judge(run, done=False)
         shutil.rmtree(run)
     assert number > 4
 
@@ -552,8 +552,8 @@ def live_a_little(run: Path, disk: PowerLoss) -> None:
         if step >= 30:
             commit(run, averaged=True, step=step, **content(step))
     with pytest.MonkeyPatch.context() as patch:  # as if killed after the last rename: the next start must sync it
-        sync = checkpoint._sync_folder
-        patch.setattr(checkpoint, "_sync_folder", lambda path: None if path.name == "checkpoints" else sync(path))
+        sync = checkpoint.sync
+        patch.setattr(checkpoint, "sync", lambda path: None if path.name == "checkpoints" else sync(path))
         write(run, 60)
     with lock_run(run):
         disk.promises.append((disk.now, 600))
@@ -639,7 +639,7 @@ def test_a_real_death_before_any_call(name: str, tmp_path: Path) -> None:
         shutil.copytree(template, run)
         status = status_of(lambda run=run, number=number: act_and_die(scenario, run, number))
         assert status in (-9, 0)
-        scenario.record(run, done=status == 0)
+        scenario.judge(run, done=status == 0)
         shutil.rmtree(run)
 
 

@@ -338,7 +338,7 @@ ON_RESUME = {
     "search.beam_size": "a",
     "search.length_penalty": "a",
     "search.max_extra": "a",
-    "search.max_tokens": "a",
+    "search.batch_tokens": "a",
 }
 
 

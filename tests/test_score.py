@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from transformer.config.primitives import to_json
 from transformer.errors import InputError
 from transformer.evaluation.score import measure, score
 
@@ -54,7 +55,7 @@ def test_equals_the_command_line(tmp_path: Path, pair: str) -> None:
     assert found.bleu == pytest.approx(expected["BLEU"][0], rel=0, abs=1e-9)
     assert found.chrf == pytest.approx(expected["chrF2"][0], rel=0, abs=1e-9)
     assert (found.bleu_signature, found.chrf_signature) == (expected["BLEU"][1], expected["chrF2"][1])
-    assert found.to_json() == {
+    assert to_json(found) == {
         "bleu": found.bleu,
         "bleu_signature": expected["BLEU"][1],
         "chrf": found.chrf,

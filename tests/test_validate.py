@@ -43,12 +43,12 @@ class Answers:
 def test_validate_scores_cased_text(answers: list[str], bleu: float) -> None:
     torch.manual_seed(0)
     model = Transformer(ModelConfig(n_layers=1, d_model=8, d_ff=8, n_heads=2), 54)
-    dev = DevSet.of(list(zip("abc", REFERENCES, strict=True)), Letters(), room=100)
+    dev = DevSet.of(list(zip("abc", REFERENCES, strict=True)), Letters(), max_pieces=100)
     validation, hypotheses = validate(
         Objective(model, 0.1),
         Answers(answers),
         dev,
-        World(0, 1, None),
+        World(0, 1, {}),
         step=7,
         max_tokens=100,
         tgt_lang="de",
