@@ -252,6 +252,9 @@ def test_lines_end_at_the_newline_only() -> None:
     assert [place(module, call) for module, call, name in calls() if name.endswith(".splitlines")] == []
 
 
+NOT_FILES = ("os.open", "Store.open", "cls.open", "from_json(SharedPrepared, shared).open")
+
+
 def test_text_files_have_an_encoding() -> None:
     opened = 0
     for module, call, name in calls():
@@ -259,7 +262,7 @@ def test_text_files_have_an_encoding() -> None:
         if method in ("read_text", "write_text"):
             opened += 1
             assert keyword(call, "encoding"), place(module, call)
-        if method in ("open", "fdopen", "FileHandler") and name not in ("os.open", "Store.open", "cls.open"):
+        if method in ("open", "fdopen", "FileHandler") and name not in NOT_FILES:
             opened += 1
             is_method = name not in ("open", "io.open", "gzip.open", "os.fdopen", "logging.FileHandler")
             modes = call.args[0 if is_method else 1 : 1 if is_method else 2]
