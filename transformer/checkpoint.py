@@ -28,6 +28,7 @@ from transformer.config.primitives import from_json, to_json
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.files import (
     DOOMED,
+    MANIFEST,
     REPLACED,
     UNFINISHED,
     Digest,
@@ -48,7 +49,6 @@ from transformer.records import CheckpointState
 from transformer.run_dir import (
     CONFIG,
     EMA,
-    MANIFEST,
     MODEL,
     OPTIMIZER,
     STATE,

@@ -23,7 +23,6 @@ from transformer.records import RUN_FORMAT, Best, Results, RunRecord
 T = TypeVar("T")
 
 # Inside a checkpoint, and inside `averaged`, which is one.
-MANIFEST = "MANIFEST.json"
 CONFIG = "config.json"
 STATE = "state.json"
 MODEL = "model"

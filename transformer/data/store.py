@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 from transformer.config.primitives import from_json, to_json
 from transformer.errors import InputError
-from transformer.files import Digest, digest_file, encode_json, read_json, sync, write_new
+from transformer.files import MANIFEST, Digest, digest_file, encode_json, read_json, sync, write_new
 
 STORE_VERSION = 1
 SIDES = ("source", "target")
 FILES = [f"{side}.{kind}" for side in SIDES for kind in ("ids", "offsets")]
-MANIFEST = "MANIFEST.json"
 BLOCK = 1 << 20  # pairs
 _NARROW, _WIDE = "<u2", "<i4"
 

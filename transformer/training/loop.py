@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from transformer.average import average_checkpoints, scheduled_steps
-from transformer.checkpoint import Checkpoint, commit, find_checkpoint, load_checkpoint, newest, rotate
+from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, rotate
 from transformer.compute import resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
@@ -457,17 +457,17 @@ def _evaluate(run: Run) -> Results:
     """Average the last checkpoints, and decode each test set once with the result."""
     job, progress, path = run.job, run.progress, run.directory.path
     steps = scheduled_steps(path, save_every=job.train.save_every, last=job.train.average)
-    averaged = average_checkpoints(path, steps).run_state().averaged
+    checkpoint = average_checkpoints(path, steps)
     translator = build_translator(
         path,
-        find_checkpoint(path, "averaged"),
+        checkpoint,
         search=SearchOverride(**asdict(job.search)),
         device=run.resolved.device,
         precision=run.resolved.precision,
     )
     return Results(
         test_sets=evaluate_sets(run.directory, translator, run.test, tgt_lang=job.data.tgt_lang, scorer=measure),
-        averaged=averaged,
+        averaged=checkpoint.run_state().averaged,
         steps=progress.step,
         epochs=progress.epoch,
         sentences=progress.sentences,
