@@ -1,7 +1,7 @@
 """`transformer translate`: standard input to standard output, line for line, whatever the bytes.
 
-Lines end at the byte 0x0A and nowhere else; each gives one line, and the last one ends in a newline too. The surprise:
-a block is what can be read without waiting, so one line from a terminal and thousands from a file, and pipes flow.
+Lines end at the byte 0x0A and nowhere else; each gives one line, and the last one ends in a newline too. A block is what
+can be read without waiting: one line from a terminal, thousands from a file, and what a pipe has so far.
 """
 
 import logging
@@ -21,7 +21,7 @@ BLOCK = 1 << 18  # bytes: some thousand lines
 
 
 def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
-    """Translate until the input ends, flushing after each block; BrokenPipeError is left to the dispatcher.
+    """Translate until the input ends, flushing after each block; BrokenPipeError is left to the caller.
 
     Raises InputError where there is no model, or for a line that is too long under `strict`.
     """
