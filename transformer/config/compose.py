@@ -56,6 +56,8 @@ def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | 
     """
     if command not in JOBS:
         raise InputError(f"unknown command {command!r}{did_you_mean(command, JOBS)}; there are {', '.join(JOBS)}")
+    if isinstance(overrides, str):
+        raise InputError(f"compose takes a list of overrides: for a single one, write [{overrides!r}]")
     for override in overrides:
         if override.startswith("-"):
             raise InputError(f"{override}: a flag is for the command line only; settings are written key=value")
