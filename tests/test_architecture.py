@@ -225,6 +225,39 @@ def test_only_the_command_line_writes_to_standard_output() -> None:
             assert "sys.stdout" not in module.text, module.name
 
 
+def strings() -> Iterator[tuple[Module, str]]:
+    """Every text literal, docstrings and the parts of f-strings among them."""
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield module, node.value
+
+
+def test_only_one_module_spells_the_files_of_a_run_directory() -> None:
+    """The manifest of a directory apart, which a prepared corpus has too: that is in `files`."""
+    names = {
+        *(".lock", "run.json", "config.yaml", "data.json", "tokenizer.model", "checkpoints", "best.json"),
+        *("results.json", "train.log", "metrics.jsonl", "tensorboard", "hypotheses", "state.json", "config.json"),
+        *("step-", ".safetensors", "src", "ref", "hyp"),
+    }
+    others = {("data.source", "src"), ("evaluation.score", "hypotheses"), ("files", ".lock")}  # of other things
+    spelt = {(module.name, text) for module, text in strings() if text in names}
+    assert {name for name, _ in spelt - others} == {"run_dir"}
+    assert {module.name for module, text in strings() if text == "MANIFEST.json"} == {"files"}
+
+
+def test_run_data_is_not_read_by_string_keys() -> None:
+    """state.json, run.json, results.json, data.json and best.json are dataclasses wherever they are used."""
+    documents = ("state", "record", "results", "report", "best", "resolved", "progress", "papers", "config")
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                is_keyed = isinstance(node.slice.value, str)
+                owner = ast.unparse(node.value).rpartition(".")[2]
+                is_hydra = module.name == "config.compose"
+                assert not (is_keyed and owner in documents) or is_hydra, place(module, node)
+
+
 # ---- gates ----------------------------------------------------------------------------------------------------------
 
 FORBIDDEN_IMPORTS = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml")
@@ -275,6 +308,9 @@ def test_lines_end_at_the_newline_only() -> None:
     assert [place(module, call) for module, call, name in calls() if name.endswith(".splitlines")] == []
 
 
+NOT_FILES = ("os.open", "Store.open", "cls.open", "from_json(SharedPrepared, shared).open")
+
+
 def test_text_files_have_an_encoding() -> None:
     opened = 0
     for module, call, name in calls():
@@ -282,7 +318,7 @@ def test_text_files_have_an_encoding() -> None:
         if method in ("read_text", "write_text"):
             opened += 1
             assert keyword(call, "encoding"), place(module, call)
-        if method in ("open", "fdopen", "FileHandler") and name not in ("os.open", "Store.open", "cls.open"):
+        if method in ("open", "fdopen", "FileHandler") and name not in NOT_FILES:
             opened += 1
             is_method = name not in ("open", "io.open", "gzip.open", "os.fdopen", "logging.FileHandler")
             modes = call.args[0 if is_method else 1 : 1 if is_method else 2]

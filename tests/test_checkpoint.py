@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 import torch
 
-from transformer.checkpoint import Checkpoint, commit, list_steps, load_checkpoint, newest, rotate, step_path
+from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, rotate, step_path
 from transformer.errors import CheckpointError, InputError, LockedError, StorageError, TransformerError
 from transformer.files import read_json, write_json
-from transformer.run_dir import RunDir, lock_run
+from transformer.run_dir import RunDir, list_steps, lock_run
 
 CONFIG = {"model": {"d_model": 8, "norm": "post"}, "data": {"test": {"b": {"src": "x"}, "a": {"src": "y"}}}}
 FILES = ("MANIFEST.json", "config.json", "ema.safetensors", "model.safetensors", "optimizer.safetensors", "state.json")

@@ -39,10 +39,10 @@ from test_checkpoint import (
 )
 
 from transformer import checkpoint
-from transformer.checkpoint import commit, list_steps, load_checkpoint, newest, rotate, step_path
+from transformer.checkpoint import commit, load_checkpoint, newest, rotate, step_path
 from transformer.errors import CheckpointError, StorageError
 from transformer.files import read_json, write_json
-from transformer.run_dir import lock_run
+from transformer.run_dir import list_steps, lock_run
 
 
 @pytest.fixture

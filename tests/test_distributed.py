@@ -32,8 +32,10 @@ from corpora import (
 )
 from safetensors.torch import load_file
 
+from transformer import files
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, LayoutKind, Precision
+from transformer.data import prepare, store
 from transformer.distributed import World, join_world
 from transformer.errors import InputError, PeerError, TransformerError
 from transformer.training import loop
@@ -228,6 +230,30 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
     assert ranks(3, action, tmp_path) == [PeerError.exit_status, 9, PeerError.exit_status]
 
 
+def test_train_has_rank_0_alone_read_the_corpus(tmp_path: Path, corpus: DataConfig) -> None:
+    """The other ranks map the store without hashing it, and never open the raw text; they train all the same."""
+
+    def action() -> None:
+        opened: list[str] = []
+
+        def note(event: str, arguments: tuple[Any, ...]) -> None:
+            if event == "open" and isinstance(arguments[0], str | os.PathLike):
+                opened.append(os.fspath(arguments[0]))
+
+        sys.addaudithook(note)
+        hashed: list[Path] = []
+        real = files.digest_file
+        for module in (store, prepare):
+            module.digest_file = lambda path: hashed.append(path) or real(path)  # type: ignore[attr-defined]
+        run(job(tmp_path / "a", corpus))
+        texts = {corpus.train.src, corpus.train.tgt, corpus.dev.src, corpus.dev.tgt, corpus.test["test"].src}
+        sys.stdout.write(f"\n{sorted({Path(path).name for path in opened if path in texts})}; {len(hashed) > 0}")
+
+    assert ranks(2, action, tmp_path) == [0, 0]
+    seen = [(tmp_path / name).read_text(encoding="utf-8").rpartition("\n")[2] for name in ("rank-0", "rank-1")]
+    assert seen == ["['dev.de', 'dev.en', 'test.en', 'train.de', 'train.en']; True", "[]; False"]
+
+
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "3")
@@ -246,7 +272,6 @@ def test_messages(tmp_path: Path) -> None:
             assert not world.any(False)
             assert world.sum(torch.tensor([1.0, world.rank], dtype=torch.float32)).tolist() == [3.0, 3.0]
             assert world.from_rank0(lambda: ["made by", world.rank]) == ["made by", 0]
-            assert world.rank0_first(lambda: world.rank) == world.rank
 
     assert ranks(3, action, tmp_path) == [0, 0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(3)]
 

@@ -213,7 +213,7 @@ def test_evaluation_gives_the_sums_of_training(capacities: tuple[int, int] | Non
     batch = collate(STORE, np.arange(len(PAIRS)), capacities)
     training = objective(batch)
     with torch.no_grad():
-        evaluation = objective(batch)
+        evaluation = objective.evaluate(batch)
     torch.testing.assert_close(evaluation, tuple(loss.detach() for loss in training), rtol=1e-13, atol=0)
 
 
@@ -600,7 +600,23 @@ def test_compiled_is_eager_and_new_shapes_compile_nothing(backend: str) -> None:
         for rows in range(4, 14):
             compare(sentences(rows, 12))
     with torch.no_grad():  # what dev batches take is not compiled
-        assert compiled(batch_of(PAIRS))[0].isfinite()
+        assert compiled.evaluate(batch_of(PAIRS))[0].isfinite()
+
+
+def test_objective_evaluates_without_the_logits_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows times the vocabulary at a time give the sums of all rows at once."""
+    objective, _ = build()
+    batch = collate(STORE, np.arange(len(PAIRS)))
+    with torch.no_grad():
+        at_once = objective.evaluate(batch)
+        monkeypatch.setattr("transformer.training.step.EVAL_LOGITS", 2 * V)
+        unembed = objective.model.unembed
+        rows: list[int] = []
+        monkeypatch.setattr(objective.model, "unembed", lambda x: rows.append(len(x)) or unembed(x))
+        in_parts = objective.evaluate(batch)
+    torch.testing.assert_close(in_parts, at_once, rtol=1e-13, atol=0)
+    assert sum(rows) == len(batch.target_rows)
+    assert set(rows) <= {1, 2}
 
 
 def test_packed_batches_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ import torch
 from tools import watch_disk
 
 from transformer.data.batch import Batch, collate
-from transformer.data.store import Sentences, Store, StoreWriter, build_once
+from transformer.data.store import Sentences, Store, StoreWriter
 from transformer.errors import InputError
+from transformer.files import build_once
 from transformer.layout import Packed
 
 SOURCE = [[5, 6, 7], [8], [9, 10], [], [11, 12, 13, 14]]
@@ -88,7 +89,7 @@ def test_a_store_has_its_name_when_all_of_it_is_on_the_disk(tmp_path: Path, monk
     """Whole, and the manifest behind what it vouches for; a power cut may come at any moment."""
     with monkeypatch.context() as patch:
         events = watch_disk(patch)
-        build_once(tmp_path / "s", written, usable=lambda _: False)
+        build_once(tmp_path / "s", written, is_usable=lambda _: False)
     *inside, folder, renamed, outside = events
     sizes = {name: (tmp_path / "s" / name).stat().st_size for name in FILES}
     assert {path.name: size for _, path, size in inside} == sizes

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from transformer.checkpoint import Checkpoint, commit, list_steps, load_checkpoint, newest, step_path
+from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, step_path
 from transformer.config.jobs import AverageJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import TrainConfig
 from transformer.errors import CheckpointError, InputError
 from transformer.records import CheckpointState
-from transformer.run_dir import MODEL, lock_run
+from transformer.run_dir import MODEL, list_steps, lock_run
 
 log = logging.getLogger(__name__)
 

@@ -28,6 +28,7 @@ from transformer.config.primitives import from_json, to_json
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.files import (
     DOOMED,
+    MANIFEST,
     REPLACED,
     UNFINISHED,
     Digest,
@@ -48,14 +49,15 @@ from transformer.records import CheckpointState
 from transformer.run_dir import (
     CONFIG,
     EMA,
-    MANIFEST,
     MODEL,
     OPTIMIZER,
     STATE,
     STEP_PREFIX,
     RunDir,
     holds_lock,
+    list_steps,
     step_name,
+    step_of,
     tensor_file,
 )
 
@@ -68,7 +70,6 @@ ATTEMPTS = 3  # to write a checkpoint: a network disk may fail once
 _DOCUMENTS = (CONFIG, STATE)
 _REQUIRED = frozenset({*_DOCUMENTS, tensor_file(MODEL)})
 _ALLOWED = _REQUIRED | {tensor_file(OPTIMIZER), tensor_file(EMA)}
-_STEP = re.compile(rf"{STEP_PREFIX}([0-9]{{8,}})")
 
 log = logging.getLogger(__name__)
 
@@ -266,12 +267,6 @@ def _set_aside(path: Path) -> None:
 # ---- finding --------------------------------------------------------------------------------------------------------
 
 
-def list_steps(run_dir: Path) -> list[int]:
-    """The committed steps, ascending, not verified. Raises StorageError if they cannot be listed."""
-    matches = (_STEP.fullmatch(name) for name in list_names(RunDir(run_dir).checkpoints))
-    return sorted(int(match[1]) for match in matches if match and match[0] == step_name(int(match[1])))
-
-
 def step_path(run_dir: Path, step: int) -> Path:
     """Where the checkpoint of a step lies."""
     return RunDir(run_dir).checkpoint(step)
@@ -407,7 +402,7 @@ def _read_manifest(path: Path, folder: int) -> Manifest:
                 raise ValueError(f"format {number} is of a later version of this package: update it")
         manifest = from_json(Manifest, data, complete=True)
         _check_names(manifest)
-        if _STEP.fullmatch(path.name) and path.name != step_name(manifest.step):
+        if step_of(path.name) is not None and path.name != step_name(manifest.step):
             raise ValueError(f"belongs to step {manifest.step}")
         file.seek(0)
         if file.read() != encode_json(to_json(manifest)):  # catches, among others, a name given twice

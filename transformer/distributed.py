@@ -93,12 +93,6 @@ class World:
             raise PeerError(f"rank 0: {answer['failure']}")
         return answer["value"]
 
-    def rank0_first(self, action: Callable[[], T]) -> T:
-        """`action` on rank 0, then on the others, who find what it has made."""
-        done: list[T] = []
-        self.from_rank0(lambda: done.append(action()), within=LONG_TIMEOUT)
-        return done[0] if done else action()
-
     def _broadcast(self, value: Any, *, within: timedelta) -> Any:
         """Rank 0's value on every rank."""
         group = self.groups[within]

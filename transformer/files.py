@@ -28,6 +28,7 @@ from transformer.errors import StorageError
 UNFINISHED = ".tmp-"
 DOOMED = ".del-"
 REPLACED = ".old-"
+MANIFEST = "MANIFEST.json"  # of a directory: the size and digest of every file in it
 JSON_LIMIT = 16 * 2**20  # bytes
 
 log = logging.getLogger(__name__)

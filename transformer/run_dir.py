@@ -5,6 +5,7 @@ Copy the directory and it translates, resumes and scores. Nothing else in the pa
 
 import fcntl
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -22,15 +23,16 @@ from transformer.records import RUN_FORMAT, Best, Results, RunRecord
 T = TypeVar("T")
 
 # Inside a checkpoint, and inside `averaged`, which is one.
-MANIFEST = "MANIFEST.json"
 CONFIG = "config.json"
 STATE = "state.json"
 MODEL = "model"
 OPTIMIZER = "optimizer"
 EMA = "ema"
 
+TOKENIZER = "tokenizer.model"
 STEP_PREFIX = "step-"
 SOURCE, REFERENCE, HYPOTHESIS = "src", "ref", "hyp"  # the three files of a test set
+_STEP = re.compile(rf"{STEP_PREFIX}([0-9]{{8,}})")
 DEV = "dev"  # the development set is kept beside the test sets, under this name
 
 
@@ -42,6 +44,19 @@ def tensor_file(name: str) -> str:
 def step_name(step: int) -> str:
     """The name of the checkpoint of a step."""
     return f"{STEP_PREFIX}{step:08d}"
+
+
+def list_steps(run_dir: Path) -> list[int]:
+    """The committed steps, ascending, not verified. Raises StorageError if they cannot be listed."""
+    names = list_names(RunDir(run_dir).checkpoints)
+    steps = {name: step_of(name) for name in names}
+    return sorted(step for name, step in steps.items() if step is not None and name == step_name(step))
+
+
+def step_of(name: str) -> int | None:
+    """The step that a checkpoint's name says; None for another name."""
+    match = _STEP.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,7 @@ class RunDir:
     @property
     def tokenizer(self) -> Path:
         """The SentencePiece model."""
-        return self.path / "tokenizer.model"
+        return self.path / TOKENIZER
 
     @property
     def checkpoints(self) -> Path:

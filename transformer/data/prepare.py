@@ -28,12 +28,15 @@ from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, screen_pairs
 from transformer.data.source import Origin, Source, is_hub_dataset, resolve_source, store_beside
-from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter, build_once, digest_file
+from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter
 from transformer.data.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
 from transformer.errors import InputError, StorageError
+from transformer.files import build_once, digest_file, read_json
 from transformer.machine import resolve_threads, trim_heap
+from transformer.run_dir import TOKENIZER, RunDir, list_steps
 
 PREPARE_VERSION = 2
+REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
 BLOCK = 10_000  # pairs that are in memory at a time
 REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")  # in the order of asking
 TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
@@ -116,12 +119,56 @@ class DataReport:
 class Prepared:
     """What training needs; development and test sentences are never filtered."""
 
+    path: Path  # of the prepared corpus
     store: Store
     mixture: Mixture  # pairs and weight of each training set in the store
     tokenizer_model: bytes  # the model file's content
     report: DataReport
     dev: list[Pair]
     test: dict[str, list[Pair]]
+
+    def to_share(self) -> "SharedPrepared":
+        """What another process needs to open the same, as data that can be sent to it."""
+        return SharedPrepared(
+            path=str(self.path),
+            pairs=[pairs for pairs, _ in self.mixture],
+            weights=[weight for _, weight in self.mixture],
+            report=self.report,
+            dev_sources=[source for source, _ in self.dev],
+            dev_references=[reference for _, reference in self.dev],
+        )
+
+
+@dataclass(frozen=True)
+class SharedPrepared:
+    """A Prepared without its arrays and its test sets, which only the process that prepared it scores."""
+
+    path: str
+    pairs: list[int]
+    weights: list[float]
+    report: DataReport
+    dev_sources: list[str]
+    dev_references: list[str]
+
+    def open(self) -> Prepared:
+        """The same corpus in this process: mapped, without reading it or the raw text again.
+
+        Raises InputError where the corpus is not to be found, such as on another machine without a shared disk.
+        """
+        path = Path(self.path)
+        try:
+            tokenizer_model = (path / TOKENIZER).read_bytes()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read by every process: set data.store_dir to a shared disk") from error
+        return Prepared(
+            path=path,
+            store=Store.open(path, is_verified=True),
+            mixture=tuple(zip(self.pairs, self.weights, strict=True)),
+            tokenizer_model=tokenizer_model,
+            report=self.report,
+            dev=list(zip(self.dev_sources, self.dev_references, strict=True)),
+            test={},
+        )
 
 
 # ---- what is worked on ----------------------------------------------------------------------------------------------
@@ -180,6 +227,7 @@ class _Screened:
 class _Built:
     """A prepared corpus, opened."""
 
+    path: Path
     store: Store
     tokenizer_model: bytes
     report: BuildReport
@@ -225,6 +273,7 @@ def prepare(job: TrainJob) -> Prepared:
     log.info("data ready: %s; %.1f s", _summary(report), time.monotonic() - began)
 
     return Prepared(
+        path=built.path,
         store=built.store,
         mixture=tuple((counts[name].pairs_kept, weight) for name, weight in mixture_weights.items()),
         tokenizer_model=built.tokenizer_model,
@@ -258,10 +307,10 @@ def _describe(path: Path, key: str) -> FileReport:
     try:
         if path.is_fifo():
             raise InputError(f"{path}: a pipe, but text is read several times: write it to a file for {key}")
-        size, digest = digest_file(path)
+        digest = digest_file(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}): check {key} and data.root") from error
-    return FileReport(str(path), size, digest)
+    return FileReport(str(path), digest.size, digest.sha256)
 
 
 def _data_report(
@@ -316,7 +365,7 @@ def _given_tokenizer(job: TrainJob) -> bytes | None:
     tokenizer_model = None if origin is None else read_model(origin)
 
     if job.init_from is not None:
-        carried_origin = _tokenizer_run_dir(job.run_dir, job.init_from) / "tokenizer.model"
+        carried_origin = _tokenizer_run_dir(job.run_dir, job.init_from).tokenizer
         carried = read_model(carried_origin)
         if tokenizer_model not in (None, carried):
             raise InputError(
@@ -330,17 +379,20 @@ def _given_tokenizer(job: TrainJob) -> bytes | None:
     return tokenizer_model
 
 
-def _tokenizer_run_dir(run_dir: str, init_from: str) -> Path:
+def _tokenizer_run_dir(run_dir: str, init_from: str) -> RunDir:
     """The run whose tokenizer is taken: once this one has a checkpoint, itself, for the other may be gone by then."""
-    if any(Path(run_dir, "checkpoints").glob("step-*")):
-        return Path(run_dir)
+    own = RunDir(Path(run_dir))
+    if list_steps(own.path):
+        return own
 
     source = Path(init_from).absolute()
     if source.is_dir():
         for folder in (source, *source.parents[:2]):
-            if (folder / "tokenizer.model").is_file():
-                return folder
-    raise InputError(f"init_from={init_from}: no run directory with a tokenizer.model, nor a checkpoint inside one")
+            if RunDir(folder).tokenizer.is_file():
+                return RunDir(folder)
+    raise InputError(
+        f"init_from={init_from}: no run directory with a {own.tokenizer.name}, nor a checkpoint inside one"
+    )
 
 
 # ---- building -------------------------------------------------------------------------------------------------------
@@ -369,7 +421,7 @@ def _open_or_build(path: Path, corpus: _Corpus) -> _Built:
     screened = _Screened(screen_pairs([text_set.source.pairs() for text_set in corpus.sets], corpus.filters))
     _refuse_nothing(screened.kept, corpus, screened.dropped)
     try:
-        build_once(path, lambda folder: _fill(folder, corpus, screened), usable=_is_usable)
+        build_once(path, lambda folder: _fill(folder, corpus, screened), is_usable=_is_usable)
     except OSError as error:
         reason = error.strerror or error
         raise StorageError(f"{path}: cannot be written ({reason}): free space or set data.store_dir") from error
@@ -398,11 +450,11 @@ def _open(path: Path) -> _Built:
     """Raises InputError for a prepared corpus that is missing, damaged or incomplete."""
     store = Store.open(path)
     try:
-        tokenizer_model = (path / "tokenizer.model").read_bytes()
-        report = from_json(BuildReport, json.loads((path / "report.json").read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+        tokenizer_model = (path / TOKENIZER).read_bytes()
+        report = from_json(BuildReport, read_json(path / REPORT), complete=True)
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a complete prepared corpus ({error})") from error
-    return _Built(store, tokenizer_model, report)
+    return _Built(path, store, tokenizer_model, report)
 
 
 def _fill(path: Path, corpus: _Corpus, screened: _Screened) -> None:
@@ -432,8 +484,7 @@ def _fill(path: Path, corpus: _Corpus, screened: _Screened) -> None:
             tokens=TokenCounts(writer.tokens(0), writer.tokens(1)),
             vocab_size=tokenizer.vocab_size,
         )
-        content = json.dumps(to_json(report), indent=1, default=to_json).encode()  # `default` for those in a list
-        writer.finish({"tokenizer.model": tokenizer_model, "report.json": content})
+        writer.finish({TOKENIZER: tokenizer_model, REPORT: json.dumps(to_json(report), indent=1).encode()})
 
 
 def _train(corpus: _Corpus, screened: _Screened) -> bytes:

@@ -20,9 +20,9 @@ from typing import BinaryIO
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
 from transformer.data.corpus import Pair, read_pairs
-from transformer.data.store import build_once, sync
 from transformer.data.table import BLOCK, Columns, default_columns, is_table, pairs_of, read_table
 from transformer.errors import InputError, StorageError, TransformerError
+from transformer.files import build_once, encode_json, read_json, sync, write_new
 
 SIDES = ("source.txt", "target.txt")
 ABOUT = "about.json"
@@ -135,7 +135,7 @@ def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies
             build_once(
                 path,
                 lambda folder: _copy(folder, wanted, is_local=is_local),
-                usable=lambda path: _origin(path) is not None,
+                is_usable=lambda path: _origin(path) is not None,
             )
         except OSError as error:
             reason = error.strerror or error
@@ -148,9 +148,9 @@ def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies
 def _origin(path: Path) -> Origin | None:
     """What a copy is of; None where there is no copy, or a damaged one."""
     try:
-        about = from_json(_About, json.loads((path / ABOUT).read_bytes()))
+        about = from_json(_About, read_json(path / ABOUT), complete=True)
         return about.origin if about.bytes == _sizes(path) else None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError):
         return None
 
 
@@ -180,8 +180,8 @@ def _copy(folder: Path, wanted: HubDataset, *, is_local: bool) -> None:
 
     origin = Origin(wanted.dataset, wanted.subset, wanted.split, wanted.columns, revision)
     about = _About(origin, _sizes(folder))
-    (folder / ABOUT).write_text(json.dumps(to_json(about), indent=1), encoding="utf-8")
-    for name in (*SIDES, ABOUT):
+    write_new(folder / ABOUT, encode_json(to_json(about)))
+    for name in SIDES:
         sync(folder / name)
 
 

@@ -6,15 +6,9 @@ count the end mark, as everything that budgets tokens does. Reading goes through
 because `np.memmap` makes each small slice slow.
 """
 
-import fcntl
-import hashlib
-import json
-import logging
 import mmap
-import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -22,21 +16,29 @@ from typing import IO, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from transformer.config.primitives import from_json, to_json
 from transformer.errors import InputError
+from transformer.files import MANIFEST, Digest, digest_file, encode_json, read_json, sync, write_new
 
 STORE_VERSION = 1
 SIDES = ("source", "target")
 FILES = [f"{side}.{kind}" for side in SIDES for kind in ("ids", "offsets")]
-MANIFEST = "MANIFEST.json"
 BLOCK = 1 << 20  # pairs
 _NARROW, _WIDE = "<u2", "<i4"
-
-log = logging.getLogger(__name__)
 
 Array = npt.NDArray[np.integer[Any]]
 Ids = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]  # (n, 2): tokens of each pair, EOS counted, source then target
 Mixture = Sequence[tuple[int, float]]  # pairs and weight of each of the corpora that lie one after the other in a store
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """MANIFEST.json of a store."""
+
+    format: int
+    dtype: str  # of the piece ids
+    files: dict[str, Digest]
 
 
 class Sentences(NamedTuple):
@@ -86,10 +88,15 @@ class Store:
         return cls((left.pieces, right.pieces), offsets)
 
     @classmethod
-    def open(cls, path: Path) -> "Store":
-        """Map a store that `StoreWriter` made. Raises InputError where a file is missing, foreign or damaged."""
-        manifest = verify(path)
-        pieces = [_map(path / f"{side}.ids", str(manifest["dtype"])) for side in SIDES]
+    def open(cls, path: Path, *, is_verified: bool = False) -> "Store":
+        """Map a store that `StoreWriter` made; `is_verified` says that another process has just read every byte of it.
+
+        Raises InputError where a file is missing, foreign or damaged.
+        """
+        manifest = _read_manifest(path)
+        if not is_verified:
+            _verify(path, manifest)
+        pieces = [_map(path / f"{side}.ids", manifest.dtype) for side in SIDES]
         offsets = [cast(Ids, _map(path / f"{side}.offsets", "<i8")) for side in SIDES]
         return cls((pieces[0], pieces[1]), (offsets[0], offsets[1]))
 
@@ -103,27 +110,31 @@ def _lengths(offsets: tuple[Ids, Ids]) -> Lengths:
     return lengths
 
 
-def verify(path: Path) -> dict[str, object]:
-    """The manifest of a store whose files all have the sizes and digests that it names; else InputError."""
+def _read_manifest(path: Path) -> Manifest:
+    """The manifest of a store. Raises InputError where the store is not complete, or of another version."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        if manifest["format"] != STORE_VERSION:
-            raise InputError(f"{path}: format {manifest['format']} of a prepared corpus, not {STORE_VERSION}")
-        if manifest["dtype"] not in (_NARROW, _WIDE) or not set(FILES) <= set(manifest["files"]):
+        data = read_json(path / MANIFEST)
+        if isinstance(data, dict) and data.get("format") != STORE_VERSION:
+            raise InputError(f"{path}: format {data.get('format')} of a prepared corpus, not {STORE_VERSION}")
+        manifest = from_json(Manifest, data, complete=True)
+        if (path / MANIFEST).read_bytes() != encode_json(to_json(manifest)):
+            raise ValueError(f"{MANIFEST} is not as it was written")
+        if manifest.dtype not in (_NARROW, _WIDE) or not set(FILES) <= manifest.files.keys():
             raise InputError(f"{path / MANIFEST}: damaged")
-        for name, entry in manifest["files"].items():
-            if digest_file(path / name) != (entry["size"], entry["sha256"]):
-                raise InputError(f"{path / name}: damaged: its digest is not the one in {MANIFEST}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a complete prepared corpus ({type(error).__name__}: {error})") from error
-    return cast(dict[str, object], manifest)
+    return manifest
 
 
-def digest_file(path: Path) -> tuple[int, str]:
-    """Size in bytes and SHA-256 of a file, read in one pass."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return file.tell(), digest
+def _verify(path: Path, manifest: Manifest) -> None:
+    """Raise InputError unless all files have the sizes and digests that the manifest names."""
+    for name, expected in manifest.files.items():
+        try:
+            is_sound = digest_file(path / name) == expected
+        except OSError as error:
+            raise InputError(f"{path}: not a complete prepared corpus ({error})") from error
+        if not is_sound:
+            raise InputError(f"{path / name}: damaged: its digest is not the one in {MANIFEST}")
 
 
 def _map(path: Path, dtype: str) -> Array:
@@ -176,12 +187,10 @@ class StoreWriter:
         files = {}
         for name in (*FILES, *extras):
             sync(self._path / name)
-            size, digest = digest_file(self._path / name)
-            files[name] = {"size": size, "sha256": digest}
+            files[name] = digest_file(self._path / name)
 
-        manifest = {"format": STORE_VERSION, "dtype": self._dtype, "files": files}
-        (self._path / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        sync(self._path / MANIFEST)
+        manifest = Manifest(STORE_VERSION, self._dtype, files)
+        write_new(self._path / MANIFEST, encode_json(to_json(manifest)))
         sync(self._path)
 
     def close(self) -> None:
@@ -189,45 +198,3 @@ class StoreWriter:
         for ids, offsets in self._files:
             ids.close()
             offsets.close()
-
-
-def build_once(path: Path, fill: Callable[[Path], None], *, usable: Callable[[Path], bool]) -> None:
-    """Have `fill` make the directory `path`, unless it is usable or another process makes it so in the meantime.
-
-    It is filled under a temporary name and renamed, so that whatever has the name is complete. OSError passes through.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{path.name}")
-    with _locked(path.with_name(f"{path.name}.lock")):
-        if usable(path):
-            return
-        shutil.rmtree(temporary, ignore_errors=True)  # of a builder that was killed
-        temporary.mkdir()
-        try:
-            fill(temporary)
-            shutil.rmtree(path, ignore_errors=True)  # damaged, or it would have been usable
-            temporary.rename(path)
-            sync(path.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that the kernel gives back when this process dies."""
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("waiting for another process that prepares the same corpus")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or directory is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

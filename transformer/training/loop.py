@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from transformer.average import average_checkpoints, scheduled_steps
-from transformer.checkpoint import Checkpoint, commit, find_checkpoint, list_steps, load_checkpoint, newest, rotate
+from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, rotate
 from transformer.compute import resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
@@ -24,7 +24,7 @@ from transformer.config.settings import SearchOverride, TrainConfig
 from transformer.cost import parameters, step_flops
 from transformer.data.corpus import Pair
 from transformer.data.loader import Position, Step, load_steps
-from transformer.data.prepare import Prepared, prepare
+from transformer.data.prepare import Prepared, SharedPrepared, prepare
 from transformer.data.store import Mixture, Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator, build_translator
@@ -34,7 +34,7 @@ from transformer.evaluation.score import measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
 from transformer.machine import trim_heap
 from transformer.records import Best, CheckpointState, Progress, Resolved, Results
-from transformer.run_dir import DEV, RunDir, lock_run
+from transformer.run_dir import DEV, RunDir, list_steps, lock_run
 from transformer.tracking import Tracker, log_to, progress_bar
 from transformer.training.guard import Interrupted, Signals, SkippedGuard, stopped
 from transformer.training.optimizer import learning_rate, move_average, paper_peak
@@ -128,11 +128,11 @@ def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     # A new run is prepared before its directory is made, so that bad input leaves nothing behind. An old one is
     # prepared under its lock.
     is_there = world.from_rank0(directory.path.exists)
-    prepared = None if is_there else world.rank0_first(lambda: prepare(job))
+    prepared = None if is_there else _prepare(job, world)
     world.from_rank0(lambda: held.enter_context(lock_run(directory.path)))
     if world.is_rank0:
         held.enter_context(log_to(directory.log))
-    prepared = prepared or world.rank0_first(lambda: prepare(job))
+    prepared = prepared or _prepare(job, world)
 
     checkpoint = _same_on_all_ranks(lambda: newest(directory.path), world)
 
@@ -143,6 +143,18 @@ def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
 
     resolved = from_json(Resolved, world.from_rank0(resolve))
     return _build(job, resolved, prepared, checkpoint=checkpoint, source=source, rank=world.rank)
+
+
+def _prepare(job: TrainJob, world: World) -> Prepared:
+    """What rank 0 has prepared; the other ranks neither read the text nor verify the store again."""
+    prepared: list[Prepared] = []
+
+    def on_rank0() -> object:
+        prepared.append(prepare(job))
+        return to_json(prepared[0].to_share())
+
+    shared = world.from_rank0(on_rank0, within=LONG_TIMEOUT)
+    return prepared[0] if prepared else from_json(SharedPrepared, shared).open()
 
 
 def _same_on_all_ranks(find: Callable[[], Checkpoint | None], world: World) -> Checkpoint | None:
@@ -445,17 +457,17 @@ def _evaluate(run: Run) -> Results:
     """Average the last checkpoints, and decode each test set once with the result."""
     job, progress, path = run.job, run.progress, run.directory.path
     steps = scheduled_steps(path, save_every=job.train.save_every, last=job.train.average)
-    averaged = average_checkpoints(path, steps).run_state().averaged
+    checkpoint = average_checkpoints(path, steps)
     translator = build_translator(
         path,
-        find_checkpoint(path, "averaged"),
+        checkpoint,
         search=SearchOverride(**asdict(job.search)),
         device=run.resolved.device,
         precision=run.resolved.precision,
     )
     return Results(
         test_sets=evaluate_sets(run.directory, translator, run.test, tgt_lang=job.data.tgt_lang, scorer=measure),
-        averaged=averaged,
+        averaged=checkpoint.run_state().averaged,
         steps=progress.step,
         epochs=progress.epoch,
         sentences=progress.sentences,

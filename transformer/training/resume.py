@@ -29,9 +29,9 @@ from transformer.config.settings import Decay, OnResume
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.prepare import PREPARE_VERSION, Prepared
 from transformer.errors import CheckpointError
-from transformer.files import write_file, write_json
+from transformer.files import MANIFEST, write_file, write_json
 from transformer.records import RUN_FORMAT, Origin, Resolved, RunRecord
-from transformer.run_dir import MANIFEST, RunDir
+from transformer.run_dir import RunDir
 from transformer.training.resolve import resolve_again, resolve_settings
 
 log = logging.getLogger(__name__)

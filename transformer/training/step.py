@@ -21,6 +21,8 @@ from transformer.records import Progress
 from transformer.seeding import seed_for
 from transformer.training.optimizer import set_rate
 
+EVAL_LOGITS = 2**24  # that are held at a time when the loss is only measured
+
 
 class Objective(nn.Module):
     """The model under its loss: what data parallelism wraps, so that one `forward` makes one gradient."""
@@ -35,15 +37,25 @@ class Objective(nn.Module):
         self._train_hidden = torch.compile(self._hidden, backend=backend)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The smoothed and the plain loss, summed over the batch's real target tokens.
+        """The smoothed loss, to be differentiated, and the plain one, summed over the batch's real target tokens.
 
         Padding is never multiplied by the vocabulary; the few empty slots of a packed batch are, and count nothing.
         """
-        if torch.is_grad_enabled():
-            real = self._train_hidden(batch)
-            return linear_cross_entropy(real, self.model.output, batch.target_out, label_smoothing=self.label_smoothing)
-        real = self._hidden(batch)
-        return smoothed_cross_entropy(self.model.unembed(real), batch.target_out, label_smoothing=self.label_smoothing)
+        hidden = self._train_hidden(batch)
+        return linear_cross_entropy(hidden, self.model.output, batch.target_out, label_smoothing=self.label_smoothing)
+
+    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The same two sums without a gradient, in float64, by the reference of the loss.
+
+        A few rows are multiplied by the vocabulary at a time: the logits of a whole batch would be its largest tensor.
+        """
+        hidden = self._hidden(batch)  # (N, D)
+        rows = max(1, EVAL_LOGITS // self.model.vocab_size)
+        sums = torch.zeros(2, dtype=torch.float64, device=hidden.device)
+        for part, targets in zip(torch.split(hidden, rows), torch.split(batch.target_out, rows), strict=True):
+            logits = self.model.unembed(part)  # (rows, V)
+            sums += torch.stack(smoothed_cross_entropy(logits, targets, label_smoothing=self.label_smoothing))
+        return sums[0], sums[1]
 
     def _hidden(self, batch: Batch) -> Tensor:
         """Decoder states of the rows that the loss is asked for, `(N, D)`."""

@@ -56,13 +56,13 @@ def dev_loss(
     objective: Objective, dev: Store, world: World, *, max_tokens: int, device: torch.device, precision: Precision
 ) -> tuple[float, float]:
     """The smoothed and the plain loss, as means over the dev set's target tokens, without dropout."""
-    room = max(max_tokens, int(dev.lengths.max()))  # dev sentences are never dropped, however long
-    batches = split_step(np.arange(len(dev)), dev.lengths, max_tokens=room, micro_batch_multiple=1)
+    budget = max(max_tokens, int(dev.lengths.max()))  # dev sentences are never dropped, however long
+    batches = split_step(np.arange(len(dev)), dev.lengths, max_tokens=budget, micro_batch_multiple=1)
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     objective.eval()
     with torch.inference_mode(), autocast(device, precision):
         for ids in batches[world.rank :: world.size]:
-            sums += torch.stack(objective(collate(dev, ids).to(device)))
+            sums += torch.stack(objective.evaluate(collate(dev, ids).to(device)))
     objective.train()
     smoothed, plain = (world.sum(sums) / int(dev.lengths[:, 1].sum())).tolist()
     return smoothed, plain
