@@ -157,7 +157,30 @@ def test_imports_have_no_cycle() -> None:
 
 
 def test_packages_import_nothing() -> None:
-    assert [found for found in imports() if found.module.path.name == "__init__.py"] == []
+    """The package itself apart: its public names are imported when they are used, and type checkers see them all."""
+    found = [i for i in imports() if i.module.path.name == "__init__.py"]
+    assert {i.module.name for i in found} == {""}, "only transformer/__init__.py imports"
+
+    (package,) = {i.module for i in found}
+    (for_checkers,) = (node for node in package.tree.body if isinstance(node, ast.If))
+    assert ast.unparse(for_checkers.test) == "TYPE_CHECKING"
+    checked = names_of(*for_checkers.body)
+    when_used = names_of(*for_checkers.orelse)
+    at_once = names_of(*(node for node in package.tree.body if node is not for_checkers))
+    assert at_once == {"typing.TYPE_CHECKING", "transformer.errors.TransformerError"}
+    assert checked == when_used != set()
+
+
+def names_of(*nodes: ast.AST) -> set[str]:
+    """What is imported there, as it is written."""
+    return {target for target, _ in imported(ast.Module(body=list(nodes), type_ignores=[]), inside=False)}
+
+
+def test_no_module_imports_a_public_name_from_the_package() -> None:
+    """They are for users: a module imports from the one that defines the name, so that the floors are seen."""
+    named = {target for module in modules() for target, _ in imported(module.tree, inside=False)}
+    from_package = {target for target in named if target.count(".") == 1 and target.startswith("transformer.")}
+    assert from_package == {"transformer.__version__"}
 
 
 def test_only_the_command_line_and_compose_know_hydra() -> None:
@@ -174,9 +197,9 @@ def test_the_configuration_is_plain_python() -> None:
         assert targets <= packages, name
 
 
-def test_functions_import_only_commands_and_slow_packages() -> None:
+def test_functions_import_only_commands_public_names_and_slow_packages() -> None:
     for found in imports():
-        if found.inside and found.module.unit != "cli":
+        if found.inside and found.module.unit not in ("cli", ""):
             owner = next((OWNERS[name] for name in OWNERS if found.target.startswith(name)), None)
             assert found.module.name == owner, f"{found.module.name} imports {found.target} inside a function"
         if found.inside and found.module.unit == "cli":
@@ -321,8 +344,13 @@ def test_every_module_says_what_it_is() -> None:
 def test_every_class_and_public_function_says_what_it_is() -> None:
     kinds = (ast.ClassDef, ast.FunctionDef)
     nodes = [(module, node) for module in modules() for node in module.tree.body if isinstance(node, kinds)]
-    silent = [f"{m.name}.{n.name}" for m, n in nodes if not n.name.startswith("_") and not ast.get_docstring(n)]
-    assert silent == []
+    public = [(module, node) for module, node in nodes if not (node.name.startswith("_") or is_overload(node))]
+    assert [f"{module.name}.{node.name}" for module, node in public if not ast.get_docstring(node)] == []
+
+
+def is_overload(node: ast.ClassDef | ast.FunctionDef) -> bool:
+    """Whether it only tells type checkers of one way to call the function that follows."""
+    return any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list)
 
 
 def test_no_function_takes_whatever_comes() -> None:

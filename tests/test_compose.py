@@ -173,6 +173,12 @@ def test_compose_refuses_flags(flag: str) -> None:
         compose("train", [flag])
 
 
+def test_compose_refuses_a_single_text() -> None:
+    """A text is a sequence of texts, too: each letter would be taken for an override."""
+    with pytest.raises(InputError, match=r"write \['train\.seed=1'\]"):
+        compose("train", "train.seed=1")
+
+
 def test_compose_refuses_a_sweep() -> None:
     with pytest.raises(InputError, match="Ambiguous value"):
         compose("train", ["train.seed=1,2"])

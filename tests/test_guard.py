@@ -4,6 +4,7 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,22 @@ def test_the_handlers_are_put_back() -> None:
     with pytest.raises(ZeroDivisionError), Signals():
         _ = 1 / 0
     assert [signal.getsignal(number) for number in NUMBERS] == [mine, signal.SIG_IGN]
+
+
+def test_handlers_are_left_alone_outside_the_main_thread() -> None:
+    """Python installs handlers in the main thread alone: elsewhere a signal does what it did before."""
+    before = [signal.getsignal(number) for number in NUMBERS]
+    seen: list[object] = []
+
+    def enter() -> None:
+        with Signals() as signals:
+            signals.check()
+            seen.extend([signals.requested, *(signal.getsignal(number) for number in NUMBERS)])
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [False, *before]
 
 
 @pytest.mark.parametrize("first", NUMBERS)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, overload
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -35,15 +35,29 @@ QUIET_HYDRA = {
 }  # no folder, no file, no change of directory
 
 
+@overload
+def compose(
+    command: Literal["prepare", "train"], overrides: Sequence[str], *, config_dir: str | Path | None = None
+) -> TrainJob: ...
+
+
+@overload
+def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | None = None) -> Job: ...
+
+
 def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | None = None) -> Job:
     """The job of `transformer COMMAND OVERRIDES`, composed and checked as there; nothing is run.
 
-    `config_dir` is a folder of experiments of one's own. Flags and sweeps (`key=a,b`) belong to the command line.
-    Hydra's global state is put back, so a running command may compose other jobs; two threads must not compose at the
-    same time. Raises InputError.
+    An override is written as on the command line, `"train.max_steps=20"`, without a shell's quotes. `config_dir` is a
+    folder of experiments of one's own. Flags and sweeps (`key=a,b`) belong to the command line.
+
+    The job is a dataclass, with a field for every key: `job.train.max_steps`. Hydra's global state is put back, so a
+    running command may compose other jobs; two threads must not compose at the same time. Raises InputError.
     """
     if command not in JOBS:
         raise InputError(f"unknown command {command!r}{did_you_mean(command, JOBS)}; there are {', '.join(JOBS)}")
+    if isinstance(overrides, str):
+        raise InputError(f"compose takes a list of overrides: for a single one, write [{overrides!r}]")
     for override in overrides:
         if override.startswith("-"):
             raise InputError(f"{override}: a flag is for the command line only; settings are written key=value")

@@ -11,7 +11,10 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Literal, TypeVar
 
 import torch
 
@@ -28,10 +31,16 @@ from transformer.vocabulary import BOS, EOS, PAD
 
 log = logging.getLogger(__name__)
 
+Choice = TypeVar("Choice", bound=Enum)
+
 
 @dataclass(frozen=True)
 class Translator:
-    """A model that may still be in training: nothing is copied, and its training mode is put back after use."""
+    """A model with its tokenizer, its search settings, and where and in which arithmetic it computes.
+
+    `load` makes one of a run directory; `translate` is its main method. The model may still be in training: nothing is
+    copied, and its training mode is put back after use. Two threads must not use one translator at the same time.
+    """
 
     model: Transformer
     tokenizer: Tokenizer
@@ -47,11 +56,19 @@ class Translator:
         first_line: int = 1,
         strict: bool = False,
     ) -> list[str]:
-        """The translation of each text, one line each. `check` is called before each batch, and may raise.
+        """The translation of each text, in the order given: as many as there are texts, one line each.
 
-        A blank text becomes "". One too long for the model is cut and logged with its line, counted from `first_line`;
-        `strict` raises InputError instead.
+        A text is one sentence as people write it: the tokenizer is part of the translator. All texts may be given at
+        once, because they are sorted by length and cut into batches of `search.batch_tokens`. A blank text becomes "".
+
+        A text of more pieces than `model.max_positions` has room for is cut, and logged with its line, counted from
+        `first_line`; `strict` raises InputError instead. `check` is called before each batch, and may raise.
+
+        Raises InputError for a single text that is not in a list.
         """
+        if isinstance(texts, str):
+            raise InputError("translate takes a list of texts: for a single one, write translate([text])")
+
         shown = [n for n, text in enumerate(texts) if not _is_blank(text)]
         encoded = self.tokenizer.encode([texts[n] for n in shown])
         pieces = {n: ids for n, ids in zip(shown, encoded, strict=True) if ids}
@@ -64,10 +81,11 @@ class Translator:
     def hypotheses(
         self, sources: Sequence[list[int]], *, n_best: int, check: Callable[[], None]
     ) -> list[list[Hypothesis]]:
-        """The `n_best` best hypotheses of each source, the best first; see `beam_search` for what a list holds.
+        """The `n_best` best hypotheses of each source, with their log-probabilities, in the order of the sources.
 
-        Sources and hypotheses are ids of pieces, without BOS and EOS. `check` is called before each batch, and may
-        raise. Raises ValueError unless 1 <= n_best <= search.beam_size.
+        Sources and hypotheses are ids of pieces, without BOS and EOS: `tokenizer.encode` and `decode` turn texts into
+        ids and back. The best hypothesis comes first; see `beam_search` for what a list holds. `check` is called before
+        each batch, and may raise. Raises ValueError unless 1 <= n_best <= search.beam_size.
         """
         hypotheses: dict[int, list[Hypothesis]] = {}
 
@@ -148,6 +166,69 @@ def _evaluating(model: Transformer) -> Iterator[None]:
 
 
 # --- from a run directory
+
+
+def load(
+    run_dir: str | Path,
+    *,
+    checkpoint: str = "auto",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto",
+    beam_size: int | None = None,
+    length_penalty: float | None = None,
+    max_extra: int | None = None,
+    batch_tokens: int | None = None,
+) -> Translator:
+    """The translator of a run directory, to be used from Python: `transformer.load("runs/demo").translate(texts)`.
+
+    run_dir: a directory that training made, finished or not.
+    checkpoint: "averaged", "best", "last", "step-1200", or "auto": the average where there is one, else the last.
+    device: "auto" is the GPU where there is one.
+    precision: the arithmetic of the forward pass; "auto" is that in which the run was trained, unless this device
+        is too slow at it.
+    beam_size: hypotheses kept in the search (section 6.1); 1 is greedy search.
+    length_penalty: alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer translations.
+    max_extra: a translation has at most this many pieces more than its source.
+    batch_tokens: the size of a batch, in padded source pieces times `beam_size`: what decides on the memory.
+
+    None leaves a search setting as the run was trained with. The number of CPU threads is torch's.
+
+    Raises InputError for a value that cannot be, and where there is no such run or checkpoint; CheckpointError where
+    it is damaged.
+    """
+    return load_translator(
+        Path(run_dir),
+        checkpoint=checkpoint,
+        search=_search_override(beam_size, length_penalty, max_extra=max_extra, batch_tokens=batch_tokens),
+        device=_choose(Device, "device", device),
+        precision=_choose(Precision, "precision", precision),
+    )
+
+
+def _choose(kind: type[Choice], name: str, value: str) -> Choice:
+    """The member of an enum that a user's word names."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(str(member.value) for member in kind)
+        raise InputError(f"{name}={value!r} is not one of {known}") from None
+
+
+def _search_override(
+    beam_size: int | None, length_penalty: float | None, *, max_extra: int | None, batch_tokens: int | None
+) -> SearchOverride:
+    """The settings that a user gave, checked: Python lets a text or a fraction through where a number is asked for."""
+    whole = {"beam_size": beam_size, "max_extra": max_extra, "batch_tokens": batch_tokens}
+    for name, value in whole.items():
+        if not isinstance(value, Integral | None):
+            raise InputError(f"{name}={value!r} must be a whole number, or None for the run's own")
+    if not isinstance(length_penalty, Real | None):
+        raise InputError(f"length_penalty={length_penalty!r} must be a number, or None for the run's own")
+
+    try:
+        return SearchOverride(beam_size, length_penalty, max_extra, batch_tokens)
+    except ValueError as error:
+        raise InputError(str(error).removeprefix("search.")) from None
 
 
 def load_translator(

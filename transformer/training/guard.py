@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import threading
 from types import FrameType, TracebackType
 
 from transformer.errors import NumericalError, Stopped
@@ -19,13 +20,19 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """SIGTERM and SIGINT ask the loop to stop at the end of its step; a second one ends the process at once."""
+    """SIGTERM and SIGINT ask the loop to stop at the end of its step; a second one ends the process at once.
+
+    Outside the main thread, where Python allows no handlers, it does nothing: signals stay with the process's own.
+    """
 
     def __init__(self) -> None:
         self.requested = False
         self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> "Signals":
+        if threading.current_thread() is not threading.main_thread():
+            return self
+
         for number in (signal.SIGTERM, signal.SIGINT):
             self._previous[number] = signal.signal(number, self._receive)
         return self
