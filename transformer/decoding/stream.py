@@ -1,7 +1,7 @@
 """`transformer translate`: standard input to standard output, line for line, whatever the bytes.
 
-Lines end at the byte 0x0A and nowhere else; each gives one line, and the last one ends in a newline too. A block is what
-can be read without waiting: one line from a terminal, thousands from a file, and what a pipe has so far.
+Lines end at the byte 0x0A and nowhere else; each gives one line, and the last one ends in a newline too. A block is
+what can be read without waiting: one line from a terminal, thousands from a file, and what a pipe has so far.
 """
 
 import logging
