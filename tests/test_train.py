@@ -638,7 +638,7 @@ def process_settings() -> dict[str, object]:
         "level": logger.level,
         "handlers": list(logger.handlers),
         "root handlers": list(logging.getLogger().handlers),
-        "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        "workspace of cuBLAS": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         "signals": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)],
     }
 
