@@ -10,17 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from transformer.cli import commands
+from transformer.cli import commands, main
 from transformer.config.jobs import Job, TrainJob
 from transformer.config.settings import (
     DataConfig,
@@ -207,6 +208,44 @@ class Shell:
         self._process.communicate(timeout=60)
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended (below zero: by that signal), what it printed, and what it said on standard error."""
+
+    status: int
+    printed: str
+    said: str
+
+
+def in_a_child(command: str, job: Job, folder: Path, text: str = "") -> Ended:
+    """The command from its entry point to its exit status, but for Hydra, in a process forked from this one.
+
+    It reads `text`. A child may die of a signal, which the tests survive, and costs a tenth of a second.
+    """
+    files = [folder / name for name in ("stdin", "stdout", "stderr")]
+    files[0].write_text(text, encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forking with threads; there is one
+        child = os.fork()
+    if child:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return Ended(status, *(path.read_text(encoding="utf-8") for path in files[1:]))
+    try:
+        os.dup2(os.open(files[0], os.O_RDONLY), 0)
+        for descriptor, path in enumerate(files[1:], 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        sys.argv = ["transformer", command]
+        main._enter = lambda name, _: commands.run(name, job)
+        main.main()
+    except SystemExit as ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code if isinstance(ended.code, int) else 0)
+    finally:
+        os._exit(1)
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -267,6 +306,24 @@ def is_verified(folder: Path) -> bool:
         )
     except OSError:
         return False
+
+
+def reseal(folder: Path) -> None:
+    """Make the manifest of a checkpoint right again for what lies in it: whoever forges a file can forge its digest."""
+    manifest = read(folder / "MANIFEST.json")
+    contents = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "MANIFEST.json"}
+    manifest["files"] = {
+        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()
+    }
+    (folder / "MANIFEST.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def forge_tensors(folder: Path, name: str, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change tensors of a checkpoint, and its manifest with them."""
+    tensors = load_file(folder / name)
+    change(tensors)
+    save_file(tensors, folder / name)
+    reseal(folder)
 
 
 def assert_same_tensors(left: Path, right: Path) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -324,6 +324,149 @@ def test_gradients_that_no_scale_makes_finite_end_a_run(
     with pytest.raises(NumericalError, match="17 consecutive updates"):
         run(job)
 
+
+# ---- the window between two log lines -------------------------------------------------------------------------------
+
+WINDOW = {"max_steps": 10, "log_every": 4, "save_every": 6, "validate_every": 5}
+
+
+@pytest.fixture(scope="module")
+def unscored(corpus: DataConfig) -> DataConfig:
+    """The corpus without its test sets."""
+    return replace(corpus, test={})
+
+
+@pytest.fixture(scope="module")
+def windows(unscored: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that logs after steps 4, 8 and 10, and that nothing interrupts."""
+    return run(tiny_job(tmp_path_factory.mktemp("windows") / "a", unscored, **WINDOW))
+
+
+def learned(run_dir: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what a clock measured, training before validation where a step has both."""
+    rows = [
+        {key: value for key, value in row.items() if key != "time" and not key.startswith("speed/")}
+        for row in metrics_of(run_dir)
+    ]
+    return sorted(rows, key=lambda row: (row["step"], "dev/bleu" in row))
+
+
+def test_log_window_logs_a_short_last_window(unscored: DataConfig, tmp_path: Path, windows: Path) -> None:
+    """Against the same run, logged at every step."""
+    every = metrics_of(run(tiny_job(tmp_path / "every", unscored, **{**WINDOW, "log_every": 1})))
+    norms = {row["step"]: row["train/gradient_norm"] for row in every if "train/loss" in row}
+    found = {row["step"]: row["train/gradient_norm"] for row in metrics_of(windows) if "train/loss" in row}
+    parts = {4: range(1, 5), 8: range(5, 9), 10: range(9, 11)}
+    assert found == pytest.approx({end: sum(norms[n] for n in part) / len(part) for end, part in parts.items()})
+
+
+@pytest.mark.parametrize("step", [3, 6, 10])
+def test_log_window_goes_on_after_a_signal(unscored: DataConfig, tmp_path: Path, windows: Path, step: int) -> None:
+    job = tiny_job(tmp_path / "a", unscored, **WINDOW)
+    stop_at(job, step)
+    assert learned(run(job)) == learned(windows)
+
+
+@pytest.mark.parametrize("last", [7, 9])
+def test_log_window_goes_on_after_a_death(
+    unscored: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: Path, last: int
+) -> None:
+    """After step `last` the process is gone; the checkpoint is that of step 6, and what was logged later is dropped."""
+    job = tiny_job(tmp_path / "a", unscored, **WINDOW)
+    left = iter(range(last))
+    real = loop.train_step
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", lambda *a, **o: die() if next(left, None) is None else real(*a, **o))
+        with pytest.raises(Death):
+            run(job)
+    assert steps_of(tmp_path / "a")[-1] == 6
+    assert learned(run(job)) == learned(windows)
+
+
+# ---- updates that are skipped on the device -------------------------------------------------------------------------
+
+RARE = {"max_steps": 40, "log_every": 1000, "save_every": 1000, "validate_every": 1000}
+
+
+@dataclass
+class Seen:
+    """What a watched run did: the last step, and the weights after each."""
+
+    step: int = 0
+    weights: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], Seen]:
+    """Make the gradients of these steps NaN, and watch."""
+
+    def begin(bad: range) -> Seen:
+        seen, real = Seen(), loop.train_step
+
+        def step(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+            seen.step += 1
+            with pytest.MonkeyPatch.context() as patch:
+                if seen.step in bad:
+                    patch.setattr(torch.Tensor, "backward", lambda loss: poison(objective))
+                result = real(objective, *arguments, **options)
+            seen.weights[seen.step] = [parameter.detach().clone() for parameter in objective.parameters()]
+            return result
+
+        monkeypatch.setattr(loop, "train_step", step)
+        return seen
+
+    return begin
+
+
+def counts(run_dir: Path, step: int) -> tuple[int, int, int, int | None]:
+    """What state.json says of skipped updates: in all, up to this step, most in a row, the first."""
+    progress = read(step_dir(run_dir, step) / "state.json")["training"]["progress"]
+    return tuple(progress[key] for key in ("skipped", "streak", "longest_streak", "first_skipped"))
+
+
+def test_skipped_updates_end_a_run_that_logs_rarely(
+    unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen]
+) -> None:
+    """The tenth in a row is step 14; the host looks after step 20."""
+    seen = watch(range(5, 15))
+    with pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 20"):
+        run(tiny_job(tmp_path / "a", unscored, **RARE))
+    assert seen.step == 20
+    assert steps_of(tmp_path / "a") == []
+
+
+@pytest.mark.parametrize("stops", [(), (4, 9), (11, 14, 22)], ids=str)
+def test_skipped_updates_are_counted_over_resumes(
+    unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen], stops: tuple[int, ...]
+) -> None:
+    """Nine in a row are survived, and leave the weights alone."""
+    seen = watch(range(5, 14))
+    job = tiny_job(tmp_path / "a", unscored, **{**RARE, "max_steps": 24})
+    expected = {4: (0, 0, 0, None), 9: (5, 5, 5, 5), 11: (7, 7, 7, 5), 14: (9, 0, 9, 5), 22: (9, 0, 9, 5)}
+    for step in stops:
+        stop_at(job, step)
+        assert counts(tmp_path / "a", step) == expected[step]
+    run(job)
+    assert seen.step == 24
+    assert counts(tmp_path / "a", 24) == (9, 0, 9, 5)
+    assert results_of(tmp_path / "a")["skipped_updates"] == 9
+    is_same = [all(map(torch.equal, seen.weights[n], seen.weights[n - 1])) for n in range(2, 25)]
+    assert is_same == [n in range(5, 14) for n in range(2, 25)]
+
+
+def test_skipped_updates_in_a_row_go_on_over_a_resume(
+    unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen]
+) -> None:
+    seen = watch(range(5, 15))
+    job = tiny_job(tmp_path / "a", unscored, **RARE)
+    stop_at(job, 8)
+    with pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 20"):
+        run(job)
+    assert seen.step == 20
+    assert steps_of(tmp_path / "a") == [8]
+
+
+# ---- every recipe ---------------------------------------------------------------------------------------------------
 
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no label smoothing": ({}, {"label_smoothing": 0.0}),

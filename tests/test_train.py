@@ -3,9 +3,12 @@ commands make of it."""
 
 import io
 import json
+import logging
 import math
+import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,9 +45,12 @@ from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, Translate
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Metric, PairConfig, SearchOverride
 from transformer.decoding.stream import run as translate
+from transformer.errors import CheckpointError, InputError, Stopped
 from transformer.evaluation.sets import evaluate
 from transformer.records import Validation
 from transformer.training import loop
+from transformer.training.loop import train
+from transformer.training.step import train_step
 
 SCALARS = {
     "train/loss",
@@ -617,6 +623,80 @@ def pairs_of(pair: PairConfig) -> list[tuple[str, str]]:
     return list(zip(lines_of(pair.src), lines_of(pair.tgt), strict=True))
 
 
+# ---- the process that calls ------------------------------------------------------------------------------------------
+
+
+def process_settings() -> dict[str, object]:
+    """What a caller may have set, and `train` changes while it runs."""
+    logger = logging.getLogger("transformer")
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "only warns": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "default type": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "level": logger.level,
+        "handlers": list(logger.handlers),
+        "root handlers": list(logging.getLogger().handlers),
+        "workspace of cuBLAS": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        "signals": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)],
+    }
+
+
+@pytest.fixture(params=["defaults", "of the caller"])
+def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
+    """The process as Python starts it, or as somebody has set it up; put back after the test."""
+    logger, handler = logging.getLogger("transformer"), logging.NullHandler()
+    threads, level = torch.get_num_threads(), logger.level
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if request.param == "of the caller":
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+        torch.set_num_threads(2)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        logger.setLevel(logging.ERROR)
+        logger.addHandler(handler)
+    yield process_settings()
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("end", ["success", "bad input", "refused", "stopped"])
+def test_train_leaves_the_process_as_it_was(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], end: str
+) -> None:
+    recipe = {"threads": 3, "deterministic": True, "max_steps": 2, "validate_every": 2, "save_every": 2}
+    job = tiny_job(tmp_path / "a", replace(corpus, test={}), **recipe)
+    match end:
+        case "success":
+            train(job)
+        case "bad input":  # found when threads and determinism are set already
+            monkeypatch.setattr(loop, "measure", refuse_japanese)
+            with pytest.raises(InputError, match="ja"):
+                train(job)
+        case "refused":
+            train(job)
+            job.train.seed = 5
+            with pytest.raises(CheckpointError, match=r"train\.seed"):
+                train(job)
+        case "stopped":
+            monkeypatch.setattr(loop, "train_step", signalled)
+            with pytest.raises(Stopped):
+                train(job)
+    assert process_settings() == settings
+
+
+def signalled(*arguments: Any, **options: Any) -> Any:
+    """A step in which a signal comes."""
+    signal.raise_signal(signal.SIGTERM)
+    return train_step(*arguments, **options)
+
+
+def refuse_japanese(*_: Any, **__: Any) -> Any:
+    raise InputError("BLEU for ja needs more")
+
+
 # ---- what once went wrong -------------------------------------------------------------------------------------------
 
 
@@ -639,7 +719,22 @@ def test_a_damaged_checkpoint_is_left_out_of_the_average(
         return sound(run_dir, steps)
 
     monkeypatch.setattr(loop, "average_checkpoints", rot)
-    assert results_of(run(tiny_job(tmp_path / "a", corpus)))["averaged"] == [8, 12]
+    run_dir = run(tiny_job(tmp_path / "a", corpus))
+    assert results_of(run_dir)["averaged"] == [8, 12]
+    assert_mean(run_dir / "averaged", mean_of(run_dir, [8, 12]))
+
+
+@pytest.mark.parametrize("damaged", [40, 50, 60])
+def test_average_is_the_mean_of_the_sound_checkpoints(copied: Path, damaged: int) -> None:
+    """One of three has a bit turned: the weights are those of the other two, each counted half."""
+    path = step_dir(copied, damaged) / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    sound = [step for step in (40, 50, 60) if step != damaged]
+    average_checkpoints(copied, [40, 50, 60])
+    assert_mean(copied / "averaged", mean_of(copied, sound))
+    assert read(copied / "averaged" / "state.json")["averaged"] == sound
 
 
 def test_an_average_is_of_the_newest_step_that_went_into_it(corpus: DataConfig, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 READ_EVERY = 20  # steps after which the host reads what the device has counted
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # the environment variable that makes cuBLAS deterministic
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def train(job: TrainJob) -> Results:
 @contextmanager
 def _process_settings_restored() -> Iterator[None]:
     """Leave threads, determinism and log levels as they were: `train` may be one call of many in a notebook."""
+    workspace = os.environ.get(CUBLAS_WORKSPACE)
     logger = logging.getLogger("transformer")
     level = logger.level
     threads = torch.get_num_threads()
@@ -111,6 +113,8 @@ def _process_settings_restored() -> Iterator[None]:
         logger.setLevel(level)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+        if workspace is None:
+            os.environ.pop(CUBLAS_WORKSPACE, None)
 
 
 # ---- opening a run: prepare, lock, start or resume ------------------------------------------------------------------
@@ -184,7 +188,7 @@ def _build(
     torch.set_num_threads(resolved.threads)
     torch.use_deterministic_algorithms(job.train.deterministic)
     if job.train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
+        os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")  # without it cuBLAS is not deterministic
 
     # The state: new, from other weights, or from a checkpoint.
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)

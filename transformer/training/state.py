@@ -117,7 +117,10 @@ class TrainState:
             _load_finite(self.model, checkpoint, MODEL)
             if self.ema is not None:
                 _load_finite(self.ema, checkpoint, EMA)
-            load_moments(self.model, self.optimizer, checkpoint.tensors(OPTIMIZER))
+            moments = checkpoint.tensors(OPTIMIZER)
+            if training.progress.step > 0 and not moments:
+                raise ValueError("Adam's moments are missing")
+            load_moments(self.model, self.optimizer, moments)
         except ValueError as error:
             raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
 
