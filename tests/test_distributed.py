@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from corpora import (
 )
 from safetensors.torch import load_file
 
-from transformer import files
+from transformer import distributed, files
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, LayoutKind, Precision
 from transformer.data import prepare, store
@@ -252,6 +254,106 @@ def test_train_has_rank_0_alone_read_the_corpus(tmp_path: Path, corpus: DataConf
     assert ranks(2, action, tmp_path) == [0, 0]
     seen = [(tmp_path / name).read_text(encoding="utf-8").rpartition("\n")[2] for name in ("rank-0", "rank-1")]
     assert seen == ["['dev.de', 'dev.en', 'test.en', 'train.de', 'train.en']; True", "[]; False"]
+
+
+def with_timeouts(step: float, long: float) -> None:
+    """How long this process, which ends with the test, waits for its peers, in seconds."""
+    distributed.STEP_TIMEOUT = timedelta(seconds=step)
+    distributed.LONG_TIMEOUT = timedelta(seconds=long)
+
+
+@pytest.mark.parametrize("sleeper", [0, 1])
+def test_world_any_gives_up_after_the_timeout_of_a_step(tmp_path: Path, sleeper: int) -> None:
+    """A rank that hangs before its vote is waited for no longer than a step may take: never for the long timeout."""
+
+    def action() -> None:
+        with_timeouts(2, 60)
+        with join_world(torch.device("cpu")) as world:
+            assert not world.any(False)
+            if world.rank == sleeper:
+                time.sleep(5)
+                os._exit(9)
+            began = time.monotonic()
+            try:
+                world.any(False)
+            finally:
+                sys.stdout.write(f"{time.monotonic() - began}\n")
+
+    expected = [PeerError.exit_status, PeerError.exit_status]
+    expected[sleeper] = 9
+    assert ranks(2, action, tmp_path) == expected
+    seconds, error = (tmp_path / f"rank-{1 - sleeper}").read_text(encoding="utf-8").splitlines()
+    assert 1.5 < float(seconds) < 4
+    assert error.startswith("PeerError: another rank does not answer: ")
+
+
+@pytest.mark.faults
+def test_train_gives_up_on_a_stopped_rank(tmp_path: Path, corpus: DataConfig) -> None:
+    """SIGSTOP in the step before its vote: what a machine that hangs looks like."""
+
+    def action() -> None:
+        with_timeouts(3, 60)
+        steps, began, real = 0, time.monotonic(), World.any
+
+        def vote(world: World, flag: bool) -> bool:
+            nonlocal steps, began
+            steps += 1
+            began = time.monotonic()
+            if (world.rank, steps) == (1, 5):
+                if os.fork() == 0:  # wakes it when the other one must be gone
+                    time.sleep(8)
+                    os.kill(os.getppid(), signal.SIGCONT)
+                    os._exit(0)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                os._exit(9)
+            return real(world, flag)
+
+        World.any = vote  # type: ignore[method-assign]
+        try:
+            run(job(tmp_path / "a", corpus))
+        finally:
+            sys.stdout.write(f"\n{time.monotonic() - began}")
+
+    assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9]
+    assert 2.5 < float((tmp_path / "rank-0").read_text(encoding="utf-8").split("\n")[1].split("PeerError")[0]) < 5
+
+
+def test_from_rank0_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
+    """Rank 0 takes longer than a step may: the others wait without an error, and the votes go on."""
+
+    def action() -> None:
+        with_timeouts(1, 60)
+        with join_world(torch.device("cpu")) as world:
+
+            def slow() -> str:
+                time.sleep(2)
+                return "done"
+
+            assert world.from_rank0(slow, within=distributed.LONG_TIMEOUT) == "done"
+            assert world.any(world.rank == 1)
+
+    assert ranks(2, action, tmp_path) == [0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(2)]
+
+
+@pytest.mark.parametrize("end", ["dies", pytest.param("hangs", marks=pytest.mark.faults)])
+def test_train_step_calls_a_peer_that_does_not_answer_by_name(tmp_path: Path, corpus: DataConfig, end: str) -> None:
+    """In the gradient's all-reduce, too: exit status 7, and no traceback."""
+
+    def action() -> None:
+        with_timeouts(2, 60)
+        real = loop.train_step
+
+        def step(*arguments: Any, **options: Any) -> Any:
+            if os.environ["RANK"] == "1":
+                time.sleep(5 if end == "hangs" else 0)
+                os._exit(9)
+            return real(*arguments, **options)
+
+        loop.train_step = step
+        run(job(tmp_path / "a", corpus))
+
+    assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9], (tmp_path / "rank-0").read_text(encoding="utf-8")
+    assert "PeerError: another rank does not answer" in (tmp_path / "rank-0").read_text(encoding="utf-8")
 
 
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

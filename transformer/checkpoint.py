@@ -137,7 +137,10 @@ class Checkpoint:
     def run_state(self) -> CheckpointState:
         """state.json as typed data. Raises CheckpointError where it is something else."""
         try:
-            return from_json(CheckpointState, self.state, complete=True)
+            state = from_json(CheckpointState, self.state, complete=True)
+            if state.training is not None and state.training.progress.step != self.step:
+                raise ValueError(f"it stands at step {state.training.progress.step}")
+            return state
         except ValueError as error:
             raise CheckpointError(f"{self.path / STATE}: not the state of a run: {error}") from None
 

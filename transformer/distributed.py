@@ -107,7 +107,10 @@ class World:
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module, with gradients averaged over the ranks."""
-        return module if not self.groups else DistributedDataParallel(module, gradient_as_bucket_view=True)
+        if not self.groups:
+            return module
+        with collective_errors_named():
+            return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
 def _encode(value: Any) -> Tensor:
@@ -165,3 +168,14 @@ def _peers() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise PeerError(f"another rank does not answer: {str(error).partition(chr(10))[0]}") from error
+
+
+@contextmanager
+def collective_errors_named() -> Iterator[None]:
+    """Around a step, which shares gradients: raises PeerError where gloo or NCCL fails; other errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise PeerError(f"another rank does not answer: {str(error).partition(chr(10))[0]}") from error
+        raise

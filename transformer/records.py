@@ -8,9 +8,20 @@ import math
 from dataclasses import dataclass, field
 
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import Device, LayoutKind, Metric, Precision, SearchConfig, TrainConfig
+from transformer.config.settings import (
+    Device,
+    LayoutKind,
+    Metric,
+    Precision,
+    SearchConfig,
+    TrainConfig,
+    at_least,
+    require,
+)
 
 RUN_FORMAT = 2
+MOST_THREADS = 1 << 16  # what no machine exceeds: a larger number is damage
+MOST_RANKS = 1 << 16
 
 
 # ---- run.json: what a run was started with --------------------------------------------------------------------------
@@ -27,6 +38,11 @@ class Resolved:
     layout: LayoutKind
     compile: bool
     micro_batch_multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
+
+    def __post_init__(self) -> None:
+        at_least(self, "resolved.", 1, "threads", "max_tokens", "micro_batch_multiple")
+        for name, limit in (("threads", MOST_THREADS), ("micro_batch_multiple", MOST_RANKS)):
+            require(getattr(self, name) <= limit, f"resolved.{name}={getattr(self, name)} is above {limit}")
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,9 @@ class Validation:
     bleu: float
     chrf: float
 
+    def __post_init__(self) -> None:
+        at_least(self, "validation.", 0, "step")
+
     def rank_key(self, metric: Metric) -> float:
         """The larger the better; a number that is not finite is the worst."""
         value = self.bleu if metric is Metric.bleu else -self.loss
@@ -97,6 +116,13 @@ class Progress:
     first_skipped: int | None = None  # the step of the first skipped update, counted from 1
     stalled: int = 0  # validations since the best
     validations: list[Validation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        counts = ("step", "epoch", "step_in_epoch", "sentences", "target_tokens", "seconds", "stalled")
+        at_least(self, "progress.", 0, *counts, "skipped", "streak", "longest_streak", "first_skipped")
+        for name in ("epoch", "step_in_epoch", "skipped", "streak", "longest_streak"):
+            value = getattr(self, name)
+            require(value <= self.step, f"progress.{name}={value} is more than the {self.step} steps that are done")
 
     @property
     def updates(self) -> int:
@@ -145,6 +171,10 @@ class WindowTotals:
     waited: float = 0.0
     flops: float = 0.0
 
+    def __post_init__(self) -> None:
+        counts = ("applied", "target_tokens", "source_tokens", "slots", "seconds", "waited")
+        at_least(self, "window.", 0, *counts)
+
 
 @dataclass(frozen=True)
 class LossScale:
@@ -152,6 +182,10 @@ class LossScale:
 
     scale: float
     growth_tracker: int
+
+    def __post_init__(self) -> None:
+        require(0.0 < self.scale < math.inf, f"loss_scale.scale={self.scale} must be above 0")
+        at_least(self, "loss_scale.", 0, "growth_tracker")
 
 
 @dataclass(frozen=True)
@@ -173,6 +207,9 @@ class CheckpointState:
     data_digest: str
     averaged: list[int] = field(default_factory=list)  # steps whose mean the weights are
     training: TrainingRecord | None = None
+
+    def __post_init__(self) -> None:
+        at_least(self, "", 1, "vocab_size")
 
 
 # ---- results.json ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Enums are written by name. JSON has no word for a number that is not finite: it 
 """
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
@@ -11,6 +12,10 @@ from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxstring = 80
 
 
 def to_json(instance: Any) -> dict[str, Any]:
@@ -51,7 +56,8 @@ def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any
     if origin is dict and isinstance(value, dict):
         inner = get_args(kind)[1]
         return {
-            str(key): _from_primitive(inner, item, f"{place}.{key}", complete=complete) for key, item in value.items()
+            str(key): _from_primitive(inner, item, f"{place}.{key!s:.80}", complete=complete)
+            for key, item in value.items()
         }
 
     if origin is list and isinstance(value, list):
@@ -69,14 +75,15 @@ def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any
     if kind is float:
         return _number(value, place)
 
-    _require(type(value) is kind, f"{place}={value!r:.80} is not what is expected: {kind}")
+    if type(value) is not kind or (kind is int and not -(2**63) <= value < 2**63):  # larger ones are no counts
+        raise _unexpected(value, place, str(kind))
     return value
 
 
 def _from_table(kind: Any, table: dict[Any, Any], place: str, *, complete: bool) -> Any:
     known = {field.name: field for field in fields(kind)}
     unknown = sorted(map(str, table.keys() - known.keys()))
-    _require(not unknown, f"{place} has unknown keys: {unknown}")
+    _require(not unknown, f"{place} has unknown keys: {unknown!s:.200}")
     missing = [name for name, field in known.items() if name not in table and (complete or not _has_default(field))]
     _require(not missing, f"{place} has no key {missing[:1]}")
 
@@ -96,8 +103,14 @@ def _number(value: Any, place: str) -> float:
         return math.nan
     is_whole = type(value) is int and abs(value) < 2**1023
     is_finite = type(value) is float and math.isfinite(value)  # JSON's 1e999 is infinite
-    _require(is_whole or is_finite, f"{place}={value!r:.80} is not what is expected: a finite number")
+    if not (is_whole or is_finite):
+        raise _unexpected(value, place, "a finite number")
     return float(value)
+
+
+def _unexpected(value: Any, place: str, expected: str) -> ValueError:
+    """The error of a value; only the top of it is shown, for it may be nested more deeply than `repr` can go."""
+    return ValueError(f"{place}={_SHORT.repr(value):.80} is not what is expected: {expected}")
 
 
 def _require(condition: bool, message: str) -> None:

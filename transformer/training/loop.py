@@ -28,7 +28,7 @@ from transformer.data.prepare import Prepared, SharedPrepared, prepare
 from transformer.data.store import Mixture, Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator, build_translator
-from transformer.distributed import LONG_TIMEOUT, World, join_world, local_device
+from transformer.distributed import LONG_TIMEOUT, World, collective_errors_named, join_world, local_device
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
@@ -256,18 +256,19 @@ def train_loop(run: Run, world: World) -> None:
             started = time.perf_counter()
             step = next(steps)
             waited = time.perf_counter() - started
-            result = train_step(
-                parallel,
-                state.optimizer,
-                step,
-                scaler=state.scaler,
-                world_size=world.size,
-                rate=_rate(run.job, progress.step),
-                seed=config.seed,
-                clip_norm=config.clip_norm,
-                device=run.device,
-                precision=run.resolved.precision,
-            )
+            with collective_errors_named():
+                result = train_step(
+                    parallel,
+                    state.optimizer,
+                    step,
+                    scaler=state.scaler,
+                    world_size=world.size,
+                    rate=_rate(run.job, progress.step),
+                    seed=config.seed,
+                    clip_norm=config.clip_norm,
+                    device=run.device,
+                    precision=run.resolved.precision,
+                )
             _count(run, step, result, started=started, waited=waited)
             bar.update()
 

@@ -110,10 +110,13 @@ class TrainState:
 
     def restore(self, checkpoint: Checkpoint, *, rank: int) -> TrainingRecord:
         """Go on where the checkpoint was committed. Raises CheckpointError where it does not fit this model."""
-        training = checkpoint.run_state().training
+        state = checkpoint.run_state()
+        training = state.training
         try:
             if training is None:
                 raise ValueError("nothing can go on from an average")
+            if state.vocab_size != self.model.output.shape[0]:
+                raise ValueError(f"made for {state.vocab_size} pieces")
             _load_finite(self.model, checkpoint, MODEL)
             if self.ema is not None:
                 _load_finite(self.ema, checkpoint, EMA)
