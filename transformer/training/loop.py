@@ -418,15 +418,19 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
 
 
 def _rotate(directory: RunDir, config: TrainConfig, progress: Progress) -> None:
-    """Keep the newest checkpoints of the schedule and the best ones, and say which of those that are left is best."""
+    """Keep the newest checkpoints of the schedule and the best ones; best.json names the best of those that stay."""
     best = progress.best_steps(config.metric)
-    scheduled = [step for step in list_steps(directory.path) if step % config.save_every == 0]
-    rotate(directory.path, {*scheduled[-config.keep_last :], *best[: config.keep_best], progress.step})
+    steps = list_steps(directory.path)
+    scheduled = [step for step in steps if step % config.save_every == 0]
+    keep = {*scheduled[-config.keep_last :], *best[: config.keep_best], progress.step}
 
-    kept = set(list_steps(directory.path))
-    best_kept = next((step for step in best if step in kept), None)
-    if best_kept is not None:
+    # best.json first: whenever the process dies, the checkpoint that it names is there.
+    best_kept = next((step for step in best if step in keep and step in steps), None)
+    if best_kept is None:
+        directory.best.unlink(missing_ok=True)
+    else:
         directory.write_best(Best(best_kept, config.metric))
+    rotate(directory.path, keep)
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------
