@@ -271,6 +271,17 @@ def test_stops_when_asked_and_leaves_the_model_as_it_was(translator: Translator)
     assert not small.model.training
 
 
+def test_translator_says_how_to_need_less_gpu_memory(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_much(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(translator.model, "encode", too_much)
+    with pytest.raises(
+        InputError, match=r"^out of GPU memory while translating: lower search.batch_tokens \(now \d+\)$"
+    ):
+        translator.translate(sentences(2))
+
+
 # --- from a run directory
 
 
