@@ -69,7 +69,7 @@ def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any
     if kind is float:
         return _number(value, place)
 
-    _require(type(value) is kind, f"{place}={value!r:.80} is not what is expected: {kind}")
+    _require(type(value) is kind, f"{place}={value!r:.80} is not of type {getattr(origin or kind, '__name__', kind)}")
     return value
 
 
@@ -78,7 +78,7 @@ def _from_table(kind: Any, table: dict[Any, Any], place: str, *, complete: bool)
     unknown = sorted(map(str, table.keys() - known.keys()))
     _require(not unknown, f"{place} has unknown keys: {unknown}")
     missing = [name for name, field in known.items() if name not in table and (complete or not _has_default(field))]
-    _require(not missing, f"{place} has no key {missing[:1]}")
+    _require(not missing, f"{place} has no key {', '.join(map(repr, missing[:1]))}")
 
     kinds = get_type_hints(kind)
     values = {
@@ -96,7 +96,7 @@ def _number(value: Any, place: str) -> float:
         return math.nan
     is_whole = type(value) is int and abs(value) < 2**1023
     is_finite = type(value) is float and math.isfinite(value)  # JSON's 1e999 is infinite
-    _require(is_whole or is_finite, f"{place}={value!r:.80} is not what is expected: a finite number")
+    _require(is_whole or is_finite, f"{place}={value!r:.80} is not a finite number")
     return float(value)
 
 
