@@ -111,7 +111,7 @@ def test_progress_advances_by_a_step() -> None:
     progress = Progress(step=4, sentences=100, target_tokens=1000, seconds=1.5, skipped=1)
     for _ in range(3):
         progress.advance(epoch=2, step_in_epoch=8, sentences=10, target_tokens=110, seconds=0.5)
-    assert (progress.step, progress.epoch, progress.step_in_epoch, progress.updates) == (7, 2, 8, 6)
+    assert (progress.step, progress.epoch, progress.step_in_epoch) == (7, 2, 8)
     assert (progress.sentences, progress.target_tokens, progress.seconds) == (130, 1330, 3.0)
 
 

@@ -98,11 +98,6 @@ class Progress:
     stalled: int = 0  # validations since the best
     validations: list[Validation] = field(default_factory=list)
 
-    @property
-    def updates(self) -> int:
-        """The updates that were applied."""
-        return self.step - self.skipped
-
     def advance(self, *, epoch: int, step_in_epoch: int, sentences: int, target_tokens: int, seconds: float) -> None:
         """One more step is done; `step_in_epoch` is where the next one begins."""
         self.step += 1

@@ -198,7 +198,8 @@ def _build(
         source=source,
     )
     record = None if checkpoint is None else state.restore(checkpoint, rank=rank)
-    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", to_json(resolved))
+    how = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items())
+    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", how)
 
     # The development set; fail now if sacreBLEU lacks what this language needs.
     dev = DevSet.of(prepared.dev, tokenizer, max_pieces=job.model.max_positions - 1)
@@ -402,7 +403,7 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
         state = CheckpointState(
             vocab_size=run.tokenizer.vocab_size,
             data_digest=run.data_digest,
-            training=run.state.record(window, dev_digest=run.dev.digest),
+            training=run.state.to_record(window, dev_digest=run.dev.digest),
         )
         commit(
             run.directory.path,

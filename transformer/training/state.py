@@ -97,7 +97,7 @@ class TrainState:
         tensors[OPTIMIZER] = moments_by_name(self.model, self.optimizer)
         return tensors
 
-    def record(self, window: WindowTotals, *, dev_digest: str) -> TrainingRecord:
+    def to_record(self, window: WindowTotals, *, dev_digest: str) -> TrainingRecord:
         """What a checkpoint holds beside tensors."""
         scaler = self.scaler.state_dict()  # empty where the loss is not scaled
         return TrainingRecord(
