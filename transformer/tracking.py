@@ -7,7 +7,6 @@ keeps all.
 import json
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from transformer.files import UNFINISHED
+from transformer.files import write_file
 from transformer.run_dir import RunDir
 
 
@@ -66,13 +65,11 @@ class Tracker:
 
 
 def _drop_after(path: Path, step: int) -> None:
-    """Remove the lines of later steps, and a last line that a crash cut short."""
+    """Remove the lines of later steps, and a last line that a crash cut short. Raises StorageError."""
     if not path.exists():
         return
     kept = [line for line in path.read_bytes().split(b"\n") if _step_of(line) <= step]
-    temporary = path.with_name(f"{UNFINISHED}{path.name}")
-    temporary.write_bytes(b"".join(line + b"\n" for line in kept))
-    os.replace(temporary, path)
+    write_file(path, b"".join(line + b"\n" for line in kept))
 
 
 def _step_of(line: bytes) -> float:
