@@ -115,7 +115,7 @@ def _encode(value: Any) -> Tensor:
 
 
 def _decode(data: Tensor) -> Any:
-    return json.loads(bytes(data.tolist()))
+    return json.loads(data.numpy().tobytes())
 
 
 def unsynchronised(module: nn.Module) -> AbstractContextManager[None]:
