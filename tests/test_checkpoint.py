@@ -24,7 +24,7 @@ import torch
 from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, rotate, step_path
 from transformer.errors import CheckpointError, InputError, LockedError, StorageError, TransformerError
 from transformer.files import read_json, write_json
-from transformer.run_dir import RunDir, list_steps, lock_run
+from transformer.run_dir import RunDir, holds_lock, list_steps, lock_run
 
 CONFIG = {"model": {"d_model": 8, "norm": "post"}, "data": {"test": {"b": {"src": "x"}, "a": {"src": "y"}}}}
 FILES = ("MANIFEST.json", "config.json", "ema.safetensors", "model.safetensors", "optimizer.safetensors", "state.json")
@@ -373,8 +373,9 @@ def test_one_process_cannot_lock_twice_and_an_exception_frees_the_lock(tmp_path:
 
     with pytest.raises(KeyError):
         fail()
+    assert not holds_lock(RunDir(tmp_path)), "a notebook lives on after an error, and only reads from then on"
     with lock_run(tmp_path):
-        pass
+        assert holds_lock(RunDir(tmp_path))
 
 
 def test_leftovers_are_cleared_under_the_lock_and_links_not_followed(run: Path, tmp_path: Path) -> None:

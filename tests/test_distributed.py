@@ -38,7 +38,7 @@ from transformer import distributed, files
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, LayoutKind, Precision
 from transformer.data import prepare, store
-from transformer.distributed import World, join_world
+from transformer.distributed import Wait, World, join_world
 from transformer.errors import InputError, PeerError, TransformerError
 from transformer.training import loop
 
@@ -258,8 +258,8 @@ def test_train_has_rank_0_alone_read_the_corpus(tmp_path: Path, corpus: DataConf
 
 def with_timeouts(step: float, long: float) -> None:
     """How long this process, which ends with the test, waits for its peers, in seconds."""
-    distributed.STEP_TIMEOUT = timedelta(seconds=step)
-    distributed.LONG_TIMEOUT = timedelta(seconds=long)
+    distributed.TIMEOUTS[Wait.step] = timedelta(seconds=step)
+    distributed.TIMEOUTS[Wait.work] = timedelta(seconds=long)
 
 
 @pytest.mark.parametrize("sleeper", [0, 1])
@@ -329,7 +329,7 @@ def test_from_rank0_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
                 time.sleep(2)
                 return "done"
 
-            assert world.from_rank0(slow, within=distributed.LONG_TIMEOUT) == "done"
+            assert world.from_rank0(slow, wait=Wait.work) == "done"
             assert world.any(world.rank == 1)
 
     assert ranks(2, action, tmp_path) == [0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(2)]

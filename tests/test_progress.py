@@ -110,9 +110,9 @@ def test_the_end_is_the_last_step_or_the_end_of_patience() -> None:
 def test_progress_advances_by_a_step() -> None:
     progress = Progress(step=4, sentences=100, target_tokens=1000, seconds=1.5, skipped=1)
     for _ in range(3):
-        progress.advance(epoch=2, step_in_epoch=8, sentences=10, target_tokens=110, seconds=0.5)
-    assert (progress.step, progress.epoch, progress.step_in_epoch, progress.updates) == (7, 2, 8, 6)
-    assert (progress.sentences, progress.target_tokens, progress.seconds) == (130, 1330, 3.0)
+        progress.advance(epoch=2, step_in_epoch=8, sentences=10, target_tokens=110)
+    assert (progress.step, progress.epoch, progress.step_in_epoch) == (7, 2, 8)
+    assert (progress.sentences, progress.target_tokens, progress.seconds) == (130, 1330, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,14 @@ class Recorder:
         self.rows.append((step, values))
 
 
+def add(
+    window: LogWindow, step: FakeStep, measured: StepResult, *, seconds: float, waited: float, flops: float
+) -> None:
+    """One step that took `seconds`."""
+    window.add(step, measured, waited=waited, flops=flops)  # type: ignore[arg-type]
+    window.add_seconds(seconds)
+
+
 def logged(window: LogWindow, recorder: Recorder, step: int, epoch: int = 0) -> dict[str, float | None]:
     """The row that a window gives."""
     totals = window.totals(World(0, 1, {}))
@@ -220,8 +228,8 @@ def logged(window: LogWindow, recorder: Recorder, step: int, epoch: int = 0) -> 
 def test_log_window_logs_means_and_begins_again() -> None:
     window, recorder = LogWindow(torch.device("cpu")), Recorder()
     second = FakeStep(target_tokens=50, slots=190)
-    window.add(FakeStep(), result(), seconds=2.0, waited=0.5, flops=3e12)  # type: ignore[arg-type]
-    window.add(second, result(loss=20.0, nll=50.0), seconds=2.0, waited=0.5, flops=1e12)  # type: ignore[arg-type]
+    add(window, FakeStep(), result(), seconds=2.0, waited=0.5, flops=3e12)
+    add(window, second, result(loss=20.0, nll=50.0), seconds=2.0, waited=0.5, flops=1e12)
     row = logged(window, recorder, 12, epoch=3)
     assert recorder.rows[0][0] == 12
     assert row["train/loss"] == pytest.approx(240 / 160)
@@ -235,8 +243,8 @@ def test_log_window_logs_means_and_begins_again() -> None:
     assert row["speed/model_tflops"] == pytest.approx(1.0)
     assert row["speed/utilisation"] is None
 
-    window.add(FakeStep(), result(), seconds=0.5, waited=0.0, flops=0.0)  # type: ignore[arg-type]
-    window.add(FakeStep(), result(norm=math.inf), seconds=0.5, waited=0.0, flops=0.0)  # type: ignore[arg-type]
+    add(window, FakeStep(), result(), seconds=0.5, waited=0.0, flops=0.0)
+    add(window, FakeStep(), result(norm=math.inf), seconds=0.5, waited=0.0, flops=0.0)
     row = logged(window, recorder, 13)
     assert row["train/loss"] == pytest.approx(2.0)
     assert row["train/gradient_norm"] == pytest.approx(3.0)  # that of the update that was applied
@@ -246,12 +254,12 @@ def test_log_window_goes_on_from_a_checkpoint() -> None:
     """Cut after the first of two steps, it gives the row of the straight run; other ranks begin with nothing."""
     straight, first = LogWindow(torch.device("cpu")), LogWindow(torch.device("cpu"))
     for window in (straight, first):
-        window.add(FakeStep(), result(), seconds=2.0, waited=0.5, flops=3e12)  # type: ignore[arg-type]
+        add(window, FakeStep(), result(), seconds=2.0, waited=0.5, flops=3e12)
     saved = from_json(WindowTotals, json.loads(json.dumps(to_json(first.totals(World(0, 1, {}))))), complete=True)
     again, other = LogWindow(torch.device("cpu")), LogWindow(torch.device("cpu"))
     again.restore(saved, rank=0)
     other.restore(saved, rank=1)
     for window in (straight, again):
-        window.add(FakeStep(), result(20.0, 50.0, 1.0), seconds=1.0, waited=0.1, flops=1e12)  # type: ignore[arg-type]
+        add(window, FakeStep(), result(20.0, 50.0, 1.0), seconds=1.0, waited=0.1, flops=1e12)
     assert again.totals(World(0, 1, {})) == straight.totals(World(0, 1, {}))
     assert (other.totals(World(0, 1, {})).loss, other.totals(World(0, 1, {})).nll) == (0.0, 0.0)

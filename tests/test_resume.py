@@ -571,11 +571,18 @@ KEYS = [key for key, _ in leaves(tiny_job(Path("a"), DataConfig()))]
 KEYS = [key for key in KEYS if key not in FILES | NOT_HERE | {"run_dir"}]
 
 
+def as_typed(value: object) -> str:
+    """How a user writes it on the command line."""
+    words = {"None": "null", "True": "true", "False": "false"}
+    text = value.name if isinstance(value, Enum) else str(value)
+    return words.get(text, text)
+
+
 @pytest.mark.parametrize("key", [key for key in KEYS if key not in FREE | NOTED])
 def test_what_changes_the_mathematics_is_refused(copy: TrainJob, tmp_path: Path, key: str) -> None:
     before = dict(leaves(copy))[key]
     now = another(key, before, tmp_path)
-    shown = [value.name if isinstance(value, Enum) else str(value) for value in (before, now)]
+    shown = as_typed(before), as_typed(now)
     with pytest.raises(CheckpointError, match=re.escape(f"{key}: {shown[0]} -> {shown[1]}")) as refused:
         run(with_value(copy, key, now))
     assert "\n" not in str(refused.value)
@@ -591,7 +598,7 @@ def test_what_does_not_is_accepted(copy: TrainJob, tmp_path: Path, key: str) -> 
 def test_what_may_change_the_last_bits_is_accepted_and_logged(copy: TrainJob, tmp_path: Path, key: str) -> None:
     before = dict(leaves(copy))[key]
     now = another(key, before, tmp_path)
-    shown = [value.name if isinstance(value, Enum) else str(value) for value in (before, now)]
+    shown = as_typed(before), as_typed(now)
     run(with_value(copy, key, now))
     assert f"{key}: {shown[0]} -> {shown[1]}" in (Path(copy.run_dir) / "train.log").read_text(encoding="utf-8")
 

@@ -94,7 +94,7 @@ def test_without_a_compiler_training_is_eager(
     run_dir = run(tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=2, average=1, **wanted))
     assert read(run_dir / "run.json")["resolved"]["compile"] is False
     assert [m for m in caplog.messages if m.startswith("no compiler")] == [
-        "no compiler is installed here: training runs uncompiled"
+        "no compiler is installed here: training is not compiled"
     ]
 
 

@@ -459,10 +459,10 @@ def test_other_extra_corpora_are_another_run(trained: TrainJob, tmp_path: Path) 
     assert_not_resumed(job, "data.extra.bt.weight: 0.5 -> 1.5")
     job = copy.deepcopy(trained)
     job.data.extra["more"] = ExtraConfig(dataset=write_table(tmp_path / "more.tsv", 3))
-    assert_not_resumed(job, "data.extra.more.weight: None -> 1.0", "the training data")
+    assert_not_resumed(job, "data.extra.more.weight: null -> 1.0", "the training data")
     job = copy.deepcopy(trained)
     job.data.extra.clear()
-    assert_not_resumed(job, "data.extra.bt.weight: 0.5 -> None", "the training data")
+    assert_not_resumed(job, "data.extra.bt.weight: 0.5 -> null", "the training data")
 
 
 def assert_not_resumed(job: TrainJob, *words: str) -> None:

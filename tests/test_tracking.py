@@ -110,17 +110,22 @@ def test_texts_are_shown_as_they_are(tmp_path: Path) -> None:
     assert event.tensor_proto.string_val[0].decode() == "    a | b *c* é\n    \n    # d"
 
 
-def test_the_log_is_appended_to_and_let_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_log_to_appends_and_lets_go(tmp_path: Path, caplog: pytest.LogCaptureFixture, is_shown: bool) -> None:
+    """The file has every line, whether or not the process shows them; what it shows stays as it was."""
+    if is_shown:
+        caplog.set_level(logging.INFO, logger="transformer")
     logger = logging.getLogger("transformer.somewhere")
-    logger.parent.setLevel(logging.INFO)  # type: ignore[union-attr]
-    before = list(logging.getLogger("transformer").handlers)
+    package = logging.getLogger("transformer")
+    before = (list(package.handlers), package.level, package.propagate)
     for message in ("first é", "second"):
         with log_to(tmp_path / "train.log"):
             logger.info("%s", message)
         logger.info("outside")
     lines = (tmp_path / "train.log").read_text(encoding="utf-8").split("\n")
     assert [line.split(" INFO ")[-1] for line in lines] == ["first é", "second", ""]
-    assert logging.getLogger("transformer").handlers == before
+    assert (package.handlers, package.level, package.propagate) == before
+    assert caplog.messages == (["first é", "outside", "second", "outside"] if is_shown else [])
 
 
 def test_the_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,11 +43,12 @@ from transformer.average import average_checkpoints
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import DataConfig, Metric, PairConfig, SearchOverride
+from transformer.config.settings import DataConfig, Metric, PairConfig, SearchOverride, TrainConfig
 from transformer.decoding.stream import run as translate
 from transformer.errors import CheckpointError, InputError, Stopped
 from transformer.evaluation.sets import evaluate
-from transformer.records import Validation
+from transformer.records import Progress, Validation
+from transformer.run_dir import RunDir
 from transformer.training import loop
 from transformer.training.loop import train
 from transformer.training.step import train_step
@@ -421,6 +422,18 @@ def test_the_best_is_never_one_that_is_gone(
     assert len(steps_of(run_dir)) == 2 + (last % 2)
     if (run_dir / "best.json").exists():
         assert read(run_dir / "best.json")["step"] in steps_of(run_dir)
+
+
+def test_best_json_goes_when_no_validated_checkpoint_stays(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    recipe = TrainConfig(save_every=2, validate_every=3, keep_last=2, keep_best=0, average=2)
+    progress = Progress(step=6)
+    progress.record(Validation(step=6, loss=2.0, nll=2.0, bleu=5.0, chrf=5.0), Metric.bleu)
+    for step, best in ((6, 6), (8, 6), (10, None)):
+        run.checkpoint(step).mkdir(parents=True)
+        progress.step = step
+        loop._rotate(run, recipe, progress)
+        assert (read(run.best)["step"] if run.best.exists() else None) == best
 
 
 # ---- averaging, translating, scoring --------------------------------------------------------------------------------

@@ -42,11 +42,11 @@ from transformer.decoding.stream import run as translate
 from transformer.decoding.translator import Translator, load_translator
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure, score
-from transformer.evaluation.sets import evaluate, evaluate_sets, format_results, read_sets, write_sets
+from transformer.evaluation.sets import digest_sets, evaluate, evaluate_sets, format_results, read_sets, write_sets
 from transformer.files import write_json
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.records import Best, CheckpointState, Resolved, RunRecord
+from transformer.records import Best, CheckpointState, Resolved, Results, RunRecord, Scores
 from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
 
@@ -271,6 +271,17 @@ def test_stops_when_asked_and_leaves_the_model_as_it_was(translator: Translator)
     assert not small.model.training
 
 
+def test_translator_says_how_to_need_less_gpu_memory(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_much(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(translator.model, "encode", too_much)
+    with pytest.raises(
+        InputError, match=r"^out of GPU memory while translating: lower search.batch_tokens \(now \d+\)$"
+    ):
+        translator.translate(sentences(2))
+
+
 # --- from a run directory
 
 
@@ -347,7 +358,7 @@ def test_translator_computes_as_the_run_did(
     ("change", "message"),
     [
         ({"tokenizer_sha256": "0" * 64}, r"tokenizer\.model: not the tokenizer of this run"),
-        ({"resolved": {"precision": "fp64"}}, r"run\.json: .*resolved has no key \['device'\]"),
+        ({"resolved": {"precision": "fp64"}}, r"run\.json: .*resolved has no key 'device'"),
         ({"format": 1}, r"run\.json: written by format 1"),
         ({"colour": "red"}, r"run\.json: .*unknown keys: \['colour'\]"),
     ],
@@ -421,7 +432,7 @@ def test_nothing_to_load(tmp_path: Path) -> None:
         ({"vocab_size": 50}, "made for another tokenizer"),
         ({"d_ff": 16}, r"W_1.* is \(32, 16\), not \(16, 16\)"),
         ({"n_layers": 2}, "parameter names differ"),
-        ({"n_layers": "6"}, "n_layers='6' is not what is expected"),
+        ({"n_layers": "6"}, "n_layers='6' is not of type int"),
         ({"code": 1}, r"unknown keys: \['code'\]"),
     ],
 )
@@ -681,6 +692,35 @@ def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: 
     assert scores["same"].bleu == pytest.approx(100)
     found = [(tmp_path / "hypotheses" / f"same.{kind}").read_bytes() for kind in ("src", "ref", "hyp")]
     assert found[0] == found[1] == found[2]
+
+
+def test_evaluate_after_a_resumed_run_has_other_test_sets(run_dir: Path, tmp_path: Path) -> None:
+    own = RunDir(tmp_path / "run")
+    shutil.copytree(run_dir, own.path)
+    kept = read_sets(own)
+    results = Results(
+        test_sets={name: Scores(1.0, "b", 2.0, "c") for name in kept},
+        averaged=[],
+        steps=10,
+        epochs=1,
+        sentences=1,
+        skipped_updates=0,
+        target_tokens=1,
+        training_seconds=1.0,
+        parameters=1,
+        search=SEARCH,
+        seed=1,
+        data_digest="d",
+        test_digest=digest_sets(kept),
+        validations=[],
+    )
+    own.write_results(results)
+    write_sets(own, {"dev": kept["news"][:1], **kept})
+    assert own.read_results() == results, "they are of this very text"
+
+    write_sets(own, {"dev": kept["news"][:1], "news": kept["news"]})  # a resume that leaves out talks
+    assert not own.results.exists()
+    assert list(evaluate(evaluation(own.path)).test_sets) == ["news"]
 
 
 def test_evaluate_without_sets(run_dir: Path) -> None:

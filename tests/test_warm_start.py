@@ -369,7 +369,7 @@ def test_a_run_that_has_begun_does_not_begin_elsewhere(
     run(job)
     cold = tiny_job(tmp_path / "cold", other, max_steps=4)
     stop_at(cold, 2)
-    with pytest.raises(CheckpointError, match="init_from: None -> "):
+    with pytest.raises(CheckpointError, match="init_from: null -> "):
         run(replace(cold, init_from=str(source)))
 
 

@@ -27,6 +27,9 @@ def average_checkpoints(run_dir: Path, steps: list[int]) -> Checkpoint:
         try:
             checkpoint = load_checkpoint(step_path(run_dir, step))
             tensors = checkpoint.weights()
+            shapes = {name: tensor.shape for name, tensor in tensors.items()}
+            if used and shapes != {name: total.shape for name, total in sums.items()}:
+                raise CheckpointError(f"{checkpoint.path}: holds other tensors than {used[0].path.name}")
         except CheckpointError as error:
             log.warning("%s; it is left out of the average", error)
             continue

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from typing import Any, TypeVar
 
 import torch
@@ -23,10 +24,17 @@ from transformer.errors import InputError, PeerError, TransformerError
 
 T = TypeVar("T")
 
-# How long a rank waits for the others before it takes them for dead. A peer whose process has ended shows at once.
-STEP_TIMEOUT = timedelta(minutes=10)  # for a gradient, and for the vote that ends a step
-TASK_TIMEOUT = timedelta(minutes=30)  # while rank 0 validates, commits or reads
-LONG_TIMEOUT = timedelta(hours=24)  # while rank 0 prepares a corpus, or scores the test sets
+
+class Wait(Enum):
+    """What a rank waits for, and so for how long before it takes the others for dead."""
+
+    step = "step"  # a gradient, or the vote that ends a step
+    task = "task"  # rank 0 validates, commits or reads
+    work = "work"  # rank 0 prepares a corpus, or scores the test sets
+
+
+# A peer whose process has ended shows at once; these are for one that hangs.
+TIMEOUTS = {Wait.step: timedelta(minutes=10), Wait.task: timedelta(minutes=30), Wait.work: timedelta(hours=24)}
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class World:
 
     rank: int
     size: int
-    groups: Mapping[timedelta, Any]  # a gloo process group for each timeout; none when alone
+    groups: Mapping[Wait, Any]  # a gloo process group for each timeout; none when alone
 
     @property
     def is_rank0(self) -> bool:
@@ -44,24 +52,24 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether any rank says so; asked at every step."""
-        return bool(self._sum(torch.tensor([float(flag)]), within=STEP_TIMEOUT)[0] > 0)
+        return bool(self._sum(torch.tensor([float(flag)]), wait=Wait.step)[0] > 0)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over the ranks, on the CPU in float64."""
-        return self._sum(values, within=TASK_TIMEOUT)
+        return self._sum(values, wait=Wait.task)
 
-    def _sum(self, values: Tensor, *, within: timedelta) -> Tensor:
+    def _sum(self, values: Tensor, *, wait: Wait) -> Tensor:
         total = values.detach().to("cpu", torch.float64, copy=True)
         if self.groups:
             with _peers():
-                dist.all_reduce(total, group=self.groups[within])
+                dist.all_reduce(total, group=self.groups[wait])
         return total
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank. Values are JSON: nothing is unpickled."""
         if not self.groups:
             return [value]
-        group = self.groups[TASK_TIMEOUT]
+        group = self.groups[Wait.task]
         data = _encode(value)
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(data)
@@ -73,10 +81,10 @@ class World:
             dist.all_gather(parts, padded, group=group)
         return [_decode(part[:size]) for part, size in zip(parts, sizes.tolist(), strict=True)]
 
-    def from_rank0(self, action: Callable[[], T], *, within: timedelta = TASK_TIMEOUT) -> T:
+    def from_rank0(self, action: Callable[[], T], *, wait: Wait = Wait.task) -> T:
         """What `action` returns (JSON) on rank 0, the only one that runs it; its error ends every rank.
 
-        The other ranks wait no longer than `within`.
+        `wait` says how long the other ranks wait for it.
         """
         if not self.groups:
             return action()
@@ -86,16 +94,16 @@ class World:
                 value = action()
             except TransformerError as error:
                 failure = error
-        answer = self._broadcast({"value": value, "failure": str(failure) if failure else None}, within=within)
+        answer = self._broadcast({"value": value, "failure": str(failure) if failure else None}, wait=wait)
         if failure is not None:
             raise failure
         if answer["failure"] is not None:
             raise PeerError(f"rank 0: {answer['failure']}")
         return answer["value"]
 
-    def _broadcast(self, value: Any, *, within: timedelta) -> Any:
+    def _broadcast(self, value: Any, *, wait: Wait) -> Any:
         """Rank 0's value on every rank."""
-        group = self.groups[within]
+        group = self.groups[wait]
         data = _encode(value)
         size = torch.tensor([len(data)])
         with _peers():
@@ -118,7 +126,7 @@ def _encode(value: Any) -> Tensor:
 
 
 def _decode(data: Tensor) -> Any:
-    return json.loads(bytes(data.tolist()))
+    return json.loads(data.numpy().tobytes())
 
 
 def unsynchronised(module: nn.Module) -> AbstractContextManager[None]:
@@ -128,7 +136,11 @@ def unsynchronised(module: nn.Module) -> AbstractContextManager[None]:
 
 def is_rank0() -> bool:
     """Whether this is the first of the processes that torchrun started, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
+    return _world_size() == 1 or os.environ.get("RANK", "0") == "0"
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_device(device: torch.device) -> torch.device:
@@ -142,7 +154,7 @@ def join_world(device: torch.device) -> Iterator[World]:
 
     Raises PeerError where they do not find each other, InputError where there are more of them than GPUs.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = _world_size()
     if size == 1:
         yield World(0, 1, {})
         return
@@ -152,9 +164,8 @@ def join_world(device: torch.device) -> Iterator[World]:
             raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")
         torch.cuda.set_device(local_device(device))
     with _peers():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=STEP_TIMEOUT)
-        timeouts = (STEP_TIMEOUT, TASK_TIMEOUT, LONG_TIMEOUT)
-        groups = {timeout: dist.new_group(backend="gloo", timeout=timeout) for timeout in timeouts}
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUTS[Wait.step])
+        groups = {wait: dist.new_group(backend="gloo", timeout=timeout) for wait, timeout in TIMEOUTS.items()}
     try:
         yield World(dist.get_rank(), size, groups)
     finally:

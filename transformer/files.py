@@ -173,7 +173,7 @@ def _wait_for_lock(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("waiting for another process that prepares the same corpus")
+            log.info("%s: waiting for the process that holds it", path)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

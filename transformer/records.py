@@ -124,19 +124,13 @@ class Progress:
             value = getattr(self, name)
             require(value <= self.step, f"progress.{name}={value} is more than the {self.step} steps that are done")
 
-    @property
-    def updates(self) -> int:
-        """The updates that were applied."""
-        return self.step - self.skipped
-
-    def advance(self, *, epoch: int, step_in_epoch: int, sentences: int, target_tokens: int, seconds: float) -> None:
+    def advance(self, *, epoch: int, step_in_epoch: int, sentences: int, target_tokens: int) -> None:
         """One more step is done; `step_in_epoch` is where the next one begins."""
         self.step += 1
         self.epoch = epoch
         self.step_in_epoch = step_in_epoch
         self.sentences += sentences
         self.target_tokens += target_tokens
-        self.seconds += seconds
 
     def record(self, validation: Validation, metric: Metric) -> bool:
         """Add a validation; whether it is better than all before."""

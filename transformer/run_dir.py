@@ -222,8 +222,11 @@ def lock_run(run_dir: Path) -> Iterator[None]:
             raise LockedError(f"{run_dir}: in use by {holder}; stop it, or choose another run_dir") from None
         except OSError as error:
             raise StorageError(f"{run_dir}: cannot be locked: {error.strerror}") from error
-        yield
-        lock.truncate(0)
+
+        try:
+            yield
+        finally:  # after an error, too: this process may live on, and must not be taken for the holder
+            lock.truncate(0)
 
 
 def holds_lock(run: RunDir) -> bool:

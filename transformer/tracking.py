@@ -7,7 +7,6 @@ keeps all.
 import json
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from transformer.files import UNFINISHED
+from transformer.files import write_file
 from transformer.run_dir import RunDir
 
 
@@ -66,13 +65,11 @@ class Tracker:
 
 
 def _drop_after(path: Path, step: int) -> None:
-    """Remove the lines of later steps, and a last line that a crash cut short."""
+    """Remove the lines of later steps, and a last line that a crash cut short. Raises StorageError."""
     if not path.exists():
         return
     kept = [line for line in path.read_bytes().split(b"\n") if _step_of(line) <= step]
-    temporary = path.with_name(f"{UNFINISHED}{path.name}")
-    temporary.write_bytes(b"".join(line + b"\n" for line in kept))
-    os.replace(temporary, path)
+    write_file(path, b"".join(line + b"\n" for line in kept))
 
 
 def _step_of(line: bytes) -> float:
@@ -84,16 +81,38 @@ def _step_of(line: bytes) -> float:
 
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Append the package's log lines to a file, with the time of day."""
+    """Append the package's log lines to a file, with the time of day, whatever the process shows of them itself."""
+    logger = logging.getLogger("transformer")
+    level, propagate = logger.level, logger.propagate
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("transformer")
-    logger.addHandler(handler)
+    shown = _Parents(logger, logger.getEffectiveLevel())
+
+    logger.setLevel(min(logging.INFO, logger.getEffectiveLevel()))
+    logger.propagate = False
+    for each in (handler, shown):
+        logger.addHandler(each)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        for each in (handler, shown):
+            logger.removeHandler(each)
+        logger.setLevel(level)
+        logger.propagate = propagate
         handler.close()
+
+
+class _Parents(logging.Handler):
+    """Passes records on to the handlers of the loggers above, from the level on that was in force there before."""
+
+    def __init__(self, logger: logging.Logger, level: int) -> None:
+        super().__init__(level)
+        self._parent = logger.parent
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand the record to the loggers above."""
+        if self._parent is not None and self._parent.hasHandlers():
+            self._parent.callHandlers(record)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What stands behind a command: its flags, its overrides, and its help."""
+"""The arguments of a command: flags and overrides, checked; and the help that lists them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

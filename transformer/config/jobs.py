@@ -37,8 +37,12 @@ class TrainJob:
 
     def __post_init__(self) -> None:
         require(bool(self.run_dir), "run_dir must name a directory")
-        longest, room = self.data.filter.max_length + 1, self.model.max_positions
-        require(longest <= room, f"data.filter.max_length={longest - 1} does not fit model.max_positions={room}")
+        longest = self.data.filter.max_length + 1  # with EOS
+        positions = self.model.max_positions
+        require(
+            longest <= positions,
+            f"data.filter.max_length={longest - 1} does not fit model.max_positions={positions}: one more is for EOS",
+        )
         for key, budget in (("tokens_per_step", self.train.tokens_per_step), ("max_tokens", self.train.max_tokens)):
             require(
                 budget is None or budget >= longest,
@@ -98,7 +102,7 @@ class SummaryJob(TrainJob):
     format: Format = option(Format.text, "for people, or for programs")
 
 
-# What a command is asked to do, and which class of it each command takes.
+# The class of job that each command takes.
 
 Job = TrainJob | TranslateJob | EvaluateJob | AverageJob | SummaryJob
 

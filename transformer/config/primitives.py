@@ -76,7 +76,7 @@ def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any
         return _number(value, place)
 
     if type(value) is not kind or (kind is int and not -(2**63) <= value < 2**63):  # larger ones are no counts
-        raise _unexpected(value, place, str(kind))
+        raise _unexpected(value, place, f"of type {getattr(origin or kind, '__name__', kind)}")
     return value
 
 
@@ -85,7 +85,7 @@ def _from_table(kind: Any, table: dict[Any, Any], place: str, *, complete: bool)
     unknown = sorted(map(str, table.keys() - known.keys()))
     _require(not unknown, f"{place} has unknown keys: {unknown!s:.200}")
     missing = [name for name, field in known.items() if name not in table and (complete or not _has_default(field))]
-    _require(not missing, f"{place} has no key {missing[:1]}")
+    _require(not missing, f"{place} has no key {', '.join(map(repr, missing[:1]))}")
 
     kinds = get_type_hints(kind)
     values = {
@@ -110,7 +110,7 @@ def _number(value: Any, place: str) -> float:
 
 def _unexpected(value: Any, place: str, expected: str) -> ValueError:
     """The error of a value; only the top of it is shown, for it may be nested more deeply than `repr` can go."""
-    return ValueError(f"{place}={_SHORT.repr(value):.80} is not what is expected: {expected}")
+    return ValueError(f"{place}={_SHORT.repr(value):.80} is not {expected}")
 
 
 def _require(condition: bool, message: str) -> None:

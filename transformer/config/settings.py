@@ -179,12 +179,12 @@ class PairConfig:
 
     src: str = option(
         "",
-        "text file in the source language; of a dataset the column (empty: src_lang, or of .tsv 1)",
+        "text file in the source language; with dataset: the column (empty: src_lang; of a .tsv, column 1)",
         on_resume=OnResume.allow,
     )
     tgt: str = option(
         "",
-        "text file in the target language; of a dataset the column (empty: tgt_lang, or of .tsv 2)",
+        "text file in the target language; with dataset: the column (empty: tgt_lang; of a .tsv, column 2)",
         on_resume=OnResume.allow,
     )
     dataset: str | None = option(

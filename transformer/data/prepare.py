@@ -15,8 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from enum import Enum
+from dataclasses import dataclass
 from itertools import chain, compress, islice
 from pathlib import Path
 
@@ -403,10 +402,9 @@ def _identity(corpus: _Corpus) -> str:
     if corpus.tokenizer_model is not None:
         tokenizer: object = hashlib.sha256(corpus.tokenizer_model).hexdigest()
     else:
-        settings = asdict(corpus.tokenizer)
-        tokenizer = {key: value.value if isinstance(value, Enum) else value for key, value in settings.items()}
+        tokenizer = to_json(corpus.tokenizer)
     text = [[text_set.columns, *(file.sha256 for file in text_set.files.values())] for text_set in corpus.sets]
-    parts = [PREPARE_VERSION, STORE_VERSION, text, asdict(corpus.filters), tokenizer]
+    parts = [PREPARE_VERSION, STORE_VERSION, text, to_json(corpus.filters), tokenizer]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -72,7 +72,7 @@ class Translator:
         shown = [n for n, text in enumerate(texts) if not _is_blank(text)]
         encoded = self.tokenizer.encode([texts[n] for n in shown])
         pieces = {n: ids for n, ids in zip(shown, encoded, strict=True) if ids}
-        sources = [self._fit(ids, first_line + n, strict=strict) for n, ids in pieces.items()]
+        sources = [self._truncate(ids, first_line + n, strict=strict) for n, ids in pieces.items()]
         hypotheses = self.hypotheses(sources, n_best=1, check=check)
         translations = self.tokenizer.decode([best.tokens for [best] in hypotheses])
         found = dict(zip(pieces, translations, strict=True))
@@ -85,7 +85,9 @@ class Translator:
 
         Sources and hypotheses are ids of pieces, without BOS and EOS: `tokenizer.encode` and `decode` turn texts into
         ids and back. The best hypothesis comes first; see `beam_search` for what a list holds. `check` is called before
-        each batch, and may raise. Raises ValueError unless 1 <= n_best <= search.beam_size.
+        each batch, and may raise.
+
+        Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where a GPU has too little memory.
         """
         hypotheses: dict[int, list[Hypothesis]] = {}
 
@@ -94,7 +96,12 @@ class Translator:
             for batch in _batches([len(ids) + 1 for ids in sources], self.search):
                 check()
                 batch_sources = [sources[n] for n in batch]
-                hypotheses |= zip(batch, self._search(batch_sources, n_best=n_best), strict=True)
+                try:
+                    found = self._search(batch_sources, n_best=n_best)
+                except torch.OutOfMemoryError as error:
+                    budget = f"search.batch_tokens (now {self.search.batch_tokens})"
+                    raise InputError(f"out of GPU memory while translating: lower {budget}") from error
+                hypotheses |= zip(batch, found, strict=True)
 
         return [hypotheses[n] for n in range(len(sources))]
 
@@ -123,16 +130,17 @@ class Translator:
             eos=EOS,
         )
 
-    def _fit(self, ids: list[int], line: int, *, strict: bool) -> list[int]:
-        """The source as far as the model has positions for it and EOS."""
-        room = self.model.config.max_positions - 1
-        if len(ids) <= room:
+    def _truncate(self, ids: list[int], line: int, *, strict: bool) -> list[int]:
+        """The pieces of a source that the model has positions for, beside EOS; `strict` refuses a longer one."""
+        max_pieces = self.model.config.max_positions - 1
+        if len(ids) <= max_pieces:
             return ids
-        found = f"line {line}: {len(ids)} pieces, but model.max_positions has room for {room}"
+
+        problem = f"line {line}: {len(ids)} pieces, but model.max_positions has room for {max_pieces}"
         if strict:
-            raise InputError(f"{found}: split the line, or leave out strict=true to have it cut")
-        log.warning("%s: only those are translated", found)
-        return ids[:room]
+            raise InputError(f"{problem}: split the line, or leave out strict=true to have it truncated")
+        log.warning("%s: only the first %d are translated", problem, max_pieces)
+        return ids[:max_pieces]
 
 
 def _is_blank(text: str) -> bool:

@@ -19,7 +19,7 @@ from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.translator import Translator, build_translator
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.score import score
-from transformer.files import write_file
+from transformer.files import remove, write_file
 from transformer.machine import resolve_threads
 from transformer.records import Evaluation, Results, Scores
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
@@ -118,7 +118,14 @@ def format_results(run_dir: Path, results: Results | Evaluation) -> str:
 
 
 def write_sets(run: RunDir, sets: Sets) -> None:
-    """Keep the source and reference text of the run's sets, of no others. Raises StorageError."""
+    """Keep the source and reference text of the run's sets, of no others. Raises StorageError.
+
+    Results of other test sets go first: `evaluate` would take the new text for a damaged copy of the old.
+    """
+    tests = {name: pairs for name, pairs in sets.items() if name != DEV}
+    if run.results.exists() and not _are_of(run, digest_sets(tests)):
+        remove(run.results)
+
     for name in run.set_names():
         if name not in sets:
             for kind in (SOURCE, REFERENCE, HYPOTHESIS):
@@ -126,6 +133,14 @@ def write_sets(run: RunDir, sets: Sets) -> None:
     for name, pairs in sets.items():
         _write_lines(run.text(name, SOURCE), [source for source, _ in pairs])
         _write_lines(run.text(name, REFERENCE), [reference for _, reference in pairs])
+
+
+def _are_of(run: RunDir, test_digest: str) -> bool:
+    """Whether the run's results are those of these test sets."""
+    try:
+        return run.read_results().test_digest == test_digest
+    except CheckpointError:
+        return False
 
 
 def digest_sets(sets: Sets) -> str:

@@ -28,7 +28,7 @@ from transformer.data.prepare import Prepared, SharedPrepared, prepare
 from transformer.data.store import Mixture, Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator, build_translator
-from transformer.distributed import LONG_TIMEOUT, World, collective_errors_named, join_world, local_device
+from transformer.distributed import Wait, World, collective_errors_named, join_world, local_device
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
@@ -38,7 +38,7 @@ from transformer.run_dir import DEV, RunDir, list_steps, lock_run
 from transformer.tracking import Tracker, log_to, progress_bar
 from transformer.training.guard import Interrupted, Signals, SkippedGuard, stopped
 from transformer.training.optimizer import learning_rate, move_average, paper_peak
-from transformer.training.progress import describe, log_window, validation_scalars
+from transformer.training.progress import Clock, describe, log_window, validation_scalars
 from transformer.training.resolve import batching_of
 from transformer.training.resume import resume_run, start_run
 from transformer.training.state import TrainState
@@ -95,7 +95,7 @@ def train(job: TrainJob) -> Results:
             except torch.OutOfMemoryError as error:
                 budget = f"train.max_tokens (now {run.resolved.max_tokens})"
                 raise InputError(f"out of GPU memory: lower {budget}; the same command goes on") from error
-        return from_json(Results, world.from_rank0(lambda: to_json(_results(run)), within=LONG_TIMEOUT))
+        return from_json(Results, world.from_rank0(lambda: to_json(_results(run)), wait=Wait.work))
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def _prepare(job: TrainJob, world: World) -> Prepared:
         prepared.append(prepare(job))
         return to_json(prepared[0].to_share())
 
-    shared = world.from_rank0(on_rank0, within=LONG_TIMEOUT)
+    shared = world.from_rank0(on_rank0, wait=Wait.work)
     return prepared[0] if prepared else from_json(SharedPrepared, shared).open()
 
 
@@ -202,7 +202,8 @@ def _build(
         source=source,
     )
     record = None if checkpoint is None else state.restore(checkpoint, rank=rank)
-    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", to_json(resolved))
+    how = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items())
+    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", how)
 
     # The development set; fail now if sacreBLEU lacks what this language needs.
     dev = DevSet.of(prepared.dev, tokenizer, max_pieces=job.model.max_positions - 1)
@@ -238,6 +239,7 @@ def train_loop(run: Run, world: World) -> None:
     parallel = world.wrap(objective)
     guard = SkippedGuard(progress)
     trimmed = time.monotonic()
+    clock = Clock()
 
     with ExitStack() as held:
         signals = held.enter_context(Signals())
@@ -250,6 +252,7 @@ def train_loop(run: Run, world: World) -> None:
             _validate(run, world, tracker=tracker, signals=signals)
             _commit(run, world, tracker)
 
+        clock.lap()
         stopping = world.any(signals.requested)
         while not (stopping or progress.has_ended(config)):
             # One update.
@@ -269,13 +272,16 @@ def train_loop(run: Run, world: World) -> None:
                     device=run.device,
                     precision=run.resolved.precision,
                 )
-            _count(run, step, result, started=started, waited=waited)
+            _count(run, step, result, waited=waited)
             bar.update()
 
-            # What the device has counted, and the log.
+            # What the device has counted, and the log. What follows is no part of a step's time.
             is_log_due = progress.step % config.log_every == 0
-            if is_log_due or progress.step % READ_EVERY == 0:
+            is_validation_due = _is_validation_due(config, progress)
+            is_commit_due = progress.step % config.save_every == 0
+            if is_log_due or is_validation_due or is_commit_due or progress.step % READ_EVERY == 0:
                 state.read_device()
+                state.add_seconds(clock.lap())
                 guard.check(progress, loss_scale=state.loss_scale)
             if is_log_due:
                 _log(run, world, tracker)
@@ -285,16 +291,19 @@ def train_loop(run: Run, world: World) -> None:
 
             # Validate, then save once.
             is_among_best = False
-            if _is_validation_due(config, progress):
+            if is_validation_due:
                 is_among_best = _validate(run, world, tracker=tracker, signals=signals)
+                clock.lap()
             stopping = world.any(signals.requested)
             has_ended = progress.has_ended(config)
-            if has_ended and not is_log_due:
-                _log(run, world, tracker)  # the last window may be a short one
-            if is_among_best or progress.step % config.save_every == 0 or stopping or has_ended:
+            if is_among_best or is_commit_due or stopping or has_ended:
                 state.read_device()
+                state.add_seconds(clock.lap())
                 guard.check(progress, loss_scale=state.loss_scale)
+                if has_ended and not is_log_due:
+                    _log(run, world, tracker)  # the last window may be a short one
                 _commit(run, world, tracker)
+                clock.lap()
 
         if stopping or world.any(signals.requested):  # it may have come while the last step was saved
             raise stopped(progress.step)
@@ -320,7 +329,7 @@ def _rate(job: TrainJob, step: int) -> float:
     )
 
 
-def _count(run: Run, step: Step, result: StepResult, *, started: float, waited: float) -> None:
+def _count(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
     """Bring average, progress and log window up to a step that is done. Nothing here waits for the device."""
     state, progress = run.state, run.progress
     decay = run.job.train.ema_decay
@@ -328,13 +337,11 @@ def _count(run: Run, step: Step, result: StepResult, *, started: float, waited: 
         updates = progress.step - state.skipped.total  # those that were applied before this one
         move_average(state.ema, state.model, decay=decay, updates=updates, is_applied=result.applied)
 
-    seconds = time.perf_counter() - started
     progress.advance(
         epoch=step.epoch,
         step_in_epoch=step.index + 1,
         sentences=step.sentences,
         target_tokens=step.target_tokens,
-        seconds=seconds,
     )
     state.skipped.add(result.applied, progress.step)
     flops = step_flops(
@@ -344,7 +351,7 @@ def _count(run: Run, step: Step, result: StepResult, *, started: float, waited: 
         target=step.target_tokens,
         mean_length=(step.source_tokens + step.target_tokens) / (2 * step.sentences),
     )
-    state.window.add(step, result, seconds=seconds, waited=waited, flops=flops)
+    state.window.add(step, result, waited=waited, flops=flops)
 
 
 def _log(run: Run, world: World, tracker: Tracker) -> None:
@@ -407,7 +414,7 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
         state = CheckpointState(
             vocab_size=run.tokenizer.vocab_size,
             data_digest=run.data_digest,
-            training=run.state.record(window, dev_digest=run.dev.digest),
+            training=run.state.to_record(window, dev_digest=run.dev.digest),
         )
         commit(
             run.directory.path,
@@ -423,15 +430,19 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
 
 
 def _rotate(directory: RunDir, config: TrainConfig, progress: Progress) -> None:
-    """Keep the newest checkpoints of the schedule and the best ones, and say which of those that are left is best."""
+    """Keep the newest checkpoints of the schedule and the best ones; best.json names the best of those that stay."""
     best = progress.best_steps(config.metric)
-    scheduled = [step for step in list_steps(directory.path) if step % config.save_every == 0]
-    rotate(directory.path, {*scheduled[-config.keep_last :], *best[: config.keep_best], progress.step})
+    steps = list_steps(directory.path)
+    scheduled = [step for step in steps if step % config.save_every == 0]
+    keep = {*scheduled[-config.keep_last :], *best[: config.keep_best], progress.step}
 
-    kept = set(list_steps(directory.path))
-    best_kept = next((step for step in best if step in kept), None)
-    if best_kept is not None:
+    # best.json first: whenever the process dies, the checkpoint that it names is there.
+    best_kept = next((step for step in best if step in keep and step in steps), None)
+    if best_kept is None:
+        directory.best.unlink(missing_ok=True)
+    else:
         directory.write_best(Best(best_kept, config.metric))
+    rotate(directory.path, keep)
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------

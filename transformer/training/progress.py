@@ -17,6 +17,20 @@ from transformer.training.step import StepResult
 log = logging.getLogger(__name__)
 
 
+class Clock:
+    """Seconds between two looks at it."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """The seconds since the last look."""
+        now = time.perf_counter()
+        seconds = now - self._last
+        self._last = now
+        return seconds
+
+
 class LogWindow:
     """Sums over the steps since the last log line; a checkpoint holds them, so that a resume does not cut a window."""
 
@@ -29,16 +43,19 @@ class LogWindow:
         self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)  # loss, nll, gradient norm, updates
         self._host = WindowTotals()
 
-    def add(self, step: Step, result: StepResult, *, seconds: float, waited: float, flops: float) -> None:
-        """One more step, which took `seconds`, `waited` of them for data. The norm is of applied updates only."""
+    def add(self, step: Step, result: StepResult, *, waited: float, flops: float) -> None:
+        """One more step, which `waited` so many seconds for data. The norm is of applied updates only."""
         norm = torch.where(result.applied, result.grad_norm, 0.0)
         self._sums = self._sums + torch.stack((result.loss_sum, result.nll_sum, norm, result.applied.double()))
         self._host.target_tokens += step.target_tokens
         self._host.source_tokens += step.source_tokens
         self._host.slots += step.slots
-        self._host.seconds += seconds
         self._host.waited += waited
         self._host.flops += flops
+
+    def add_seconds(self, seconds: float) -> None:
+        """Time that the steps took, measured where the host had waited for the device."""
+        self._host.seconds += seconds
 
     def totals(self, world: World) -> WindowTotals:
         """The sums over the ranks; every rank must ask. Waits for the device."""

@@ -57,19 +57,19 @@ def _has_packed_kernel(job: TrainJob, device: torch.device, precision: Precision
 def _compiles(
     job: TrainJob, device: torch.device, precision: Precision, *, layout: LayoutKind, wanted: bool | None
 ) -> bool:
-    """As wanted, or on a GPU alone: on a CPU it takes minutes, and the kernels are faster than what comes of them.
+    """Whether training is compiled: as wanted, or by rule on a GPU only.
 
-    What would be compiled anew for each batch is not compiled: attention in pieces, of which no two batches have as
-    many.
+    On a CPU compiling takes minutes, and gives code that is slower than the kernels of this package. Attention that
+    runs in pieces is never compiled: no two batches have as many pieces, and each batch would be compiled anew.
     """
     if not (device.type == "cuda" if wanted is None else wanted):
         return False
     in_pieces = layout is LayoutKind.packed and not _has_packed_kernel(job, device, precision)
     if in_pieces or job.model.score is Score.additive:
-        log.info("attention is in pieces here, which differ from batch to batch: training runs uncompiled")
+        log.info("attention runs in pieces here, and no two batches have as many: training is not compiled")
         return False
     if not has_compiler(device):
-        log.info("no compiler is installed here: training runs uncompiled")
+        log.info("no compiler is installed here: training is not compiled")
         return False
     return True
 
@@ -96,13 +96,21 @@ def batching_of(job: TrainJob, resolved: Resolved, *, store: Store, mixture: Mix
 
 
 def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
-    """What was resolved, except for what this command sets by hand."""
+    """What was resolved at the first start, except for what this command sets by hand."""
     device = resolve_device(job.train.device if job.train.device is not Device.auto else before.device)
-    threads, max_tokens = job.train.threads, job.train.max_tokens or before.max_tokens
+    max_tokens = job.train.max_tokens or before.max_tokens
+
+    threads = job.train.threads
     if threads is None:
         threads = min(before.threads, resolve_threads(None))
         if threads < before.threads:  # another machine, or more ranks on it: they would stand in each other's way
             log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
-    given = replace(before, device=Device[device.type], max_tokens=max_tokens, threads=threads)
+
     wanted = before.compile if job.train.compile is None else job.train.compile
-    return replace(given, compile=_compiles(job, device, given.precision, layout=given.layout, wanted=wanted))
+    return replace(
+        before,
+        device=Device[device.type],
+        threads=threads,
+        max_tokens=max_tokens,
+        compile=_compiles(job, device, before.precision, layout=before.layout, wanted=wanted),
+    )

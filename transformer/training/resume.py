@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 
 
 def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, world_size: int) -> Resolved:
-    """Write what a new run is started with, beside nothing of an earlier one. Raises StorageError.
+    """Write what a new run is started with, and remove what an earlier one left here. Raises StorageError.
 
-    `source` is the checkpoint that its weights come from, if they do.
+    `source` is the checkpoint whose weights it begins with; None: they are drawn from the seed.
     """
     run = RunDir(Path(job.run_dir))
     for stale in (run.results, run.best, run.averaged):  # of a run whose checkpoints were taken away
@@ -101,7 +101,11 @@ def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: C
     before = dict(_flat(to_json(record.config)))
     now = dict(_flat(to_json(job)))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    refused = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if _policy(key, job) is OnResume.refuse]
+    refused = [
+        f"{key}: {_word(before.get(key))} -> {_word(now.get(key))}"
+        for key in changed
+        if _policy(key, job) is OnResume.refuse
+    ]
     refused += _changed_data(prepared, record, checkpoint)
     if refused:
         raise CheckpointError(
@@ -111,10 +115,16 @@ def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: C
 
     for key in changed:
         if _policy(key, job) is OnResume.note:
-            log.info("%s: %s -> %s: the data stay as they were, dropout masks may differ", key, before[key], now[key])
+            values = _word(before.get(key)), _word(now.get(key))
+            log.info("%s: %s -> %s: the data stay as they were, dropout masks may differ", key, *values)
     changes = {name: version for name, version in _versions().items() if record.versions.get(name) != version}
     if changes:
         log.info("other versions than at the start: %s; numbers may differ in the last bits", changes)
+
+
+def _word(value: object) -> str:
+    """A value as it is typed on the command line: null and true, not Python's None and True."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _changed_data(prepared: Prepared, record: RunRecord, checkpoint: Checkpoint) -> list[str]:

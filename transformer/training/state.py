@@ -80,6 +80,11 @@ class TrainState:
         """Bring what is counted on the device to the host, which waits for the device to get there."""
         self.skipped.read_into(self.progress)
 
+    def add_seconds(self, seconds: float) -> None:
+        """Time that steps took, once the host has waited for the device."""
+        self.progress.seconds += seconds
+        self.window.add_seconds(seconds)
+
     # ---- to a checkpoint, and back
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
@@ -97,7 +102,7 @@ class TrainState:
         tensors[OPTIMIZER] = moments_by_name(self.model, self.optimizer)
         return tensors
 
-    def record(self, window: WindowTotals, *, dev_digest: str) -> TrainingRecord:
+    def to_record(self, window: WindowTotals, *, dev_digest: str) -> TrainingRecord:
         """What a checkpoint holds beside tensors."""
         scaler = self.scaler.state_dict()  # empty where the loss is not scaled
         return TrainingRecord(

@@ -38,13 +38,20 @@ class DevSet:
     @classmethod
     def of(cls, pairs: Sequence[Pair], tokenizer: Tokenizer, *, max_pieces: int) -> "DevSet":
         """The dev set of these sentence pairs; the loss sees the first `max_pieces` pieces of a side."""
-        texts = [source for source, _ in pairs], [reference for _, reference in pairs]
-        pieces = [tokenizer.encode(side) for side in texts]
-        for line, longest in enumerate(map(max, *(map(len, side) for side in pieces)), 1):
+        sources = [source for source, _ in pairs]
+        references = [reference for _, reference in pairs]
+        source_pieces = tokenizer.encode(sources)
+        target_pieces = tokenizer.encode(references)
+
+        for line, (source, target) in enumerate(zip(source_pieces, target_pieces, strict=True), 1):
+            longest = max(len(source), len(target))
             if longest > max_pieces:
                 log.warning("dev line %d: %d pieces; its loss is that of the first %d", line, longest, max_pieces)
-        cut = [[ids[:max_pieces] for ids in side] for side in pieces]
-        return cls(Store.from_pieces(*cut), *texts, digest=digest_sets({DEV: pairs}))
+
+        store = Store.from_pieces(
+            [ids[:max_pieces] for ids in source_pieces], [ids[:max_pieces] for ids in target_pieces]
+        )
+        return cls(store, sources, references, digest=digest_sets({DEV: pairs}))
 
     @property
     def pairs(self) -> list[Pair]:
