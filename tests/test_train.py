@@ -42,6 +42,7 @@ from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, Translate
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Metric, PairConfig, SearchOverride
 from transformer.decoding.stream import run as translate
+from transformer.errors import Stopped
 from transformer.evaluation.sets import evaluate
 from transformer.records import Validation
 from transformer.training import loop
@@ -480,6 +481,23 @@ def test_evaluate_finds_the_scores_of_the_run(copied: Path, finished: Path) -> N
     assert (found.averaged, found.steps) == ([40, 50, 60], 60)
     hypotheses = [run_dir / "hypotheses" / "test.hyp" for run_dir in (copied, finished)]
     assert hypotheses[0].read_bytes() == hypotheses[1].read_bytes()
+
+
+@pytest.mark.parametrize("name", ["test", "renamed"])
+def test_evaluate_while_a_finished_run_goes_on_with_other_test_sets(
+    name: str, copied: Path, job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results of the first end are of other text than the run keeps now: that is no damage."""
+
+    def stopped(*arguments: Any) -> None:
+        raise Stopped("stopped by a signal")
+
+    monkeypatch.setattr(loop, "train_loop", stopped)
+    other = replace(job, run_dir=str(copied), data=replace(job.data, test={name: job.data.dev}))
+    with pytest.raises(Stopped):
+        run(other)
+    with as_a_command():
+        assert evaluate(EvaluateJob(run_dir=str(copied), threads=1)).test_sets.keys() == {name}
 
 
 def test_the_dev_scores_are_those_of_greedy_search(copied: Path, job: TrainJob) -> None:
