@@ -129,6 +129,21 @@ def damage(run_dir: Path, step: int, name: str = "model.safetensors") -> None:
     path.write_bytes(bytes(content))
 
 
+def test_train_passes_on_a_signal_that_cuts_an_import_of_torch_short(
+    job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.use_deterministic_algorithms imports half of torch; once interrupted there, it fails at any other call."""
+    failures: list[BaseException] = [AttributeError("module 'sympy' has no attribute 'core'"), KeyboardInterrupt()]
+
+    def interrupted(enabled: bool, *, warn_only: bool = False) -> None:
+        raise failures.pop()
+
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", interrupted)
+    job.train.deterministic = True
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(job)
+
+
 # ---- stopped and resumed --------------------------------------------------------------------------------------------
 
 

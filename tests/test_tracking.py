@@ -1,5 +1,6 @@
 """TensorBoard, metrics.jsonl, train.log and the bar: read back with TensorBoard's own reader, across resumes."""
 
+import errno
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from transformer.errors import StorageError
 from transformer.run_dir import RunDir
 from transformer.tracking import Tracker, log_to, progress_bar
 
@@ -91,6 +93,28 @@ def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     Tracker(RunDir(tmp_path), 3).close()
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
     assert [step for step, _ in scalars(tmp_path, "loss")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["flush", "close", "add_scalar", "add_text"])
+def test_tracker_reports_what_it_cannot_write(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whose disk is full, or who deletes a run that is training, is told so: it is no bug."""
+
+    def fail(*arguments: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # without the name
+
+    tracker = Tracker(RunDir(tmp_path), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"torch.utils.tensorboard.SummaryWriter.{method}", fail)
+        with pytest.raises(StorageError, match=r"/tensorboard: cannot be written: No such file or directory$"):
+            use(tracker)
+    tracker.close()
+
+
+def use(tracker: Tracker) -> None:
+    tracker.scalars(1, {"loss": 1.0})
+    tracker.text(1, "dev/samples", ["a"])
+    tracker.flush()
+    tracker.close()
 
 
 def test_numbers_that_are_not_finite_leave_strict_json(tmp_path: Path) -> None:

@@ -501,6 +501,23 @@ def test_evaluate_finds_the_scores_of_the_run(copied: Path, finished: Path) -> N
     assert hypotheses[0].read_bytes() == hypotheses[1].read_bytes()
 
 
+@pytest.mark.parametrize("name", ["test", "renamed"])
+def test_evaluate_while_a_finished_run_goes_on_with_other_test_sets(
+    name: str, copied: Path, job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results of the first end are of other text than the run keeps now: that is no damage."""
+
+    def stopped(*arguments: Any) -> None:
+        raise Stopped("stopped by a signal")
+
+    monkeypatch.setattr(loop, "train_loop", stopped)
+    other = replace(job, run_dir=str(copied), data=replace(job.data, test={name: job.data.dev}))
+    with pytest.raises(Stopped):
+        run(other)
+    with as_a_command():
+        assert evaluate(EvaluateJob(run_dir=str(copied), threads=1)).test_sets.keys() == {name}
+
+
 def test_the_dev_scores_are_those_of_greedy_search(copied: Path, job: TrainJob) -> None:
     greedy = EvaluateJob(run_dir=str(copied), threads=1, checkpoint="last", search=SearchOverride(beam_size=1))
     with as_a_command():

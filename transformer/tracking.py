@@ -17,12 +17,16 @@ from typing import Any
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from transformer.errors import StorageError
 from transformer.files import write_file
 from transformer.run_dir import RunDir
 
 
 class Tracker:
-    """Scalars and texts by step, into TensorBoard and metrics.jsonl."""
+    """Scalars and texts by step, into TensorBoard and metrics.jsonl.
+
+    Every method raises StorageError where they cannot be written: on a full disk, or in a directory taken away.
+    """
 
     def __init__(self, run: RunDir | None, step: int) -> None:
         """Go on after `step`: what was written of later steps is dropped. Without a run, nothing is written."""
@@ -31,37 +35,56 @@ class Tracker:
             return
         from torch.utils.tensorboard import SummaryWriter  # slow
 
-        self._writer = SummaryWriter(str(run.tensorboard), purge_step=step + 1)
-        _drop_after(run.metrics, step)
-        self._metrics = run.metrics.open("a", encoding="utf-8", newline="\n")
+        self._run = run
+        with _errors_name(run.tensorboard):
+            self._writer = SummaryWriter(str(run.tensorboard), purge_step=step + 1)
+        with _errors_name(run.metrics):
+            _drop_after(run.metrics, step)
+            self._metrics = run.metrics.open("a", encoding="utf-8", newline="\n")
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """Write these values of `step`; None is left out, and so is what is not finite: JSON has no word for it."""
         if not self._writes:
             return
         known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-        for name, value in known.items():
-            self._writer.add_scalar(name, value, step)
-        self._metrics.write(json.dumps({"step": step, "time": round(time.time(), 3), **known}) + "\n")
-        self._metrics.flush()
+        with _errors_name(self._run.tensorboard):
+            for name, value in known.items():
+                self._writer.add_scalar(name, value, step)
+        with _errors_name(self._run.metrics):
+            self._metrics.write(json.dumps({"step": step, "time": round(time.time(), 3), **known}) + "\n")
+            self._metrics.flush()
 
     def text(self, step: int, name: str, lines: list[str]) -> None:
         """Show these lines of `step` in TensorBoard, as they are."""
         if not self._writes:
             return
         escaped = "\n".join(f"    {line}" for line in lines)  # Markdown's literal block
-        self._writer.add_text(name, escaped, step)
+        with _errors_name(self._run.tensorboard):
+            self._writer.add_text(name, escaped, step)
 
     def flush(self) -> None:
         """Write out what is buffered."""
         if self._writes:
-            self._writer.flush()
+            with _errors_name(self._run.tensorboard):
+                self._writer.flush()
 
     def close(self) -> None:
         """Write out what is buffered, and end."""
-        if self._writes:
-            self._writer.close()
+        if not self._writes:
+            return
+        with _errors_name(self._run.metrics):
             self._metrics.close()
+        with _errors_name(self._run.tensorboard):
+            self._writer.close()
+
+
+@contextmanager
+def _errors_name(path: Path) -> Iterator[None]:
+    """Whatever keeps a file from being written becomes a StorageError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _drop_after(path: Path, step: int) -> None:

@@ -32,6 +32,7 @@ from transformer.distributed import Wait, World, collective_errors_named, join_w
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
+from transformer.files import remove
 from transformer.machine import trim_heap
 from transformer.records import Best, CheckpointState, Progress, Resolved, Results
 from transformer.run_dir import DEV, RunDir, list_steps, lock_run
@@ -89,7 +90,7 @@ def train(job: TrainJob) -> Results:
     ):
         run = _open(job, world, held)
         if not world.from_rank0(lambda: _is_finished(run)):
-            world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
+            world.from_rank0(lambda: _keep_sets(run))
             try:
                 train_loop(run, world)
             except torch.OutOfMemoryError as error:
@@ -112,9 +113,20 @@ def _process_settings_restored() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+        _set_deterministic(is_deterministic, warn_only=only_warns)
         if workspace is None:
             os.environ.pop(CUBLAS_WORKSPACE, None)
+
+
+def _set_deterministic(enabled: bool, *, warn_only: bool) -> None:
+    """torch.use_deterministic_algorithms, where that changes anything.
+
+    It imports a large part of torch. Once a signal has cut that short, any further call fails, and would hide the
+    signal.
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if before != (enabled, warn_only):
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
 # ---- opening a run: prepare, lock, start or resume ------------------------------------------------------------------
@@ -186,7 +198,7 @@ def _build(
 ) -> Run:
     """The run at its first step, with the weights of `source` if there is one, or as the checkpoint left it."""
     torch.set_num_threads(resolved.threads)
-    torch.use_deterministic_algorithms(job.train.deterministic)
+    _set_deterministic(job.train.deterministic, warn_only=False)
     if job.train.deterministic:
         os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")  # without it cuBLAS is not deterministic
 
@@ -225,6 +237,16 @@ def _build(
         data_digest=prepared.report.digest,
         state=state,
     )
+
+
+def _keep_sets(run: Run) -> None:
+    """Keep the text of the dev and test sets. Results on other test sets go first: they would belie the new text."""
+    try:
+        if run.directory.read_results().test_digest != digest_sets(run.test):
+            remove(run.directory.results)
+    except CheckpointError:
+        pass  # there are none, or they are damaged: the end of the run replaces them
+    write_sets(run.directory, {DEV: run.dev.pairs, **run.test})
 
 
 # ---- the loop -------------------------------------------------------------------------------------------------------
