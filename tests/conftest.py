@@ -1,5 +1,6 @@
 """What several test files share: one thread, and float64 where a test wants twelve digits."""
 
+import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """A command that a test runs in this process shows its log lines: the next test begins without them."""
+    logger = logging.getLogger("transformer")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -364,7 +364,7 @@ def test_a_run_that_has_begun_does_not_begin_elsewhere(
     job = warm(tmp_path / "b", other, source, max_steps=4)
     stop_at(job, 2)
     for place in (str(step_dir(source, 8)), None):
-        with pytest.raises(CheckpointError, match=f"init_from: {source} -> {place}"):
+        with pytest.raises(CheckpointError, match=f"init_from: {source} -> {place or 'null'}"):
             run(replace(job, init_from=place))
     run(job)
     cold = tiny_job(tmp_path / "cold", other, max_steps=4)

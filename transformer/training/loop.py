@@ -32,7 +32,6 @@ from transformer.distributed import Wait, World, collective_errors_named, join_w
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
-from transformer.files import remove
 from transformer.machine import trim_heap
 from transformer.records import Best, CheckpointState, Progress, Resolved, Results
 from transformer.run_dir import DEV, RunDir, list_steps, lock_run
@@ -90,7 +89,7 @@ def train(job: TrainJob) -> Results:
     ):
         run = _open(job, world, held)
         if not world.from_rank0(lambda: _is_finished(run)):
-            world.from_rank0(lambda: _keep_sets(run))
+            world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
             try:
                 train_loop(run, world)
             except torch.OutOfMemoryError as error:
@@ -237,16 +236,6 @@ def _build(
         data_digest=prepared.report.digest,
         state=state,
     )
-
-
-def _keep_sets(run: Run) -> None:
-    """Keep the text of the dev and test sets. Results on other test sets go first: they would belie the new text."""
-    try:
-        if run.directory.read_results().test_digest != digest_sets(run.test):
-            remove(run.directory.results)
-    except CheckpointError:
-        pass  # there are none, or they are damaged: the end of the run replaces them
-    write_sets(run.directory, {DEV: run.dev.pairs, **run.test})
 
 
 # ---- the loop -------------------------------------------------------------------------------------------------------
