@@ -25,12 +25,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def _log_level() -> Iterator[None]:
-    """A command that a test runs in this process shows its log lines: the next test begins without them."""
-    logger = logging.getLogger("transformer")
-    level = logger.level
-    yield
-    logger.setLevel(level)
+def _log_level() -> None:
+    """A command that a test or a fixture runs in this process shows its log lines: no test begins with them."""
+    logging.getLogger("transformer").setLevel(logging.NOTSET)
 
 
 @pytest.fixture

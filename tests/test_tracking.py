@@ -137,8 +137,7 @@ def test_texts_are_shown_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_shown", [False, True])
 def test_log_to_appends_and_lets_go(tmp_path: Path, caplog: pytest.LogCaptureFixture, is_shown: bool) -> None:
     """The file has every line, whether or not the process shows them; what it shows stays as it was."""
-    if is_shown:
-        caplog.set_level(logging.INFO, logger="transformer")
+    caplog.set_level(logging.INFO if is_shown else logging.WARNING, logger="transformer")
     logger = logging.getLogger("transformer.somewhere")
     package = logging.getLogger("transformer")
     before = (list(package.handlers), package.level, package.propagate)
