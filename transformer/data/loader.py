@@ -13,7 +13,7 @@ from queue import Empty, Queue
 import numpy as np
 
 from transformer.data.batch import Batch, collate
-from transformer.data.plan import Batching, plan_epoch, split_step
+from transformer.data.plan import Batching, count_slots, plan_epoch, split_step
 from transformer.data.store import SIDES, Ids, Store
 from transformer.errors import InputError
 
@@ -118,10 +118,6 @@ def _step(
 
     lengths = [store.lengths[part] for part in parts if len(part)]
     source_tokens, target_tokens = np.concatenate(lengths).sum(axis=0, dtype=np.int64).tolist()
-    if capacities is not None:
-        slots = sum(capacities) * len(lengths)
-    else:
-        slots = sum(len(part) * int(part.max(axis=0).sum()) for part in lengths)
 
     return Step(
         epoch=epoch,
@@ -130,7 +126,7 @@ def _step(
         target_tokens=target_tokens,
         source_tokens=source_tokens,
         sentences=sum(map(len, parts)),
-        slots=slots,
+        slots=count_slots(lengths, capacities),
     )
 
 

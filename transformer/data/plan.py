@@ -10,7 +10,7 @@ from one release to the next.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -238,6 +238,13 @@ def split_step(
     ends = [*starts[1:], len(sizes)]
     parts = [ids[order[start:end]] for start, end in zip(starts, ends, strict=True)]
     return parts + [ids[:0]] * (count - len(parts))
+
+
+def count_slots(parts: Sequence[Lengths], capacities: tuple[int, int] | None) -> int:
+    """Positions of both sides of micro-batches, padding and empty ones counted: `parts` are each one's lengths."""
+    if capacities is not None:
+        return sum(capacities) * len(parts)
+    return sum(len(part) * int(part.max(axis=0).sum()) for part in parts)
 
 
 def _padded_starts(sizes: list[int], budget: int) -> list[int]:

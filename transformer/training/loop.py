@@ -24,6 +24,7 @@ from transformer.config.settings import SearchOverride, TrainConfig
 from transformer.cost import parameters, step_flops
 from transformer.data.corpus import Pair
 from transformer.data.loader import Position, Step, load_steps
+from transformer.data.plan import Batching
 from transformer.data.prepare import Prepared, SharedPrepared, prepare
 from transformer.data.store import Mixture, Store
 from transformer.data.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ from transformer.run_dir import DEV, RunDir, list_steps, lock_run
 from transformer.tracking import Tracker, log_to, progress_bar
 from transformer.training.guard import Interrupted, Signals, SkippedGuard, stopped
 from transformer.training.optimizer import learning_rate, move_average, paper_peak
+from transformer.training.preview import log_preview
 from transformer.training.progress import Clock, describe, log_window, validation_scalars
 from transformer.training.resolve import batching_of
 from transformer.training.resume import resume_run, start_run
@@ -244,6 +246,8 @@ def _build(
 def train_loop(run: Run, world: World) -> None:
     """Step after step until the end. Raises Stopped after a signal, with the step in progress committed."""
     config, state, progress = run.job.train, run.state, run.progress
+    if world.is_rank0:
+        _log_preview(run, world)
     objective = Objective(state.model, config.label_smoothing).train()
     if run.resolved.compile:
         objective.compile()
@@ -324,11 +328,27 @@ def _steps(run: Run, world: World) -> Generator[Step, None, None]:
     """The steps of this rank, from the position that training has come to."""
     return load_steps(
         lambda epoch: run.store,
-        batching_of(run.job, run.resolved, store=run.store, mixture=run.mixture),
+        _batching(run),
         rank=world.rank,
         world_size=world.size,
         position=Position(run.progress.epoch, run.progress.step_in_epoch),
         prefetch=run.job.train.prefetch,
+    )
+
+
+def _batching(run: Run) -> Batching:
+    return batching_of(run.job, run.resolved, store=run.store, mixture=run.mixture)
+
+
+def _log_preview(run: Run, world: World) -> None:
+    log_preview(
+        run.store.lengths,
+        _batching(run),
+        model=run.job.model,
+        vocab_size=run.tokenizer.vocab_size,
+        device=run.device,
+        precision=run.resolved.precision,
+        ranks=world.size,
     )
 
 
