@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer.config.jobs import AverageJob, EvaluateJob, Job, SummaryJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, Job, SummaryJob, TableJob, TrainJob, TranslateJob
 from transformer.config.settings import Format
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,20 @@ def _summary(job: SummaryJob) -> None:
         sys.stdout.write(format_summary(summary, job.train))
 
 
+def _table(job: TableJob) -> None:
+    from transformer.distributed import is_rank0
+    from transformer.tools.table_format import format_markdown, write_table
+    from transformer.tools.tables import make_table, output_of
+
+    table, errors = make_table(job)
+    if is_rank0():
+        write_table(output_of(job), table)
+        sys.stdout.write(format_markdown(table))
+        sys.stdout.flush()
+    if errors:
+        raise errors[0]
+
+
 COMMANDS = {
     "prepare": Command(_prepare, "read, filter and tokenise a corpus, ready for training"),
     "train": Command(_train, "train a model, or go on with one; then average checkpoints and score the test sets"),
@@ -94,4 +108,5 @@ COMMANDS = {
     "evaluate": Command(_evaluate, "translate the test sets and score them with sacreBLEU"),
     "average": Command(_average, "average a run's newest checkpoints"),
     "summary": Command(_summary, "parameters, FLOPs and memory of a model"),
+    "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),
 }

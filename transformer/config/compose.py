@@ -23,11 +23,12 @@ from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException, ReadonlyConfigError
 
-from transformer.config.jobs import JOBS, Job, TrainJob
+from transformer.config.jobs import JOBS, PAPER_TABLES, Job, TableJob, TrainJob
 from transformer.config.keys import NAMED, check_override, did_you_mean, keys_of, quote, shipped
 from transformer.config.settings import ExtraConfig, PairConfig
 from transformer.errors import InputError, TransformerError
 
+ROW_EXAMPLE = "`h1: {model: {n_heads: 1}}`, or `base: {}` for none"
 QUIET_HYDRA = {
     "run": {"dir": "."},
     "output_subdir": None,
@@ -188,9 +189,33 @@ def typed_job(command: str, composed: DictConfig) -> Job:
     try:
         _refuse_mixed_demo()
         plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-        return cast(Job, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(JOBS[command]), plain)))
+        job = cast(Job, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(JOBS[command]), plain)))
     except (OmegaConfBaseException, ValueError) as error:
         raise InputError(_one_line(error)) from error
+    _refuse_model_of_table(job)
+    return job
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a table that a YAML file holds: by name, the settings that each changes, nested as in an experiment.
+
+    Raises InputError where the file cannot be read, or is no such table.
+    """
+    try:
+        rows = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except OSError as error:
+        raise InputError(f"table={path}: {error.strerror}: name 1, 2, 3 or a YAML file with rows") from error
+    except Exception as error:  # of the YAML library, which is not ours to import
+        raise InputError(f"{path}: not YAML: {_one_line(error)}") from error
+
+    if not isinstance(rows, dict) or not rows:
+        raise InputError(f"{path}: no rows; a row is a name with the settings that it changes, {ROW_EXAMPLE}")
+    for name, changes in rows.items():
+        if not isinstance(name, str) or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is None:
+            raise InputError(f"{path}: row {name!r}: a name has letters, digits, '.', '_' and '-' only")
+        if not isinstance(changes, dict):
+            raise InputError(f"{path}: row {name}: not settings; write them as {ROW_EXAMPLE}")
+    return cast(dict[str, dict[str, Any]], rows)
 
 
 def _refuse_mixed_demo() -> None:
@@ -201,6 +226,15 @@ def _refuse_mixed_demo() -> None:
         raise InputError(
             "data.train, data.dev and data.extra are fixed under experiment=demo: choose experiment=small, base or big"
         )
+
+
+def _refuse_model_of_table(job: Job) -> None:
+    """The rows of a table of the paper have the paper's models: one given beside them would be lost."""
+    if not isinstance(job, TableJob) or job.table not in PAPER_TABLES:
+        return
+    given = [override for override in HydraConfig.get().overrides.task if override.startswith("model.")]
+    if given:
+        raise InputError(f"{given[0]}: table={job.table} has the paper's models; choose width=N, or rows in a file")
 
 
 def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerError:

@@ -102,9 +102,33 @@ class SummaryJob(TrainJob):
     format: Format = option(Format.text, "for people, or for programs")
 
 
+PAPER_TABLES = ("1", "2", "3")
+
+
+@dataclass
+class TableJob(TrainJob):
+    """`transformer table`: the corpus, the budget and the search are those of every row."""
+
+    table: str = option("3", "a table of the paper: 1, 2 or 3; or a YAML file with rows of your own")
+    output: str | None = option(None, "where the table and its runs go (null: RUN_DIR-tableN)")
+    rows: str | None = option(None, "only rows whose names begin so, such as base,A,D (null: all)")
+    width: int | None = option(
+        None, "tables of the paper: d_model of its base model; other widths in proportion (null: 512)"
+    )
+    seeds: int = option(1, "train each row so often, with train.seed, train.seed + 1, ...")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "", 1, "width", "seeds")
+        require(
+            self.width is None or self.table in PAPER_TABLES,
+            f"width={self.width} is for the tables of the paper: write the widths into the rows of {self.table}",
+        )
+
+
 # The class of job that each command takes.
 
-Job = TrainJob | TranslateJob | EvaluateJob | AverageJob | SummaryJob
+Job = TrainJob | TranslateJob | EvaluateJob | AverageJob | SummaryJob | TableJob
 
 JOBS: dict[str, type[Job]] = {
     "prepare": TrainJob,
@@ -113,4 +137,5 @@ JOBS: dict[str, type[Job]] = {
     "evaluate": EvaluateJob,
     "average": AverageJob,
     "summary": SummaryJob,
+    "table": TableJob,
 }

@@ -138,4 +138,9 @@ def shipped(folder: str) -> Path:
 def experiments(config_dir: str | None) -> list[str]:
     """The names of the experiments of the package, and of those in a folder of the user's own."""
     folders = [shipped("configs"), *([] if config_dir is None else [Path(config_dir)])]
-    return sorted({path.stem for folder in folders for path in folder.glob("experiment/*.yaml")})
+    names = {
+        path.relative_to(folder / "experiment").with_suffix("")
+        for folder in folders
+        for path in folder.glob("experiment/**/*.yaml")
+    }
+    return sorted(str(name) for name in names)

@@ -36,11 +36,7 @@ def measure(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: s
     Raises InputError unless there are as many hypotheses as references, at least one, in two lists of texts.
     """
     _check_lists(hypotheses, references)
-    language = re.split("[-_]", tgt_lang)[0].lower()  # zh-CN is cut into characters as zh is
-    try:
-        bleu = BLEU(trg_lang=language, force=True)  # force: no warning of its own about tokenised text
-    except RuntimeError as error:  # Japanese and Korean need a tokenizer that is not installed
-        raise InputError(f"BLEU for {language} needs more: pip install 'sacrebleu[{language}]'") from error
+    bleu = bleu_metric(tgt_lang)
     chrf = CHRF()
     bleu_score, chrf_score = (metric.corpus_score(hypotheses, [references]).score for metric in (bleu, chrf))
     return Scores(
@@ -49,6 +45,15 @@ def measure(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: s
         chrf=chrf_score,
         chrf_signature=str(chrf.get_signature()),
     )
+
+
+def bleu_metric(tgt_lang: str) -> BLEU:
+    """sacreBLEU's metric for text in this language. Raises InputError where its tokenizer is not installed."""
+    language = re.split("[-_]", tgt_lang)[0].lower()  # zh-CN is cut into characters as zh is
+    try:
+        return BLEU(trg_lang=language, force=True)  # force: no warning of its own about tokenised text
+    except RuntimeError as error:  # Japanese and Korean need a tokenizer that is not installed
+        raise InputError(f"BLEU for {language} needs more: pip install 'sacrebleu[{language}]'") from error
 
 
 def _check_lists(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -1,0 +1,67 @@
+"""Plots, with matplotlib where it is installed (`pip install 'transformer-mt[plots]'`); as SVG, which is text."""
+
+import io
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformer.tools.significance import Interval
+
+log = logging.getLogger(__name__)
+
+INCHES_A_ROW = 0.28
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of a table: its published score, if any, and the measured ones."""
+
+    name: str
+    published: float | None
+    measured: list[Interval]
+
+
+def plot_points(points: Sequence[Point], *, title: str) -> bytes | None:
+    """BLEU of every row as a difference from the first row, measured beside published. None without matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # slow, and optional; no pyplot, so that no window and no state is opened
+    except ImportError:
+        log.info("no plot: pip install 'transformer-mt[plots]'")
+        return None
+
+    first = points[0]
+    figure = Figure(figsize=(7.0, 1.4 + INCHES_A_ROW * len(points)), layout="constrained")
+    axes = figure.add_subplot()
+
+    for height, point in enumerate(points):
+        if first.measured:
+            origin = sum(score.bleu for score in first.measured) / len(first.measured)
+            axes.errorbar(
+                [score.bleu - origin for score in point.measured],
+                [height] * len(point.measured),
+                xerr=[score.half_width for score in point.measured],
+                fmt="o",
+                color="tab:blue",
+                label="measured, with 95 % of test sampling" if height == 0 else None,
+            )
+        if point.published is not None and first.published is not None:
+            axes.plot(
+                point.published - first.published,
+                height,
+                marker="D",
+                linestyle="none",
+                fillstyle="none",
+                color="tab:orange",
+                label="the paper" if height == 0 else None,
+            )
+
+    axes.axvline(0.0, color="grey", linewidth=0.8)
+    axes.set_yticks(range(len(points)), [point.name for point in points])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"BLEU less that of {first.name}")
+    axes.set_title(title, fontsize="medium")
+    axes.legend(loc="best", fontsize="small")
+
+    content = io.BytesIO()
+    figure.savefig(content, format="svg", metadata={"Date": None})  # the same table, the same file
+    return content.getvalue()
