@@ -67,6 +67,14 @@ class Tokenizer:
         texts: list[str] = self._processor.decode(ids)
         return [text.replace("\n", " ").replace("\r", " ") for text in texts]
 
+    def changed(self, texts: list[str]) -> list[tuple[str, str]]:
+        """The texts that `decode` does not give back after `encode`, each with what it gives.
+
+        Whitespace only parts words here, of whichever kind and length it is: so every scorer takes it.
+        """
+        pairs = zip(texts, self.decode(self.encode(texts)), strict=True)
+        return [(text, decoded) for text, decoded in pairs if text.split() != decoded.split()]
+
     def piece(self, index: int) -> str:
         """The piece of an id, with U+2581 for a space."""
         return str(self._processor.id_to_piece(index))
@@ -101,7 +109,7 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> bytes:
             hard_vocab_limit=False,
             character_coverage=config.character_coverage,
             byte_fallback=config.byte_fallback,
-            normalization_rule_name="nmt_nfkc",
+            normalization_rule_name=config.normalization.value,
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,
