@@ -80,8 +80,8 @@ class Normalization(Enum):
     """What SentencePiece does to a text before it cuts it; what it replaces does not come back by decoding.
 
     `identity` replaces nothing. `nfkc` is Unicode's form of that name: full-width letters and punctuation, ligatures,
-    fractions and the like become plain ones. `nmt_nfkc` also takes whitespace of all kinds for a space, and drops
-    control characters.
+    fractions and the like become plain ones. `nmt_nfkc` also drops control characters. Under all of them, whitespace of
+    any kind and length is one space.
     """
 
     identity = "identity"
