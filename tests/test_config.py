@@ -21,6 +21,7 @@ from transformer.config.settings import (
     Metric,
     ModelConfig,
     Norm,
+    Normalization,
     OnResume,
     PairConfig,
     Positions,
@@ -77,6 +78,7 @@ def random_job(draw: random.Random) -> TrainJob:
         tokenizer=TokenizerConfig(
             algorithm=draw.choice(list(Algorithm)),
             vocab_size=draw.randint(8, 60_000),
+            normalization=draw.choice(list(Normalization)),
             byte_fallback=draw.random() < 0.5,
             character_coverage=0.98 + 0.02 * draw.random(),
             sample_lines=draw.randint(1, 10**9),
@@ -302,6 +304,7 @@ ON_RESUME = {
     "data.store_dir": "a",
     "tokenizer.algorithm": "r",
     "tokenizer.vocab_size": "r",
+    "tokenizer.normalization": "r",
     "tokenizer.byte_fallback": "r",
     "tokenizer.character_coverage": "r",
     "tokenizer.sample_lines": "r",

@@ -76,6 +76,19 @@ class Algorithm(Enum):
     unigram = "unigram"
 
 
+class Normalization(Enum):
+    """What SentencePiece does to a text before it cuts it; what it replaces does not come back by decoding.
+
+    `identity` replaces nothing. `nfkc` is Unicode's form of that name: full-width letters and punctuation, ligatures,
+    fractions and the like become plain ones. `nmt_nfkc` also drops control characters. Under all of them, whitespace of
+    any kind and length is one space.
+    """
+
+    identity = "identity"
+    nmt_nfkc = "nmt_nfkc"
+    nfkc = "nfkc"
+
+
 class Metric(Enum):
     """What decides which checkpoint is best: BLEU on the dev set, or its loss."""
 
@@ -252,6 +265,9 @@ class TokenizerConfig:
 
     algorithm: Algorithm = option(Algorithm.bpe, "how pieces are built")
     vocab_size: int = option(37_000, "pieces in all; a small corpus may yield fewer")
+    normalization: Normalization = option(
+        Normalization.identity, "leave characters as they are, or replace full-width forms, ligatures and the like"
+    )
     byte_fallback: bool = option(False, "spell unknown characters as bytes instead of <unk>")
     character_coverage: float = option(1.0, "share of characters that get a piece of their own")
     sample_lines: int = option(1_000_000, "train the pieces on at most this many lines")

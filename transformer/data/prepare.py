@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
+from transformer.config.settings import DataConfig, FilterConfig, Normalization, PairConfig, TokenizerConfig
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, screen_pairs
 from transformer.data.source import Origin, Source, is_hub_dataset, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter
@@ -33,10 +33,12 @@ from transformer.errors import InputError, StorageError
 from transformer.files import build_once, digest_file, read_json
 from transformer.machine import resolve_threads, trim_heap
 from transformer.run_dir import TOKENIZER, RunDir, list_steps
+from transformer.vocabulary import UNK
 
-PREPARE_VERSION = 2
+PREPARE_VERSION = 3
 REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
 BLOCK = 10_000  # pairs that are in memory at a time
+SAMPLED_TARGETS = 2_000  # training targets, at least, of which it is asked whether they come back from the tokenizer
 REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")  # in the order of asking
 TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
 
@@ -58,6 +60,47 @@ class FileReport:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A text that the tokenizer does not give back, around the first difference."""
+
+    text: str
+    decoded: str
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """Whether target texts come back from the tokenizer as a scorer sees them: else no translation can match them."""
+
+    checked: int
+    changed: int
+    unknown: int  # of those that are changed: with a character that has no piece
+    example: Change | None  # None: nothing is changed
+
+    @classmethod
+    def of(cls, texts: list[str], tokenizer: Tokenizer) -> "RoundTrip":
+        """Encode and decode the texts."""
+        changed = tokenizer.changed(texts)
+        pieces = tokenizer.encode([text for text, _ in changed])
+        return cls(
+            checked=len(texts),
+            changed=len(changed),
+            unknown=sum(UNK in ids for ids in pieces),
+            example=_around_the_difference(*changed[0]) if changed else None,
+        )
+
+
+def _around_the_difference(text: str, decoded: str) -> Change:
+    """Twenty characters from both, ten of them before the first that differs."""
+    text = " ".join(text.split())
+    decoded = " ".join(decoded.split())
+    same = 0
+    while text[same : same + 1] == decoded[same : same + 1]:
+        same += 1
+    start = max(0, same - 10)
+    return Change(text[start : start + 20], decoded[start : start + 20])
+
+
+@dataclass(frozen=True)
 class SetReport:
     """A set of sentence pairs: `train`, `dev`, `test.NAME` or `extra.NAME`."""
 
@@ -67,6 +110,7 @@ class SetReport:
     weight: float | None  # how often an epoch has it; None: not trained on
     pairs_read: int
     pairs_kept: int | None  # None: not trained on, and so never filtered
+    references: RoundTrip | None  # None: of a training set
 
 
 @dataclass(frozen=True)
@@ -96,6 +140,7 @@ class BuildReport:
     filters: FilterConfig
     tokens: TokenCounts
     vocab_size: int
+    targets: RoundTrip  # of a sample
 
 
 @dataclass(frozen=True)
@@ -112,6 +157,7 @@ class DataReport:
     filters: FilterConfig
     tokens: TokenCounts
     vocab_size: int
+    targets: RoundTrip  # of a sample of the training pairs
 
 
 @dataclass(frozen=True)
@@ -263,7 +309,9 @@ def prepare(job: TrainJob) -> Prepared:
     built = _open_or_build(root / digest[:16], corpus)
     counts = dict(zip(mixture_weights, built.report.sources, strict=True))
 
-    report = _data_report(job.data, digest, sets, counts=counts, mixture_weights=mixture_weights, built=built.report)
+    # Report, and warn of references that no translation can match.
+    report = _data_report(job.data, digest, sets, counts=counts, mixture_weights=mixture_weights, built=built)
+    _warn_of_changes(report, corpus)
     if len(mixture_weights) > 1:
         for name, weight in mixture_weights.items():
             kept = counts[name].pairs_kept
@@ -319,30 +367,69 @@ def _data_report(
     *,
     counts: Mapping[str, PairCounts],
     mixture_weights: Mapping[str, float],
-    built: BuildReport,
+    built: _Built,
 ) -> DataReport:
+    tokenizer = Tokenizer.from_bytes(built.tokenizer_model)
     set_reports = {}
     for name, text_set in sets.items():
         trained_on = counts.get(name)
+        pairs = text_set.pairs
         set_reports[name] = SetReport(
             files=text_set.files,
             columns=text_set.columns,
             origin=text_set.source.origin,
             weight=mixture_weights.get(name),
-            pairs_read=len(text_set.pairs or ()) if trained_on is None else trained_on.pairs_read,
+            pairs_read=len(pairs or ()) if trained_on is None else trained_on.pairs_read,
             pairs_kept=None if trained_on is None else trained_on.pairs_kept,
+            references=None if pairs is None else RoundTrip.of([reference for _, reference in pairs], tokenizer),
         )
     return DataReport(
         digest=digest,
         src_lang=data.src_lang,
         tgt_lang=data.tgt_lang,
         sets=set_reports,
-        pairs_read=built.pairs_read,
-        pairs_kept=built.pairs_kept,
-        dropped=built.dropped,
-        filters=built.filters,
-        tokens=built.tokens,
-        vocab_size=built.vocab_size,
+        pairs_read=built.report.pairs_read,
+        pairs_kept=built.report.pairs_kept,
+        dropped=built.report.dropped,
+        filters=built.report.filters,
+        tokens=built.report.tokens,
+        vocab_size=built.report.vocab_size,
+        targets=built.report.targets,
+    )
+
+
+def _warn_of_changes(report: DataReport, corpus: _Corpus) -> None:
+    """Say how many references and training targets the tokenizer does not give back, and which key would help."""
+    found = {f"data.{name}": text_set.references for name, text_set in report.sets.items()}
+    found["a sample of the training targets"] = report.targets
+    trips = {name: trip for name, trip in found.items() if trip is not None and trip.changed}
+    if not trips:
+        return
+
+    counts = ", ".join(f"{trip.changed:,} of {trip.checked:,} in {name}" for name, trip in trips.items())
+    example = next(trip.example for trip in trips.values())
+    log.warning(
+        "no translation can match some references, since the tokenizer does not give their text back: %s%s; %s",
+        counts,
+        f", such as {example.text!r} -> {example.decoded!r}" if example else "",
+        _remedy(list(trips.values()), corpus),
+    )
+
+
+def _remedy(trips: list[RoundTrip], corpus: _Corpus) -> str:
+    """The keys that bring the text back."""
+    config = corpus.tokenizer
+    if corpus.tokenizer_model is not None:
+        return "the tokenizer is a given one, which decides that: train one, or give another by tokenizer.model"
+
+    keys = []
+    if any(trip.unknown for trip in trips):
+        is_complete = config.character_coverage == 1.0
+        keys.append("tokenizer.byte_fallback=true" + ("" if is_complete else " or tokenizer.character_coverage=1.0"))
+    if config.normalization is not Normalization.identity and any(trip.unknown < trip.changed for trip in trips):
+        keys.append("tokenizer.normalization=identity")
+    return (
+        f"set {' and '.join(keys)}" if keys else "no key changes that: U+2581 is SentencePiece's own sign for a space"
     )
 
 
@@ -466,8 +553,10 @@ def _fill(path: Path, corpus: _Corpus, screened: _Screened) -> None:
     kept_by_text = screened.kept_by_text
     kept_by_pieces = bytearray()  # 1 for each pair whose pieces pass the filters, too, among those kept by their text
     dropped = screened.dropped
+    targets: list[str] = []  # a sample
     with closing(StoreWriter(path, tokenizer.vocab_size)) as writer:
-        for source, target in _encoded(corpus, kept_by_text, tokenizer):
+        for source, target, sample in _encoded(corpus, kept_by_text, tokenizer):
+            targets += sample
             keep = _keep(source.counts, target.counts, corpus.filters, dropped=dropped)
             kept_by_pieces += keep.tobytes()
             writer.add(source.select(keep), target.select(keep))
@@ -481,6 +570,7 @@ def _fill(path: Path, corpus: _Corpus, screened: _Screened) -> None:
             filters=corpus.filters,
             tokens=TokenCounts(writer.tokens(0), writer.tokens(1)),
             vocab_size=tokenizer.vocab_size,
+            targets=RoundTrip.of(targets, tokenizer),
         )
         writer.finish({TOKENIZER: tokenizer_model, REPORT: json.dumps(to_json(report), indent=1).encode()})
 
@@ -496,18 +586,23 @@ def _train(corpus: _Corpus, screened: _Screened) -> bytes:
     return tokenizer_model
 
 
-def _encoded(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -> Iterator[tuple[Sentences, Sentences]]:
-    """Both sides as pieces, block by block.
+def _encoded(
+    corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer
+) -> Iterator[tuple[Sentences, Sentences, list[str]]]:
+    """Both sides as pieces, block by block, and a sample of each block's target texts.
 
     A thread takes a whole block: to share each block among the threads would have them wait for each other at its end.
     """
 
-    def encode(block: list[Pair]) -> tuple[Sentences, Sentences]:
+    sampled_every = max(1, kept_by_text.count(1) // SAMPLED_TARGETS)
+
+    def encode(block: list[Pair]) -> tuple[Sentences, Sentences, list[str]]:
         source, target = map(list, zip(*block, strict=True))
-        return Sentences.of(tokenizer.encode(source)), Sentences.of(tokenizer.encode(target))
+        pieces = Sentences.of(tokenizer.encode(source)), Sentences.of(tokenizer.encode(target))
+        return *pieces, target[::sampled_every]
 
     pairs = corpus.pairs(kept_by_text)
-    ahead = deque[Future[tuple[Sentences, Sentences]]]()
+    ahead = deque[Future[tuple[Sentences, Sentences, list[str]]]]()
     with ThreadPoolExecutor(corpus.threads) as pool:
         while block := list(islice(pairs, BLOCK)):
             ahead.append(pool.submit(encode, block))
