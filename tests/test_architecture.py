@@ -41,6 +41,7 @@ SLOW = {"datasets", "tensorboard", "matplotlib", "ctranslate2", "transformers", 
 OWNERS = {
     "datasets": "data.source",
     "huggingface_hub": "data.source",
+    "matplotlib": "tools.plots",
     "pyarrow": "data.table",
     "torch.utils.tensorboard": "tracking",
     "torch.nn.attention.varlen": "model.attention",

@@ -121,6 +121,10 @@ class TableJob(TrainJob):
         super().__post_init__()
         at_least(self, "", 1, "width", "seeds")
         require(
+            self.width is None or self.width % 32 == 0,
+            f"width={self.width} must be a multiple of 32: the paper's smallest heads are d_model / 32 wide",
+        )
+        require(
             self.width is None or self.table in PAPER_TABLES,
             f"width={self.width} is for the tables of the paper: write the widths into the rows of {self.table}",
         )

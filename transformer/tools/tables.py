@@ -156,19 +156,9 @@ def _scored_on_dev(corpus: TrainJob) -> TrainJob:
 
 
 def _at_width(model: ModelConfig, width: int) -> ModelConfig:
-    """The paper's model with every width in proportion; heads and layers stay. Raises InputError where that is odd."""
-    scaled = {}
-    for name in ("d_model", "d_ff", "d_k", "d_v"):
-        value = getattr(model, name)
-        if value is None:
-            continue
-        if value * width % PAPER_WIDTH:
-            raise InputError(f"width={width} makes {name} {value * width / PAPER_WIDTH:g}: choose a multiple of 32")
-        scaled[name] = value * width // PAPER_WIDTH
-    try:
-        return replace(model, **scaled)
-    except ValueError as error:
-        raise InputError(f"width={width}: {error}: choose a multiple of 32") from error
+    """The paper's model with every width in proportion; heads and layers stay."""
+    widths = {name: getattr(model, name) for name in ("d_model", "d_ff", "d_k", "d_v")}
+    return replace(model, **{name: w * width // PAPER_WIDTH for name, w in widths.items() if w is not None})
 
 
 def _rows_of_file(corpus: TrainJob, path: Path) -> list[Row]:
