@@ -371,6 +371,13 @@ def test_names_seeds_and_test_sets_do_not_change_the_digest(job: TrainJob) -> No
     assert (after.report.digest, after.test) == (before, {})
 
 
+def test_a_target_language_that_is_no_code_is_refused_before_anything_is_read(job: TrainJob) -> None:
+    job.data.tgt_lang = "chinese"
+    job.data.dev = PairConfig("missing", "missing")
+    with pytest.raises(InputError, match=r"data\.tgt_lang: 'chinese' is not a code of ISO 639"):
+        prepare(job)
+
+
 def test_a_given_model_is_used_and_its_other_settings_do_not_matter(job: TrainJob, tmp_path: Path) -> None:
     model = prepare(job).tokenizer_model
     (tmp_path / "given.model").write_bytes(model)

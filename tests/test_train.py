@@ -702,8 +702,8 @@ def test_train_leaves_the_process_as_it_was(
         case "success":
             train(job)
         case "bad input":  # found when threads and determinism are set already
-            monkeypatch.setattr(loop, "measure", refuse_japanese)
-            with pytest.raises(InputError, match="ja"):
+            monkeypatch.setattr(loop.DevSet, "of", refuse)
+            with pytest.raises(InputError, match="bad dev set"):
                 train(job)
         case "refused":
             train(job)
@@ -723,8 +723,8 @@ def signalled(*arguments: Any, **options: Any) -> Any:
     return train_step(*arguments, **options)
 
 
-def refuse_japanese(*_: Any, **__: Any) -> Any:
-    raise InputError("BLEU for ja needs more")
+def refuse(*_: Any, **__: Any) -> Any:
+    raise InputError("bad dev set")
 
 
 # ---- what once went wrong -------------------------------------------------------------------------------------------

@@ -234,7 +234,7 @@ class DataConfig:
     """The corpus."""
 
     src_lang: str = option("en", "source language, for names and scores")
-    tgt_lang: str = option("de", "target language")
+    tgt_lang: str = option("de", "target language, by its code in ISO 639: it decides how text is cut for scores")
     root: str = option(
         "data", "folder of corpora, or the hub data set, that experiments are relative to", on_resume=OnResume.allow
     )

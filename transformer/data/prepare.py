@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transformer.config.jobs import TrainJob
+from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig, FilterConfig, Normalization, PairConfig, TokenizerConfig
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, screen_pairs
@@ -287,6 +288,10 @@ def prepare(job: TrainJob) -> Prepared:
     Raises InputError for bad files and settings, StorageError where the store cannot be written.
     """
     began = time.monotonic()
+    try:
+        language_of(job.data.tgt_lang)
+    except ValueError as error:
+        raise InputError(f"data.tgt_lang: {error}") from None
     root = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
     mixture_weights = _mixture_weights(job.data)
     tokenizer_model = _given_tokenizer(job)

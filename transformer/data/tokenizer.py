@@ -139,8 +139,9 @@ def _remember_errors(lines: Iterable[str], errors: list[BaseException]) -> Itera
     """The lines as `encode` sees them, after an empty string that is to be taken first.
 
     What reading them raises is added to `errors`: SentencePiece turns any exception of its iterator into a
-    RuntimeError, so a signal would look like bad input. The empty string brings the generator into its `try`: a signal
-    that comes before SentencePiece asks for the first line is raised where the generator goes on, and must be seen, too.
+    RuntimeError, so a signal would look like bad input. The empty string brings the generator into its `try`: a
+    signal that comes before SentencePiece asks for the first line is raised where the generator goes on, and must be
+    seen, too.
     """
     try:
         yield ""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from transformer.config.languages import language_of
 from transformer.errors import InputError
 from transformer.records import Scores
 
@@ -33,7 +34,8 @@ def score(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str
 def measure(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str) -> Scores:
     """`score` without a look at the text, which may be anything while a model is learning to write.
 
-    Raises InputError unless there are as many hypotheses as references, at least one, in two lists of texts.
+    Raises InputError unless there are as many hypotheses as references, at least one, in two lists of texts, and
+    where `check_language` does.
     """
     _check_lists(hypotheses, references)
     bleu = bleu_metric(tgt_lang)
@@ -47,13 +49,21 @@ def measure(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: s
     )
 
 
+def check_language(tgt_lang: str) -> None:
+    """Raise InputError unless this is a language code, and what sacreBLEU needs to cut that language is installed."""
+    bleu_metric(tgt_lang)
+
+
 def bleu_metric(tgt_lang: str) -> BLEU:
-    """sacreBLEU's metric for text in this language. Raises InputError where its tokenizer is not installed."""
-    language = re.split("[-_]", tgt_lang)[0].lower()  # zh-CN is cut into characters as zh is
+    """The metric with the tokenizer that sacreBLEU has for the language: of its own for zh, ja and ko, else 13a."""
+    try:
+        language = language_of(tgt_lang)
+    except ValueError as error:
+        raise InputError(f"data.tgt_lang: {error}") from None
     try:
         return BLEU(trg_lang=language, force=True)  # force: no warning of its own about tokenised text
     except RuntimeError as error:  # Japanese and Korean need a tokenizer that is not installed
-        raise InputError(f"BLEU for {language} needs more: pip install 'sacrebleu[{language}]'") from error
+        raise InputError(f"BLEU for {language} needs more: pip install 'transformer-mt[{language}]'") from error
 
 
 def _check_lists(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator, build_translator
 from transformer.distributed import Wait, World, collective_errors_named, join_world, local_device
 from transformer.errors import CheckpointError, InputError
-from transformer.evaluation.score import measure
+from transformer.evaluation.score import check_language, measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
 from transformer.machine import trim_heap
 from transformer.records import Best, CheckpointState, Progress, Resolved, Results
@@ -133,6 +133,7 @@ def _set_deterministic(enabled: bool, *, warn_only: bool) -> None:
 
 def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     """Prepare, lock, and start or resume; rank 0 goes first. What stays open until the end is put into `held`."""
+    check_language(job.data.tgt_lang)  # before any time is spent
     directory = RunDir(Path(job.run_dir))
     if not world.is_rank0:
         logging.getLogger("transformer").setLevel(logging.WARNING)
@@ -216,12 +217,9 @@ def _build(
     how = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items())
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", how)
 
-    # The development set; fail now if sacreBLEU lacks what this language needs.
     dev = DevSet.of(prepared.dev, tokenizer, max_pieces=job.model.max_positions - 1)
     if record is not None and record.dev_digest != dev.digest:
         log.warning("data.dev has another text than before: its scores cannot be compared with the earlier ones")
-    first = dev.references[:1]
-    measure(first, first, tgt_lang=job.data.tgt_lang)
 
     return Run(
         job=job,
