@@ -3,6 +3,7 @@
 import pytest
 
 from transformer.config.languages import language_of
+from transformer.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -20,12 +21,13 @@ from transformer.config.languages import language_of
     ],
 )
 def test_language_of_is_the_shortest_code(language: str, codes: list[str]) -> None:
-    assert {language_of(code) for code in codes} == {language}
+    assert {language_of(code, "data.tgt_lang") for code in codes} == {language}
 
 
 @pytest.mark.parametrize(
     "code", ["chinese", "german", "jp", "cn", "uk-", "", "e", "e n", "zh.Hant", "z1", "de\n", "中文"]
 )
 def test_language_of_refuses_what_is_no_code(code: str) -> None:
-    with pytest.raises(ValueError, match="is not a code of ISO 639: give two or three letters, such as de"):
-        language_of(code)
+    with pytest.raises(InputError) as refused:
+        language_of(code, "data.src_lang")
+    assert str(refused.value).startswith(f"data.src_lang={code}: not a code of ISO 639: give two or three letters")

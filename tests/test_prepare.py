@@ -37,7 +37,8 @@ from transformer.config.settings import (
     TrainConfig,
 )
 from transformer.data.corpus import Pair
-from transformer.data.prepare import Change, DataReport, Prepared, RoundTrip, prepare
+from transformer.data.prepare import DataReport, Prepared, prepare
+from transformer.data.round_trip import Change, RoundTrip
 from transformer.data.source import Source
 from transformer.data.store import StoreWriter
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
@@ -374,7 +375,7 @@ def test_names_seeds_and_test_sets_do_not_change_the_digest(job: TrainJob) -> No
 def test_a_target_language_that_is_no_code_is_refused_before_anything_is_read(job: TrainJob) -> None:
     job.data.tgt_lang = "chinese"
     job.data.dev = PairConfig("missing", "missing")
-    with pytest.raises(InputError, match=r"data\.tgt_lang: 'chinese' is not a code of ISO 639"):
+    with pytest.raises(InputError, match=r"data\.tgt_lang=chinese: not a code of ISO 639"):
         prepare(job)
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -677,7 +678,7 @@ def test_evaluate_refuses_tokenised_translations(
         evaluate(evaluation(run_dir, test={"mine": pair}))
     assert (run_dir / "hypotheses/mine.hyp").read_bytes() == b"a dog .\na cat .\nthe tree .\n"
     pairs = {"mine": [("a dog", "a dog."), ("a cat", "a cat.")]}
-    assert evaluate_sets(RunDir(tmp_path), translator, pairs, tgt_lang="de", scorer=measure)["mine"].chrf > 0
+    assert evaluate_sets(RunDir(tmp_path), translator, pairs, scorer=partial(measure, tgt_lang="de"))["mine"].chrf > 0
 
 
 def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: Path) -> None:
@@ -688,7 +689,7 @@ def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: 
     echo = Echo(*(getattr(translator, name) for name in ("model", "tokenizer", "search", "device", "precision")))
     own = RunDir(tmp_path)
     write_sets(own, {"same": [(text, text) for text in sentences(20)]})
-    scores = evaluate_sets(own, echo, read_sets(own), tgt_lang="en", scorer=score)
+    scores = evaluate_sets(own, echo, read_sets(own), scorer=partial(score, tgt_lang="en"))
     assert scores["same"].bleu == pytest.approx(100)
     found = [(tmp_path / "hypotheses" / f"same.{kind}").read_bytes() for kind in ("src", "ref", "hyp")]
     assert found[0] == found[1] == found[2]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer.config.jobs import AverageJob, EvaluateJob, Job, SummaryJob, TableJob, TrainJob, TranslateJob
+from transformer.config.primitives import to_json
 from transformer.config.settings import Format
 
 log = logging.getLogger(__name__)
@@ -65,9 +66,28 @@ def _translate(job: TranslateJob) -> None:
 
 
 def _evaluate(job: EvaluateJob) -> None:
+    if job.hypotheses is not None:
+        _score_files(job)
+        return
+
     from transformer.evaluation.sets import evaluate, format_results
 
-    sys.stdout.write(format_results(Path(job.run_dir), evaluate(job)))
+    evaluation = evaluate(job)
+    if job.format is Format.json:
+        sys.stdout.write(json.dumps(to_json(evaluation), indent=2) + "\n")
+    else:
+        sys.stdout.write(format_results(Path(job.run_dir), evaluation))
+
+
+def _score_files(job: EvaluateJob) -> None:
+    from transformer.evaluation.files import score_files
+    from transformer.evaluation.score import format_scores
+
+    scores = score_files(job)
+    if job.format is Format.json:
+        sys.stdout.write(json.dumps(to_json(scores), indent=2) + "\n")
+    else:
+        sys.stdout.write(f"{format_scores(scores)}; {job.hypotheses} against {', '.join(job.references)}\n")
 
 
 def _average(job: AverageJob) -> None:
@@ -105,7 +125,7 @@ COMMANDS = {
     "prepare": Command(_prepare, "read, filter and tokenise a corpus, ready for training"),
     "train": Command(_train, "train a model, or go on with one; then average checkpoints and score the test sets"),
     "translate": Command(_translate, "translate standard input to standard output, line for line"),
-    "evaluate": Command(_evaluate, "translate the test sets and score them with sacreBLEU"),
+    "evaluate": Command(_evaluate, "translate the test sets and score them with sacreBLEU; or score files"),
     "average": Command(_average, "average a run's newest checkpoints"),
     "summary": Command(_summary, "parameters, FLOPs and memory of a model"),
     "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),

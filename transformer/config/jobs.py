@@ -73,15 +73,34 @@ class TranslateJob(DecodeJob):
 
 
 @dataclass
-class EvaluateJob(DecodeJob):
-    """`transformer evaluate`."""
+class ScoredText:
+    """What a scorer must know of text."""
 
+    tgt_lang: str | None = option(None, "the language of what is scored (null: the run's)")
+
+
+@dataclass
+class EvaluateJob(DecodeJob):
+    """`transformer evaluate`: of a run, or of files of translations."""
+
+    hypotheses: str | None = option(None, "instead of a run: translations, one a line (-: standard input)")
+    references: list[str] = option([], "their references: a file, or several as [A,B]")
+    data: ScoredText = field(default_factory=ScoredText)
+    lowercase: bool = option(False, "score without regard to case")
+    paper_bleu: bool = option(False, "print the BLEU of papers, too: Moses' tokens, split at hyphens, not smoothed")
+    format: Format = option(Format.text, "for people, or for programs")
     test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "instead of the run's test sets: "})
     store_dir: str | None = option(None, "where copies of hub data sets are kept (null: beside the run)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names("test", self.test)
+        require(
+            (self.hypotheses is None) == (not self.references), "hypotheses and references belong together: set both"
+        )
+        if self.hypotheses is not None:
+            require(not self.test, "hypotheses are scored against references: leave test out")
+            require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")
 
 
 @dataclass

@@ -55,7 +55,8 @@ def _keys_under(config: type, prefix: str) -> dict[str, Key]:
             of_one = _keys_under(get_args(kind)[1], f"{dotted}.NAME.")
             keys |= {name: replace(key, help=meaning + key.help) for name, key in of_one.items()}
         else:
-            keys[dotted] = Key(kind, _as_typed(field.default), _meaning(kind, meaning), field.metadata["on_resume"])
+            default = [] if get_origin(kind) is list else field.default
+            keys[dotted] = Key(kind, _as_typed(default), _meaning(kind, meaning), field.metadata["on_resume"])
     return keys
 
 
@@ -95,9 +96,18 @@ def check_override(override: str, keys: Mapping[str, Key], *, is_sweep: bool) ->
         return f"{bare}={value}"
 
     _check_key(bare, override, keys)
+    if keys[generic_key(bare)].kind == list[str]:
+        return f"{bare}={_list(value)}"
     is_list = is_sweep and re.search("[,(]", value) is not None
     is_text = keys[generic_key(bare)].kind in (str, str | None) and value != "null" and not is_list
     return f"{bare}={quote(value) if is_text else value}"
+
+
+def _list(value: str) -> str:
+    """A list of texts, `[a,b]` or a single one without brackets, each of them quoted."""
+    is_bracketed = value.startswith("[") and value.endswith("]")
+    items = value[1:-1].split(",") if is_bracketed else [value]
+    return f"[{','.join(quote(item.strip()) for item in items if item.strip())}]"
 
 
 def _check_key(key: str, override: str, keys: Mapping[str, Key]) -> None:

@@ -6,6 +6,8 @@ three letters are taken for a code of ISO 639-3, which has eight thousand.
 
 import re
 
+from transformer.errors import InputError
+
 # Two letters (ISO 639-1) and three (639-2/T and 639-3), of each language that has both.
 _BOTH = """
     aa:aar ab:abk ae:ave af:afr ak:aka am:amh an:arg ar:ara as:asm av:ava ay:aym az:aze ba:bak be:bel bg:bul bi:bis
@@ -33,17 +35,17 @@ _TWO_LETTERS = {pair.partition(":")[0] for pair in _BOTH.split()}
 _SHORT = {three: two for two, _, three in (pair.partition(":") for pair in (_BOTH + _OTHERS).split())}
 
 
-def language_of(code: str) -> str:
+def language_of(code: str, key: str) -> str:
     """The language's two-letter code where there is one, else its three letters: `deu`, `ger` and `de_AT` are `de`.
 
-    Region and script do not count. Raises ValueError for what is not a code, such as a language's name.
+    Region and script do not count. Raises InputError, with the `key` that was set to it, for what is not a code.
     """
     match = re.fullmatch(r"([a-z]{2,3})([-_][a-z0-9]{1,8})*", code.lower())
     primary = match[1] if match else ""
     language = _SHORT.get(primary, primary)
     if len(language) == 3 or language in _TWO_LETTERS:
         return language
-    raise ValueError(
-        f"{code!r} is not a code of ISO 639: give two or three letters, such as de, zh, ja or deu, zho, jpn "
+    raise InputError(
+        f"{key}={code}: not a code of ISO 639: give two or three letters, such as de, zh, ja or deu, zho, jpn "
         "(a region or script may follow: zh-Hant)"
     )

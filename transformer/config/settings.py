@@ -140,7 +140,10 @@ def _below_one(config: object, section: str, *names: str) -> None:
 
 def option(default: Any, meaning: str, *, on_resume: OnResume = OnResume.refuse) -> Any:
     """A key with its default, what `--help` says of it, and whether a run that goes on may have another value."""
-    return field(default=default, metadata={"help": meaning, "on_resume": on_resume})
+    metadata = {"help": meaning, "on_resume": on_resume}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -201,7 +204,9 @@ class PairConfig:
         on_resume=OnResume.allow,
     )
     dataset: str | None = option(
-        None, "instead of text files: a hub data set, or a .tsv, .jsonl or .parquet file", on_resume=OnResume.allow
+        None,
+        "instead of text files: a .tsv, .jsonl or .parquet file, a hub data set, or sacrebleu:SET",
+        on_resume=OnResume.allow,
     )
     subset: str | None = option(
         None, "subset (configuration) of a hub data set, such as de-en", on_resume=OnResume.allow

@@ -25,8 +25,9 @@ import numpy.typing as npt
 from transformer.config.jobs import TrainJob
 from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import DataConfig, FilterConfig, Normalization, PairConfig, TokenizerConfig
+from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, screen_pairs
+from transformer.data.round_trip import RoundTrip, warn_of_changes
 from transformer.data.source import Origin, Source, is_hub_dataset, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter
 from transformer.data.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
@@ -34,7 +35,6 @@ from transformer.errors import InputError, StorageError
 from transformer.files import build_once, digest_file, read_json
 from transformer.machine import resolve_threads, trim_heap
 from transformer.run_dir import TOKENIZER, RunDir, list_steps
-from transformer.vocabulary import UNK
 
 PREPARE_VERSION = 3
 REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
@@ -58,47 +58,6 @@ class FileReport:
     path: str
     bytes: int
     sha256: str
-
-
-@dataclass(frozen=True)
-class Change:
-    """A text that the tokenizer does not give back, around the first difference."""
-
-    text: str
-    decoded: str
-
-
-@dataclass(frozen=True)
-class RoundTrip:
-    """Whether target texts come back from the tokenizer as a scorer sees them: else no translation can match them."""
-
-    checked: int
-    changed: int
-    unknown: int  # of those that are changed: with a character that has no piece
-    example: Change | None  # None: nothing is changed
-
-    @classmethod
-    def of(cls, texts: list[str], tokenizer: Tokenizer) -> "RoundTrip":
-        """Encode and decode the texts."""
-        changed = tokenizer.changed(texts)
-        pieces = tokenizer.encode([text for text, _ in changed])
-        return cls(
-            checked=len(texts),
-            changed=len(changed),
-            unknown=sum(UNK in ids for ids in pieces),
-            example=_around_the_difference(*changed[0]) if changed else None,
-        )
-
-
-def _around_the_difference(text: str, decoded: str) -> Change:
-    """Twenty characters from both, ten of them before the first that differs."""
-    text = " ".join(text.split())
-    decoded = " ".join(decoded.split())
-    same = 0
-    while text[same : same + 1] == decoded[same : same + 1]:
-        same += 1
-    start = max(0, same - 10)
-    return Change(text[start : start + 20], decoded[start : start + 20])
 
 
 @dataclass(frozen=True)
@@ -288,10 +247,7 @@ def prepare(job: TrainJob) -> Prepared:
     Raises InputError for bad files and settings, StorageError where the store cannot be written.
     """
     began = time.monotonic()
-    try:
-        language_of(job.data.tgt_lang)
-    except ValueError as error:
-        raise InputError(f"data.tgt_lang: {error}") from None
+    language_of(job.data.tgt_lang, "data.tgt_lang")  # refused before any time is spent
     root = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
     mixture_weights = _mixture_weights(job.data)
     tokenizer_model = _given_tokenizer(job)
@@ -316,7 +272,9 @@ def prepare(job: TrainJob) -> Prepared:
 
     # Report, and warn of references that no translation can match.
     report = _data_report(job.data, digest, sets, counts=counts, mixture_weights=mixture_weights, built=built)
-    _warn_of_changes(report, corpus)
+    trips = {f"data.{name}": text_set.references for name, text_set in report.sets.items()}
+    trips["a sample of the training targets"] = report.targets
+    warn_of_changes(trips, job.tokenizer, is_given=tokenizer_model is not None)
     if len(mixture_weights) > 1:
         for name, weight in mixture_weights.items():
             kept = counts[name].pairs_kept
@@ -400,41 +358,6 @@ def _data_report(
         tokens=built.report.tokens,
         vocab_size=built.report.vocab_size,
         targets=built.report.targets,
-    )
-
-
-def _warn_of_changes(report: DataReport, corpus: _Corpus) -> None:
-    """Say how many references and training targets the tokenizer does not give back, and which key would help."""
-    found = {f"data.{name}": text_set.references for name, text_set in report.sets.items()}
-    found["a sample of the training targets"] = report.targets
-    trips = {name: trip for name, trip in found.items() if trip is not None and trip.changed}
-    if not trips:
-        return
-
-    counts = ", ".join(f"{trip.changed:,} of {trip.checked:,} in {name}" for name, trip in trips.items())
-    example = next(trip.example for trip in trips.values())
-    log.warning(
-        "no translation can match some references, since the tokenizer does not give their text back: %s%s; %s",
-        counts,
-        f", such as {example.text!r} -> {example.decoded!r}" if example else "",
-        _remedy(list(trips.values()), corpus),
-    )
-
-
-def _remedy(trips: list[RoundTrip], corpus: _Corpus) -> str:
-    """The keys that bring the text back."""
-    config = corpus.tokenizer
-    if corpus.tokenizer_model is not None:
-        return "the tokenizer is a given one, which decides that: train one, or give another by tokenizer.model"
-
-    keys = []
-    if any(trip.unknown for trip in trips):
-        is_complete = config.character_coverage == 1.0
-        keys.append("tokenizer.byte_fallback=true" + ("" if is_complete else " or tokenizer.character_coverage=1.0"))
-    if config.normalization is not Normalization.identity and any(trip.unknown < trip.changed for trip in trips):
-        keys.append("tokenizer.normalization=identity")
-    return (
-        f"set {' and '.join(keys)}" if keys else "no key changes that: U+2581 is SentencePiece's own sign for a space"
     )
 
 

@@ -23,7 +23,7 @@ def bootstrap_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tgt_
 
     The interval is about the choice of the sentences alone: another seed of the training may differ by more.
     """
-    bleu = bleu_metric(tgt_lang)
+    bleu = bleu_metric(tgt_lang, lowercase=False)
     score = bleu.corpus_score(hypotheses, [references], n_bootstrap=RESAMPLES)
     signature = str(bleu.get_signature())
     printed = json.loads(score.format(width=6, signature=signature, is_json=True))

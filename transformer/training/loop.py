@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -491,7 +492,9 @@ def _evaluate(run: Run) -> Results:
         precision=run.resolved.precision,
     )
     return Results(
-        test_sets=evaluate_sets(run.directory, translator, run.test, tgt_lang=job.data.tgt_lang, scorer=measure),
+        test_sets=evaluate_sets(
+            run.directory, translator, run.test, scorer=partial(measure, tgt_lang=job.data.tgt_lang)
+        ),
         averaged=checkpoint.run_state().averaged,
         steps=progress.step,
         epochs=progress.epoch,
