@@ -1,5 +1,6 @@
 """Parameters and FLOPs against the paper's tables, the model itself, and torch's FLOP counter."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -40,11 +41,44 @@ def test_parameters_at_37000_pieces(config: ModelConfig, expected: int) -> None:
     assert cost.parameters(config, 37_000) == expected
 
 
+def part_of(name: str) -> str:
+    """The part that a parameter belongs to, by the name that a checkpoint gives it."""
+    top, *below = name.split(".")
+    if top in ("encoder_norm", "decoder_norm"):
+        return f"{top.removesuffix('_norm')} norms"
+    if top in ("encoder", "decoder"):
+        module = below[1]
+        return f"{top} norms" if module.endswith("_norm") else f"{top} {module}"
+    if below == ["table"]:
+        return "positions"
+    return "output" if top == "output" else "embeddings"
+
+
+def counted_by_part(config: ModelConfig, vocab_size: int) -> Counter[str]:
+    with torch.device("meta"):
+        model = Transformer(config, vocab_size)
+    counts = Counter[str]()
+    for name, parameter in model.named_parameters():
+        counts[part_of(name)] += parameter.numel()
+    return counts
+
+
 @every_variant
-def test_the_formula_counts_what_the_model_has(config: ModelConfig) -> None:
-    assert cost.parameters(config, 101) == counted(config, 101)
-    additive = replace(config, score=Score.additive)
-    assert cost.parameters(additive, 101) == counted(additive, 101)
+@pytest.mark.parametrize("score", Score, ids=lambda score: score.name)
+def test_count_parameters_is_what_the_model_has_in_each_part(config: ModelConfig, score: Score) -> None:
+    config = replace(config, score=score)
+    ours = cost.count_parameters(config, 101)
+    by_part = {"embeddings": ours.embeddings, "positions": ours.positions, "output": ours.output}
+    for name, stack in (("encoder", ours.encoder), ("decoder", ours.decoder)):
+        by_part |= {
+            f"{name} self_attention": stack.self_attention,
+            f"{name} cross_attention": stack.cross_attention,
+            f"{name} feed_forward": stack.feed_forward,
+            f"{name} norms": stack.norms,
+        }
+        assert stack.total == sum(by_part[part] for part in by_part if part.startswith(f"{name} "))
+    assert {part: count for part, count in by_part.items() if count} == counted_by_part(config, 101)
+    assert ours.total == cost.parameters(config, 101) == counted(config, 101)
 
 
 def test_additive_attention_has_a_vector_of_width_d_k_for_each_head() -> None:
@@ -99,6 +133,14 @@ def test_step_flops_are_those_that_torch_counts(config: ModelConfig, rows: int, 
     ours = cost.step_flops(config, 101, source=tokens, target=tokens, mean_length=width)
     masked = 6 * config.n_layers * tokens * config.n_heads * (config.key_width + config.value_width) * width / 2
     assert ours + masked == pytest.approx(flops_of_a_step(config, 101, rows, width), rel=1e-12)
+
+
+def test_step_flops_of_additive_attention_are_those_that_torch_counts() -> None:
+    """A product of `tanh(q + k)` and its vector for each pair; the sums and tanh themselves are elementwise."""
+    additive = replace(VARIANTS["all"], score=Score.additive)
+    ours = cost.step_flops(additive, 101, source=24, target=24, mean_length=8)
+    masked = 6 * 2 * 24 * 4 * (3 + 7) * 8 / 2  # two layers, 24 tokens, 4 heads, d_k 3 and d_v 7, 8 keys
+    assert ours + masked == flops_of_a_step(additive, 101, 3, 8)
 
 
 @pytest.mark.parametrize(("config", "expected"), [(BASE, 9.52e12), (BIG, 32.26e12)], ids=["base", "big"])

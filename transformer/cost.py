@@ -5,6 +5,7 @@ padding, recomputation and masked positions are never counted, nor are the eleme
 """
 
 import re
+from dataclasses import dataclass
 
 from transformer.config.settings import ModelConfig, Norm, Positions, Score
 
@@ -18,19 +19,80 @@ PEAK_FLOPS = {
     "V100": 125e12,
     "T4": 65e12,
 }
+UTILISATION = 0.4  # of that peak: what good training of these models comes to (MLPerf v0.7, big model: 41 % on A100)
+
+
+@dataclass(frozen=True)
+class StackParameters:
+    """The parameters of all layers of the encoder or the decoder, and of the norm at a pre-norm stack's end."""
+
+    total: int
+    self_attention: int
+    cross_attention: int  # 0 in an encoder
+    feed_forward: int
+    norms: int
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many numbers are trained, by part."""
+
+    total: int
+    embeddings: int  # the source's and the target's, or the one matrix that is the output, too
+    positions: int  # where they are learned
+    encoder: StackParameters
+    decoder: StackParameters
+    output: int  # 0 where it is the embedding
+
+
+def count_parameters(config: ModelConfig, vocab_size: int) -> Parameters:
+    """The parameters of a model, by part."""
+    d_model = config.d_model
+    heads = config.n_heads
+    learned = config.positions is Positions.learned
+
+    # One of each.
+    matrix = vocab_size * d_model
+    attention = d_model * heads * (2 * config.key_width + 2 * config.value_width)
+    attention += heads * config.key_width if config.score is Score.additive else 0
+    feed_forward = 2 * d_model * config.d_ff + config.d_ff + d_model
+    norm = 2 * d_model
+
+    # The stacks.
+    layers = config.n_layers
+    final_norm = norm if config.norm is Norm.pre else 0
+    encoder = _stack(layers * attention, 0, layers * feed_forward, norms=2 * layers * norm + final_norm)
+    decoder = _stack(
+        layers * attention, layers * attention, layers * feed_forward, norms=3 * layers * norm + final_norm
+    )
+
+    # The rest, and all of it.
+    embeddings = matrix if config.tie_embeddings else 2 * matrix
+    output = 0 if config.tie_embeddings else matrix
+    positions = 2 * config.max_positions * d_model if learned else 0
+    return Parameters(
+        total=embeddings + positions + encoder.total + decoder.total + output,
+        embeddings=embeddings,
+        positions=positions,
+        encoder=encoder,
+        decoder=decoder,
+        output=output,
+    )
+
+
+def _stack(self_attention: int, cross_attention: int, feed_forward: int, *, norms: int) -> StackParameters:
+    return StackParameters(
+        total=self_attention + cross_attention + feed_forward + norms,
+        self_attention=self_attention,
+        cross_attention=cross_attention,
+        feed_forward=feed_forward,
+        norms=norms,
+    )
 
 
 def parameters(config: ModelConfig, vocab_size: int) -> int:
     """How many numbers are trained."""
-    d, heads = config.d_model, config.n_heads
-    attention = d * heads * (2 * config.key_width + 2 * config.value_width)
-    attention += heads * config.key_width if config.score is Score.additive else 0
-    feed_forward = 2 * d * config.d_ff + config.d_ff + d
-    norm = 2 * d
-    layers = config.n_layers * ((attention + feed_forward + 2 * norm) + (2 * attention + feed_forward + 3 * norm))
-    matrices = (1 if config.tie_embeddings else 3) * vocab_size * d
-    positions = 2 * config.max_positions * d if config.positions is Positions.learned else 0
-    return layers + matrices + positions + (2 * norm if config.norm is Norm.pre else 0)
+    return count_parameters(config, vocab_size).total
 
 
 def step_flops(config: ModelConfig, vocab_size: int, *, source: int, target: int, mean_length: float) -> float:

@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,14 @@ def _average(job: AverageJob) -> None:
 
 
 def _summary(job: SummaryJob) -> None:
+    from transformer.config.primitives import to_json
     from transformer.tools.summary import format_summary, summarise
 
     summary = summarise(job)
     if job.format is Format.json:
-        sys.stdout.write(json.dumps(asdict(summary), indent=2) + "\n")
+        sys.stdout.write(json.dumps(to_json(summary), indent=2) + "\n")
     else:
-        sys.stdout.write(format_summary(summary, job.train))
+        sys.stdout.write(format_summary(summary))
 
 
 def _table(job: TableJob) -> None:
@@ -127,6 +128,6 @@ COMMANDS = {
     "translate": Command(_translate, "translate standard input to standard output, line for line"),
     "evaluate": Command(_evaluate, "translate the test sets and score them with sacreBLEU; or score files"),
     "average": Command(_average, "average a run's newest checkpoints"),
-    "summary": Command(_summary, "parameters, FLOPs and memory of a model"),
+    "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
     "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),
 }

@@ -1,5 +1,6 @@
 """One class for each command: every key that it takes, with its default. Checks that span sections stand here."""
 
+import math
 from dataclasses import dataclass, field
 
 from transformer.config.settings import (
@@ -118,7 +119,14 @@ class AverageJob:
 class SummaryJob(TrainJob):
     """`transformer summary`."""
 
+    run: str | None = option(None, "sum up this run directory, its settings and its speed, instead of these settings")
+    tokens_per_second: float | None = option(None, "target tokens a second, to count the hours with")
     format: Format = option(Format.text, "for people, or for programs")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        speed = self.tokens_per_second
+        require(speed is None or 0 < speed < math.inf, f"tokens_per_second={speed} must be above 0")
 
 
 PAPER_TABLES = ("1", "2", "3")

@@ -1,54 +1,322 @@
-"""`transformer summary`: what a model costs, from numbers alone; nothing is read and nothing is trained."""
+"""`transformer summary`: parameters, FLOPs, memory and hours of a training, from numbers alone.
 
+FLOPs are counted in two ways that must not be confused, so both are shown. The model's arithmetic, which `cost` counts,
+is the multiplications and additions of its matrix products. The paper's training cost (Table 2) is a time: hours x GPUs
+x the FLOP/s that a GPU is taken to sustain. For the paper's own runs it is 3.4 (base) and 2.4 times (big) the first.
+"""
+
+import json
+import statistics
 from dataclasses import dataclass
+from pathlib import Path
 
-from transformer.config.jobs import SummaryJob
-from transformer.config.settings import Precision, TrainConfig
-from transformer.cost import PEAK_FLOPS, parameters, step_flops
+import torch
+
+from transformer.compute import HALF
+from transformer.config.jobs import SummaryJob, TrainJob
+from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig
+from transformer.cost import PEAK_FLOPS, UTILISATION, Parameters, StackParameters, count_parameters, step_flops
+from transformer.data.plan import SLOTS
+from transformer.data.tokenizer import Tokenizer
+from transformer.errors import InputError
+from transformer.records import Resolved
+from transformer.run_dir import RunDir
+from transformer.tools.memory import Memory, estimate_memory
+from transformer.training.resolve import resolve_settings
 
 MEAN_LENGTH = 27.0  # tokens of a sentence, as in WMT news text
-UTILISATION = 0.4  # of the peak, as good training reaches it
+NAMED_GPUS = ("H200", "A100", "V100", "T4")
+GPU_TOKENS = 32_768  # of a micro-batch on a GPU that is not here: what training chooses above 36 GB
+SPEED = "speed/target_tokens_per_second"  # in a run's metrics
+
+# The paper's own training cost: section 5.2 has the times, a footnote of section 6.1 the rate, Table 2 the products.
+PAPER_GPUS = 8
+PAPER_FLOPS = 9.5e12  # FLOP/s that a P100 is taken to sustain
+PAPER_VOCABULARY = 37_000
+PAPER_TOKENS = 25_000
+BASE = ModelConfig()
+BIG = ModelConfig(d_model=1024, d_ff=4096, n_heads=16)
+
+
+@dataclass(frozen=True)
+class Flops:
+    """The arithmetic of a training whose steps are as full as `train.tokens_per_step` allows."""
+
+    step: float
+    target_token: float
+    training: float
+    steps: int
+    tokens_per_step: int  # on each side
+    mean_length: float  # tokens of a sentence, assumed
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long the training takes at a rate."""
+
+    source: str  # where the rate comes from
+    target_tokens_per_second: float
+    flops_per_second: float
+    hours: float
+
+
+@dataclass(frozen=True)
+class PaperCost:
+    """What one of the paper's trainings cost, counted in both ways."""
+
+    name: str
+    hours: float
+    by_time: float  # FLOPs, as Table 2 has them: hours x GPUs x sustained FLOP/s
+    by_arithmetic: float  # FLOPs of the same training, as `Flops` counts them
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a model costs. A training state is the weights, their gradient, Adam's moments, and the moving average."""
+    """What a training costs."""
 
-    parameters: int
     vocab_size: int
-    step_flops: float
-    training_flops: float
-    weight_bytes: int
-    training_state_bytes: int
+    parameters: Parameters
+    flops: Flops
+    memory: Memory  # at the mean length
+    longest_memory: Memory  # of a batch of the longest sentences that are let through
+    resolved: Resolved  # what the memory is estimated for
+    paces: list[Pace]
+    paper: list[PaperCost]
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is summed up: settings that were given, or those of a run."""
+
+    job: TrainJob
+    vocab_size: int
+    resolved: Resolved
 
 
 def summarise(job: SummaryJob) -> Summary:
-    """Parameters, training FLOPs, and the bytes of the weights and of a training state."""
-    vocab_size, tokens = job.tokenizer.vocab_size, job.train.tokens_per_step
-    count = parameters(job.model, vocab_size)
-    flops = step_flops(job.model, vocab_size, source=tokens, target=tokens, mean_length=MEAN_LENGTH)
+    """Sum up the training that the settings describe, or, with `run`, the one that this run is.
 
-    width = 8 if job.train.precision is Precision.fp64 else 4  # bytes
-    copies = 4 if job.train.ema_decay is None else 5  # weights, gradient, Adam's two moments, and their average
+    Raises InputError and CheckpointError where `run` is no run directory, or has not measured anything yet.
+    """
+    subject = _given(job) if job.run is None else _of_run(Path(job.run))
+    flops = _flops(subject.job.model, subject.job.train, subject.vocab_size)
     return Summary(
-        parameters=count,
-        vocab_size=vocab_size,
-        step_flops=flops,
-        training_flops=flops * job.train.max_steps,
-        weight_bytes=count * width,
-        training_state_bytes=count * width * copies,
+        vocab_size=subject.vocab_size,
+        parameters=count_parameters(subject.job.model, subject.vocab_size),
+        flops=flops,
+        memory=_memory(subject, mean_length=MEAN_LENGTH),
+        longest_memory=_memory(subject, mean_length=subject.job.data.filter.max_length + 1),
+        resolved=subject.resolved,
+        paces=_paces(job, flops),
+        paper=[
+            _paper_cost("base", BASE, hours=12.0, steps=100_000),
+            _paper_cost("big", BIG, hours=3.5 * 24, steps=300_000),
+        ],
     )
 
 
-def format_summary(summary: Summary, recipe: TrainConfig) -> str:
-    """The summary of a model under this recipe, for people."""
-    tokens = recipe.tokens_per_step
-    hours = summary.training_flops / (UTILISATION * PEAK_FLOPS["H200"]) / 3600
+# ---- what is summed up ----------------------------------------------------------------------------------------------
+
+
+def _given(job: SummaryJob) -> _Subject:
+    return _Subject(job, job.tokenizer.vocab_size, _resolve(job))
+
+
+def _resolve(job: TrainJob) -> Resolved:
+    """As training would here; under `train.device=cuda` without a GPU here, as on one of 40 GB or more since Ampere."""
+    train = job.train
+    if train.device is not Device.cuda or torch.cuda.is_available():
+        return resolve_settings(job, world_size=1)
+
+    precision = Precision.bf16 if train.precision is Precision.auto else train.precision
+    layout = train.layout
+    if layout is LayoutKind.auto:
+        layout = LayoutKind.packed if precision in HALF else LayoutKind.padded
+    return Resolved(
+        device=Device.cuda,
+        precision=precision,
+        threads=1,
+        max_tokens=train.max_tokens or max(GPU_TOKENS, job.data.filter.max_length + 1),
+        layout=layout,
+        compile=train.compile is not False,
+        micro_batch_multiple=1,
+    )
+
+
+def _of_run(path: Path) -> _Subject:
+    if not path.is_dir():
+        raise InputError(f"run={path}: no such run directory")
+    run = RunDir(path)
+    record = run.read_record()
+    return _Subject(record.config, Tokenizer.load(run.tokenizer).vocab_size, record.resolved)
+
+
+# ---- FLOPs and hours ------------------------------------------------------------------------------------------------
+
+
+def _flops(model: ModelConfig, train: TrainConfig, vocab_size: int) -> Flops:
+    tokens = train.tokens_per_step
+    step = step_flops(model, vocab_size, source=tokens, target=tokens, mean_length=MEAN_LENGTH)
+    return Flops(
+        step=step,
+        target_token=step / tokens,
+        training=step * train.max_steps,
+        steps=train.max_steps,
+        tokens_per_step=tokens,
+        mean_length=MEAN_LENGTH,
+    )
+
+
+def _paces(job: SummaryJob, flops: Flops) -> list[Pace]:
+    """At the rate that was given, the one that the run measured, and those of a few GPUs."""
+    paces = []
+    if job.tokens_per_second is not None:
+        paces.append(_pace("given", job.tokens_per_second, flops))
+    if job.run is not None:
+        speed, windows = measured_speed(RunDir(Path(job.run)))
+        paces.append(_pace(f"measured in {job.run} (median of {windows} log lines)", speed, flops))
+
+    for name in NAMED_GPUS:
+        speed = UTILISATION * PEAK_FLOPS[name] / flops.target_token
+        paces.append(_pace(f"one {name} at {100 * UTILISATION:.0f} % of its bf16 or fp16 peak", speed, flops))
+    return paces
+
+
+def _pace(source: str, tokens_per_second: float, flops: Flops) -> Pace:
+    seconds = flops.steps * flops.tokens_per_step / tokens_per_second
+    return Pace(
+        source=source,
+        target_tokens_per_second=tokens_per_second,
+        flops_per_second=flops.target_token * tokens_per_second,
+        hours=seconds / 3600,
+    )
+
+
+def measured_speed(run: RunDir) -> tuple[float, int]:
+    """Target tokens a second as a run's log lines say, their median, and how many there are.
+
+    Raises InputError where the run has no log line of training yet, or its file cannot be read.
+    """
+    try:
+        lines = run.metrics.read_text(encoding="utf-8").split("\n")
+        rows = [json.loads(line) for line in lines if line]
+        speeds = [float(row[SPEED]) for row in rows if SPEED in row]
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{run.metrics}: the run's speed cannot be read: {error}") from error
+    if not speeds:
+        raise InputError(f"{run.metrics}: nothing is measured yet: let the run come to its first log line")
+    return statistics.median(speeds), len(speeds)
+
+
+def _paper_cost(name: str, model: ModelConfig, *, hours: float, steps: int) -> PaperCost:
+    flops = step_flops(model, PAPER_VOCABULARY, source=PAPER_TOKENS, target=PAPER_TOKENS, mean_length=MEAN_LENGTH)
+    return PaperCost(
+        name=name,
+        hours=hours,
+        by_time=hours * 3600 * PAPER_GPUS * PAPER_FLOPS,
+        by_arithmetic=steps * flops,
+    )
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def _memory(subject: _Subject, *, mean_length: float) -> Memory:
+    train = subject.job.train
+    resolved = subject.resolved
+    slots = min(resolved.max_tokens, train.tokens_per_step)
+    if resolved.layout is LayoutKind.packed:
+        slots = -(-slots // SLOTS) * SLOTS
+    return estimate_memory(
+        subject.job.model,
+        subject.vocab_size,
+        resolved=resolved,
+        slots=slots,
+        mean_length=mean_length,
+        has_average=train.ema_decay is not None,
+    )
+
+
+# ---- for people -----------------------------------------------------------------------------------------------------
+
+
+def format_summary(summary: Summary) -> str:
+    """The summary as lines of text."""
+    lines = [
+        *_parameter_lines(summary.parameters, summary.vocab_size),
+        *_flop_lines(summary.flops, summary.paper),
+        *_memory_lines(summary),
+        *_time_lines(summary.paces),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _parameter_lines(parameters: Parameters, vocab_size: int) -> list[str]:
+    matrices = "source, target and output share one matrix" if parameters.output == 0 else "source and target"
+    lines = [
+        f"parameters       {parameters.total:,} with {vocab_size:,} pieces",
+        f"  embeddings     {parameters.embeddings:,}: {matrices}",
+    ]
+    if parameters.positions:
+        lines.append(f"  positions      {parameters.positions:,}")
+    lines += [
+        f"  encoder        {_stack_line(parameters.encoder)}",
+        f"  decoder        {_stack_line(parameters.decoder)}",
+    ]
+    if parameters.output:
+        lines.append(f"  output         {parameters.output:,}")
+    return lines
+
+
+def _stack_line(stack: StackParameters) -> str:
+    cross = f"encoder-decoder attention {stack.cross_attention:,}, " if stack.cross_attention else ""
     return (
-        f"parameters         {summary.parameters:,} with {summary.vocab_size:,} pieces\n"
-        f"a training step    {summary.step_flops / 1e12:.2f} TFLOP for {tokens:,} + {tokens:,} tokens\n"
-        f"the training       {summary.training_flops:.2e} FLOP in {recipe.max_steps:,} steps\n"
-        f"weights            {summary.weight_bytes / 2**20:,.0f} MiB\n"
-        f"training state     {summary.training_state_bytes / 2**20:,.0f} MiB, and activations\n"
-        f"on an H200         {hours:.2f} hours at {100 * UTILISATION:.0f} % of its bf16 peak\n"
+        f"{stack.total:,}: self-attention {stack.self_attention:,}, {cross}"
+        f"feed-forward {stack.feed_forward:,}, norms {stack.norms:,}"
     )
+
+
+def _flop_lines(flops: Flops, paper: list[PaperCost]) -> list[str]:
+    tokens = f"{flops.tokens_per_step:,}"
+    lines = [
+        f"FLOPs            {flops.training:.2e} in {flops.steps:,} steps, by the model's arithmetic",
+        f"  a step         {flops.step:.2e} for {tokens} + {tokens} tokens in sentences of {flops.mean_length:.0f}",
+        f"  a target token {flops.target_token:.2e}",
+    ]
+    gpus = f"{PAPER_GPUS} GPUs x {PAPER_FLOPS / 1e12:.1f} TFLOP/s"
+    for cost in paper:
+        lines.append(
+            f"  paper's {cost.name:<6} {cost.by_time:.2e} as Table 2 counts: {cost.hours:.0f} h x {gpus}; "
+            f"by arithmetic {cost.by_arithmetic:.2e}"
+        )
+    return lines
+
+
+def _memory_lines(summary: Summary) -> list[str]:
+    memory = summary.memory
+    longest = summary.longest_memory
+    resolved = summary.resolved
+    average = f", average {_mib(memory.average)}" if memory.average else ""
+    state = memory.total - memory.activations - memory.loss
+    slots = f"{memory.slots:,} + {memory.slots:,} {resolved.layout.name} slots"
+    return [
+        f"memory           {_mib(memory.total)} MiB of tensors in training, estimated; "
+        f"{_mib(longest.total)} where all sentences are as long as data.filter.max_length",
+        f"  state          {_mib(state)}: weights {_mib(memory.weights)}, gradients {_mib(memory.gradients)}, "
+        f"Adam {_mib(memory.adam)}{average}",
+        f"  activations    {_mib(memory.activations)} of a micro-batch of {slots}, in {resolved.precision.name} on "
+        f"{resolved.device.name}",
+        f"  loss           {_mib(memory.loss)}",
+    ]
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f}"
+
+
+def _time_lines(paces: list[Pace]) -> list[str]:
+    lines = ["time             if every step is full; small models do not reach this share of a GPU"]
+    for pace in paces:
+        rate = f"{pace.target_tokens_per_second:,.0f} target tokens/s, {pace.flops_per_second / 1e12:.3g} TFLOP/s"
+        lines.append(f"  {pace.hours:>10,.2f} h   {pace.source}: {rate}")
+    return lines
