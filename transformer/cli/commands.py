@@ -65,9 +65,29 @@ def _translate(job: TranslateJob) -> None:
 
 
 def _evaluate(job: EvaluateJob) -> None:
+    if job.sweep.is_wanted:
+        _sweep(job)
+        return
+
+    from transformer.config.primitives import to_json
     from transformer.evaluation.sets import evaluate, format_results
 
-    sys.stdout.write(format_results(Path(job.run_dir), evaluate(job)))
+    evaluation = evaluate(job)
+    if job.format is Format.json:
+        sys.stdout.write(json.dumps(to_json(evaluation), indent=2) + "\n")
+    else:
+        sys.stdout.write(format_results(Path(job.run_dir), evaluation))
+
+
+def _sweep(job: EvaluateJob) -> None:
+    from transformer.config.primitives import to_json
+    from transformer.tools.sweep import format_sweep, sweep
+
+    found = sweep(job)
+    if job.format is Format.json:
+        sys.stdout.write(json.dumps(to_json(found), indent=2) + "\n")
+    else:
+        sys.stdout.write(format_sweep(Path(job.run_dir), found))
 
 
 def _average(job: AverageJob) -> None:
@@ -91,7 +111,7 @@ COMMANDS = {
     "prepare": Command(_prepare, "read, filter and tokenise a corpus, ready for training"),
     "train": Command(_train, "train a model, or go on with one; then average checkpoints and score the test sets"),
     "translate": Command(_translate, "translate standard input to standard output, line for line"),
-    "evaluate": Command(_evaluate, "translate the test sets and score them with sacreBLEU"),
-    "average": Command(_average, "average a run's newest checkpoints"),
+    "evaluate": Command(_evaluate, "translate the test sets and score them with sacreBLEU; or compare search settings"),
+    "average": Command(_average, "average a run's newest checkpoints, or its best"),
     "summary": Command(_summary, "parameters, FLOPs and memory of a model"),
 }

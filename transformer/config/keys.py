@@ -55,11 +55,12 @@ def _keys_under(config: type, prefix: str) -> dict[str, Key]:
             of_one = _keys_under(get_args(kind)[1], f"{dotted}.NAME.")
             keys |= {name: replace(key, help=meaning + key.help) for name, key in of_one.items()}
         else:
-            keys[dotted] = Key(kind, _as_typed(field.default), _meaning(kind, meaning), field.metadata["on_resume"])
+            keys[dotted] = Key(kind, as_typed(field.default), _meaning(kind, meaning), field.metadata["on_resume"])
     return keys
 
 
-def _as_typed(value: object) -> str:
+def as_typed(value: object) -> str:
+    """A value as it is typed on the command line, without quotes."""
     if value is None:
         return "null"
     if isinstance(value, Enum):
@@ -78,7 +79,8 @@ def _meaning(kind: Any, meaning: str) -> str:
 def check_override(override: str, keys: Mapping[str, Key], *, is_sweep: bool) -> str:
     """The override as Hydra is to read it: its key is known, and a text value is quoted.
 
-    In a sweep a text value may be a list (`a,b`) or a choice, which is left for Hydra to take apart. Raises InputError.
+    A key that takes a list may be given one without brackets (`a,b`). In a sweep a text value may be such a list, or a
+    choice, which is left for Hydra to take apart. Raises InputError.
     """
     if any("\ud800" <= character <= "\udfff" for character in override):  # how Python marks bytes it cannot decode
         raise InputError(f"{override}: not UTF-8")
@@ -95,8 +97,12 @@ def check_override(override: str, keys: Mapping[str, Key], *, is_sweep: bool) ->
         return f"{bare}={value}"
 
     _check_key(bare, override, keys)
+    kind = keys[generic_key(bare)].kind
+    takes_list = any(get_origin(choice) is list for choice in get_args(kind))  # `list[int] | None`, and the like
+    if takes_list and not (is_sweep or value == "null" or value.startswith("[")):
+        return f"{bare}=[{value}]"
     is_list = is_sweep and re.search("[,(]", value) is not None
-    is_text = keys[generic_key(bare)].kind in (str, str | None) and value != "null" and not is_list
+    is_text = kind in (str, str | None) and value != "null" and not is_list
     return f"{bare}={quote(value) if is_text else value}"
 
 

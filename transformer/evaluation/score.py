@@ -6,6 +6,7 @@ and counts tokenised text as it stands. All of that is refused here.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -36,11 +37,7 @@ def measure(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: s
     Raises InputError unless there are as many hypotheses as references, at least one, in two lists of texts.
     """
     _check_lists(hypotheses, references)
-    language = re.split("[-_]", tgt_lang)[0].lower()  # zh-CN is cut into characters as zh is
-    try:
-        bleu = BLEU(trg_lang=language, force=True)  # force: no warning of its own about tokenised text
-    except RuntimeError as error:  # Japanese and Korean need a tokenizer that is not installed
-        raise InputError(f"BLEU for {language} needs more: pip install 'sacrebleu[{language}]'") from error
+    bleu = _bleu(tgt_lang)
     chrf = CHRF()
     bleu_score, chrf_score = (metric.corpus_score(hypotheses, [references]).score for metric in (bleu, chrf))
     return Scores(
@@ -49,6 +46,32 @@ def measure(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: s
         chrf=chrf_score,
         chrf_signature=str(chrf.get_signature()),
     )
+
+
+@dataclass(frozen=True)
+class Bleu:
+    """A corpus' BLEU, 0 to 100, its signature, and the tokens of the hypotheses over those of the references."""
+
+    score: float
+    signature: str
+    length_ratio: float
+
+
+def measure_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str) -> Bleu:
+    """The BLEU of `measure` with its length ratio, and without chrF, which takes longer. Raises as `measure` does."""
+    _check_lists(hypotheses, references)
+    bleu = _bleu(tgt_lang)
+    found = bleu.corpus_score(hypotheses, [references])
+    return Bleu(found.score, str(bleu.get_signature()), found.ratio)
+
+
+def _bleu(tgt_lang: str) -> BLEU:
+    """sacreBLEU's BLEU, with its tokenizer for the language."""
+    language = re.split("[-_]", tgt_lang)[0].lower()  # zh-CN is cut into characters as zh is
+    try:
+        return BLEU(trg_lang=language, force=True)  # force: no warning of its own about tokenised text
+    except RuntimeError as error:  # Japanese and Korean need a tokenizer that is not installed
+        raise InputError(f"BLEU for {language} needs more: pip install 'sacrebleu[{language}]'") from error
 
 
 def _check_lists(hypotheses: Sequence[str], references: Sequence[str]) -> None:
