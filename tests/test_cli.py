@@ -43,6 +43,7 @@ from transformer.config.settings import (
     PairConfig,
     Positions,
     Precision,
+    SweepConfig,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -231,6 +232,15 @@ REFUSED = {
     "extra corpus of a test": ("evaluate", ["extra.bt.src=x"], ["extra.bt.src"]),
     "test set with a weight": ("train", ["data.test.news.weight=2"], ["data.test.news.weight"]),
     "missing =": ("average", ["last"], ["last", "EQUAL"]),
+    "sweep, empty": ("evaluate", ["sweep.beam_size="], ["sweep.beam_size names no value"]),
+    "sweep, empty list": ("evaluate", ["sweep.beam_size=[]"], ["sweep.beam_size names no value"]),
+    "sweep, below": ("evaluate", ["sweep.beam_size=4,0"], ["sweep.beam_size=[4, 0]", "at least 1"]),
+    "sweep, float for int": ("evaluate", ["sweep.beam_size=[1.5]"], ["sweep.beam_size", "1.5", "Integer"]),
+    "sweep, text": ("evaluate", ["sweep.length_penalty=much"], ["sweep.length_penalty", "much", "Float"]),
+    "sweep, one value twice set": ("evaluate", ["sweep.beam_size=1", "search.beam_size=2"], ["cannot both be set"]),
+    "sweep, with a test set": ("evaluate", ["sweep.beam_size=1", "test.news.src=x"], ["leave test.NAME"]),
+    "sweep of another command": ("translate", ["sweep.beam_size=1,4"], ["sweep.beam_size"]),
+    "two averages": ("average", ["last=2", "best=3"], ["last=2 and best=3: choose one"]),
     "a pickle": ("average", ["--experimental-rerun", "config.pickle"], ["--experimental-rerun"]),
     "not UTF-8": ("train", ["run_dir=\udcff\udcfe"], ["not UTF-8"]),
     "flag without its value": ("average", ["--config-dir"], ["--config-dir needs a value"]),
@@ -507,6 +517,23 @@ def test_values_of_every_type_are_typed() -> None:
     assert (job.train.deterministic, job.model.norm, job.train.max_steps) == (True, Norm.pre, 5)
     assert job.format is Format.json
     assert isinstance(job.train.clip_norm, float)
+
+
+@pytest.mark.parametrize("brackets", ["{}", "[{}]", "[ {} ]"], ids=["plain", "list", "spaced list"])
+def test_a_list_needs_no_brackets(brackets: str) -> None:
+    given = {"sweep.beam_size": "1,4,8", "sweep.length_penalty": "0, 0.6,1"}
+    (job,) = enter("evaluate", *(f"{key}={brackets.format(value)}" for key, value in given.items())).jobs
+    assert job.sweep == SweepConfig(beam_size=[1, 4, 8], length_penalty=[0.0, 0.6, 1.0])
+    assert [type(value) for value in job.sweep.length_penalty] == [float] * 3
+    assert job.sweep.is_wanted
+    (job,) = enter("evaluate", "sweep.beam_size=4", "++sweep.length_penalty=null").jobs
+    assert job.sweep == SweepConfig(beam_size=[4])
+    assert not enter("evaluate").jobs[0].sweep.is_wanted
+
+
+def test_multirun_over_lists() -> None:
+    jobs = enter("evaluate", "-m", "sweep.beam_size=[1,4],[8]").jobs
+    assert [job.sweep.beam_size for job in jobs] == [[1, 4], [8]]
 
 
 # ---- the experiments ------------------------------------------------------------------------------------------------

@@ -213,6 +213,46 @@ def test_weights_are_cast_once_and_not_at_each_step(translator: Translator) -> N
     assert [casts.counts[matrix] for matrix in matrices] == [1] * 16
 
 
+# --- several length penalties at once
+
+
+def test_translate_sweep_gives_what_each_alpha_would_give_alone(translator: Translator) -> None:
+    alphas = [1.4, 0.0, 0.6, 8.0]
+    texts = [*sentences(60), "", "\u200b", *sentences(5)]
+    small = replace(translator, search=replace(SEARCH, batch_tokens=600))
+    found = small.translate_sweep(texts, alphas)
+    assert list(found) == alphas
+    for alpha in alphas:
+        assert found[alpha] == replace(small, search=replace(small.search, length_penalty=alpha)).translate(texts)
+        assert found[alpha][60:62] == ["", ""]
+    assert len({tuple(translations) for translations in found.values()}) > 2
+
+
+def test_translate_sweep_searches_once(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    asked: list[int] = []
+    encode = translator.model.encode
+    monkeypatch.setattr(translator.model, "encode", lambda x, layout: (rows.append(len(x)), encode(x, layout))[1])
+    small = replace(translator, search=replace(SEARCH, batch_tokens=600))
+    small.translate_sweep(sentences(40), [0.0, 0.6, 1.0], check=lambda: asked.append(1))
+    assert sum(rows) == 40
+    assert len(asked) == len(rows) > 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "alphas", "message"),
+    [
+        ("a dog", [0.6], r"a list of texts: for a single one"),
+        (["a dog"], [], "at least one length penalty"),
+        (["a dog"], [0.6, -0.1], r"^length_penalty=-0\.1 must be a number of at least 0"),
+        (["a dog"], ["0.6"], "^length_penalty='0.6' must be a number"),
+    ],
+)
+def test_translate_sweep_refuses(translator: Translator, texts: Any, alphas: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        translator.translate_sweep(texts, alphas)
+
+
 # --- what never reaches the model, and what is cut
 
 

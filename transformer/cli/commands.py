@@ -69,6 +69,9 @@ def _evaluate(job: EvaluateJob) -> None:
     if job.hypotheses is not None:
         _score_files(job)
         return
+    if job.sweep.is_wanted:
+        _sweep(job)
+        return
 
     from transformer.evaluation.sets import evaluate, format_results
 
@@ -88,6 +91,16 @@ def _score_files(job: EvaluateJob) -> None:
         sys.stdout.write(json.dumps(to_json(scores), indent=2) + "\n")
     else:
         sys.stdout.write(f"{format_scores(scores)}; {job.hypotheses} against {', '.join(job.references)}\n")
+
+
+def _sweep(job: EvaluateJob) -> None:
+    from transformer.tools.sweep import format_sweep, sweep
+
+    found = sweep(job)
+    if job.format is Format.json:
+        sys.stdout.write(json.dumps(to_json(found), indent=2) + "\n")
+    else:
+        sys.stdout.write(format_sweep(Path(job.run_dir), found))
 
 
 def _average(job: AverageJob) -> None:
@@ -126,8 +139,8 @@ COMMANDS = {
     "prepare": Command(_prepare, "read, filter and tokenise a corpus, ready for training"),
     "train": Command(_train, "train a model, or go on with one; then average checkpoints and score the test sets"),
     "translate": Command(_translate, "translate standard input to standard output, line for line"),
-    "evaluate": Command(_evaluate, "translate the test sets and score them with sacreBLEU; or score files"),
-    "average": Command(_average, "average a run's newest checkpoints"),
+    "evaluate": Command(_evaluate, "score the test sets with sacreBLEU, or files; or compare search settings"),
+    "average": Command(_average, "average a run's newest checkpoints, or its best"),
     "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
     "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),
 }

@@ -13,6 +13,7 @@ from transformer.config.settings import (
     Precision,
     SearchConfig,
     SearchOverride,
+    SweepConfig,
     TokenizerConfig,
     TrainConfig,
     at_least,
@@ -92,6 +93,7 @@ class EvaluateJob(DecodeJob):
     format: Format = option(Format.text, "for people, or for programs")
     test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "instead of the run's test sets: "})
     store_dir: str | None = option(None, "where copies of hub data sets are kept (null: beside the run)")
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,6 +104,14 @@ class EvaluateJob(DecodeJob):
         if self.hypotheses is not None:
             require(not self.test, "hypotheses are scored against references: leave test out")
             require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")
+            require(not self.sweep.is_wanted, "hypotheses are there already: leave sweep out")
+        require(
+            not (self.sweep.is_wanted and self.test),
+            "a sweep compares settings on the run's dev set: leave test.NAME for the evaluation that follows",
+        )
+        for name in ("beam_size", "length_penalty"):
+            both = getattr(self.sweep, name) is not None and getattr(self.search, name) is not None
+            require(not both, f"search.{name} and sweep.{name} cannot both be set: choose one")
 
 
 @dataclass
@@ -110,9 +120,11 @@ class AverageJob:
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
     last: int | None = option(None, "how many of the newest checkpoints to average (null: the run's train.average)")
+    best: int | None = option(None, "instead, how many of the best validated ones that are kept (train.keep_best)")
 
     def __post_init__(self) -> None:
-        at_least(self, "", 1, "last")
+        at_least(self, "", 1, "last", "best")
+        require(self.last is None or self.best is None, f"last={self.last} and best={self.best}: choose one")
 
 
 @dataclass

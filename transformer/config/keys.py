@@ -56,11 +56,12 @@ def _keys_under(config: type, prefix: str) -> dict[str, Key]:
             keys |= {name: replace(key, help=meaning + key.help) for name, key in of_one.items()}
         else:
             default = [] if get_origin(kind) is list else field.default
-            keys[dotted] = Key(kind, _as_typed(default), _meaning(kind, meaning), field.metadata["on_resume"])
+            keys[dotted] = Key(kind, as_typed(default), _meaning(kind, meaning), field.metadata["on_resume"])
     return keys
 
 
-def _as_typed(value: object) -> str:
+def as_typed(value: object) -> str:
+    """A value as it is typed on the command line, without quotes."""
     if value is None:
         return "null"
     if isinstance(value, Enum):
@@ -79,7 +80,8 @@ def _meaning(kind: Any, meaning: str) -> str:
 def check_override(override: str, keys: Mapping[str, Key], *, is_sweep: bool) -> str:
     """The override as Hydra is to read it: its key is known, and a text value is quoted.
 
-    In a sweep a text value may be a list (`a,b`) or a choice, which is left for Hydra to take apart. Raises InputError.
+    A key that takes a list may be given one without brackets (`a,b`). In a sweep a text value may be such a list, or a
+    choice, which is left for Hydra to take apart. Raises InputError.
     """
     if any("\ud800" <= character <= "\udfff" for character in override):  # how Python marks bytes it cannot decode
         raise InputError(f"{override}: not UTF-8")
@@ -96,18 +98,25 @@ def check_override(override: str, keys: Mapping[str, Key], *, is_sweep: bool) ->
         return f"{bare}={value}"
 
     _check_key(bare, override, keys)
-    if keys[generic_key(bare)].kind == list[str]:
-        return f"{bare}={_list(value)}"
-    is_list = is_sweep and re.search("[,(]", value) is not None
-    is_text = keys[generic_key(bare)].kind in (str, str | None) and value != "null" and not is_list
-    return f"{bare}={quote(value) if is_text else value}"
+    kind = keys[generic_key(bare)].kind
+    is_choice = is_sweep and re.search("[,(]", value) is not None
+    if value == "null" or is_choice:
+        return f"{bare}={value}"
+    if _is_list(kind):
+        return f"{bare}={_list(value, is_text=kind == list[str])}"
+    return f"{bare}={quote(value) if kind in (str, str | None) else value}"
 
 
-def _list(value: str) -> str:
-    """A list of texts, `[a,b]` or a single one without brackets, each of them quoted."""
-    is_bracketed = value.startswith("[") and value.endswith("]")
-    items = value[1:-1].split(",") if is_bracketed else [value]
-    return f"[{','.join(quote(item.strip()) for item in items if item.strip())}]"
+def _is_list(kind: Any) -> bool:
+    """Whether a key takes a list: `list[str]`, or `list[int] | None`."""
+    return any(get_origin(choice) is list for choice in (kind, *get_args(kind)))
+
+
+def _list(value: str, *, is_text: bool) -> str:
+    """A list for Hydra to read, given with brackets or without; texts are quoted."""
+    inner = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    items = [item.strip() for item in inner.split(",") if item.strip()]
+    return f"[{','.join(quote(item) if is_text else item for item in items)}]"
 
 
 def _check_key(key: str, override: str, keys: Mapping[str, Key]) -> None:

@@ -376,3 +376,23 @@ class SearchOverride:
 
     def __post_init__(self) -> None:
         self.over(SearchConfig())
+
+
+@dataclass
+class SweepConfig:
+    """Search settings that `evaluate` compares on the development set; null means: the one of `search`."""
+
+    beam_size: list[int] | None = option(None, "compare these beam sizes on the dev set, such as 1,4,8")
+    length_penalty: list[float] | None = option(None, "compare these alphas on the dev set, such as 0,0.6,1,1.4")
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("beam_size", 1), ("length_penalty", 0)):
+            values = getattr(self, name)
+            require(values is None or len(values) > 0, f"sweep.{name} names no value")
+            ok = all(minimum <= value < 2**63 for value in values or [])
+            require(ok, f"sweep.{name}={values}: each must be a number of at least {minimum}, and finite")
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is anything to compare."""
+        return self.beam_size is not None or self.length_penalty is not None

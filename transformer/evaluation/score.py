@@ -6,6 +6,7 @@ and counts tokenised text as it stands. All of that is refused here.
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -18,6 +19,15 @@ Scorer = Callable[..., Scores]  # of hypotheses, and one list of references or m
 
 _SUBWORDS = re.compile(r"▁|\w@@(?:\s|$)")
 _TOKENISED = re.compile(r"\w [.,](?:\s|$)")  # not " ?" or " !", which is how French writes
+
+
+@dataclass(frozen=True)
+class Bleu:
+    """BLEU by itself, with the length of the hypotheses over that of the references, both counted as BLEU does."""
+
+    score: float
+    signature: str
+    length_ratio: float
 
 
 def score(hypotheses: Sequence[str], *references: Sequence[str], tgt_lang: str, lowercase: bool = False) -> Scores:
@@ -49,6 +59,16 @@ def measure(hypotheses: Sequence[str], *references: Sequence[str], tgt_lang: str
         chrf=chrf.corpus_score(hypotheses, references).score,
         chrf_signature=str(chrf.get_signature()),
     )
+
+
+def measure_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str, lowercase: bool = False
+) -> Bleu:
+    """The BLEU of `measure` with its length ratio, and without chrF, which takes longer. Raises as `measure` does."""
+    _check_lists(hypotheses, [references])
+    bleu = bleu_metric(tgt_lang, lowercase=lowercase)
+    found = bleu.corpus_score(hypotheses, [references])
+    return Bleu(found.score, str(bleu.get_signature()), found.ratio)
 
 
 def check_language(tgt_lang: str) -> None:

@@ -107,14 +107,19 @@ def format_results(run_dir: Path, results: Results | Evaluation) -> str:
     """One line for each test set: its scores with their signatures, the search, and the checkpoints."""
     search = results.search
     decoding = f"beam {search.beam_size}, alpha {search.length_penalty}, source + {search.max_extra} at most"
-    origin = f"mean of steps {', '.join(map(str, results.averaged))}" if results.averaged else f"step {results.steps}"
-    origin += f", seed {results.seed}, data {results.data_digest[:12]}"
+    origin = describe_origin(results.averaged, steps=results.steps, seed=results.seed, data_digest=results.data_digest)
     lines = [
         f"{name}: {format_scores(scores)}; {decoding}; {run_dir}, {origin}"
         for name, scores in results.test_sets.items()
     ]
     lines = lines or [f"{run_dir}: {origin}; no test set to score (data.test.NAME.src, data.test.NAME.tgt)"]
     return "".join(f"{line}\n" for line in lines)
+
+
+def describe_origin(averaged: Sequence[int], *, steps: int, seed: int, data_digest: str) -> str:
+    """Which model it was that translated: its steps, its seed and the beginning of its data's digest."""
+    model = f"mean of steps {', '.join(map(str, averaged))}" if averaged else f"step {steps}"
+    return f"{model}, seed {seed}, data {data_digest[:12]}"
 
 
 def write_sets(run: RunDir, sets: Sets) -> None:

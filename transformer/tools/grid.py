@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from transformer.config.jobs import TrainJob
+from transformer.config.keys import as_typed
 from transformer.config.primitives import from_json, to_json
 from transformer.errors import InputError, PeerError, Stopped, TransformerError
 from transformer.records import Results
@@ -97,7 +98,7 @@ def differences(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, 
 
 def describe_changes(changes: Changes) -> str:
     """The changes as one types them: `model.n_heads=1 train.label_smoothing=0.0`."""
-    return " ".join(f"{key}={_as_typed(value)}" for key, value in _flat(changes, "").items())
+    return " ".join(f"{key}={as_typed(value)}" for key, value in _flat(changes, "").items())
 
 
 def _flat(changes: Changes, prefix: str) -> dict[str, Any]:
@@ -105,9 +106,3 @@ def _flat(changes: Changes, prefix: str) -> dict[str, Any]:
     for key, value in changes.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
-
-
-def _as_typed(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
