@@ -232,7 +232,7 @@ REFUSED = {
     "interpolation for int": ("average", ["last=${nope}"], ["nope"]),
     "removed": ("train", ["~train.seed"], ["~train.seed"]),
     "removed experiment": ("train", ["~experiment"], ["~experiment"]),
-    "unknown experiment": ("train", ["experiment=bigg"], ["bigg", *EXPERIMENTS]),
+    "unknown experiment": ("train", ["experiment=bigg"], ["bigg", *(name for name in EXPERIMENTS if "/" not in name)]),
     "no experiment": ("summary", ["experiment=null"], ["experiment"]),
     "two experiments": ("train", ["experiment=small,base"], ["experiment=small,base"]),
     "experiment where there is none": ("average", ["experiment=small"], ["experiment"]),
