@@ -1,6 +1,7 @@
 """Text in, text out: a tiny model with random weights under a real tokenizer: what is tested is the plumbing."""
 
 import io
+import json
 import logging
 import math
 import os
@@ -18,16 +19,18 @@ from typing import Any
 
 import pytest
 import torch
+from corpora import run_command
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer.average import average
 from transformer.checkpoint import commit, find_checkpoint
-from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, ScoredText, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
     DataConfig,
     Device,
     FilterConfig,
+    Format,
     LayoutKind,
     Metric,
     ModelConfig,
@@ -47,7 +50,7 @@ from transformer.evaluation.sets import digest_sets, evaluate, evaluate_sets, fo
 from transformer.files import write_json
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.records import Best, CheckpointState, Resolved, Results, RunRecord, Scores
+from transformer.records import Best, CheckpointState, PaperScores, Resolved, Results, RunRecord, Scores
 from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
 
@@ -653,6 +656,28 @@ def test_evaluate_scores_the_run_s_sets(run_dir: Path) -> None:
     assert hypotheses[5:] == [b"", b""]
     assert not list((run_dir / "hypotheses").glob(".tmp*"))
     assert not (run_dir / "hypotheses" / "dev.hyp").exists()
+
+
+def test_evaluate_scores_as_it_is_told(run_dir: Path) -> None:
+    """In the language that is given, without case, with the papers' BLEU beside the score."""
+    pytest.importorskip("sacremoses")
+    german = evaluate(evaluation(run_dir, lowercase=True, paper_bleu=True)).test_sets["news"]
+    assert isinstance(german, PaperScores)
+    assert "|case:lc|eff:no|tok:13a|" in german.bleu_signature
+    assert "|case:lc|" in german.chrf_signature
+    assert "|case:lc|eff:no|tok:moses-de+hyphens-split|" in german.paper_bleu_signature
+    chinese = evaluate(evaluation(run_dir, data=ScoredText(tgt_lang="zh-Hant"))).test_sets["news"]
+    assert "|case:mixed|eff:no|tok:zh|" in chinese.bleu_signature
+    with pytest.raises(InputError, match=r"data\.tgt_lang=chinese: not a code"):
+        evaluate(evaluation(run_dir, data=ScoredText(tgt_lang="chinese")))
+
+
+def test_evaluate_prints_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_command("evaluate", evaluation(run_dir, format=Format.json))
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["test_sets"]) == ["news", "talks"]
+    assert list(found["test_sets"]["news"]) == ["bleu", "bleu_signature", "chrf", "chrf_signature"]
+    assert (found["averaged"], found["search"]["beam_size"]) == ([20, 30], 4)
 
 
 def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path) -> None:
