@@ -92,6 +92,8 @@ EXPERIMENTS = (
     "wmt14_en_fr_big",
 )
 
+RECIPES = ("paper", "scaling_nmt", "tensor2tensor")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -234,6 +236,14 @@ REFUSED = {
     "removed experiment": ("train", ["~experiment"], ["~experiment"]),
     "unknown experiment": ("train", ["experiment=bigg"], ["bigg", *(name for name in EXPERIMENTS if "/" not in name)]),
     "no experiment": ("summary", ["experiment=null"], ["experiment"]),
+    "unknown experiment, nearest": ("train", ["experiment=bigg"], ["did you mean 'big'?"]),
+    "misspelt group of files": ("train", ["experimnt=small"], ["'experimnt'", "did you mean 'experiment'?"]),
+    "unknown recipe": ("train", ["recipe=papr"], ["papr", *RECIPES, "did you mean 'paper'?"]),
+    "misspelt recipe": ("train", ["recpie=paper"], ["'recpie'", "did you mean 'recipe'?"]),
+    "no recipe": ("prepare", ["recipe=null"], ["recipe=null", "recipe=paper"]),
+    "two recipes": ("train", ["recipe=paper,tensor2tensor"], ["recipe=paper,tensor2tensor"]),
+    "removed recipe": ("train", ["~recipe"], ["~recipe"]),
+    "recipe where there is none": ("evaluate", ["recipe=paper"], ["recipe"]),
     "two experiments": ("train", ["experiment=small,base"], ["experiment=small,base"]),
     "experiment where there is none": ("average", ["experiment=small"], ["experiment"]),
     "group": ("train", ["model=tiny"], ["model=tiny", "model.KEY=VALUE"]),
@@ -690,6 +700,8 @@ def test_help_lists_every_key_with_default_and_meaning(printed: Printed, command
 def test_help_offers_experiments_where_they_can_be_chosen(printed: Printed, command: str) -> None:
     lines = re.findall(r"^experiment:(.*)$", printed.texts[command], re.MULTILINE)
     assert lines == ([" " + ", ".join(EXPERIMENTS)] if issubclass(JOBS[command], TrainJob) else [])
+    lines = re.findall(r"^recipe:(.*)$", printed.texts[command], re.MULTILINE)
+    assert lines == ([" " + ", ".join(RECIPES)] if issubclass(JOBS[command], TrainJob) else [])
 
 
 def test_help_is_instant(printed: Printed) -> None:

@@ -16,11 +16,11 @@ from test_prepare import texts
 
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import PairConfig
+from transformer.config.settings import PairConfig, paper_peak
 from transformer.cost import parameters
 from transformer.data.prepare import prepare
 from transformer.tools.summary import format_summary, summarise
-from transformer.training.optimizer import learning_rate, paper_peak
+from transformer.training.optimizer import learning_rate
 
 FOLDER = ROOT / "configs" / "experiment"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

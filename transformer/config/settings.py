@@ -146,6 +146,11 @@ def option(default: Any, meaning: str, *, on_resume: OnResume = OnResume.refuse)
     return field(default=default, metadata=metadata)
 
 
+def paper_peak(d_model: int, warmup_steps: int) -> float:
+    """The rate where eq. 3's two branches meet: `d_model^-0.5 * warmup_steps^-0.5`."""
+    return 1.0 / math.sqrt(d_model * warmup_steps)
+
+
 @dataclass
 class ModelConfig:
     """The network (section 3)."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from transformer.config.jobs import TrainJob
-from transformer.config.keys import as_typed
+from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import from_json, to_json
 from transformer.errors import InputError, PeerError, Stopped, TransformerError
 from transformer.records import Results
@@ -98,11 +98,4 @@ def differences(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, 
 
 def describe_changes(changes: Changes) -> str:
     """The changes as one types them: `model.n_heads=1 train.label_smoothing=0.0`."""
-    return " ".join(f"{key}={as_typed(value)}" for key, value in _flat(changes, "").items())
-
-
-def _flat(changes: Changes, prefix: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in changes.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
+    return " ".join(f"{key}={as_typed(value)}" for key, value in leaves(changes).items())

@@ -21,7 +21,7 @@ from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, 
 from transformer.compute import resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import SearchOverride, TrainConfig
+from transformer.config.settings import SearchOverride, TrainConfig, paper_peak
 from transformer.cost import parameters, step_flops
 from transformer.data.corpus import Pair
 from transformer.data.loader import Position, Step, load_steps
@@ -38,7 +38,7 @@ from transformer.records import Best, CheckpointState, Progress, Resolved, Resul
 from transformer.run_dir import DEV, RunDir, list_steps, lock_run
 from transformer.tracking import Tracker, log_to, progress_bar
 from transformer.training.guard import Interrupted, Signals, SkippedGuard, stopped
-from transformer.training.optimizer import learning_rate, move_average, paper_peak
+from transformer.training.optimizer import learning_rate, move_average
 from transformer.training.progress import Clock, describe, log_window, validation_scalars
 from transformer.training.resolve import batching_of
 from transformer.training.resume import resume_run, start_run
