@@ -111,6 +111,10 @@ def _globals_of_its_own() -> Iterator[None]:
         JobRuntime.instance().set("name", name_of_command)
 
 
+def _to_dict(config: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(config, enum_to_str=True))
+
+
 def _without_hydra(config: DictConfig) -> DictConfig:
     config = copy.deepcopy(config)
     with read_write(config), open_dict(config):
@@ -261,7 +265,7 @@ def _log_what_stands_above_the_recipe(composed: DictConfig) -> None:
         return  # every experiment differs from the paper somewhere: that is what it is for
 
     given = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
-    in_force = leaves(OmegaConf.to_container(composed, enum_to_str=True))
+    in_force = leaves(_to_dict(composed))
     own = [
         f"{key}={as_typed(in_force[key])}"
         for key, value in _recipe_values(recipe).items()
@@ -276,7 +280,7 @@ def _recipe_values(recipe: str) -> dict[str, Any]:
     """The keys that the file of a recipe sets, dotted, from the first folder that has the file: so Hydra looks, too."""
     sources = HydraConfig.get().runtime.config_sources
     files = [Path(source.path) / "recipe" / f"{recipe}.yaml" for source in sources if source.schema == "file"]
-    return leaves(OmegaConf.to_container(OmegaConf.load(next(file for file in files if file.exists()))))
+    return leaves(_to_dict(OmegaConf.load(next(file for file in files if file.exists()))))
 
 
 def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerError:
