@@ -123,8 +123,14 @@ def _summary(job: SummaryJob) -> None:
 
 def _table(job: TableJob) -> None:
     from transformer.distributed import is_rank0
-    from transformer.tools.table_format import format_markdown, write_table
-    from transformer.tools.tables import make_table, output_of
+    from transformer.tools.table_format import format_layers, format_markdown, write_layer_table, write_table
+    from transformer.tools.tables import make_layer_table, make_table, output_of
+
+    if job.table == "1":
+        layers = make_layer_table(job)
+        write_layer_table(output_of(job), layers)
+        sys.stdout.write(format_layers(layers))
+        return
 
     table, errors = make_table(job)
     if is_rank0():

@@ -2,8 +2,9 @@
 
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformer.tools.significance import Interval
 
@@ -23,16 +24,11 @@ class Point:
 
 def plot_points(points: Sequence[Point], *, title: str) -> bytes | None:
     """BLEU of every row as a difference from the first row, measured beside published. None without matplotlib."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure  # slow, and optional; no pyplot, so that no window and no state is opened
-    except ImportError:
-        log.info("no plot: pip install 'transformer-mt[plots]'")
+    figure = _new_figure(height=1.4 + INCHES_A_ROW * len(points))
+    if figure is None:
         return None
-
-    first = points[0]
-    figure = Figure(figsize=(7.0, 1.4 + INCHES_A_ROW * len(points)), layout="constrained")
     axes = figure.add_subplot()
+    first = points[0]
 
     for height, point in enumerate(points):
         if first.measured:
@@ -63,7 +59,41 @@ def plot_points(points: Sequence[Point], *, title: str) -> bytes | None:
     axes.set_title(title, fontsize="medium")
     axes.legend(loc="best", fontsize="small")
 
+    return _as_svg(figure)
+
+
+def plot_times(times: Mapping[str, Sequence[tuple[int, float]]], *, title: str) -> bytes | None:
+    """Milliseconds against length, a line for each layer, both axes logarithmic. None without matplotlib."""
+    figure = _new_figure(height=4.0)
+    if figure is None:
+        return None
+    axes = figure.add_subplot()
+    for name, line in times.items():
+        axes.plot([length for length, _ in line], [milliseconds for _, milliseconds in line], marker="o", label=name)
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("positions n")
+    axes.set_ylabel("milliseconds, forward and backward")
+    axes.set_title(title, fontsize="medium")
+    axes.legend(loc="best", fontsize="small")
+    return _as_svg(figure)
+
+
+def _new_figure(*, height: float) -> Any:  # a Figure, or None without matplotlib
+    try:
+        from matplotlib.figure import Figure  # slow, and optional; no pyplot, so that no window and no state is opened
+    except ImportError:
+        log.info("no plot: pip install 'transformer-mt[plots]'")
+        return None
+    return Figure(figsize=(7.0, height), layout="constrained")
+
+
+def _as_svg(figure: Any) -> bytes:
+    """The figure as text, without a date or random names: the same table, the same file."""
+    from matplotlib import rc_context
+
     content = io.BytesIO()
-    with rc_context({"svg.hashsalt": "table"}):  # with no date: the same table, the same file
+    with rc_context({"svg.hashsalt": "table"}):
         figure.savefig(content, format="svg", metadata={"Date": None})
     return content.getvalue()

@@ -5,15 +5,17 @@ import io
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import fmean, stdev
 
 from transformer.config.primitives import to_json
 from transformer.files import make_directories, write_file, write_json
+from transformer.tools.complexity import LayerTime, format_complexity, format_times
 from transformer.tools.paper import CONCLUSIONS, Conclusion
-from transformer.tools.plots import Point, plot_points
+from transformer.tools.plots import Point, plot_points, plot_times
 from transformer.tools.significance import Interval
-from transformer.tools.tables import Measured, Table, TableRow
+from transformer.tools.tables import LayerTable, Measured, Table, TableRow
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,33 @@ def write_table(output: Path, table: Table) -> None:
     plot = plot_points(points, title=table.title)
     if plot is not None:
         write_file(output / "table.svg", plot)
+
+
+def write_layer_table(output: Path, table: LayerTable) -> None:
+    """`write_table` for Table 1; its CSV has what was timed."""
+    make_directories(output)
+    write_json(output / "table.json", to_json(table))
+    write_file(output / "table.md", format_layers(table).encode())
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(LayerTime)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in table.timed)
+    write_file(output / "table.csv", text.getvalue().encode())
+
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in table.timed:
+        lines.setdefault(row.layer, []).append((row.n, row.forward_backward))
+    plot = plot_times(lines, title=f"One layer of width {table.d} over {table.timed[0].tokens:,} tokens")
+    if plot is not None:
+        write_file(output / "table.svg", plot)
+
+
+def format_layers(table: LayerTable) -> str:
+    """Table 1 for people: what is counted, then what is timed."""
+    notes = "".join(f"- {note}\n" for note in table.notes)
+    counted = format_complexity(table.counted, n=table.n, d=table.d, k=table.k, r=table.r)
+    return f"# Table 1 of the paper\n\n{notes}\n{counted}\n{format_times(table.timed)}"
 
 
 def format_markdown(table: Table) -> str:

@@ -1,5 +1,6 @@
 """`transformer table`: the paper's tables, or one of your own, on any corpus: published figures beside measured ones.
 
+    layers      Table 1: counted and timed, and nothing is trained
     rows        Table 2 and 3: the experiments of the package, at any width; a file: rows of your own
     grid        a training for each row and each seed, in OUTPUT/ROW/seed-N
     measured    perplexity, BLEU with its interval, parameters, FLOPs and time, read from those run directories
@@ -14,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import torch
+
+from transformer.compute import resolve_device
 from transformer.config.compose import compose, read_rows
 from transformer.config.jobs import PAPER_TABLES, TableJob, TrainJob
 from transformer.config.primitives import from_json, to_json
@@ -24,14 +28,20 @@ from transformer.data.prepare import DataReport
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError
 from transformer.files import read_json
+from transformer.machine import resolve_threads
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
-from transformer.tools.grid import Outcome, describe_changes, differences, run_grid, with_changes
+from transformer.tools.complexity import Complexity, LayerTime, complexity_rows, time_layers
+from transformer.tools.grid import Changes, Outcome, describe_changes, differences, run_grid, with_changes
 from transformer.tools.paper import TABLE_2, TABLE_3, Published
 from transformer.tools.significance import Interval, bootstrap_bleu
 
 DEVELOPMENT = "development"  # the dev set where it is scored as a test set: beam search, once, at the end
 PAPER_WIDTH = 512
+PAPER_HEADS = 8
+SENTENCE = 64  # positions of Table 1 where they are counted: a long sentence
+KERNEL = 3
+NEIGHBOURHOOD = 16
 BUDGET = ("max_steps", "save_every", "validate_every", "keep_last", "average")  # of a row: the corpus decides on them
 
 
@@ -80,6 +90,38 @@ class Table:
     rows: list[TableRow]
 
 
+@dataclass(frozen=True)
+class LayerTable:
+    """Table 1: layers of `d` over `n` positions, with kernels of `k` and neighbourhoods of `r`, counted and timed."""
+
+    n: int
+    d: int
+    k: int
+    r: int
+    counted: list[Complexity]
+    timed: list[LayerTime]
+    notes: list[str]
+
+
+def make_layer_table(job: TableJob) -> LayerTable:
+    """Table 1 on this machine; nothing is trained."""
+    device = resolve_device(job.train.device)
+    threads = resolve_threads(job.train.threads)
+    torch.set_num_threads(threads)
+
+    width = job.width or PAPER_WIDTH
+    n, k, r = SENTENCE, KERNEL, NEIGHBOURHOOD
+    return LayerTable(
+        n=n,
+        d=width,
+        k=k,
+        r=r,
+        counted=complexity_rows(n=n, d=width, k=k, r=r),
+        timed=time_layers(d_model=width, n_heads=PAPER_HEADS, k=k, r=r, device=device),
+        notes=[f"{device.type}, {threads} threads, torch {torch.__version__}, fp32; medians of interleaved runs."],
+    )
+
+
 def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
     """Train what is missing, and measure every row; also returns the errors of the runs that failed.
 
@@ -120,17 +162,44 @@ def _rows(job: TableJob) -> list[Row]:
     corpus = TrainJob(**{field.name: getattr(job, field.name) for field in fields(TrainJob)})
     match job.table:
         case "2":
-            rows = _published_rows(corpus, TABLE_2, width=job.width)
+            names = _choose(list(TABLE_2), job.rows)
+            return _published_rows(corpus, {name: TABLE_2[name] for name in names}, width=job.width)
         case "3":
-            rows = _published_rows(_scored_on_dev(corpus), TABLE_3, width=job.width)
+            names = _choose(list(TABLE_3), job.rows)
+            on_dev = _scored_on_dev(corpus)
+            return _published_rows(on_dev, {name: TABLE_3[name] for name in names}, width=job.width)
         case _:
-            rows = _rows_of_file(corpus, Path(job.table))
-    return rows if job.rows is None else _chosen(rows, job.rows)
+            changes_of = read_rows(Path(job.table))
+            return [
+                _row_of_file(corpus, name, changes_of[name], path=job.table)
+                for name in _choose(list(changes_of), job.rows)
+            ]
+
+
+def _choose(known: list[str], wanted: str | None) -> list[str]:
+    """The rows of these names, or whose names begin so, in the table's order. Raises InputError where there is none."""
+    if wanted is None:
+        return known
+
+    chosen: set[str] = set()
+    for name in wanted.split(","):
+        found = [name] if name in known else [other for other in known if name and other.startswith(name)]
+        if not found:
+            raise InputError(f"rows={wanted}: no row begins with {name!r}; there are {', '.join(known)}")
+        chosen |= set(found)
+    return [name for name in known if name in chosen]
+
+
+def _row_of_file(corpus: TrainJob, name: str, changes: Changes, *, path: str) -> Row:
+    job = with_changes(corpus, changes, place=f"{path}: row {name}")
+    return Row(name, describe_changes(changes), published=None, job=job)
 
 
 def _published_rows(corpus: TrainJob, published: Mapping[str, Published], *, width: int | None) -> list[Row]:
-    """The rows of a table of the paper: the model and the recipe of an experiment, the corpus and the budget given."""
+    """Rows of a table of the paper: the model and the recipe of an experiment, the corpus and the budget given."""
     base = _experiment("base")
+    base_model = _at_width(base.model, width or PAPER_WIDTH)
+
     rows = []
     for name, figures in published.items():
         experiment = _experiment(name)
@@ -138,10 +207,9 @@ def _published_rows(corpus: TrainJob, published: Mapping[str, Published], *, wid
         recipe = differences(to_json(base.train), to_json(experiment.train))
         recipe = {key: value for key, value in recipe.items() if key not in BUDGET}
 
-        own = differences(to_json(_at_width(base.model, width or PAPER_WIDTH)), to_json(model))
-        changes = describe_changes({"model": own, "train": recipe})
-        row_job = with_changes(corpus, {"model": to_json(model), "train": recipe}, place=f"row {name}")
-        rows.append(Row(name, changes, figures, row_job))
+        changes = describe_changes({"model": differences(to_json(base_model), to_json(model)), "train": recipe})
+        job = with_changes(corpus, {"model": to_json(model), "train": recipe}, place=f"row {name}")
+        rows.append(Row(name, changes, figures, job))
     return rows
 
 
@@ -159,25 +227,6 @@ def _at_width(model: ModelConfig, width: int) -> ModelConfig:
     """The paper's model with every width in proportion; heads and layers stay."""
     widths = {name: getattr(model, name) for name in ("d_model", "d_ff", "d_k", "d_v")}
     return replace(model, **{name: w * width // PAPER_WIDTH for name, w in widths.items() if w is not None})
-
-
-def _rows_of_file(corpus: TrainJob, path: Path) -> list[Row]:
-    return [
-        Row(name, describe_changes(changes), None, with_changes(corpus, changes, place=f"{path}: row {name}"))
-        for name, changes in read_rows(path).items()
-    ]
-
-
-def _chosen(rows: list[Row], names: str) -> list[Row]:
-    """The rows of these names, or whose names begin so, in the table's order. Raises InputError where there is none."""
-    known = [row.name for row in rows]
-    chosen: set[str] = set()
-    for name in names.split(","):
-        found = [name] if name in known else [other for other in known if name and other.startswith(name)]
-        if not found:
-            raise InputError(f"rows={names}: no row begins with {name!r}; there are {', '.join(known)}")
-        chosen |= set(found)
-    return [row for row in rows if row.name in chosen]
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------

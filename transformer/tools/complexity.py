@@ -1,0 +1,423 @@
+"""Table 1 of the paper (section 4): layers that map n vectors of width d to n others, counted and timed.
+
+`n` positions, `d` width, `k` positions of a kernel, `r` positions of a neighbourhood in restricted attention. What is
+counted does not come from the paper's formulas: multiply-adds are those of a layer written down plainly, as torch
+counts them; sequential operations are the longest chain of matrix products in that layer's graph; the path length comes
+from walking from position to position. What is timed are the layers that one would really use.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from transformer.config.settings import Score
+from transformer.layout import Padded
+from transformer.model.attention import MultiHeadAttention
+
+# What the timing takes where it is not told otherwise: under a minute on two cores.
+LENGTHS = (16, 64, 256, 512, 1024, 2048)
+TOKENS = 2048
+REPEATS = 3
+
+PRODUCTS = ("MmBackward", "BmmBackward", "ConvolutionBackward")  # nodes of a graph that are matrix products
+
+
+# ---- counted --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """A row of Table 1: the paper's three formulas, each beside what was counted."""
+
+    layer: str
+    complexity: str  # of one layer, as the paper has it
+    sequential: str
+    path: str
+    formula: int  # the paper's complexity with the sizes put in
+    multiply_adds: int  # of one layer
+    sequential_products: int  # matrix products that must wait for one another
+    path_length: int  # steps between the two positions that are farthest apart
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer to be counted. `sees(step, position)` are the positions that it reads in a step of the walk."""
+
+    layer: str
+    complexity: str
+    sequential: str
+    path: str
+    formula: int
+    apply: Callable[[Tensor], Tensor]  # (n, d) -> (n, d)
+    sees: Callable[[int, int], Iterable[int]]
+    is_directed: bool  # a position never hears of later ones
+
+
+def complexity_rows(*, n: int, d: int, k: int, r: int) -> list[Complexity]:
+    """Table 1 at these sizes. Convolution is there twice: only a stack of dilated kernels has a path of log_k(n).
+
+    Neighbours beyond the edges are padding, and counted like any other. The projections of multi-head attention are
+    not counted, because the paper leaves them out. Raises ValueError for sizes that connect no two positions.
+    """
+    if min(n, d) < 1 or min(k, r) < 3:
+        raise ValueError(f"n={n} and d={d} must be at least 1, k={k} and r={r} at least 3: both neighbours")
+
+    return [_count(layer, n, d) for layer in _layers(n, d, k=k, r=r)]
+
+
+def _layers(n: int, d: int, *, k: int, r: int) -> list[_Layer]:
+    # 1, k, k² ... below n, and then again: near the edges a first round does not reach all, as no way leads outside.
+    dilations = [k**power for power in range(n.bit_length()) if k**power < max(2, n)]
+
+    return [
+        _Layer(
+            layer="self-attention",
+            complexity="O(n² · d)",
+            sequential="O(1)",
+            path="O(1)",
+            formula=n * n * d,
+            apply=_attention,
+            sees=lambda step, position: range(n),
+            is_directed=False,
+        ),
+        _Layer(
+            layer="recurrent",
+            complexity="O(n · d²)",
+            sequential="O(n)",
+            path="O(n)",
+            formula=n * d * d,
+            apply=_recurrent,
+            sees=_recurrent_sees,
+            is_directed=True,
+        ),
+        _Layer(
+            layer="convolutional",
+            complexity="O(k · n · d²)",
+            sequential="O(1)",
+            path="O(n / k)",
+            formula=k * n * d * d,
+            apply=lambda x: _convolution(x, k),
+            sees=lambda step, position: _window(position, n, width=k, dilation=1),
+            is_directed=False,
+        ),
+        _Layer(
+            layer="convolutional (dilated)",
+            complexity="O(k · n · d²)",
+            sequential="O(1)",
+            path="O(log_k(n))",
+            formula=k * n * d * d,
+            apply=lambda x: _convolution(x, k),  # every layer of the stack costs the same
+            sees=lambda step, position: _window(position, n, width=k, dilation=dilations[step % len(dilations)]),
+            is_directed=False,
+        ),
+        _Layer(
+            layer="self-attention (restricted)",
+            complexity="O(r · n · d)",
+            sequential="O(1)",
+            path="O(n / r)",
+            formula=r * n * d,
+            apply=lambda x: _restricted(x, r),
+            sees=lambda step, position: _window(position, n, width=r, dilation=1),
+            is_directed=False,
+        ),
+    ]
+
+
+def _count(layer: _Layer, n: int, d: int) -> Complexity:
+    x = torch.empty(n, d, device="meta", requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        out = layer.apply(x)
+
+    return Complexity(
+        layer=layer.layer,
+        complexity=layer.complexity,
+        sequential=layer.sequential,
+        path=layer.path,
+        formula=layer.formula,
+        multiply_adds=counter.get_total_flops() // 2,
+        sequential_products=_longest_chain(out),
+        path_length=_path_length(n, layer.sees, is_directed=layer.is_directed),
+    )
+
+
+# The layers, written down plainly: x and the result are (n, d).
+
+
+def _attention(x: Tensor) -> Tensor:
+    weights = torch.softmax(x @ x.t(), dim=-1)  # (n, n)
+    return weights @ x
+
+
+def _restricted(x: Tensor, r: int) -> Tensor:
+    """Each position attends to a window of r positions around it."""
+    before = (r - 1) // 2
+    padded = F.pad(x, (0, 0, before, r - 1 - before))  # (n + r - 1, d)
+    windows = padded.unfold(0, r, 1)  # (n, d, r)
+
+    weights = torch.softmax(x.unsqueeze(1) @ windows, dim=-1)  # (n, 1, r)
+    return (weights @ windows.transpose(1, 2)).squeeze(1)
+
+
+def _recurrent(x: Tensor) -> Tensor:
+    """The simplest one, `h_t = tanh(x_t W + h_(t-1) U)`."""
+    d = x.shape[1]
+    of_input = x.new_empty(d, d)
+    of_state = x.new_empty(d, d)
+
+    state = x.new_zeros(1, d)
+    states = []
+    for vector in x.unbind():
+        state = torch.tanh(vector.unsqueeze(0) @ of_input + state @ of_state)
+        states.append(state)
+    return torch.cat(states)
+
+
+def _convolution(x: Tensor, k: int) -> Tensor:
+    d = x.shape[1]
+    kernel = x.new_empty(d, d, k)
+    return F.conv1d(x.t().unsqueeze(0), kernel, padding="same").squeeze(0).t()
+
+
+# What a position reads, and how far it is from all others.
+
+
+def _recurrent_sees(step: int, position: int) -> Iterable[int]:
+    """The first step leads from an input to the state at its position, every other one from state to state."""
+    if step == 0 or position == 0:
+        return (position,)
+    return (position - 1, position)
+
+
+def _window(position: int, n: int, *, width: int, dilation: int) -> Iterable[int]:
+    first = position - (width - 1) // 2 * dilation
+    return (other for other in range(first, first + width * dilation, dilation) if 0 <= other < n)
+
+
+def _path_length(n: int, sees: Callable[[int, int], Iterable[int]], *, is_directed: bool) -> int:
+    """The steps after which every position has heard of every other one (of every earlier one, where directed).
+
+    `sees(step, position)` are the positions that a position reads in that step, itself among them.
+    """
+    everything = [(1 << (position + 1)) - 1 if is_directed else (1 << n) - 1 for position in range(n)]
+    heard = [1 << position for position in range(n)]  # the positions that each has heard of, a bit for each
+
+    steps = 0
+    while steps == 0 or heard != everything:
+        before = heard
+        heard = []
+        for position in range(n):
+            bits = 0
+            for other in sees(steps, position):
+                bits |= before[other]
+            heard.append(bits)
+        steps += 1
+    return steps
+
+
+def _longest_chain(out: Tensor) -> int:
+    """The most matrix products on any way through the graph that made a tensor."""
+    assert out.grad_fn is not None
+    longest: dict[Node, int] = {}
+    waiting = [out.grad_fn]
+
+    while waiting:
+        node = waiting[-1]
+        inputs = [function for function, _ in node.next_functions if function is not None]
+        unknown = [function for function in inputs if function not in longest]
+        if unknown:
+            waiting += unknown
+            continue
+
+        is_product = node.name().startswith(PRODUCTS)
+        longest[node] = max((longest[function] for function in inputs), default=0) + is_product
+        waiting.pop()
+
+    return longest[out.grad_fn]
+
+
+def format_complexity(rows: Sequence[Complexity], *, n: int, d: int, k: int, r: int) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        f"Table 1 of the paper, counted at n = {n}, d = {d}, k = {k}, r = {r}.",
+        "",
+        "| layer | complexity | multiply-adds | x the formula | sequential | counted | maximum path | counted |",
+        "| --- | --- | ---: | ---: | --- | ---: | --- | ---: |",
+    ]
+    for row in rows:
+        factor = row.multiply_adds / row.formula
+        lines.append(
+            f"| {row.layer} | {row.complexity} | {row.multiply_adds:,} | {factor:.3g} "
+            f"| {row.sequential} | {row.sequential_products} | {row.path} | {row.path_length} |"
+        )
+    return "".join(f"{line}\n" for line in lines)
+
+
+# ---- timed ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """How long one layer takes for so many tokens in sentences of this length: medians, in milliseconds."""
+
+    layer: str
+    n: int
+    tokens: int
+    forward: float
+    forward_backward: float
+    repeats: int
+
+
+def time_layers(
+    lengths: Sequence[int] = LENGTHS,
+    *,
+    d_model: int,
+    n_heads: int,
+    k: int,
+    r: int,
+    device: torch.device,
+    tokens: int = TOKENS,
+    repeats: int = REPEATS,
+) -> list[LayerTime]:
+    """Time our multi-head attention beside torch's LSTM and convolution, each over the same number of tokens.
+
+    A measurement has `tokens // n` sentences of n positions, one at least. Restricted attention is ours in blocks of r
+    positions: it costs what a window around each position would, and torch has no kernel for that on a CPU. The layers
+    take turns, so that a disturbance hits all alike. Threads are the caller's affair. Raises ValueError for a length
+    that cannot be cut into blocks.
+    """
+    if any(n > r and n % r for n in lengths):
+        raise ValueError(f"lengths {list(lengths)} above r={r} must be multiples of it")
+
+    layers = _timed_layers(d_model, n_heads, k=k, r=r, device=device)
+    rows = []
+    for n in lengths:
+        x = torch.randn(max(1, tokens // n), n, d_model, device=device, requires_grad=True)
+        rows += _time_at(layers, x, repeats=repeats)
+    return rows
+
+
+def _timed_layers(d_model: int, n_heads: int, *, k: int, r: int, device: torch.device) -> dict[str, nn.Module]:
+    """Layers that map (B, n, D) to the same."""
+    layers: dict[str, nn.Module] = {
+        "self-attention": _SelfAttention(d_model, n_heads, block=None),
+        "self-attention (restricted)": _SelfAttention(d_model, n_heads, block=r),
+        "recurrent (LSTM)": _Recurrent(d_model),
+        "convolutional": _Convolution(d_model, k),
+    }
+    return {name: layer.to(device) for name, layer in layers.items()}
+
+
+class _SelfAttention(nn.Module):
+    """Over whole sentences, or inside blocks of so many positions."""
+
+    def __init__(self, d_model: int, n_heads: int, *, block: int | None) -> None:
+        super().__init__()
+        width = d_model // n_heads
+        self.block = block
+        self.attention = MultiHeadAttention(d_model, n_heads, d_k=width, d_v=width, score=Score.scaled, dropout=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = x.shape[1] if self.block is None else min(x.shape[1], self.block)
+        rows = x.reshape(-1, width, x.shape[2])
+        layout = Padded.full_rows(rows.shape[0], width, x.device)
+
+        kv = self.attention.keys_values(rows)
+        out: Tensor = self.attention(rows, kv, queries=layout, keys=layout, causal=False)
+        return out.view(x.shape)
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.lstm(x)[0]
+        return out
+
+
+class _Convolution(nn.Module):
+    def __init__(self, d_model: int, k: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(d_model, d_model, k, padding="same")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.convolution(x.transpose(1, 2)).transpose(1, 2)
+        return out
+
+
+def _time_at(layers: dict[str, nn.Module], x: Tensor, *, repeats: int) -> list[LayerTime]:
+    """Every layer on `x` `(B, n, D)`, in turns."""
+    forward: dict[str, list[float]] = {name: [] for name in layers}
+    forward_backward: dict[str, list[float]] = {name: [] for name in layers}
+
+    for turn in range(repeats + 1):
+        for name, layer in layers.items():
+            without = _seconds(partial(_forward, layer, x), x.device)
+            with_backward = _seconds(partial(_forward_backward, layer, x), x.device)
+            if turn > 0:  # the first turn pays for memory and kernels of a new shape
+                forward[name].append(without)
+                forward_backward[name].append(with_backward)
+
+    return [
+        LayerTime(
+            layer=name,
+            n=x.shape[1],
+            tokens=x.shape[0] * x.shape[1],
+            forward=1000 * statistics.median(forward[name]),
+            forward_backward=1000 * statistics.median(forward_backward[name]),
+            repeats=repeats,
+        )
+        for name in layers
+    ]
+
+
+def _forward(layer: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        layer(x)
+
+
+def _forward_backward(layer: nn.Module, x: Tensor) -> None:
+    layer.zero_grad(set_to_none=True)
+    x.grad = None
+    out = layer(x)
+    out.backward(x.detach())  # any gradient: its values change nothing
+
+
+def _seconds(work: Callable[[], None], device: torch.device) -> float:
+    _synchronise(device)
+    started = time.perf_counter()
+    work()
+    _synchronise(device)
+    return time.perf_counter() - started
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def format_times(rows: Sequence[LayerTime]) -> str:
+    """The rows as a Markdown table: a line for each length, forward + backward and, in brackets, forward alone."""
+    layers = list(dict.fromkeys(row.layer for row in rows))
+    lengths = list(dict.fromkeys(row.n for row in rows))
+    found = {(row.layer, row.n): row for row in rows}
+
+    lines = [
+        "Milliseconds of one layer, forward and backward (forward alone), over the same number of tokens.",
+        "",
+        f"| n | tokens | {' | '.join(layers)} |",
+        f"| ---: | ---: |{' ---: |' * len(layers)}",
+    ]
+    for n in lengths:
+        cells = [f"{found[layer, n].forward_backward:.1f} ({found[layer, n].forward:.1f})" for layer in layers]
+        lines.append(f"| {n:,} | {found[layers[0], n].tokens:,} | {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
