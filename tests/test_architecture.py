@@ -41,7 +41,9 @@ SLOW = {"datasets", "tensorboard", "matplotlib", "ctranslate2", "transformers", 
 OWNERS = {
     "datasets": "data.source",
     "huggingface_hub": "data.source",
+    "matplotlib": "tools.plots",
     "pyarrow": "data.table",
+    "sacremoses": "evaluation.paper",
     "torch.utils.tensorboard": "tracking",
     "torch.nn.attention.varlen": "model.attention",
 }
@@ -216,7 +218,10 @@ def test_help_waits_for_no_command_and_not_for_hydra() -> None:
     """What is imported before a command is chosen: the command line's own modules, and plain Python below them."""
     entry = ("cli.main", "cli.overrides", "cli.commands")
     eager = {i.ours for i in imports() if i.module.name in entry and not i.inside and i.ours}
-    assert eager == {"cli.commands", "cli.overrides", "config.jobs", "config.keys", "config.settings", "errors"}
+    assert eager == {
+        *("cli.commands", "cli.overrides", "config.jobs", "config.keys", "config.primitives", "config.settings"),
+        "errors",
+    }
 
 
 def test_only_the_command_line_writes_to_standard_output() -> None:
@@ -364,7 +369,7 @@ def test_the_package_stays_small_and_is_not_squeezed() -> None:
     """Counted in tokens, because lines can be squeezed; kernels are read for themselves."""
     counted = {module.name: tokens(module) for module in modules() if module.unit != "kernels"}
     door = sum(count for name, count in counted.items() if name.partition(".")[0] in ("cli", "tools"))
-    assert 20_000 < sum(counted.values()) - door < 52_000
+    assert 20_000 < sum(counted.values()) - door < 56_700
     assert 2_000 < door < 25_000
 
 

@@ -21,12 +21,14 @@ from transformer.config.settings import (
     Metric,
     ModelConfig,
     Norm,
+    Normalization,
     OnResume,
     PairConfig,
     Positions,
     Precision,
     SearchConfig,
     SearchOverride,
+    SweepConfig,
     TokenizerConfig,
     TrainConfig,
     option,
@@ -77,6 +79,7 @@ def random_job(draw: random.Random) -> TrainJob:
         tokenizer=TokenizerConfig(
             algorithm=draw.choice(list(Algorithm)),
             vocab_size=draw.randint(8, 60_000),
+            normalization=draw.choice(list(Normalization)),
             byte_fallback=draw.random() < 0.5,
             character_coverage=0.98 + 0.02 * draw.random(),
             sample_lines=draw.randint(1, 10**9),
@@ -302,6 +305,7 @@ ON_RESUME = {
     "data.store_dir": "a",
     "tokenizer.algorithm": "r",
     "tokenizer.vocab_size": "r",
+    "tokenizer.normalization": "r",
     "tokenizer.byte_fallback": "r",
     "tokenizer.character_coverage": "r",
     "tokenizer.sample_lines": "r",
@@ -373,14 +377,47 @@ def test_search_settings_of_a_command_override_the_runs() -> None:
         SearchOverride(beam_size=0)
 
 
+def test_a_sweep_comes_back_from_json() -> None:
+    job = EvaluateJob(sweep=SweepConfig(beam_size=[1, 4], length_penalty=[0.0, 0.6]), format=Format.json)
+    assert through_json(job) == job
+    data = to_json(job)
+    data["sweep"]["beam_size"] = [1, "4"]
+    with pytest.raises(ValueError, match=r"EvaluateJob\.sweep\.beam_size\[1\]='4' is not of type int"):
+        from_json(EvaluateJob, data)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SweepConfig(beam_size=[]), "sweep.beam_size names no value"),
+        (lambda: SweepConfig(beam_size=[4, 0]), r"sweep.beam_size=\[4, 0\]: each must be a number of at least 1"),
+        (lambda: SweepConfig(length_penalty=[0.6, float("nan")]), r"sweep.length_penalty=\[0.6, nan\]: .* finite"),
+        (
+            lambda: EvaluateJob(sweep=SweepConfig(beam_size=[1]), search=SearchOverride(beam_size=4)),
+            "search.beam_size and sweep.beam_size cannot both be set",
+        ),
+        (
+            lambda: EvaluateJob(sweep=SweepConfig(length_penalty=[1.0]), test={"news": PairConfig()}),
+            "leave test.NAME for the evaluation that follows",
+        ),
+    ],
+    ids=["empty", "zero", "nan", "twice", "a test set"],
+)
+def test_a_sweep_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 @pytest.mark.parametrize(
     ("make", "key"),
     [
         (lambda: TranslateJob(threads=0), "threads=0"),
         (lambda: EvaluateJob(threads=-1), "threads=-1"),
         (lambda: AverageJob(last=0), "last=0"),
+        (lambda: AverageJob(best=0), "best=0"),
+        (lambda: AverageJob(last=2, best=3), "last=2"),
     ],
-    ids=["translate", "evaluate", "average"],
+    ids=["translate", "evaluate", "average", "average of the best", "average of both"],
 )
 def test_a_key_outside_any_group_is_named_as_it_is_typed(make: Any, key: str) -> None:
     with pytest.raises(ValueError, match=rf"^{key} "):

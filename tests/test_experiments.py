@@ -16,11 +16,11 @@ from test_prepare import texts
 
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import PairConfig
+from transformer.config.settings import PairConfig, paper_peak
 from transformer.cost import parameters
 from transformer.data.prepare import prepare
 from transformer.tools.summary import format_summary, summarise
-from transformer.training.optimizer import learning_rate, paper_peak
+from transformer.training.optimizer import learning_rate
 
 FOLDER = ROOT / "configs" / "experiment"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -89,7 +89,7 @@ RECIPE = {  # base and big of English-German, base and big of English-French; wh
 }
 NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
     "model.max_positions",
-    *(f"tokenizer.{key}" for key in ("byte_fallback", "character_coverage", "sample_lines")),
+    *(f"tokenizer.{key}" for key in ("normalization", "byte_fallback", "character_coverage", "sample_lines")),
     *(f"train.{key}" for key in ("seed", "max_tokens", "precision", "device", "layout", "compile", "threads")),
     *(f"train.{key}" for key in ("deterministic", "prefetch", "log_every", "validate_every", "keep_last", "keep_best")),
     *("train.metric", "train.samples", "search.batch_tokens"),
@@ -236,7 +236,8 @@ def test_a_local_corpus_is_prepared(name: str, tmp_path: Path) -> None:
 @every_experiment
 def test_an_experiment_composes_and_is_summed_up(name: str) -> None:
     assert composed(name).run_dir == f"runs/{name}"
-    assert format_summary(summarise(composed(name, command="summary"))).startswith("parameters ")
+    job = composed(name, command="summary")
+    assert format_summary(summarise(job), job.train).startswith("parameters ")
 
 
 def written(name: str) -> tuple[list[str], dict[str, Any]]:

@@ -489,7 +489,7 @@ RECORDS: dict[str, Callable[[Any], object]] = {
     "precision": at("resolved", "precision", to="fp8"),
     "resolved list": at("resolved", to=[1]),
     "config text": at("config", to="x"),
-    "config without model": without("config", "model"),
+    "config model 5": at("config", "model", to=5),
     "versions list": at("versions", to=[1]),
     "init_from text": at("init_from", to="x"),
     "nested": at("versions", to=NESTED),

@@ -31,12 +31,14 @@ from transformer.config.settings import (
     ExtraConfig,
     FilterConfig,
     ModelConfig,
+    Normalization,
     PairConfig,
     TokenizerConfig,
     TrainConfig,
 )
 from transformer.data.corpus import Pair
 from transformer.data.prepare import DataReport, Prepared, prepare
+from transformer.data.round_trip import Change, RoundTrip
 from transformer.data.source import Source
 from transformer.data.store import StoreWriter
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
@@ -102,7 +104,7 @@ def test_text_goes_in_and_the_same_pairs_come_out(job: TrainJob) -> None:
 
 
 def test_prepare_writes_the_same_files_as_ever(job: TrainJob) -> None:
-    """report.json, as version 2 of PREPARE_VERSION has it: other bytes would need another version."""
+    """report.json, as version 3 of PREPARE_VERSION has it: other bytes would need another version."""
     prepare(job)
     assert (store_of(job) / "report.json").read_text(encoding="utf-8") == (
         '{\n "pairs_read": 500,\n "pairs_kept": 500,\n "sources": [\n  {\n   "pairs_read": 500,\n   "pairs_kept": 500\n'
@@ -110,7 +112,8 @@ def test_prepare_writes_the_same_files_as_ever(job: TrainJob) -> None:
         '  "too_long": 0,\n  "ratio": 0\n },\n "filters": {\n  "max_length": 40,\n  "max_ratio": 9.0,\n'
         '  "drop_identical": false,\n  "drop_duplicates": false\n },\n "tokens": {\n'
         '  "src": 2460,\n  "tgt": 2360\n },\n'
-        ' "vocab_size": 80\n}'
+        ' "vocab_size": 80,\n "targets": {\n'
+        '  "checked": 500,\n  "changed": 0,\n  "unknown": 0,\n  "example": null\n }\n}'
     )
 
 
@@ -131,7 +134,7 @@ def test_the_report(job: TrainJob) -> None:
     assert from_json(DataReport, report) == prepared.report
     assert list(report) == [
         *("digest", "src_lang", "tgt_lang", "sets", "pairs_read", "pairs_kept"),
-        *("dropped", "filters", "tokens", "vocab_size"),
+        *("dropped", "filters", "tokens", "vocab_size", "targets"),
     ]
     assert report["filters"] == {
         "max_length": 40,
@@ -146,6 +149,7 @@ def test_the_report(job: TrainJob) -> None:
     second = report["sets"]["test.second"]
     assert (second["columns"], second["origin"], second["pairs_read"]) == (None, None, 3)
     assert (second["weight"], second["pairs_kept"]) == (None, None)  # it is not trained on
+    assert second["references"] == {"checked": 3, "changed": 0, "unknown": 0, "example": None}
     entry = second["files"]["tgt"]
     digest = subprocess.run(["sha256sum", entry["path"]], capture_output=True, check=True).stdout.split()[0].decode()
     assert entry == {
@@ -155,6 +159,8 @@ def test_the_report(job: TrainJob) -> None:
     }
     train = report["sets"]["train"]
     assert (train["pairs_read"], train["pairs_kept"], train["weight"]) == (500, 500, 1.0)
+    assert train["references"] is None  # a sample of all the training targets is checked
+    assert report["targets"] == {"checked": 500, "changed": 0, "unknown": 0, "example": None}
     assert len(report["digest"]) == 64
     assert store_of(job).name == report["digest"][:16]
 
@@ -175,6 +181,7 @@ def test_filters_drop_whole_training_pairs_and_count_them(job: TrainJob, caplog:
         write(Path(path), [line[side] for line in lines])
         write(Path((job.data.dev.src, job.data.dev.tgt)[side]), ["", "one", "\u200b"])
     job.data.filter.drop_identical = job.data.filter.drop_duplicates = True
+    job.tokenizer.normalization = Normalization.nmt_nfkc  # without it, U+200B is a character like any other
     with caplog.at_level(logging.INFO):
         prepared = prepare(job)
     assert prepared.report.dropped == {reason: len(pairs) for reason, pairs in extra.items()}
@@ -185,6 +192,77 @@ def test_filters_drop_whole_training_pairs_and_count_them(job: TrainJob, caplog:
         "500 of 507 pairs (1.38% dropped: empty 2, identical 1, duplicate 1, no_pieces 1, too_long 1, ratio 1)"
         in caplog.text
     )
+
+
+def with_references(job: TrainJob, references: list[str]) -> None:
+    """Let these be the dev set's targets."""
+    write(Path(job.data.dev.src), ["one"] * len(references))
+    write(Path(job.data.dev.tgt), references)
+
+
+@pytest.mark.parametrize(
+    ("settings", "unknown", "remedy"),
+    [
+        ({"normalization": Normalization.nmt_nfkc}, 1, "byte_fallback=true and tokenizer.normalization=identity"),
+        ({"normalization": Normalization.nmt_nfkc, "byte_fallback": True}, 0, "set tokenizer.normalization=identity"),
+        ({"character_coverage": 0.999}, 2, "byte_fallback=true or tokenizer.character_coverage=1.0"),
+        ({}, 2, "set tokenizer.byte_fallback=true"),
+    ],
+)
+def test_references_that_do_not_come_back_are_counted_and_warned_of(
+    job: TrainJob,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    settings: dict[str, Any],
+    unknown: int,
+    remedy: str,
+) -> None:
+    """A full-width digit becomes a plain one under NFKC, and has no piece else; runs of spaces come to the same."""
+    with_references(job, ["eins", "eins  zwei", "eins zwei drei vier ２ fünf sechs", "eins ☃", ""])
+    job.tokenizer = TokenizerConfig(vocab_size=400, **settings)
+    job.data.train.tgt = write(Path(job.data.train.tgt), [*(spell(n, ZAHLEN) for n in range(499)), "eins 2"])
+    report = prepare(job).report
+
+    found = report.sets["dev"].references
+    changed = 1 if settings.get("byte_fallback") else 2
+    assert found is not None
+    assert (found.checked, found.changed, found.unknown) == (5, changed, unknown)
+    assert found.example is not None
+    assert found.example.text == "drei vier ２ fünf sec"
+    assert found.example.decoded.startswith("drei vier 2 " if "normalization" in settings else "drei vier ")
+
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f": {changed} of 5 in data.dev" in line
+    assert ", such as 'drei vier ２ fünf sec' -> 'drei vier " in line
+    assert line.endswith(remedy)
+
+
+def test_references_that_come_back_need_no_warning(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+    with_references(job, ["eins", " eins  zwei\u3000", "２☃（）：？－，…½²™№ﬁ\0"])
+    job.tokenizer = TokenizerConfig(vocab_size=400, byte_fallback=True)
+    assert prepare(job).report.sets["dev"].references == RoundTrip(checked=3, changed=0, unknown=0, example=None)
+    assert [record for record in caplog.records if record.levelno == logging.WARNING] == []
+
+
+def test_a_sample_of_training_targets_is_checked(
+    job: TrainJob, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer.data.prepare.SAMPLED_TARGETS", 100)
+    job.data.train.tgt = write(Path(job.data.train.tgt), [f"{spell(n, ZAHLEN)}！" for n in range(500)])
+    job.tokenizer.normalization = Normalization.nmt_nfkc
+    report = prepare(job).report
+    assert report.targets == RoundTrip(checked=100, changed=100, unknown=0, example=Change("null！", "null!"))
+    assert "100 of 100 in a sample of the training targets" in caplog.text
+
+
+def test_a_given_tokenizer_is_named_as_the_cause(
+    job: TrainJob, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "given.model").write_bytes(prepare(job).tokenizer_model)
+    job.tokenizer = TokenizerConfig(model=str(tmp_path / "given.model"))
+    with_references(job, ["☃"])
+    prepare(job)
+    assert "the tokenizer is a given one, which decides that" in caplog.text
 
 
 def test_a_pair_at_the_limit_is_kept(job: TrainJob) -> None:
@@ -264,6 +342,7 @@ def set_field(section: str, name: str, value: object) -> object:
         set_field("filter", "drop_duplicates", True),
         set_field("tokenizer", "vocab_size", 81),
         set_field("tokenizer", "algorithm", Algorithm.unigram),
+        set_field("tokenizer", "normalization", Normalization.nfkc),
         set_field("tokenizer", "character_coverage", 0.999),
         set_field("tokenizer", "sample_lines", 999),
     ],
@@ -291,6 +370,13 @@ def test_names_seeds_and_test_sets_do_not_change_the_digest(job: TrainJob) -> No
     job.data.src_lang, job.train.seed, job.data.test, job.train.threads = "xx", 7, {}, 2
     after = prepare(job)
     assert (after.report.digest, after.test) == (before, {})
+
+
+def test_a_target_language_that_is_no_code_is_refused_before_anything_is_read(job: TrainJob) -> None:
+    job.data.tgt_lang = "chinese"
+    job.data.dev = PairConfig("missing", "missing")
+    with pytest.raises(InputError, match=r"data\.tgt_lang=chinese: not a code of ISO 639"):
+        prepare(job)
 
 
 def test_a_given_model_is_used_and_its_other_settings_do_not_matter(job: TrainJob, tmp_path: Path) -> None:

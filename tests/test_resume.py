@@ -37,6 +37,7 @@ from corpora import (
 )
 from safetensors.torch import load_file
 
+import transformer
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, Decay, Norm, Positions, Precision, SearchConfig
 from transformer.data import prepare
@@ -688,13 +689,19 @@ def test_a_changed_training_text_is_refused(own_text: DataConfig, tmp_path: Path
     assert "\n" not in str(refused.value)
 
 
-def test_a_run_that_was_prepared_otherwise_is_refused_as_such(own_text: DataConfig, tmp_path: Path) -> None:
+def test_a_run_that_was_prepared_otherwise_is_refused_as_such_and_translates(
+    own_text: DataConfig, tmp_path: Path
+) -> None:
+    """Its run.json has no key that came later."""
     job = tiny_job(tmp_path / "a", own_text, max_steps=6)
     path = stop_at(job, 3) / "run.json"
     papers = read(path)
-    path.write_text(json.dumps(papers | {"prepare_version": 1, "data_digest": "0" * 64}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"how data are prepared: version 1 -> 2"):
+    del papers["config"]["tokenizer"]["normalization"]
+    path.write_text(json.dumps(papers | {"prepare_version": 2, "data_digest": "0" * 64}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"how data are prepared: version 2 -> 3") as refused:
         run(job)
+    assert "\n" not in str(refused.value)
+    assert len(transformer.load(job.run_dir, device="cpu").translate(["one two"])) == 1
 
 
 def test_another_tokenizer_of_the_same_text_is_refused(

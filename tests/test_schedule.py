@@ -2,8 +2,8 @@
 
 import pytest
 
-from transformer.config.settings import Decay
-from transformer.training.optimizer import learning_rate, paper_peak
+from transformer.config.settings import Decay, paper_peak
+from transformer.training.optimizer import learning_rate
 
 WARMUP = 4_000
 

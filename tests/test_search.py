@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transformer.config.settings import ModelConfig
-from transformer.decoding.search import Hypothesis, beam_search, length_penalty
+from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS, PAD
@@ -544,3 +544,105 @@ def test_hypothesis_score_counts_the_end_of_a_finished_one() -> None:
     assert Hypothesis([4, 5], -2.0, True).score(penalty) == pytest.approx(-1.5)  # |Y| = 3: 8 / 6
     assert Hypothesis([4, 5], -2.0, False).score(penalty) == pytest.approx(-12 / 7)  # |Y| = 2: 7 / 6
     assert [Hypothesis([4, 5], -2.0, finished).length for finished in (True, False)] == [3, 2]
+
+
+# --- several penalties at once
+
+SWEPT = (0.0, 0.6, 1.0, 2.5, 20.0)
+
+
+def search_sweep(
+    table: Table, max_lengths: list[int], beam_size: int, *, alphas: tuple[float, ...]
+) -> tuple[list[list[Hypothesis]], list[int]]:
+    """For each sentence the best of each alpha, and how many rows the search asked for at each step."""
+    state = Prefixes(table, [(sentence, ()) for sentence in range(len(max_lengths)) for _ in range(beam_size)])
+    found = sweep_penalties(
+        step,
+        state,
+        beam_size=beam_size,
+        max_lengths=torch.tensor(max_lengths, dtype=torch.int64),
+        penalties=[length_penalty(alpha) for alpha in alphas],
+        bos=BOS,
+        eos=EOS,
+    )
+    return found, state.seen
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sweep_penalties_finds_the_best_of_all_where_nothing_is_pruned(seed: int) -> None:
+    table = Table(seed, vocab_size=6)  # 3 pieces: at most 81 prefixes at |Y| = 5, fewer than the beam
+    max_lengths = [5, 1, 4, 3]
+    found, _ = search_sweep(table, max_lengths, 300, alphas=SWEPT)
+    for sentence, max_length in enumerate(max_lengths):
+        expected = [exhaustive(table, sentence, max_length=max_length, alpha=alpha)[0] for alpha in SWEPT]
+        assert all_same(found[sentence], expected)
+    assert any(len({tuple(best.tokens) for best in of_one}) > 1 for of_one in found), "the penalties disagree"
+
+
+@pytest.mark.parametrize("eos_bias", [-3.0, 0.0, 2.0])
+@pytest.mark.parametrize("beam_size", [1, 2, 4, 7])
+def test_sweep_penalties_equals_a_search_of_each_alone(beam_size: int, eos_bias: float) -> None:
+    """To the bit; and each sentence stays until the last penalty is decided, no longer."""
+    table = Table(beam_size, vocab_size=12, eos_bias=eos_bias)
+    max_lengths = [1, 2, 25, *random.Random(9).choices(range(1, 13), k=40)]
+    found, seen = search_sweep(table, max_lengths, beam_size, alphas=SWEPT)
+    for n, alpha in enumerate(SWEPT):
+        assert [of_one[n] for of_one in found] == search(table, max_lengths, beam_size, alpha=alpha)[0]
+
+    n_steps = 0
+    for sentence, max_length in enumerate(max_lengths):
+        how = {"beam_size": beam_size, "n_best": 1, "max_length": max_length}
+        plain = [plain_beam(table, sentence, alpha=alpha, **how) for alpha in SWEPT]
+        assert all_same(found[sentence], [best for [best], _ in plain])
+        n_steps += max(steps for _, steps in plain)
+    assert sum(seen) == beam_size * n_steps
+
+
+def test_sweep_penalties_of_a_beam_of_one_ends_at_the_first_end() -> None:
+    """Whatever alpha: a large one would have gone on in a wider beam, which knows no first end."""
+    table = Known({(): {EOS: 0.6, 4: 0.4}, (4,): {5: 1.0}, (4, 5): {5: 1.0}, (4, 5, 5): {EOS: 1.0}})
+    [greedy], seen = search_sweep(table, [6], 1, alphas=SWEPT)
+    assert [hypothesis.tokens for hypothesis in greedy] == [[]] * len(SWEPT)
+    assert seen == [1]
+    [wider], _ = search_sweep(table, [6], 2, alphas=SWEPT)
+    assert [hypothesis.tokens for hypothesis in wider] == [[], [], [], [4, 5, 5], [4, 5, 5]]
+
+
+def test_sweep_penalties_keeps_what_was_decided_before_a_tie() -> None:
+    """At alpha 0 the empty translation scores as the one of two pieces, which ends later: the earlier one stays."""
+    table = Known({(): {EOS: 0.5, 4: 0.5}, (4,): {4: 1.0}, (4, 4): {EOS: 1.0}})
+    [found], seen = search_sweep(table, [4], 2, alphas=(0.0, 1.0))
+    assert [hypothesis.tokens for hypothesis in found] == [[], [4, 4]]
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_sweep_penalties_over_a_transformer_equals_a_search_of_each_alone(beam_size: int) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(n_layers=2, d_model=16, d_ff=32, n_heads=2, max_positions=40)
+    model = Transformer(config, 12).double().eval()
+    with torch.no_grad():
+        model.output.mul_(4.0)  # sharper than a new model: some sentences end
+    lengths = [7, 3, 5, 1, 7, 6, 2, 4]
+    layout = Padded.of(lengths, 7)
+    options = {"beam_size": beam_size, "max_lengths": torch.tensor([9, 14, 12, 20, 6, 16, 8, 11])}
+    with torch.inference_mode():
+        memory = model.encode(torch.randint(4, 12, (8, 7)), layout)
+        start = model.start(memory, layout, beam_size=beam_size)
+        penalties = [length_penalty(alpha) for alpha in SWEPT]
+        swept = sweep_penalties(model.decode_step, start, penalties=penalties, bos=BOS, eos=EOS, **options)
+        for n, penalty in enumerate(penalties):
+            alone = beam_search(model.decode_step, start, n_best=1, penalty=penalty, bos=BOS, eos=EOS, **options)
+            assert all_same([of_one[n] for of_one in swept], [best for [best] in alone])
+    assert {hypothesis.finished for of_one in swept for hypothesis in of_one} == {True, False}
+    different = sum(len({tuple(best.tokens) for best in of_one}) for of_one in swept)
+    assert different == {1: 8, 4: 16}[beam_size], "of 8 sentences: in a beam of four the penalties disagree"
+
+
+def test_sweep_penalties_of_no_sentence_returns_nothing() -> None:
+    assert search_sweep(Table(0, 6), [], 2, alphas=SWEPT) == ([], [])
+
+
+def test_sweep_penalties_needs_a_penalty() -> None:
+    with pytest.raises(ValueError, match="no penalty"):
+        search_sweep(Table(0, 6), [3], 2, alphas=())

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+from sacrebleu.metrics.bleu import BLEU
 
-from transformer.config.settings import Algorithm, TokenizerConfig
+from transformer.config.settings import Algorithm, Normalization, TokenizerConfig
+from transformer.data.corpus import read_lines
 from transformer.data.tokenizer import Tokenizer, sample_lines, train_tokenizer
 from transformer.errors import InputError
 
@@ -42,7 +44,7 @@ def test_ids_and_pieces() -> None:
     (ids,) = TOKENIZER.encode(["The big house"])
     assert "".join(TOKENIZER.piece(i) for i in ids) == "▁The▁big▁house"
     assert min(ids) > 3  # no begin or end mark
-    assert TOKENIZER.encode(["", " ", "\u200b", "\u3000"]) == [[], [], [], []]
+    assert TOKENIZER.encode(["", " ", "\u3000", "\t\u00a0"]) == [[], [], [], []]
     assert TOKENIZER.encode([]) == []
 
 
@@ -58,6 +60,91 @@ def test_special_names_in_the_text_are_text() -> None:
         assert not {0, 2, 3} & set(ids)
 
 
+@pytest.mark.parametrize(
+    ("normalization", "decoded"),
+    [
+        (Normalization.identity, "（ａ）：？－，…½²™№ﬁe\u0301 x\u200by"),
+        (Normalization.nfkc, "(a):?-,...1⁄22TMNofié x\u200by"),
+        (Normalization.nmt_nfkc, "(a):?-,...1⁄22TMNofié x y"),
+    ],
+)
+def test_normalization_decides_what_comes_back(normalization: Normalization, decoded: str) -> None:
+    text = "（ａ）：？－，…½²™№ﬁe\u0301\u00a0x\u200by"
+    tokenizer = trained(normalization=normalization, byte_fallback=True, vocab_size=400)
+    assert tokenizer.decode(tokenizer.encode([text])) == [decoded]
+    is_changed = normalization is not Normalization.identity
+    assert tokenizer.changed(["The  tree", text]) == ([(text, decoded)] if is_changed else [])
+
+
+def test_whitespace_of_any_kind_is_a_space() -> None:
+    spaces = [chr(code) for code in range(0x110000) if chr(code).isspace()]
+    assert len(spaces) > 20
+    texts = [f"The{space}big{space}{space}tree{space}" for space in spaces]
+    assert {tuple(ids) for ids in TOKENIZER.encode(texts)} == {tuple(TOKENIZER.encode(["The big tree"])[0])}
+    assert train_tokenizer([line.replace(" ", "\u00a0") for line in LINES], SMALL) == train_tokenizer(LINES, SMALL)
+
+
+def test_every_character_comes_back_but_sentencepiece_s_own_sign_for_a_space() -> None:
+    codes = [*range(0xD800), *range(0xE000, 0x10000), *range(0x10000, 0x110000, 97)]
+    texts = [f"a{chr(code)}b" for code in codes]
+    assert trained(byte_fallback=True, vocab_size=400).changed(texts) == [("a▁b", "a b")]
+
+
+CHINESE = [
+    "他说：“今天天气很好，我们去公园吧！”",
+    "你吃饭了吗？我还没吃（有点饿）。",
+    "《红楼梦》、《西游记》和《水浒传》，你最喜欢哪一本？",
+    "会议定于２０２６年１１月２２日（星期日）上午９：３０举行。",
+    "请把门关上；外面太吵了……",
+    "价格：￥１２８．００，折扣２０％。",
+    "——真的吗？——当然是真的！",
+    "第一，要认真；第二，要快；第三，要便宜。",
+    "「你好」，她用繁體字寫道：『謝謝』。",
+    "ＣＰＵ的温度是６５℃，正常范围是３０～８０℃。",
+    "他的邮箱是ｎａｍｅ＠ｅｘａｍｐｌｅ．ｃｏｍ。",
+    "面积约为½公顷，即5000㎡左右。",
+    "公司名称：北京某某科技有限公司™【注册商标】",
+    "①打开电源；②按下按钮；③等待３秒。",
+]
+
+
+def bleu_after_the_round_trip(lines: list[str], language: str, normalization: Normalization) -> float:
+    """What sacreBLEU gives a perfect translation, once the tokenizer has encoded and decoded it."""
+    config = TokenizerConfig(vocab_size=5_000, byte_fallback=True, normalization=normalization)
+    tokenizer = Tokenizer.from_bytes(train_tokenizer(lines, config))
+    decoded = tokenizer.decode(tokenizer.encode(lines))
+    return float(BLEU(trg_lang=language, force=True).corpus_score(decoded, [lines]).score)
+
+
+def test_chinese_comes_back_as_the_scorer_sees_it() -> None:
+    assert bleu_after_the_round_trip(CHINESE, "zh", Normalization.identity) == pytest.approx(100.0)
+    assert bleu_after_the_round_trip(CHINESE, "zh", Normalization.nmt_nfkc) < 70.0
+
+
+@pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")
+@pytest.mark.parametrize(
+    ("name", "nmt_nfkc"),
+    [
+        ("multi30k/test_2016_flickr.en", 100.0),
+        ("multi30k/test_2016_flickr.de", 100.0),
+        ("multi30k/test_2016_flickr.fr", 100.0),
+        ("newstest2013/newstest2013.en", 100.0),
+        ("newstest2013/newstest2013.de", 100.0),
+        ("tatoeba_en_de/dev.en", 100.0),
+        ("tatoeba_en_de/dev.de", 100.0),
+        ("kftt/dev.en.gz", 99.94),
+        ("kftt/dev.ja.gz", 89.74),
+    ],
+)
+def test_references_come_back_as_the_scorer_sees_them(name: str, nmt_nfkc: float) -> None:
+    language = name.removesuffix(".gz")[-2:]
+    if language == "ja":
+        pytest.importorskip("MeCab")
+    lines = list(islice(read_lines(Path(os.environ["TRANSFORMER_DATA"], name)), 1_166))  # all of kftt's dev set
+    assert bleu_after_the_round_trip(lines, language, Normalization.identity) == pytest.approx(100.0)
+    assert bleu_after_the_round_trip(lines, language, Normalization.nmt_nfkc) == pytest.approx(nmt_nfkc, abs=0.01)
+
+
 def test_unknown_characters() -> None:
     assert TOKENIZER.encode(["漢字"])[0].count(1) == 1  # one for the run
     fallback = trained(byte_fallback=True, vocab_size=400)
@@ -69,7 +156,7 @@ def test_unknown_characters() -> None:
 def test_half_a_surrogate_pair_is_cleaned() -> None:
     fallback = trained(byte_fallback=True, vocab_size=400)
     assert fallback.encode(["a\ud800b", "plain", "\udfff"]) == fallback.encode(["a\ufffdb", "plain", "\ufffd"])
-    assert fallback.decode(fallback.encode(["a\ud800b"])) == ["a b"]  # nmt_nfkc makes a space of U+FFFD
+    assert fallback.decode(fallback.encode(["a\ud800b"])) == ["a\ufffdb"]
 
 
 def test_no_id_sequence_decodes_to_two_lines() -> None:

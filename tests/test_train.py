@@ -471,6 +471,55 @@ def test_the_average_command(copied: Path, last: int, steps: list[int], capsys: 
     assert_mean(copied / "averaged", mean_of(copied, steps))
 
 
+@pytest.fixture(scope="module")
+def validated(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Validated at 3, 6, 9 and 12, best at 6, then 12; the best three and the last two of the schedule are kept."""
+    recipe = {"save_every": 2, "validate_every": 3, "average": 2, "keep_last": 2, "keep_best": 3, "metric": Metric.loss}
+    with pytest.MonkeyPatch.context() as patch:
+        script(patch, [5.0, 2.0, 7.0, 4.0])
+        run_dir = run(tiny_job(tmp_path_factory.mktemp("validated") / "a", corpus, **recipe))
+    assert steps_of(run_dir) == [3, 6, 10, 12]
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    ("best", "steps", "gone"), [(1, [6], []), (2, [6, 12], []), (3, [3, 6, 12], []), (4, [3, 6, 12], [9])]
+)
+def test_the_average_of_the_best(
+    validated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, best: int, steps: list[int], gone: list[int]
+) -> None:
+    """It is the model that translates and evaluates, although the run has later checkpoints than some of its parts."""
+    copy = Path(shutil.copytree(validated, tmp_path / "copy"))
+    run_command("average", AverageJob(run_dir=str(copy), best=best))
+    assert_mean(copy / "averaged", mean_of(copy, steps))
+    found = find_checkpoint(copy, "auto")
+    assert (found.path.name, found.step, found.run_state().averaged) == ("averaged", 12, steps)
+    said = [record.getMessage() for record in caplog.records if "are gone" in record.getMessage()]
+    assert len(said) == bool(gone)
+    assert all(f"steps {gone[0]} are gone; train.keep_best={best} would" in line for line in said)
+
+
+def test_the_average_of_the_best_takes_the_next_best_for_one_that_is_gone(
+    validated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = Path(shutil.copytree(validated, tmp_path / "copy"))
+    shutil.rmtree(step_dir(copy, 6))
+    run_command("average", AverageJob(run_dir=str(copy), best=2))
+    assert_mean(copy / "averaged", mean_of(copy, [3, 12]))
+    assert "of the 2 best checkpoints, those of steps 6 are gone" in caplog.text
+
+
+def test_the_average_of_the_best_is_refused_where_none_was_validated(corpus: DataConfig, tmp_path: Path) -> None:
+    run_dir = run(tiny_job(tmp_path / "a", replace(corpus, test={}), max_steps=4))
+    shutil.rmtree(step_dir(run_dir, 4))
+    checkpoint = run_dir / "checkpoints" / "step-00000002"
+    shutil.copytree(run_dir / "averaged", checkpoint)
+    manifest = read(checkpoint / "MANIFEST.json")
+    (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest | {"step": 2}, indent=2) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match="none of its checkpoints has been validated"):
+        run_command("average", AverageJob(run_dir=str(run_dir), best=2))
+
+
 def translated(run_dir: Path, text: bytes, **options: Any) -> bytes:
     output = io.BytesIO()
     with as_a_command():
@@ -702,8 +751,8 @@ def test_train_leaves_the_process_as_it_was(
         case "success":
             train(job)
         case "bad input":  # found when threads and determinism are set already
-            monkeypatch.setattr(loop, "measure", refuse_japanese)
-            with pytest.raises(InputError, match="ja"):
+            monkeypatch.setattr(loop.DevSet, "of", refuse)
+            with pytest.raises(InputError, match="bad dev set"):
                 train(job)
         case "refused":
             train(job)
@@ -723,8 +772,8 @@ def signalled(*arguments: Any, **options: Any) -> Any:
     return train_step(*arguments, **options)
 
 
-def refuse_japanese(*_: Any, **__: Any) -> Any:
-    raise InputError("BLEU for ja needs more")
+def refuse(*_: Any, **__: Any) -> Any:
+    raise InputError("bad dev set")
 
 
 # ---- what once went wrong -------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Text in, text out: a tiny model with random weights under a real tokenizer: what is tested is the plumbing."""
 
 import io
+import json
 import logging
 import math
 import os
@@ -11,22 +12,25 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from corpora import run_command
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer.average import average
 from transformer.checkpoint import commit, find_checkpoint
-from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, ScoredText, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
     DataConfig,
     Device,
     FilterConfig,
+    Format,
     LayoutKind,
     Metric,
     ModelConfig,
@@ -46,7 +50,7 @@ from transformer.evaluation.sets import digest_sets, evaluate, evaluate_sets, fo
 from transformer.files import write_json
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.records import Best, CheckpointState, Resolved, Results, RunRecord, Scores
+from transformer.records import Best, CheckpointState, PaperScores, Resolved, Results, RunRecord, Scores
 from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
 
@@ -210,6 +214,46 @@ def test_weights_are_cast_once_and_not_at_each_step(translator: Translator) -> N
     matrices = [p.data_ptr() for name, p in half.model.named_parameters() if "W_" in name and p.dim() == 2]
     assert len(matrices) == 16  # of a layer of each kind: twelve of attention, four of feed-forward networks
     assert [casts.counts[matrix] for matrix in matrices] == [1] * 16
+
+
+# --- several length penalties at once
+
+
+def test_translate_sweep_gives_what_each_alpha_would_give_alone(translator: Translator) -> None:
+    alphas = [1.4, 0.0, 0.6, 8.0]
+    texts = [*sentences(60), "", "\u200b", *sentences(5)]
+    small = replace(translator, search=replace(SEARCH, batch_tokens=600))
+    found = small.translate_sweep(texts, alphas)
+    assert list(found) == alphas
+    for alpha in alphas:
+        assert found[alpha] == replace(small, search=replace(small.search, length_penalty=alpha)).translate(texts)
+        assert found[alpha][60:62] == ["", ""]
+    assert len({tuple(translations) for translations in found.values()}) > 2
+
+
+def test_translate_sweep_searches_once(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    asked: list[int] = []
+    encode = translator.model.encode
+    monkeypatch.setattr(translator.model, "encode", lambda x, layout: (rows.append(len(x)), encode(x, layout))[1])
+    small = replace(translator, search=replace(SEARCH, batch_tokens=600))
+    small.translate_sweep(sentences(40), [0.0, 0.6, 1.0], check=lambda: asked.append(1))
+    assert sum(rows) == 40
+    assert len(asked) == len(rows) > 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "alphas", "message"),
+    [
+        ("a dog", [0.6], r"a list of texts: for a single one"),
+        (["a dog"], [], "at least one length penalty"),
+        (["a dog"], [0.6, -0.1], r"^length_penalty=-0\.1 must be a number of at least 0"),
+        (["a dog"], ["0.6"], "^length_penalty='0.6' must be a number"),
+    ],
+)
+def test_translate_sweep_refuses(translator: Translator, texts: Any, alphas: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        translator.translate_sweep(texts, alphas)
 
 
 # --- what never reaches the model, and what is cut
@@ -614,6 +658,28 @@ def test_evaluate_scores_the_run_s_sets(run_dir: Path) -> None:
     assert not (run_dir / "hypotheses" / "dev.hyp").exists()
 
 
+def test_evaluate_scores_as_it_is_told(run_dir: Path) -> None:
+    """In the language that is given, without case, with the papers' BLEU beside the score."""
+    pytest.importorskip("sacremoses")
+    german = evaluate(evaluation(run_dir, lowercase=True, paper_bleu=True)).test_sets["news"]
+    assert isinstance(german, PaperScores)
+    assert "|case:lc|eff:no|tok:13a|" in german.bleu_signature
+    assert "|case:lc|" in german.chrf_signature
+    assert "|case:lc|eff:no|tok:moses-de+hyphens-split|" in german.paper_bleu_signature
+    chinese = evaluate(evaluation(run_dir, data=ScoredText(tgt_lang="zh-Hant"))).test_sets["news"]
+    assert "|case:mixed|eff:no|tok:zh|" in chinese.bleu_signature
+    with pytest.raises(InputError, match=r"data\.tgt_lang=chinese: not a code"):
+        evaluate(evaluation(run_dir, data=ScoredText(tgt_lang="chinese")))
+
+
+def test_evaluate_prints_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_command("evaluate", evaluation(run_dir, format=Format.json))
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["test_sets"]) == ["news", "talks"]
+    assert list(found["test_sets"]["news"]) == ["bleu", "bleu_signature", "chrf", "chrf_signature"]
+    assert (found["averaged"], found["search"]["beam_size"]) == ([20, 30], 4)
+
+
 def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path) -> None:
     src, tgt = tmp_path / "src", tmp_path / "tgt"
     src.write_bytes(b"a dog\nthe cat .\n")
@@ -677,7 +743,7 @@ def test_evaluate_refuses_tokenised_translations(
         evaluate(evaluation(run_dir, test={"mine": pair}))
     assert (run_dir / "hypotheses/mine.hyp").read_bytes() == b"a dog .\na cat .\nthe tree .\n"
     pairs = {"mine": [("a dog", "a dog."), ("a cat", "a cat.")]}
-    assert evaluate_sets(RunDir(tmp_path), translator, pairs, tgt_lang="de", scorer=measure)["mine"].chrf > 0
+    assert evaluate_sets(RunDir(tmp_path), translator, pairs, scorer=partial(measure, tgt_lang="de"))["mine"].chrf > 0
 
 
 def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: Path) -> None:
@@ -688,7 +754,7 @@ def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: 
     echo = Echo(*(getattr(translator, name) for name in ("model", "tokenizer", "search", "device", "precision")))
     own = RunDir(tmp_path)
     write_sets(own, {"same": [(text, text) for text in sentences(20)]})
-    scores = evaluate_sets(own, echo, read_sets(own), tgt_lang="en", scorer=score)
+    scores = evaluate_sets(own, echo, read_sets(own), scorer=partial(score, tgt_lang="en"))
     assert scores["same"].bleu == pytest.approx(100)
     found = [(tmp_path / "hypotheses" / f"same.{kind}").read_bytes() for kind in ("src", "ref", "hyp")]
     assert found[0] == found[1] == found[2]

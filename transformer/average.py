@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints' weights (section 6.1), or of their moving averages: the model that translates."""
+"""The mean of the last, or the best, checkpoints' weights (section 6.1), or of their moving averages."""
 
 import logging
 from pathlib import Path
@@ -8,18 +8,19 @@ from torch import Tensor
 from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, step_path
 from transformer.config.jobs import AverageJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import TrainConfig
+from transformer.config.settings import Metric, TrainConfig
 from transformer.errors import CheckpointError, InputError
-from transformer.records import CheckpointState
+from transformer.records import CheckpointState, Progress
 from transformer.run_dir import MODEL, list_steps, lock_run
 
 log = logging.getLogger(__name__)
 
 
-def average_checkpoints(run_dir: Path, steps: list[int]) -> Checkpoint:
+def average_checkpoints(run_dir: Path, steps: list[int], *, run_step: int | None = None) -> Checkpoint:
     """Write the mean over these steps, less those that are damaged or not finite, as `averaged`; its state says which.
 
-    Sums are in float64. Raises CheckpointError if none is sound.
+    `run_step` is the step of the run that the mean stands for: it is used until the run has gone further (None: the
+    newest that went into it). Sums are in float64. Raises CheckpointError if none is sound.
     """
     sums: dict[str, Tensor] = {}
     used: list[Checkpoint] = []
@@ -47,7 +48,12 @@ def average_checkpoints(run_dir: Path, steps: list[int]) -> Checkpoint:
     )
     log.info("averaged %d checkpoints: steps %s", len(used), ", ".join(map(str, numbers)))
     return commit(
-        run_dir, step=last.step, tensors={MODEL: mean}, state=to_json(state), config=last.config, averaged=True
+        run_dir,
+        step=last.step if run_step is None else run_step,
+        tensors={MODEL: mean},
+        state=to_json(state),
+        config=last.config,
+        averaged=True,
     )
 
 
@@ -61,8 +67,30 @@ def scheduled_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:
     return [step for step in steps if step % save_every == 0 or step == steps[-1]][-last:]
 
 
+def best_kept_steps(run_dir: Path, progress: Progress, *, metric: Metric, count: int) -> list[int]:
+    """The `count` best validated checkpoints of those that are there, oldest first. Raises InputError for none.
+
+    Training keeps `train.keep_best` of them. Where one is gone, the next best takes its place, and the log says so.
+    """
+    ranked = progress.best_steps(metric)
+    there = set(list_steps(run_dir))
+    kept = [step for step in ranked if step in there]
+    if not kept:
+        raise InputError(f"{run_dir}: none of its checkpoints has been validated; use last={count}")
+
+    gone = sorted(step for step in ranked[:count] if step not in there)
+    if gone:
+        log.warning(
+            "of the %d best checkpoints, those of steps %s are gone; train.keep_best=%d would have kept them",
+            count,
+            ", ".join(map(str, gone)),
+            count,
+        )
+    return sorted(kept[:count])
+
+
 def average(job: AverageJob) -> Checkpoint:
-    """Average the newest checkpoints of a run. Raises InputError where there are none."""
+    """Average the newest checkpoints of a run, or the best. Raises InputError where there are none."""
     run_dir = Path(job.run_dir)
     if not run_dir.is_dir():
         raise InputError(f"run_dir={job.run_dir}: no such directory; `transformer train` makes one")
@@ -71,5 +99,12 @@ def average(job: AverageJob) -> Checkpoint:
         if checkpoint is None:
             raise InputError(f"{run_dir}: there is no checkpoint to average yet")
         recipe = checkpoint.settings("train", TrainConfig)
+
+        if job.best is not None:
+            training = checkpoint.run_state().training
+            progress = Progress() if training is None else training.progress
+            steps = best_kept_steps(run_dir, progress, metric=recipe.metric, count=job.best)
+            return average_checkpoints(run_dir, steps, run_step=checkpoint.step)
+
         steps = scheduled_steps(run_dir, save_every=recipe.save_every, last=job.last or recipe.average)
         return average_checkpoints(run_dir, steps)

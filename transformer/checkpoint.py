@@ -169,8 +169,8 @@ def commit(
 
     `tensors` holds MODEL and, as wanted, OPTIMIZER and EMA; no two tensors of one may share memory. An equal
     checkpoint already there stays, another verified one is replaced, a damaged one kept as `.bad-step-N`. With
-    `averaged`, the place is the directory of that name, and `step` the newest that went into it. Raises StorageError,
-    everything as it was before; InputError if `config` holds what `load_checkpoint` would refuse.
+    `averaged`, the place is the directory of that name, and `step` that of the run which the average stands for. Raises
+    StorageError, everything as it was before; InputError if `config` holds what `load_checkpoint` would refuse.
     """
     run = RunDir(run_dir)
     target = run.averaged if averaged else run.checkpoint(step)

@@ -220,6 +220,14 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class PaperScores(Scores):
+    """With the BLEU that papers print beside the score: for comparison, and never stored as a run's result."""
+
+    paper_bleu: float
+    paper_bleu_signature: str
+
+
+@dataclass(frozen=True)
 class Results:
     """results.json: the scores of a finished run, with all that they depend on."""
 

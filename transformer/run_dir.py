@@ -152,8 +152,11 @@ class RunDir:
         write_json(self.record, to_json(record))
 
     def read_record(self) -> RunRecord:
-        """run.json. Raises CheckpointError where it is missing, damaged, or of another version of the format."""
-        return _read(self.record, RunRecord, version=RUN_FORMAT)
+        """run.json. Raises CheckpointError where it is missing, damaged, or of another version of the format.
+
+        A setting that is newer than the run has its default: only the configuration has keys with one.
+        """
+        return _read(self.record, RunRecord, version=RUN_FORMAT, complete=False)
 
     def write_best(self, best: Best) -> None:
         """Write best.json. Raises StorageError."""
@@ -180,13 +183,13 @@ class RunDir:
             )
 
 
-def _read(path: Path, kind: type[T], *, version: int | None = None) -> T:
+def _read(path: Path, kind: type[T], *, version: int | None = None, complete: bool = True) -> T:
     try:
         data = read_json(path)
         if version is not None and isinstance(data, dict) and data.get("format") != version:
             written = "an unreleased version of this package" if "format" not in data else f"format {data['format']!r}"
             raise ValueError(f"written by {written}: start a new run in another run_dir")
-        return from_json(kind, data, complete=True)
+        return from_json(kind, data, complete=complete)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except ValueError as error:

@@ -200,7 +200,7 @@ def yardstick(args: argparse.Namespace) -> dict[str, Any]:
         hard_vocab_limit=False,
         character_coverage=1.0,
         byte_fallback=False,
-        normalization_rule_name="nmt_nfkc",
+        normalization_rule_name="identity",
         pad_id=0,
         unk_id=1,
         bos_id=2,

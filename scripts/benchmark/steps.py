@@ -33,12 +33,12 @@ from torch._dynamo.utils import counters
 from transformer.compute import dtype_of, loss_scaler
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig
+from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig, paper_peak
 from transformer.cost import parameters, peak_flops, step_flops
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.store import Store
 from transformer.model.transformer import Transformer
-from transformer.training.optimizer import build_optimizer, learning_rate, paper_peak
+from transformer.training.optimizer import build_optimizer, learning_rate
 from transformer.training.resolve import batching_of, resolve_settings
 from transformer.training.step import Objective, train_step
 

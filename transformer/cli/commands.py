@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer.config.jobs import AverageJob, EvaluateJob, Job, SummaryJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, Job, SummaryJob, TableJob, TrainJob, TranslateJob
+from transformer.config.primitives import to_json
 from transformer.config.settings import Format
 
 log = logging.getLogger(__name__)
@@ -65,9 +66,41 @@ def _translate(job: TranslateJob) -> None:
 
 
 def _evaluate(job: EvaluateJob) -> None:
+    if job.hypotheses is not None:
+        _score_files(job)
+        return
+    if job.sweep.is_wanted:
+        _sweep(job)
+        return
+
     from transformer.evaluation.sets import evaluate, format_results
 
-    sys.stdout.write(format_results(Path(job.run_dir), evaluate(job)))
+    evaluation = evaluate(job)
+    if job.format is Format.json:
+        sys.stdout.write(json.dumps(to_json(evaluation), indent=2) + "\n")
+    else:
+        sys.stdout.write(format_results(Path(job.run_dir), evaluation))
+
+
+def _score_files(job: EvaluateJob) -> None:
+    from transformer.evaluation.files import score_files
+    from transformer.evaluation.score import format_scores
+
+    scores = score_files(job)
+    if job.format is Format.json:
+        sys.stdout.write(json.dumps(to_json(scores), indent=2) + "\n")
+    else:
+        sys.stdout.write(f"{format_scores(scores)}; {job.hypotheses} against {', '.join(job.references)}\n")
+
+
+def _sweep(job: EvaluateJob) -> None:
+    from transformer.tools.sweep import format_sweep, sweep
+
+    found = sweep(job)
+    if job.format is Format.json:
+        sys.stdout.write(json.dumps(to_json(found), indent=2) + "\n")
+    else:
+        sys.stdout.write(format_sweep(Path(job.run_dir), found))
 
 
 def _average(job: AverageJob) -> None:
@@ -88,11 +121,32 @@ def _summary(job: SummaryJob) -> None:
         sys.stdout.write(format_summary(summary))
 
 
+def _table(job: TableJob) -> None:
+    from transformer.distributed import is_rank0
+    from transformer.tools.table_format import format_layers, format_markdown, write_layer_table, write_table
+    from transformer.tools.tables import make_layer_table, make_table, output_of
+
+    if job.table == "1":
+        layers = make_layer_table(job)
+        write_layer_table(output_of(job), layers)
+        sys.stdout.write(format_layers(layers))
+        return
+
+    table, errors = make_table(job)
+    if is_rank0():
+        write_table(output_of(job), table)
+        sys.stdout.write(format_markdown(table))
+        sys.stdout.flush()
+    if errors:
+        raise errors[0]
+
+
 COMMANDS = {
     "prepare": Command(_prepare, "read, filter and tokenise a corpus, ready for training"),
     "train": Command(_train, "train a model, or go on with one; then average checkpoints and score the test sets"),
     "translate": Command(_translate, "translate standard input to standard output, line for line"),
-    "evaluate": Command(_evaluate, "translate the test sets and score them with sacreBLEU"),
-    "average": Command(_average, "average a run's newest checkpoints"),
+    "evaluate": Command(_evaluate, "score the test sets with sacreBLEU, or files; or compare search settings"),
+    "average": Command(_average, "average a run's newest checkpoints, or its best"),
     "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
+    "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),
 }

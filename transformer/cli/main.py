@@ -63,7 +63,7 @@ def _dispatch(arguments: list[str]) -> int:
     except TransformerError as error:
         return _fail(error, str(error), error.exit_status)
     except KeyboardInterrupt as error:
-        status = Stopped.exit_status if command in ("prepare", "train") else 128 + signal.SIGINT
+        status = Stopped.exit_status if command in ("prepare", "train", "table") else 128 + signal.SIGINT
         return _fail(error, "stopped; the same command starts again", status)
     except BrokenPipeError:  # the reader of our output has gone
         _drop_output()

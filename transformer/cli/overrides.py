@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transformer.cli.commands import COMMANDS
 from transformer.config.jobs import JOBS, TrainJob
-from transformer.config.keys import check_override, did_you_mean, experiments, keys_of
+from transformer.config.keys import GROUPS, check_override, did_you_mean, keys_of, names_in
 from transformer.errors import InputError
 
 # Hydra's flags, each with the values that it takes: none, any (empty), or one of these. Hydra has one more,
@@ -90,13 +90,17 @@ def overview() -> str:
 
 
 def command_help(command: str, config_dir: str | None) -> str:
-    """The help of a command: its experiments, and every key with its default and its meaning."""
+    """The help of a command: its recipes and experiments, and every key with its default and its meaning."""
     job = JOBS[command]
     keys = "\n".join(f"  {name}={key.default}\n      {key.help}" for name, key in keys_of(job).items())
-    names = ", ".join(experiments(config_dir))
-    groups = f"groups (group=option):\nexperiment: {names}\n\n" if issubclass(job, TrainJob) else ""
+    names = "".join(f"{group}: {', '.join(names_in(group, config_dir))}\n" for group in GROUPS)
+    groups = (
+        f"groups (group=option), in the order in which they are applied:\n{names}\n"
+        if issubclass(job, TrainJob)
+        else ""
+    )
     return (
         f"usage: transformer {command} [key=value ...]\n\n{COMMANDS[command].help}\n\n{groups}"
-        "options, with their defaults (an experiment may set others; --cfg job shows what is in force):\n"
-        f"{keys}\n\n--multirun runs every combination of key=a,b; --config-dir DIR adds a folder of experiments.\n"
+        "options, with their defaults (a recipe or experiment may set others; --cfg job shows what is in force):\n"
+        f"{keys}\n\n--multirun runs every combination of key=a,b; --config-dir DIR adds experiments and recipes.\n"
     )

@@ -1,14 +1,15 @@
 """YAML and overrides to a typed, checked job, in this process: for the command line, tables, sweeps and notebooks.
 
-Hydra merges four things, later ones winning: the command's schema (every key, with the paper's base model and recipe),
-`quiet_hydra` (Hydra leaves no file behind), the experiment, the overrides. What comes out is merged into a fresh schema
-and becomes the job: `++key=value` cannot add a key, and a `_target_` is an unknown key like any other.
+Hydra merges five things, later ones winning: the command's schema (every key, with the paper's base model and recipe),
+`quiet_hydra` (Hydra leaves no file behind), the recipe, the experiment, the overrides. What comes out is merged into a
+fresh schema and becomes the job: `++key=value` cannot add a key, and a `_target_` is an unknown key like any other.
 
 Hydra calls what it finds under its own node `hydra`, so no file may set that: `quiet_hydra` locks the node for all that
 is merged after it, and only the user's own overrides, which come last, may change it.
 """
 
 import copy
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,11 +24,25 @@ from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException, ReadonlyConfigError
 
-from transformer.config.jobs import JOBS, Job, TrainJob
-from transformer.config.keys import NAMED, check_override, did_you_mean, keys_of, quote, shipped
-from transformer.config.settings import ExtraConfig, PairConfig
+from transformer.config.jobs import JOBS, PAPER_TABLES, Job, TableJob, TrainJob
+from transformer.config.keys import (
+    GROUPS,
+    NAMED,
+    as_typed,
+    check_override,
+    did_you_mean,
+    keys_of,
+    leaves,
+    names_in,
+    quote,
+    shipped,
+)
+from transformer.config.settings import ExtraConfig, PairConfig, paper_peak
 from transformer.errors import InputError, TransformerError
 
+log = logging.getLogger(__name__)
+
+ROW_EXAMPLE = "`h1: {model: {n_heads: 1}}`, or `base: {}` for none"
 QUIET_HYDRA = {
     "run": {"dir": "."},
     "output_subdir": None,
@@ -96,6 +111,10 @@ def _globals_of_its_own() -> Iterator[None]:
         JobRuntime.instance().set("name", name_of_command)
 
 
+def _to_dict(config: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(config, enum_to_str=True))
+
+
 def _without_hydra(config: DictConfig) -> DictConfig:
     config = copy.deepcopy(config)
     with read_write(config), open_dict(config):
@@ -119,6 +138,7 @@ def stored_configs(command: str, overrides: Sequence[str], hydra_settings: Mappi
     """
     if not OmegaConf.has_resolver("shipped"):
         OmegaConf.register_new_resolver("shipped", lambda: str(shipped("data")))
+        OmegaConf.register_new_resolver("paper_peak", lambda d_model, steps, times: times * paper_peak(d_model, steps))
 
     quiet = OmegaConf.create({**QUIET_HYDRA, **hydra_settings})
     OmegaConf.set_readonly(quiet, True)  # what is merged later cannot change the node; Hydra unlocks it for overrides
@@ -145,9 +165,9 @@ def _stored_names(command: str) -> tuple[str, str, str]:
 def _defaults(command: str) -> list[object]:
     """The defaults list of a command: what is merged, in this order."""
     _, schema, quiet_hydra = _stored_names(command)
-    experiment = [{"experiment": "demo"}] if issubclass(JOBS[command], TrainJob) else []
+    files = [{"recipe": "paper"}, {"experiment": "demo"}] if issubclass(JOBS[command], TrainJob) else []
     silent = [{"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}]
-    return [schema, quiet_hydra, *experiment, "_self_", *silent]
+    return [schema, quiet_hydra, *files, "_self_", *silent]
 
 
 def _schema(job: type[Job], overrides: Sequence[str]) -> Job:
@@ -187,10 +207,35 @@ def typed_job(command: str, composed: DictConfig) -> Job:
     """What Hydra composed (without its own node) as the command's job, checked. Raises InputError."""
     try:
         _refuse_mixed_demo()
+        _log_what_stands_above_the_recipe(composed)
         plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-        return cast(Job, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(JOBS[command]), plain)))
+        job = cast(Job, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(JOBS[command]), plain)))
     except (OmegaConfBaseException, ValueError) as error:
         raise InputError(_one_line(error)) from error
+    _refuse_model_of_table(job)
+    return job
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a table that a YAML file holds: by name, the settings that each changes, nested as in an experiment.
+
+    Raises InputError where the file cannot be read, or is no such table.
+    """
+    try:
+        rows = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except OSError as error:
+        raise InputError(f"table={path}: {error.strerror}: name 1, 2, 3 or a YAML file with rows") from error
+    except Exception as error:  # of the YAML library, which is not ours to import
+        raise InputError(f"{path}: not YAML: {_one_line(error)}") from error
+
+    if not isinstance(rows, dict) or not rows:
+        raise InputError(f"{path}: no rows; a row is a name with the settings that it changes, {ROW_EXAMPLE}")
+    for name, changes in rows.items():
+        if not isinstance(name, str) or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is None:
+            raise InputError(f"{path}: row {name!r}: a name has letters, digits, '.', '_' and '-' only")
+        if not isinstance(changes, dict):
+            raise InputError(f"{path}: row {name}: not settings; write them as {ROW_EXAMPLE}")
+    return cast(dict[str, dict[str, Any]], rows)
 
 
 def _refuse_mixed_demo() -> None:
@@ -203,14 +248,56 @@ def _refuse_mixed_demo() -> None:
         )
 
 
+def _refuse_model_of_table(job: Job) -> None:
+    """The rows of a table of the paper have the paper's models: one given beside them would be lost."""
+    if not isinstance(job, TableJob) or job.table not in PAPER_TABLES:
+        return
+    given = [override for override in HydraConfig.get().overrides.task if override.startswith(("model.", "recipe="))]
+    if given:
+        raise InputError(f"{given[0]}: table={job.table} has the paper's models; choose width=N, or rows in a file")
+
+
+def _log_what_stands_above_the_recipe(composed: DictConfig) -> None:
+    """Name the keys of the recipe for which the experiment has a value of its own: that is the one in force."""
+    choices = HydraConfig.get().runtime.choices
+    recipe = choices.get("recipe", "paper")
+    if recipe == "paper":
+        return  # every experiment differs from the paper somewhere: that is what it is for
+
+    given = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
+    in_force = leaves(_to_dict(composed))
+    own = [
+        f"{key}={as_typed(in_force[key])}"
+        for key, value in _recipe_values(recipe).items()
+        if key not in given and in_force.get(key, value) != value
+    ]
+    if own:
+        experiment = choices["experiment"]
+        log.info("experiment=%s stands above recipe=%s, and has its own %s", experiment, recipe, ", ".join(own))
+
+
+def _recipe_values(recipe: str) -> dict[str, Any]:
+    """The keys that the file of a recipe sets, dotted, from the first folder that has the file: so Hydra looks, too."""
+    sources = HydraConfig.get().runtime.config_sources
+    files = [Path(source.path) / "recipe" / f"{recipe}.yaml" for source in sources if source.schema == "file"]
+    return leaves(_to_dict(OmegaConf.load(next(file for file in files if file.exists()))))
+
+
 def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerError:
     """What to raise for an error of composing: it is in the overrides, or in the files that they name."""
     if isinstance(error, TransformerError):
         return error
     if isinstance(error.__context__, ReadonlyConfigError):  # the lock of `quiet_hydra`
         file = str(error).partition(":")[0].removeprefix("In ")
-        return InputError(f"{file}: an experiment cannot configure Hydra; remove what it sets under `hydra`")
-    return InputError(f"{_one_line(error)} (composing {' '.join(overrides)})")
+        return InputError(f"{file}: it cannot configure Hydra; remove what it sets under `hydra`")
+    return InputError(f"{_one_line(error)}{_nearest_name(str(error))} (composing {' '.join(overrides)})")
+
+
+def _nearest_name(message: str) -> str:
+    """A clause with the experiment or recipe that was meant, if this is Hydra's message about an unknown one."""
+    unknown = re.search(rf"Could not find '({'|'.join(GROUPS)})/(.+)'", message)
+    names = re.findall(r"^\t(?!provider=)(\S+)$", message, re.MULTILINE)
+    return did_you_mean(unknown[2], [*names, *names_in(unknown[1], None)]) if unknown else ""
 
 
 def _one_line(error: BaseException) -> str:
@@ -220,7 +307,9 @@ def _one_line(error: BaseException) -> str:
     kept = [line for line in dict.fromkeys(lines) if line and not line.startswith(noise)]
     line = "; ".join(kept).partition("; Config search path")[0].replace("Error merging override ", "")
     line = re.sub(r"^In '\w+_job': ", "", line)  # the name of a primary configuration, which says nothing to a user
-    return line.replace("Key 'experiment' not in", "its first line must be `# @package _global_`: 'experiment' not in")
+    return re.sub(
+        r"Key ('experiment'|'recipe') not in", r"its first line must be `# @package _global_`: \1 not in", line
+    )
 
 
 def _messages(error: BaseException) -> Iterator[str]:

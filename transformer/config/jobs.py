@@ -13,6 +13,7 @@ from transformer.config.settings import (
     Precision,
     SearchConfig,
     SearchOverride,
+    SweepConfig,
     TokenizerConfig,
     TrainConfig,
     at_least,
@@ -74,15 +75,43 @@ class TranslateJob(DecodeJob):
 
 
 @dataclass
-class EvaluateJob(DecodeJob):
-    """`transformer evaluate`."""
+class ScoredText:
+    """What a scorer must know of text."""
 
+    tgt_lang: str | None = option(None, "the language of what is scored (null: the run's)")
+
+
+@dataclass
+class EvaluateJob(DecodeJob):
+    """`transformer evaluate`: of a run, or of files of translations."""
+
+    hypotheses: str | None = option(None, "instead of a run: translations, one a line (-: standard input)")
+    references: list[str] = option([], "their references: a file, or several as [A,B]")
+    data: ScoredText = field(default_factory=ScoredText)
+    lowercase: bool = option(False, "score without regard to case")
+    paper_bleu: bool = option(False, "print the BLEU of papers, too: Moses' tokens, split at hyphens, not smoothed")
+    format: Format = option(Format.text, "for people, or for programs")
     test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "instead of the run's test sets: "})
     store_dir: str | None = option(None, "where copies of hub data sets are kept (null: beside the run)")
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names("test", self.test)
+        require(
+            (self.hypotheses is None) == (not self.references), "hypotheses and references belong together: set both"
+        )
+        if self.hypotheses is not None:
+            require(not self.test, "hypotheses are scored against references: leave test out")
+            require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")
+            require(not self.sweep.is_wanted, "hypotheses are there already: leave sweep out")
+        require(
+            not (self.sweep.is_wanted and self.test),
+            "a sweep compares settings on the run's dev set: leave test.NAME for the evaluation that follows",
+        )
+        for name in ("beam_size", "length_penalty"):
+            both = getattr(self.sweep, name) is not None and getattr(self.search, name) is not None
+            require(not both, f"search.{name} and sweep.{name} cannot both be set: choose one")
 
 
 @dataclass
@@ -91,9 +120,11 @@ class AverageJob:
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
     last: int | None = option(None, "how many of the newest checkpoints to average (null: the run's train.average)")
+    best: int | None = option(None, "instead, how many of the best validated ones that are kept (train.keep_best)")
 
     def __post_init__(self) -> None:
-        at_least(self, "", 1, "last")
+        at_least(self, "", 1, "last", "best")
+        require(self.last is None or self.best is None, f"last={self.last} and best={self.best}: choose one")
 
 
 @dataclass
@@ -110,9 +141,37 @@ class SummaryJob(TrainJob):
         require(speed is None or 0 < speed < math.inf, f"tokens_per_second={speed} must be above 0")
 
 
+PAPER_TABLES = ("1", "2", "3")
+
+
+@dataclass
+class TableJob(TrainJob):
+    """`transformer table`: the corpus, the budget and the search are those of every row."""
+
+    table: str = option("3", "a table of the paper: 1, 2 or 3; or a YAML file with rows of your own")
+    output: str | None = option(None, "where the table and its runs go (null: RUN_DIR-tableN)")
+    rows: str | None = option(None, "only rows whose names begin so, such as base,A,D (null: all)")
+    width: int | None = option(
+        None, "tables of the paper: d_model of its base model; other widths in proportion (null: 512)"
+    )
+    seeds: int = option(1, "train each row so often, with train.seed, train.seed + 1, ...")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "", 1, "width", "seeds")
+        require(
+            self.width is None or self.width % 32 == 0,
+            f"width={self.width} must be a multiple of 32: the paper's smallest heads are d_model / 32 wide",
+        )
+        require(
+            self.width is None or self.table in PAPER_TABLES,
+            f"width={self.width} is for the tables of the paper: write the widths into the rows of {self.table}",
+        )
+
+
 # The class of job that each command takes.
 
-Job = TrainJob | TranslateJob | EvaluateJob | AverageJob | SummaryJob
+Job = TrainJob | TranslateJob | EvaluateJob | AverageJob | SummaryJob | TableJob
 
 JOBS: dict[str, type[Job]] = {
     "prepare": TrainJob,
@@ -121,4 +180,5 @@ JOBS: dict[str, type[Job]] = {
     "evaluate": EvaluateJob,
     "average": AverageJob,
     "summary": SummaryJob,
+    "table": TableJob,
 }

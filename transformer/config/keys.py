@@ -1,4 +1,4 @@
-"""What can be set: the keys of a job, the experiments, and the grammar of `key=value`.
+"""What can be set: the keys of a job, the experiments and recipes, and the grammar of `key=value`.
 
 The keys are read from the dataclasses of `jobs` and `settings`. Each `key=value` is checked here before Hydra sees it:
 `++key=value` would pass Hydra's schema unseen, and Hydra's grammar refuses most punctuation in a text value.
@@ -18,6 +18,7 @@ from transformer.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
+GROUPS = ("recipe", "experiment")  # of files that set keys; a later group's stand above an earlier one's
 NAMED = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."  # sets that have names of their own
 
 
@@ -55,11 +56,13 @@ def _keys_under(config: type, prefix: str) -> dict[str, Key]:
             of_one = _keys_under(get_args(kind)[1], f"{dotted}.NAME.")
             keys |= {name: replace(key, help=meaning + key.help) for name, key in of_one.items()}
         else:
-            keys[dotted] = Key(kind, _as_typed(field.default), _meaning(kind, meaning), field.metadata["on_resume"])
+            default = [] if get_origin(kind) is list else field.default
+            keys[dotted] = Key(kind, as_typed(default), _meaning(kind, meaning), field.metadata["on_resume"])
     return keys
 
 
-def _as_typed(value: object) -> str:
+def as_typed(value: object) -> str:
+    """A value as it is typed on the command line, without quotes."""
     if value is None:
         return "null"
     if isinstance(value, Enum):
@@ -72,13 +75,22 @@ def _meaning(kind: Any, meaning: str) -> str:
     return f"{meaning} [{', '.join(kind.__members__)}]" if is_choice else meaning
 
 
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted keys: `{"model": {"n_heads": 1}}` -> `{"model.n_heads": 1}`."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
 # ---- the grammar of key=value ---------------------------------------------------------------------------------------
 
 
 def check_override(override: str, keys: Mapping[str, Key], *, is_sweep: bool) -> str:
     """The override as Hydra is to read it: its key is known, and a text value is quoted.
 
-    In a sweep a text value may be a list (`a,b`) or a choice, which is left for Hydra to take apart. Raises InputError.
+    A key that takes a list may be given one without brackets (`a,b`). In a sweep a text value may be such a list, or a
+    choice, which is left for Hydra to take apart. Raises InputError.
     """
     if any("\ud800" <= character <= "\udfff" for character in override):  # how Python marks bytes it cannot decode
         raise InputError(f"{override}: not UTF-8")
@@ -89,15 +101,32 @@ def check_override(override: str, keys: Mapping[str, Key], *, is_sweep: bool) ->
     bare = key.lstrip("+")
     if not equals or bare.startswith("hydra"):
         return override  # Hydra's own settings; and Hydra says what is wrong where there is no `=`
-    if bare == "experiment":
+    if bare in GROUPS:
         if value in ("", "null"):
-            raise InputError(f"{override}: name an experiment; base is the paper's, and sets nothing else")
+            default = "base" if bare == "experiment" else "paper"
+            raise InputError(f"{override}: name one; {bare}={default} is the paper's, and sets nothing else")
         return f"{bare}={value}"
 
     _check_key(bare, override, keys)
-    is_list = is_sweep and re.search("[,(]", value) is not None
-    is_text = keys[generic_key(bare)].kind in (str, str | None) and value != "null" and not is_list
-    return f"{bare}={quote(value) if is_text else value}"
+    kind = keys[generic_key(bare)].kind
+    is_choice = is_sweep and re.search("[,(]", value) is not None
+    if value == "null" or is_choice:
+        return f"{bare}={value}"
+    if _is_list(kind):
+        return f"{bare}={_list(value, is_text=kind == list[str])}"
+    return f"{bare}={quote(value) if kind in (str, str | None) else value}"
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a key takes a list: `list[str]`, or `list[int] | None`."""
+    return any(get_origin(choice) is list for choice in (kind, *get_args(kind)))
+
+
+def _list(value: str, *, is_text: bool) -> str:
+    """A list for Hydra to read, given with brackets or without; texts are quoted."""
+    inner = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    items = [item.strip() for item in inner.split(",") if item.strip()]
+    return f"[{','.join(quote(item) if is_text else item for item in items)}]"
 
 
 def _check_key(key: str, override: str, keys: Mapping[str, Key]) -> None:
@@ -105,7 +134,9 @@ def _check_key(key: str, override: str, keys: Mapping[str, Key]) -> None:
     if known not in keys:
         if any(other.startswith(f"{known}.") for other in keys):
             raise InputError(f"{override}: {key} is a group of keys; set them one by one, as {key}.KEY=VALUE")
-        raise InputError(f"unknown key {key!r} in {override!r}{did_you_mean(key, keys)}; --help lists every key")
+        raise InputError(
+            f"unknown key {key!r} in {override!r}{did_you_mean(key, [*keys, *GROUPS])}; --help lists every key"
+        )
 
     named = re.match(NAMED, key)
     if named and not re.fullmatch(r"[A-Za-z_].*|0|[1-9][0-9]*", named["name"]):  # Hydra's grammar has no other keys
@@ -127,7 +158,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-# ---- experiments ----------------------------------------------------------------------------------------------------
+# ---- experiments and recipes ----------------------------------------------------------------------------------------
 
 
 def shipped(folder: str) -> Path:
@@ -135,7 +166,8 @@ def shipped(folder: str) -> Path:
     return next(path for path in (PACKAGE / "shipped" / folder, PACKAGE.parent / folder) if path.is_dir())
 
 
-def experiments(config_dir: str | None) -> list[str]:
-    """The names of the experiments of the package, and of those in a folder of the user's own."""
+def names_in(group: str, config_dir: str | None) -> list[str]:
+    """The names of the experiments, or recipes, of the package, and of those in a folder of the user's own."""
     folders = [shipped("configs"), *([] if config_dir is None else [Path(config_dir)])]
-    return sorted({path.stem for folder in folders for path in folder.glob("experiment/*.yaml")})
+    paths = [path.relative_to(folder / group) for folder in folders for path in folder.glob(f"{group}/**/*.yaml")]
+    return sorted({str(path.with_suffix("")) for path in paths})

@@ -76,6 +76,19 @@ class Algorithm(Enum):
     unigram = "unigram"
 
 
+class Normalization(Enum):
+    """What SentencePiece does to a text before it cuts it; what it replaces does not come back by decoding.
+
+    `identity` replaces nothing. `nfkc` is Unicode's form of that name: full-width letters and punctuation, ligatures,
+    fractions and the like become plain ones. `nmt_nfkc` also drops control characters. Under all of them, whitespace of
+    any kind and length is one space.
+    """
+
+    identity = "identity"
+    nmt_nfkc = "nmt_nfkc"
+    nfkc = "nfkc"
+
+
 class Metric(Enum):
     """What decides which checkpoint is best: BLEU on the dev set, or its loss."""
 
@@ -127,7 +140,15 @@ def _below_one(config: object, section: str, *names: str) -> None:
 
 def option(default: Any, meaning: str, *, on_resume: OnResume = OnResume.refuse) -> Any:
     """A key with its default, what `--help` says of it, and whether a run that goes on may have another value."""
-    return field(default=default, metadata={"help": meaning, "on_resume": on_resume})
+    metadata = {"help": meaning, "on_resume": on_resume}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def paper_peak(d_model: int, warmup_steps: int) -> float:
+    """The rate where eq. 3's two branches meet: `d_model^-0.5 * warmup_steps^-0.5`."""
+    return 1.0 / math.sqrt(d_model * warmup_steps)
 
 
 @dataclass
@@ -188,7 +209,9 @@ class PairConfig:
         on_resume=OnResume.allow,
     )
     dataset: str | None = option(
-        None, "instead of text files: a hub data set, or a .tsv, .jsonl or .parquet file", on_resume=OnResume.allow
+        None,
+        "instead of text files: a .tsv, .jsonl or .parquet file, a hub data set, or sacrebleu:SET",
+        on_resume=OnResume.allow,
     )
     subset: str | None = option(
         None, "subset (configuration) of a hub data set, such as de-en", on_resume=OnResume.allow
@@ -221,7 +244,7 @@ class DataConfig:
     """The corpus."""
 
     src_lang: str = option("en", "source language, for names and scores")
-    tgt_lang: str = option("de", "target language")
+    tgt_lang: str = option("de", "target language, by its code in ISO 639: it decides how text is cut for scores")
     root: str = option(
         "data", "folder of corpora, or the hub data set, that experiments are relative to", on_resume=OnResume.allow
     )
@@ -252,6 +275,9 @@ class TokenizerConfig:
 
     algorithm: Algorithm = option(Algorithm.bpe, "how pieces are built")
     vocab_size: int = option(37_000, "pieces in all; a small corpus may yield fewer")
+    normalization: Normalization = option(
+        Normalization.identity, "leave characters as they are, or replace full-width forms, ligatures and the like"
+    )
     byte_fallback: bool = option(False, "spell unknown characters as bytes instead of <unk>")
     character_coverage: float = option(1.0, "share of characters that get a piece of their own")
     sample_lines: int = option(1_000_000, "train the pieces on at most this many lines")
@@ -355,3 +381,23 @@ class SearchOverride:
 
     def __post_init__(self) -> None:
         self.over(SearchConfig())
+
+
+@dataclass
+class SweepConfig:
+    """Search settings that `evaluate` compares on the development set; null means: the one of `search`."""
+
+    beam_size: list[int] | None = option(None, "compare these beam sizes on the dev set, such as 1,4,8")
+    length_penalty: list[float] | None = option(None, "compare these alphas on the dev set, such as 0,0.6,1,1.4")
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("beam_size", 1), ("length_penalty", 0)):
+            values = getattr(self, name)
+            require(values is None or len(values) > 0, f"sweep.{name} names no value")
+            ok = all(minimum <= value < 2**63 for value in values or [])
+            require(ok, f"sweep.{name}={values}: each must be a number of at least {minimum}, and finite")
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is anything to compare."""
+        return self.beam_size is not None or self.length_penalty is not None

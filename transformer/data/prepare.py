@@ -23,9 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from transformer.config.jobs import TrainJob
+from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, screen_pairs
+from transformer.data.round_trip import RoundTrip, warn_of_changes
 from transformer.data.source import Origin, Source, is_hub_dataset, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter
 from transformer.data.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
@@ -34,9 +36,10 @@ from transformer.files import build_once, digest_file, read_json
 from transformer.machine import resolve_threads, trim_heap
 from transformer.run_dir import TOKENIZER, RunDir, list_steps
 
-PREPARE_VERSION = 2
+PREPARE_VERSION = 3
 REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
 BLOCK = 10_000  # pairs that are in memory at a time
+SAMPLED_TARGETS = 2_000  # training targets, at least, of which it is asked whether they come back from the tokenizer
 REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")  # in the order of asking
 TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
 
@@ -67,6 +70,7 @@ class SetReport:
     weight: float | None  # how often an epoch has it; None: not trained on
     pairs_read: int
     pairs_kept: int | None  # None: not trained on, and so never filtered
+    references: RoundTrip | None  # None: of a training set
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class BuildReport:
     filters: FilterConfig
     tokens: TokenCounts
     vocab_size: int
+    targets: RoundTrip  # of a sample
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,7 @@ class DataReport:
     filters: FilterConfig
     tokens: TokenCounts
     vocab_size: int
+    targets: RoundTrip  # of a sample of the training pairs
 
 
 @dataclass(frozen=True)
@@ -241,6 +247,7 @@ def prepare(job: TrainJob) -> Prepared:
     Raises InputError for bad files and settings, StorageError where the store cannot be written.
     """
     began = time.monotonic()
+    language_of(job.data.tgt_lang, "data.tgt_lang")  # refused before any time is spent
     root = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
     mixture_weights = _mixture_weights(job.data)
     tokenizer_model = _given_tokenizer(job)
@@ -263,7 +270,11 @@ def prepare(job: TrainJob) -> Prepared:
     built = _open_or_build(root / digest[:16], corpus)
     counts = dict(zip(mixture_weights, built.report.sources, strict=True))
 
-    report = _data_report(job.data, digest, sets, counts=counts, mixture_weights=mixture_weights, built=built.report)
+    # Report, and warn of references that no translation can match.
+    report = _data_report(job.data, digest, sets, counts=counts, mixture_weights=mixture_weights, built=built)
+    trips = {f"data.{name}": text_set.references for name, text_set in report.sets.items()}
+    trips["a sample of the training targets"] = report.targets
+    warn_of_changes(trips, job.tokenizer, is_given=tokenizer_model is not None)
     if len(mixture_weights) > 1:
         for name, weight in mixture_weights.items():
             kept = counts[name].pairs_kept
@@ -319,30 +330,34 @@ def _data_report(
     *,
     counts: Mapping[str, PairCounts],
     mixture_weights: Mapping[str, float],
-    built: BuildReport,
+    built: _Built,
 ) -> DataReport:
+    tokenizer = Tokenizer.from_bytes(built.tokenizer_model)
     set_reports = {}
     for name, text_set in sets.items():
         trained_on = counts.get(name)
+        pairs = text_set.pairs
         set_reports[name] = SetReport(
             files=text_set.files,
             columns=text_set.columns,
             origin=text_set.source.origin,
             weight=mixture_weights.get(name),
-            pairs_read=len(text_set.pairs or ()) if trained_on is None else trained_on.pairs_read,
+            pairs_read=len(pairs or ()) if trained_on is None else trained_on.pairs_read,
             pairs_kept=None if trained_on is None else trained_on.pairs_kept,
+            references=None if pairs is None else RoundTrip.of([reference for _, reference in pairs], tokenizer),
         )
     return DataReport(
         digest=digest,
         src_lang=data.src_lang,
         tgt_lang=data.tgt_lang,
         sets=set_reports,
-        pairs_read=built.pairs_read,
-        pairs_kept=built.pairs_kept,
-        dropped=built.dropped,
-        filters=built.filters,
-        tokens=built.tokens,
-        vocab_size=built.vocab_size,
+        pairs_read=built.report.pairs_read,
+        pairs_kept=built.report.pairs_kept,
+        dropped=built.report.dropped,
+        filters=built.report.filters,
+        tokens=built.report.tokens,
+        vocab_size=built.report.vocab_size,
+        targets=built.report.targets,
     )
 
 
@@ -466,8 +481,10 @@ def _fill(path: Path, corpus: _Corpus, screened: _Screened) -> None:
     kept_by_text = screened.kept_by_text
     kept_by_pieces = bytearray()  # 1 for each pair whose pieces pass the filters, too, among those kept by their text
     dropped = screened.dropped
+    targets: list[str] = []  # a sample
     with closing(StoreWriter(path, tokenizer.vocab_size)) as writer:
-        for source, target in _encoded(corpus, kept_by_text, tokenizer):
+        for source, target, sample in _encoded(corpus, kept_by_text, tokenizer):
+            targets += sample
             keep = _keep(source.counts, target.counts, corpus.filters, dropped=dropped)
             kept_by_pieces += keep.tobytes()
             writer.add(source.select(keep), target.select(keep))
@@ -481,6 +498,7 @@ def _fill(path: Path, corpus: _Corpus, screened: _Screened) -> None:
             filters=corpus.filters,
             tokens=TokenCounts(writer.tokens(0), writer.tokens(1)),
             vocab_size=tokenizer.vocab_size,
+            targets=RoundTrip.of(targets, tokenizer),
         )
         writer.finish({TOKENIZER: tokenizer_model, REPORT: json.dumps(to_json(report), indent=1).encode()})
 
@@ -496,18 +514,23 @@ def _train(corpus: _Corpus, screened: _Screened) -> bytes:
     return tokenizer_model
 
 
-def _encoded(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -> Iterator[tuple[Sentences, Sentences]]:
-    """Both sides as pieces, block by block.
+def _encoded(
+    corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer
+) -> Iterator[tuple[Sentences, Sentences, list[str]]]:
+    """Both sides as pieces, block by block, and a sample of each block's target texts.
 
     A thread takes a whole block: to share each block among the threads would have them wait for each other at its end.
     """
 
-    def encode(block: list[Pair]) -> tuple[Sentences, Sentences]:
+    sampled_every = max(1, kept_by_text.count(1) // SAMPLED_TARGETS)
+
+    def encode(block: list[Pair]) -> tuple[Sentences, Sentences, list[str]]:
         source, target = map(list, zip(*block, strict=True))
-        return Sentences.of(tokenizer.encode(source)), Sentences.of(tokenizer.encode(target))
+        pieces = Sentences.of(tokenizer.encode(source)), Sentences.of(tokenizer.encode(target))
+        return *pieces, target[::sampled_every]
 
     pairs = corpus.pairs(kept_by_text)
-    ahead = deque[Future[tuple[Sentences, Sentences]]]()
+    ahead = deque[Future[tuple[Sentences, Sentences, list[str]]]]()
     with ThreadPoolExecutor(corpus.threads) as pool:
         while block := list(islice(pairs, BLOCK)):
             ahead.append(pool.submit(encode, block))

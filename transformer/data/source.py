@@ -1,4 +1,4 @@
-"""Where sentence pairs come from: two text files, a table, or a data set of the Hugging Face hub.
+"""Where sentence pairs come from: two text files, a table, a test set of sacreBLEU, or a data set of the hub.
 
 A hub data set is streamed into two text files beside the prepared corpora, once, at one revision; from then on it is
 read from there, without the network, until that copy is deleted. So neither memory nor the hub's own cache grows with
@@ -21,6 +21,7 @@ from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.table import BLOCK, Columns, default_columns, is_table, pairs_of, read_table
+from transformer.data.testset import find_test_set, is_test_set
 from transformer.errors import InputError, StorageError, TransformerError
 from transformer.files import build_once, encode_json, read_json, sync, write_new
 
@@ -97,6 +98,10 @@ def resolve_source(pair: PairConfig, key: str, *, languages: Columns, store_dir:
                 raise InputError(f"{key}.{side} is not set: name a text file, or a data set by {key}.dataset")
         return Source({"src": Path(pair.src), "tgt": Path(pair.tgt)})
 
+    if is_test_set(pair.dataset):
+        source, target = find_test_set(pair.dataset, key, languages=languages)
+        return Source({"src": source, "tgt": target})
+
     if is_hub_dataset(pair):
         return _copy_of_hub_dataset(pair, key, _columns(pair, key, languages), copies=store_dir / "copies")
 
@@ -114,7 +119,7 @@ def _columns(pair: PairConfig, key: str, defaults: Columns) -> Columns:
 
 def is_hub_dataset(pair: PairConfig) -> bool:
     """Whether it is a data set of the hub, or a directory laid out as one: it is copied before it is read."""
-    return bool(pair.dataset) and not is_table(str(pair.dataset))
+    return pair.dataset is not None and not is_table(pair.dataset) and not is_test_set(pair.dataset)
 
 
 def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies: Path) -> Source:

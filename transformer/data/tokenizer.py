@@ -1,7 +1,8 @@
 """SentencePiece: one model for both languages, with the fixed ids pad 0, unknown 1, begin 2, end 3.
 
-Encoding gives pieces only: begin and end marks are added where batches are made. Decoding drops them. SentencePiece's
-own sampling of training lines differs from process to process, so the lines are drawn here.
+Encoding gives pieces only: begin and end marks are added where batches are made. Decoding drops them. Whitespace of any
+kind is a space, as it is to scorers: a tab or a no-break space shall not be an unknown character. SentencePiece's own
+sampling of training lines differs from process to process, so the lines are drawn here.
 """
 
 import io
@@ -20,6 +21,7 @@ from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 LARGEST_MODEL = 64 << 20  # bytes; a real one has less than one million
 
+_OTHER_SPACE = re.compile(r"[^\S ]")  # whitespace but for the space itself
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -56,6 +58,7 @@ class Tokenizer:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The pieces of each text. All the work is done in the calling thread, and other threads run meanwhile."""
+        texts = [_with_plain_spaces(text) for text in texts]
         try:
             return cast(list[list[int]], self._processor.encode(texts, num_threads=1))
         except (TypeError, ValueError, RuntimeError):  # SentencePiece refuses half a surrogate pair
@@ -67,9 +70,21 @@ class Tokenizer:
         texts: list[str] = self._processor.decode(ids)
         return [text.replace("\n", " ").replace("\r", " ") for text in texts]
 
+    def changed(self, texts: list[str]) -> list[tuple[str, str]]:
+        """The texts that `decode` does not give back after `encode`, each with what it gives.
+
+        Whitespace, of whichever kind and length, only parts words here, as it does to scorers.
+        """
+        pairs = zip(texts, self.decode(self.encode(texts)), strict=True)
+        return [(text, decoded) for text, decoded in pairs if text.split() != decoded.split()]
+
     def piece(self, index: int) -> str:
         """The piece of an id, with U+2581 for a space."""
         return str(self._processor.id_to_piece(index))
+
+
+def _with_plain_spaces(text: str) -> str:
+    return text if text.isprintable() else _OTHER_SPACE.sub(" ", text)  # of whitespace only the space is printable
 
 
 def read_model(path: Path) -> bytes:
@@ -101,7 +116,7 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> bytes:
             hard_vocab_limit=False,
             character_coverage=config.character_coverage,
             byte_fallback=config.byte_fallback,
-            normalization_rule_name="nmt_nfkc",
+            normalization_rule_name=config.normalization.value,
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,
@@ -121,15 +136,17 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> bytes:
 
 
 def _remember_errors(lines: Iterable[str], errors: list[BaseException]) -> Iterator[str]:
-    """The lines, after an empty string that is to be taken first; what reading them raises is added to `errors`.
+    """The lines as `encode` sees them, after an empty string that is to be taken first.
 
-    SentencePiece turns any exception of its iterator into a RuntimeError, so a signal would look like bad input. The
-    empty string brings the generator into its `try`: a signal that comes before SentencePiece asks for the first line
-    is raised where the generator goes on, and must be seen, too.
+    What reading them raises is added to `errors`: SentencePiece turns any exception of its iterator into a
+    RuntimeError, so a signal would look like bad input. The empty string brings the generator into its `try`: a
+    signal that comes before SentencePiece asks for the first line is raised where the generator goes on, and must be
+    seen, too.
     """
     try:
         yield ""
-        yield from lines
+        for line in lines:
+            yield _with_plain_spaces(line)
     except BaseException as error:
         errors.append(error)
         raise

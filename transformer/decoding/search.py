@@ -1,7 +1,7 @@
 """Beam search (section 6.1) over any model: it asks for logits, given last tokens and a state that the model passes on.
 
-Shapes: `B` sentences that are still searched, `K` beam_size, `N` n_best, `C` candidates of a sentence (2 K),
-`V` vocabulary, `L` the largest of the maximum lengths.
+Shapes: `B` sentences that are still searched, `K` beam_size, `A` length penalties, `N` n_best, `C` candidates of a
+sentence (2 K), `V` vocabulary, `L` the largest of the maximum lengths.
 
 What is known of the sentences is a value: each part of a step makes new beams from the old ones. It stays on the
 device, and the host asks one question a step: which sentences are done? Log-probabilities are summed in float64
@@ -10,7 +10,7 @@ apart; at this size it costs nothing.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self, TypeVar
 
@@ -99,15 +99,77 @@ def beam_search(
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best={n_best} must be from 1 to beam_size={beam_size}")
 
+    found = _search(
+        step,
+        state,
+        beam_size=beam_size,
+        n_best=n_best,
+        max_lengths=max_lengths,
+        penalties=[penalty],
+        bos=bos,
+        eos=eos,
+    )
+    return [hypotheses for [hypotheses] in found]
+
+
+def sweep_penalties(
+    step: Callable[[Tensor, S], tuple[Tensor, S]],
+    state: S,
+    *,
+    beam_size: int,
+    max_lengths: Tensor,
+    penalties: Sequence[Callable[[int], float]],
+    bos: int,
+    eos: int,
+) -> list[list[Hypothesis]]:
+    """The best hypothesis of each sentence under each of several length penalties, from one search.
+
+    The arguments are those of `beam_search`. Of each sentence there are as many hypotheses as penalties, in their
+    order, each the one that `beam_search` would find with that penalty. One search can serve them all: live hypotheses
+    are ranked by log-probability alone, so a penalty decides only which of the finished ones is best, and when a
+    sentence is done. Each penalty has a list of finished hypotheses of its own, and a sentence goes on until it is done
+    under every penalty. What finishes in the meantime cannot enter the list of one under which it was done before.
+
+    Raises ValueError for no penalty at all.
+    """
+    if not penalties:
+        raise ValueError("there is no penalty to search under")
+
+    found = _search(
+        step,
+        state,
+        beam_size=beam_size,
+        n_best=1,
+        max_lengths=max_lengths,
+        penalties=penalties,
+        bos=bos,
+        eos=eos,
+    )
+    return [[best for [best] in lists] for lists in found]
+
+
+def _search(
+    step: Callable[[Tensor, S], tuple[Tensor, S]],
+    state: S,
+    *,
+    beam_size: int,
+    n_best: int,
+    max_lengths: Tensor,
+    penalties: Sequence[Callable[[int], float]],
+    bos: int,
+    eos: int,
+) -> list[list[list[Hypothesis]]]:
+    """For each sentence and penalty, the `n_best` best hypotheses: the search that `beam_search` describes."""
     n_sentences = len(max_lengths)
     longest = max(max_lengths.tolist(), default=0)
     device = max_lengths.device
 
-    penalties = torch.tensor([penalty(n) for n in range(1, longest + 1)], dtype=torch.float64, device=device)  # (L,)
-    beams = _start(max_lengths, penalties, beam_size=beam_size, n_best=n_best)
+    rows_of_penalties = [[penalty(n) for n in range(1, longest + 1)] for penalty in penalties]
+    by_length = torch.tensor(rows_of_penalties, dtype=torch.float64, device=device)  # (A, L)
+    beams = _start(max_lengths, by_length, beam_size=beam_size, n_best=n_best)
     tokens = torch.full((n_sentences * beam_size,), bos, device=device)  # (B K,)
     banned = torch.tensor([PAD, bos], device=device)
-    results: dict[int, list[Hypothesis]] = {}
+    results: dict[int, list[list[Hypothesis]]] = {}
 
     for length in range(1, longest + 1):
         # What may come next.
@@ -117,7 +179,7 @@ def beam_search(
         survivors = _survivors(candidates, is_end, beam_size=beam_size)  # (B, K)
 
         # What ends, and what lives on. Both continue the live hypotheses of the step before, so ends come first.
-        beams = _finish(beams, candidates, is_end, length=length, penalty=penalties[length - 1])
+        beams = _finish(beams, candidates, is_end, length=length, penalties=by_length[:, length - 1])
         beams = _extend(beams, survivors, length=length)
         rows = _rows(survivors.parents)  # (B, K)
 
@@ -145,19 +207,22 @@ def beam_search(
 
 @dataclass(frozen=True)
 class _Beams:
-    """The live and the finished hypotheses of each sentence, the best first; -inf marks a place that nothing fills."""
+    """The live and the finished hypotheses of each sentence, the best first; -inf marks a place that nothing fills.
+
+    Each penalty has its own list of finished ones.
+    """
 
     sentences: Tensor  # (B,) their places in the result
     max_lengths: Tensor  # (B,)
-    max_penalties: Tensor  # (B,) the penalty at the maximum length
+    max_penalties: Tensor  # (B, A) the penalties at the maximum length
 
     live_log_probs: Tensor  # (B, K)
     live_tokens: Tensor  # (B, K, L) of which the first `length` are set
 
-    finished_scores: Tensor  # (B, N) log-probability / penalty
-    finished_log_probs: Tensor  # (B, N)
-    finished_lengths: Tensor  # (B, N) without EOS
-    finished_tokens: Tensor  # (B, N, L)
+    finished_scores: Tensor  # (B, A, N) log-probability / penalty
+    finished_log_probs: Tensor  # (B, A, N)
+    finished_lengths: Tensor  # (B, A, N) without EOS
+    finished_tokens: Tensor  # (B, A, N, L)
 
     def select(self, sentences: Tensor) -> "_Beams":
         """The beams of these sentences, given by their index in the batch."""
@@ -176,7 +241,8 @@ class _Candidates:
 def _start(max_lengths: Tensor, penalties: Tensor, *, beam_size: int, n_best: int) -> _Beams:
     """Beams that hold the empty hypothesis once: K equal ones would stay equal for ever."""
     n_sentences = len(max_lengths)
-    longest = len(penalties)
+    n_penalties, longest = penalties.shape
+    finished = (n_sentences, n_penalties, n_best)
 
     live_log_probs = penalties.new_full((n_sentences, beam_size), _IMPOSSIBLE)
     live_log_probs[:, 0] = 0.0
@@ -184,13 +250,13 @@ def _start(max_lengths: Tensor, penalties: Tensor, *, beam_size: int, n_best: in
     return _Beams(
         sentences=torch.arange(n_sentences, device=max_lengths.device),
         max_lengths=max_lengths,
-        max_penalties=penalties[max_lengths - 1],
+        max_penalties=penalties[:, max_lengths - 1].T,
         live_log_probs=live_log_probs,
         live_tokens=max_lengths.new_zeros(n_sentences, beam_size, longest, dtype=torch.int64),
-        finished_scores=penalties.new_full((n_sentences, n_best), _IMPOSSIBLE),
-        finished_log_probs=penalties.new_full((n_sentences, n_best), _IMPOSSIBLE),
-        finished_lengths=max_lengths.new_zeros(n_sentences, n_best, dtype=torch.int64),
-        finished_tokens=max_lengths.new_zeros(n_sentences, n_best, longest, dtype=torch.int64),
+        finished_scores=penalties.new_full(finished, _IMPOSSIBLE),
+        finished_log_probs=penalties.new_full(finished, _IMPOSSIBLE),
+        finished_lengths=max_lengths.new_zeros(finished, dtype=torch.int64),
+        finished_tokens=max_lengths.new_zeros((*finished, longest), dtype=torch.int64),
     )
 
 
@@ -243,33 +309,42 @@ def _survivors(candidates: _Candidates, is_end: Tensor, *, beam_size: int) -> _C
     )
 
 
-def _finish(beams: _Beams, candidates: _Candidates, is_end: Tensor, *, length: int, penalty: Tensor) -> _Beams:
-    """Beams whose finished hypotheses are the N best of those they had and those that end at |Y| = `length`."""
-    n_sentences, beam_size = beams.live_log_probs.shape
-    n_best = beams.finished_scores.shape[1]
+def _finish(beams: _Beams, candidates: _Candidates, is_end: Tensor, *, length: int, penalties: Tensor) -> _Beams:
+    """Beams whose finished hypotheses are the N best of those they had and those that end at |Y| = `length`.
 
-    # Only an end among the first K counts.
+    The penalties `(A,)` are those of that length.
+    """
+    n_sentences, n_penalties, n_best = beams.finished_scores.shape
+    beam_size = beams.live_log_probs.shape[1]
+
+    # Only an end among the first K counts. It is offered to the list of each penalty.
     parents = candidates.parents[:, :beam_size]  # (B, K)
     log_probs = candidates.log_probs[:, :beam_size].masked_fill(~is_end[:, :beam_size], _IMPOSSIBLE)  # (B, K)
+    offered = log_probs.unsqueeze(1).expand(-1, n_penalties, -1)  # (B, A, K)
 
     # The sort is stable: of equal scores, those that finished before stay in front.
-    scores = torch.cat((beams.finished_scores, log_probs / penalty), 1)  # (B, N + K)
-    scores, order = scores.sort(dim=1, descending=True, stable=True)
-    order = order[:, :n_best]  # (B, N)
+    scores = torch.cat((beams.finished_scores, offered / penalties.unsqueeze(1)), 2)  # (B, A, N + K)
+    scores, order = scores.sort(dim=2, descending=True, stable=True)
+    order = order[:, :, :n_best]  # (B, A, N)
 
-    # What the places of that order hold; the tokens of a new one are those of its parent.
-    log_probs = torch.cat((beams.finished_log_probs, log_probs), 1)  # (B, N + K)
-    lengths = torch.cat((beams.finished_lengths, torch.full_like(parents, length - 1)), 1)  # (B, N + K)
-    tokens = torch.cat((beams.finished_tokens, beams.live_tokens), 1)  # (B, N + K, L)
-    had = torch.arange(n_best, device=parents.device).expand(n_sentences, n_best)  # (B, N)
-    places = torch.cat((had, n_best + parents), 1)  # (B, N + K)
+    # What the places of that order hold.
+    log_probs = torch.cat((beams.finished_log_probs, offered), 2)  # (B, A, N + K)
+    lengths = torch.cat((beams.finished_lengths, torch.full_like(offered, length - 1, dtype=torch.int64)), 2)
+
+    # Their tokens: of what was in a list, its own; of what is new, those of its parent.
+    tokens = torch.cat((beams.finished_tokens.flatten(1, 2), beams.live_tokens), 1)  # (B, A N + K, L)
+    n_finished = n_penalties * n_best
+    had = torch.arange(n_finished, device=parents.device).view(n_penalties, n_best)  # (A, N)
+    had = had.expand(n_sentences, -1, -1)  # (B, A, N)
+    new = (n_finished + parents).unsqueeze(1).expand(-1, n_penalties, -1)  # (B, A, K)
+    places = torch.cat((had, new), 2).gather(2, order)  # (B, A, N)
 
     return replace(
         beams,
-        finished_scores=scores[:, :n_best],
-        finished_log_probs=log_probs.gather(1, order),
-        finished_lengths=lengths.gather(1, order),
-        finished_tokens=_take(tokens, places.gather(1, order)),
+        finished_scores=scores[:, :, :n_best],
+        finished_log_probs=log_probs.gather(2, order),
+        finished_lengths=lengths.gather(2, order),
+        finished_tokens=_take(tokens, places.flatten(1)).view(*places.shape, tokens.shape[2]),
     )
 
 
@@ -282,19 +357,19 @@ def _extend(beams: _Beams, survivors: _Candidates, *, length: int) -> _Beams:
 
 def _is_done(beams: _Beams, *, length: int) -> Tensor:
     """Which sentences are done, `(B,)`: the stop rule of `beam_search`."""
-    bound = beams.live_log_probs[:, 0] / beams.max_penalties  # (B,) no live hypothesis can come to more
-    done = beams.finished_scores[:, -1] >= bound
+    bounds = beams.live_log_probs[:, :1] / beams.max_penalties  # (B, A) no live hypothesis can come to more
+    done = (beams.finished_scores[:, :, -1] >= bounds).all(1)
     done |= beams.max_lengths <= length
 
     beam_size = beams.live_log_probs.shape[1]
     if beam_size == 1:  # greedy search: what lives on after an EOS was not the best continuation
-        done |= beams.finished_log_probs[:, 0] > _IMPOSSIBLE
+        done |= beams.finished_log_probs[:, 0, 0] > _IMPOSSIBLE
     return done
 
 
-def _results(beams: _Beams, *, length: int) -> dict[int, list[Hypothesis]]:
-    """The n best hypotheses of each of these sentences, which are done at |Y| = `length`."""
-    n_best = beams.finished_scores.shape[1]
+def _results(beams: _Beams, *, length: int) -> dict[int, list[list[Hypothesis]]]:
+    """For each of these sentences, which are done at |Y| = `length`, the n best hypotheses under each penalty."""
+    n_best = beams.finished_scores.shape[2]
     live_log_probs = beams.live_log_probs[:, :n_best].tolist()
     live_tokens = beams.live_tokens[:, :n_best, :length].tolist()
     finished_log_probs = beams.finished_log_probs.tolist()
@@ -303,19 +378,23 @@ def _results(beams: _Beams, *, length: int) -> dict[int, list[Hypothesis]]:
 
     results = {}
     for n, sentence in enumerate(beams.sentences.tolist()):
-        finished = [
-            Hypothesis(tokens[:end], log_prob, True)
-            for tokens, end, log_prob in zip(
-                finished_tokens[n], finished_lengths[n], finished_log_probs[n], strict=True
-            )
-            if log_prob > _IMPOSSIBLE
-        ]
         live = [
             Hypothesis(tokens, log_prob, False)
             for tokens, log_prob in zip(live_tokens[n], live_log_probs[n], strict=True)
         ]
         possible = [hypothesis for hypothesis in live if hypothesis.log_prob > _IMPOSSIBLE]
-        results[sentence] = [*finished, *possible][:n_best] or live[:1]
+
+        lists = []
+        for all_tokens, ends, log_probs in zip(
+            finished_tokens[n], finished_lengths[n], finished_log_probs[n], strict=True
+        ):
+            finished = [
+                Hypothesis(tokens[:end], log_prob, True)
+                for tokens, end, log_prob in zip(all_tokens, ends, log_probs, strict=True)
+                if log_prob > _IMPOSSIBLE
+            ]
+            lists.append([*finished, *possible][:n_best] or live[:1])
+        results[sentence] = lists
     return results
 
 

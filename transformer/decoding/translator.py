@@ -17,21 +17,23 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from transformer.checkpoint import Checkpoint, find_checkpoint
 from transformer.compute import autocast, dtype_of, resolve_device, resolve_precision
 from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
 from transformer.data.tokenizer import Tokenizer, read_model
-from transformer.decoding.search import Hypothesis, beam_search, length_penalty
+from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Padded
-from transformer.model.transformer import Transformer, load_parameters
+from transformer.model.transformer import DecoderState, Transformer, load_parameters
 from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
 
 log = logging.getLogger(__name__)
 
 Choice = TypeVar("Choice", bound=Enum)
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -66,17 +68,44 @@ class Translator:
 
         Raises InputError for a single text that is not in a list.
         """
-        if isinstance(texts, str):
-            raise InputError("translate takes a list of texts: for a single one, write translate([text])")
+        sources = self._encode(texts, first_line=first_line, strict=strict)
+        hypotheses = self.hypotheses(list(sources.values()), n_best=1, check=check)
+        return self._decode([best for [best] in hypotheses], list(sources), n_texts=len(texts))
 
-        shown = [n for n, text in enumerate(texts) if not _is_blank(text)]
-        encoded = self.tokenizer.encode([texts[n] for n in shown])
-        pieces = {n: ids for n, ids in zip(shown, encoded, strict=True) if ids}
-        sources = [self._truncate(ids, first_line + n, strict=strict) for n, ids in pieces.items()]
-        hypotheses = self.hypotheses(sources, n_best=1, check=check)
-        translations = self.tokenizer.decode([best.tokens for [best] in hypotheses])
-        found = dict(zip(pieces, translations, strict=True))
-        return [found.get(n, "") for n in range(len(texts))]
+    def translate_sweep(
+        self, texts: Sequence[str], length_penalties: Sequence[float], *, check: Callable[[], None] = lambda: None
+    ) -> dict[float, list[str]]:
+        """For each of these alphas, what `translate` would give with it as `search.length_penalty`: from one search.
+
+        It takes little longer than to translate once. What an alpha gives can differ from its own `translate` by
+        rounding alone: a sentence leaves its batch when it is done under every alpha, and so in other company.
+
+        Raises InputError for a single text that is not in a list, for no alpha, and for one that cannot be.
+        """
+        for alpha in length_penalties:
+            _search_override(None, alpha, max_extra=None, batch_tokens=None)
+        if not length_penalties:
+            raise InputError("translate_sweep needs at least one length penalty")
+        penalties = [length_penalty(alpha) for alpha in length_penalties]
+
+        def search(batch: list[list[int]]) -> list[list[Hypothesis]]:
+            state, max_lengths = self._start(batch)
+            return sweep_penalties(
+                self.model.decode_step,
+                state,
+                beam_size=self.search.beam_size,
+                max_lengths=max_lengths,
+                penalties=penalties,
+                bos=BOS,
+                eos=EOS,
+            )
+
+        sources = self._encode(texts, first_line=1, strict=False)
+        hypotheses = self._in_batches(list(sources.values()), search, check=check)
+        return {
+            alpha: self._decode([of_one[n] for of_one in hypotheses], list(sources), n_texts=len(texts))
+            for n, alpha in enumerate(length_penalties)
+        }
 
     def hypotheses(
         self, sources: Sequence[list[int]], *, n_best: int, check: Callable[[], None]
@@ -89,26 +118,50 @@ class Translator:
 
         Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where a GPU has too little memory.
         """
-        hypotheses: dict[int, list[Hypothesis]] = {}
+
+        def search(batch: list[list[int]]) -> list[list[Hypothesis]]:
+            state, max_lengths = self._start(batch)
+            return beam_search(
+                self.model.decode_step,
+                state,
+                beam_size=self.search.beam_size,
+                n_best=n_best,
+                max_lengths=max_lengths,
+                penalty=length_penalty(self.search.length_penalty),
+                bos=BOS,
+                eos=EOS,
+            )
+
+        return self._in_batches(sources, search, check=check)
+
+    def _in_batches(
+        self,
+        sources: Sequence[list[int]],
+        search: Callable[[list[list[int]]], list[Found]],
+        *,
+        check: Callable[[], None],
+    ) -> list[Found]:
+        """What `search` finds for each source; it is given a batch of sources of like length at a time."""
+        results: dict[int, Found] = {}
 
         # no_grad: under inference_mode, autocast would cast every weight again at each step
         with _evaluating(self.model), torch.no_grad(), autocast(self.device, self.precision):
             for batch in _batches([len(ids) + 1 for ids in sources], self.search):
                 check()
-                batch_sources = [sources[n] for n in batch]
                 try:
-                    found = self._search(batch_sources, n_best=n_best)
+                    found = search([sources[n] for n in batch])
                 except torch.OutOfMemoryError as error:
                     budget = f"search.batch_tokens (now {self.search.batch_tokens})"
                     raise InputError(f"out of GPU memory while translating: lower {budget}") from error
-                hypotheses |= zip(batch, found, strict=True)
+                results |= zip(batch, found, strict=True)
 
-        return [hypotheses[n] for n in range(len(sources))]
+        return [results[n] for n in range(len(sources))]
 
-    def _search(self, sources: list[list[int]], *, n_best: int) -> list[list[Hypothesis]]:
-        """Search for one batch. No translation may be longer than the model has positions for."""
-        search = self.search
+    def _start(self, sources: list[list[int]]) -> tuple[DecoderState, Tensor]:
+        """What the search of one batch begins from, and the longest translation of each source `(B,)`.
 
+        No translation may be longer than the model has positions for.
+        """
         # The sources, padded.
         lengths = [len(ids) + 1 for ids in sources]  # with EOS
         width = max(lengths)
@@ -117,18 +170,26 @@ class Translator:
         memory = self.model.encode(torch.tensor(rows, device=self.device), layout)  # (B, S, D)
 
         max_positions = self.model.config.max_positions
-        max_lengths = [min(len(ids) + search.max_extra, max_positions) for ids in sources]
+        max_lengths = [min(len(ids) + self.search.max_extra, max_positions) for ids in sources]
 
-        return beam_search(
-            self.model.decode_step,
-            self.model.start(memory, layout, beam_size=search.beam_size),
-            beam_size=search.beam_size,
-            n_best=n_best,
-            max_lengths=torch.tensor(max_lengths, device=self.device),
-            penalty=length_penalty(search.length_penalty),
-            bos=BOS,
-            eos=EOS,
-        )
+        state = self.model.start(memory, layout, beam_size=self.search.beam_size)
+        return state, torch.tensor(max_lengths, device=self.device)
+
+    def _encode(self, texts: Sequence[str], *, first_line: int, strict: bool) -> dict[int, list[int]]:
+        """The pieces of each text that is not blank, by its place among the texts."""
+        if isinstance(texts, str):
+            raise InputError("translate takes a list of texts: for a single one, write translate([text])")
+
+        shown = [n for n, text in enumerate(texts) if not _is_blank(text)]
+        encoded = self.tokenizer.encode([texts[n] for n in shown])
+        pieces = {n: ids for n, ids in zip(shown, encoded, strict=True) if ids}
+        return {n: self._truncate(ids, first_line + n, strict=strict) for n, ids in pieces.items()}
+
+    def _decode(self, hypotheses: list[Hypothesis], places: list[int], *, n_texts: int) -> list[str]:
+        """The texts of these hypotheses, each in its place among `n_texts`, the others empty."""
+        translations = self.tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses])
+        found = dict(zip(places, translations, strict=True))
+        return [found.get(n, "") for n in range(n_texts)]
 
     def _truncate(self, ids: list[int], line: int, *, strict: bool) -> list[int]:
         """The pieces of a source that the model has positions for, beside EOS; `strict` refuses a longer one."""

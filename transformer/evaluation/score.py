@@ -5,58 +5,101 @@ and counts tokenised text as it stands. All of that is refused here.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from transformer.config.languages import language_of
 from transformer.errors import InputError
-from transformer.records import Scores
+from transformer.records import PaperScores, Scores
+
+Scorer = Callable[..., Scores]  # of hypotheses, and one list of references or more
 
 _SUBWORDS = re.compile(r"▁|\w@@(?:\s|$)")
 _TOKENISED = re.compile(r"\w [.,](?:\s|$)")  # not " ?" or " !", which is how French writes
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str) -> Scores:
-    """Score plain text against one reference each. Raises InputError for what cannot be compared fairly.
+@dataclass(frozen=True)
+class Bleu:
+    """BLEU by itself, with the length of the hypotheses over that of the references, both counted as BLEU does."""
+
+    score: float
+    signature: str
+    length_ratio: float
+
+
+def score(hypotheses: Sequence[str], *references: Sequence[str], tgt_lang: str, lowercase: bool = False) -> Scores:
+    """Score plain text against one reference each, or several. Raises InputError for what cannot be compared fairly.
 
     That is what `measure` refuses, and hypotheses in subwords, or tokenised where the references are not.
     """
     _check_lists(hypotheses, references)
-    if _share(_SUBWORDS, hypotheses) > _share(_SUBWORDS, references) + 0.1:
+    reference_lines = [line for lines in references for line in lines]
+    if _share(_SUBWORDS, hypotheses) > _share(_SUBWORDS, reference_lines) + 0.1:
         raise InputError("the hypotheses are in subwords (▁ or @@): join them into plain text before scoring")
-    if _share(_TOKENISED, hypotheses) > 0.5 and _share(_TOKENISED, references) < 0.1:
+    if _share(_TOKENISED, hypotheses) > 0.5 and _share(_TOKENISED, reference_lines) < 0.1:
         raise InputError("the hypotheses are tokenised ('word .') but the references are not: detokenise them first")
-    return measure(hypotheses, references, tgt_lang=tgt_lang)
+    return measure(hypotheses, *references, tgt_lang=tgt_lang, lowercase=lowercase)
 
 
-def measure(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str) -> Scores:
+def measure(hypotheses: Sequence[str], *references: Sequence[str], tgt_lang: str, lowercase: bool = False) -> Scores:
     """`score` without a look at the text, which may be anything while a model is learning to write.
 
-    Raises InputError unless there are as many hypotheses as references, at least one, in two lists of texts.
+    Raises InputError unless there are as many hypotheses as references of each kind, at least one, in lists of texts;
+    and where `check_language` does.
     """
     _check_lists(hypotheses, references)
-    language = re.split("[-_]", tgt_lang)[0].lower()  # zh-CN is cut into characters as zh is
-    try:
-        bleu = BLEU(trg_lang=language, force=True)  # force: no warning of its own about tokenised text
-    except RuntimeError as error:  # Japanese and Korean need a tokenizer that is not installed
-        raise InputError(f"BLEU for {language} needs more: pip install 'sacrebleu[{language}]'") from error
-    chrf = CHRF()
-    bleu_score, chrf_score = (metric.corpus_score(hypotheses, [references]).score for metric in (bleu, chrf))
+    bleu = bleu_metric(tgt_lang, lowercase=lowercase)
+    chrf = CHRF(lowercase=lowercase)
     return Scores(
-        bleu=bleu_score,
-        bleu_signature=str(bleu.get_signature()),
-        chrf=chrf_score,
+        bleu=bleu.corpus_score(hypotheses, references).score,
+        bleu_signature=str(bleu.get_signature()),  # there is none before the score
+        chrf=chrf.corpus_score(hypotheses, references).score,
         chrf_signature=str(chrf.get_signature()),
     )
 
 
-def _check_lists(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    for name, texts in (("hypotheses", hypotheses), ("references", references)):
+def measure_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str, lowercase: bool = False
+) -> Bleu:
+    """The BLEU of `measure` with its length ratio, and without chrF, which takes longer. Raises as `measure` does."""
+    _check_lists(hypotheses, [references])
+    bleu = bleu_metric(tgt_lang, lowercase=lowercase)
+    found = bleu.corpus_score(hypotheses, [references])
+    return Bleu(found.score, str(bleu.get_signature()), found.ratio)
+
+
+def check_language(tgt_lang: str) -> None:
+    """Raise InputError unless this is a language code, and what sacreBLEU needs for that language is installed."""
+    bleu_metric(tgt_lang, lowercase=False)
+
+
+def format_scores(scores: Scores) -> str:
+    """The scores with their signatures, for people."""
+    line = f"BLEU {scores.bleu:.2f} ({scores.bleu_signature}), chrF {scores.chrf:.2f} ({scores.chrf_signature})"
+    if isinstance(scores, PaperScores):
+        line += f"; as papers count, BLEU {scores.paper_bleu:.2f} ({scores.paper_bleu_signature})"
+    return line
+
+
+def bleu_metric(tgt_lang: str, *, lowercase: bool) -> BLEU:
+    """The metric with the tokenizer that sacreBLEU has for the language: of its own for zh, ja and ko, else 13a."""
+    language = language_of(tgt_lang, "data.tgt_lang")
+    try:
+        # force: no warning of its own about tokenised text
+        return BLEU(trg_lang=language, lowercase=lowercase, force=True)
+    except RuntimeError as error:  # Japanese and Korean need a tokenizer that is not installed
+        raise InputError(f"BLEU for {language} needs more: pip install 'transformer-mt[{language}]'") from error
+
+
+def _check_lists(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    for name, texts in (("hypotheses", hypotheses), *(("references", texts) for texts in references)):
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise InputError(f"the {name} must be a list of texts, one for each sentence")
-    if len(hypotheses) != len(references):
-        raise InputError(f"{len(hypotheses)} hypotheses cannot be scored against {len(references)} references")
+        if name == "references" and len(hypotheses) != len(texts):
+            raise InputError(f"{len(hypotheses)} hypotheses cannot be scored against {len(texts)} references")
     if not hypotheses:
         raise InputError("there are no sentences to score")
 

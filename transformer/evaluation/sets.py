@@ -5,7 +5,7 @@ A run keeps the text of its own sets, so that it can be scored wherever it is co
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from transformer.data.corpus import Pair, read_pairs
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.translator import Translator, build_translator
 from transformer.errors import CheckpointError, InputError, StorageError
-from transformer.evaluation.score import score
+from transformer.evaluation.paper import choose_scorer
+from transformer.evaluation.score import Scorer, format_scores
 from transformer.files import remove, write_file
 from transformer.machine import resolve_threads
 from transformer.records import Evaluation, Results, Scores
@@ -37,13 +38,15 @@ def evaluate(job: EvaluateJob) -> Evaluation:
     checkpoint = find_checkpoint(run.path, job.checkpoint)
     data = checkpoint.settings("data", DataConfig)
     recipe = checkpoint.settings("train", TrainConfig)
-    sets = _sets_of(job, run, languages=(data.src_lang, data.tgt_lang))
+    tgt_lang = job.data.tgt_lang or data.tgt_lang
+    scorer = choose_scorer(tgt_lang=tgt_lang, lowercase=job.lowercase, paper_bleu=job.paper_bleu)
+    sets = _sets_of(job, run, languages=(data.src_lang, tgt_lang))
 
     torch.set_num_threads(resolve_threads(job.threads))
     translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
     state = checkpoint.run_state()
     return Evaluation(
-        test_sets=evaluate_sets(run, translator, sets, tgt_lang=data.tgt_lang, scorer=score),
+        test_sets=evaluate_sets(run, translator, sets, scorer=scorer),
         checkpoint=checkpoint.path.name,
         averaged=state.averaged,
         steps=checkpoint.step,
@@ -86,19 +89,17 @@ def _check_kept(run: RunDir, kept: Sets) -> None:
         )
 
 
-def evaluate_sets(
-    run: RunDir, translator: Translator, sets: Sets, *, tgt_lang: str, scorer: Callable[..., Scores]
-) -> dict[str, Scores]:
+def evaluate_sets(run: RunDir, translator: Translator, sets: Sets, *, scorer: Scorer) -> dict[str, Scores]:
     """Translate each set, write the translations to NAME.hyp, and score them.
 
-    `scorer` is `score`, which refuses text that cannot be compared fairly, or `measure`, for the end of a training:
-    that must not lose its results over a doubt.
+    `scorer` is `score` for a language, which refuses text that cannot be compared fairly, or `measure`, for the end
+    of a training: that must not lose its results over a doubt.
     """
     scores = {}
     for name, pairs in sets.items():
         hypotheses = translator.translate([source for source, _ in pairs])
         _write_lines(run.text(name, HYPOTHESIS), hypotheses)
-        scores[name] = scorer(hypotheses, [reference for _, reference in pairs], tgt_lang=tgt_lang)
+        scores[name] = scorer(hypotheses, [reference for _, reference in pairs])
     return scores
 
 
@@ -106,15 +107,19 @@ def format_results(run_dir: Path, results: Results | Evaluation) -> str:
     """One line for each test set: its scores with their signatures, the search, and the checkpoints."""
     search = results.search
     decoding = f"beam {search.beam_size}, alpha {search.length_penalty}, source + {search.max_extra} at most"
-    origin = f"mean of steps {', '.join(map(str, results.averaged))}" if results.averaged else f"step {results.steps}"
-    origin += f", seed {results.seed}, data {results.data_digest[:12]}"
+    origin = describe_origin(results.averaged, steps=results.steps, seed=results.seed, data_digest=results.data_digest)
     lines = [
-        f"{name}: BLEU {scores.bleu:.2f} ({scores.bleu_signature}), chrF {scores.chrf:.2f} "
-        f"({scores.chrf_signature}); {decoding}; {run_dir}, {origin}"
+        f"{name}: {format_scores(scores)}; {decoding}; {run_dir}, {origin}"
         for name, scores in results.test_sets.items()
     ]
     lines = lines or [f"{run_dir}: {origin}; no test set to score (data.test.NAME.src, data.test.NAME.tgt)"]
     return "".join(f"{line}\n" for line in lines)
+
+
+def describe_origin(averaged: Sequence[int], *, steps: int, seed: int, data_digest: str) -> str:
+    """Which model it was that translated: its steps, its seed and the beginning of its data's digest."""
+    model = f"mean of steps {', '.join(map(str, averaged))}" if averaged else f"step {steps}"
+    return f"{model}, seed {seed}, data {data_digest[:12]}"
 
 
 def write_sets(run: RunDir, sets: Sets) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, 
 from transformer.compute import resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import SearchOverride, TrainConfig
+from transformer.config.settings import SearchOverride, TrainConfig, paper_peak
 from transformer.cost import parameters, step_flops
 from transformer.data.corpus import Pair
 from transformer.data.loader import Position, Step, load_steps
@@ -31,14 +32,14 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator, build_translator
 from transformer.distributed import Wait, World, collective_errors_named, join_world, local_device
 from transformer.errors import CheckpointError, InputError
-from transformer.evaluation.score import measure
+from transformer.evaluation.score import check_language, measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
 from transformer.machine import trim_heap
 from transformer.records import Best, CheckpointState, Progress, Resolved, Results
 from transformer.run_dir import DEV, RunDir, list_steps, lock_run
 from transformer.tracking import Tracker, log_to, progress_bar
 from transformer.training.guard import Interrupted, Signals, SkippedGuard, stopped
-from transformer.training.optimizer import learning_rate, move_average, paper_peak
+from transformer.training.optimizer import learning_rate, move_average
 from transformer.training.preview import log_preview
 from transformer.training.progress import Clock, describe, log_window, validation_scalars
 from transformer.training.resolve import batching_of
@@ -135,6 +136,7 @@ def _set_deterministic(enabled: bool, *, warn_only: bool) -> None:
 
 def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
     """Prepare, lock, and start or resume; rank 0 goes first. What stays open until the end is put into `held`."""
+    check_language(job.data.tgt_lang)  # before any time is spent
     directory = RunDir(Path(job.run_dir))
     if not world.is_rank0:
         logging.getLogger("transformer").setLevel(logging.WARNING)
@@ -218,12 +220,9 @@ def _build(
     how = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items())
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", how)
 
-    # The development set; fail now if sacreBLEU lacks what this language needs.
     dev = DevSet.of(prepared.dev, tokenizer, max_pieces=job.model.max_positions - 1)
     if record is not None and record.dev_digest != dev.digest:
         log.warning("data.dev has another text than before: its scores cannot be compared with the earlier ones")
-    first = dev.references[:1]
-    measure(first, first, tgt_lang=job.data.tgt_lang)
 
     return Run(
         job=job,
@@ -513,7 +512,9 @@ def _evaluate(run: Run) -> Results:
         precision=run.resolved.precision,
     )
     return Results(
-        test_sets=evaluate_sets(run.directory, translator, run.test, tgt_lang=job.data.tgt_lang, scorer=measure),
+        test_sets=evaluate_sets(
+            run.directory, translator, run.test, scorer=partial(measure, tgt_lang=job.data.tgt_lang)
+        ),
         averaged=checkpoint.run_state().averaged,
         steps=progress.step,
         epochs=progress.epoch,

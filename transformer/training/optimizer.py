@@ -17,8 +17,8 @@ UPDATES = "updates"
 def learning_rate(step: int, *, peak: float, warmup_steps: int, decay: Decay, max_steps: int) -> float:
     """The rate of step `step`, counted from 0: linear warm-up to `peak`, then the decay.
 
-    Inverse square root is the paper's eq. 3 (section 5.3) at `step + 1`, written through its peak: see `paper_peak`.
-    Linear falls to 0 at `max_steps`.
+    Inverse square root is the paper's eq. 3 (section 5.3) at `step + 1`, written through its peak: see `paper_peak` of
+    the settings. Linear falls to 0 at `max_steps`.
     """
     update = step + 1
     match decay:
@@ -27,11 +27,6 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, decay: Decay, ma
         case Decay.linear:
             falling = (max_steps - step) / max(1, max_steps - warmup_steps)
             return peak * max(0.0, min(update / warmup_steps, falling))
-
-
-def paper_peak(d_model: int, warmup_steps: int) -> float:
-    """The rate where eq. 3's two branches meet: `d_model^-0.5 * warmup_steps^-0.5`."""
-    return 1.0 / math.sqrt(d_model * warmup_steps)
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> Adam:

@@ -1,0 +1,367 @@
+"""`transformer table`: the rows of Table 3 against the paper's figures, the grid, and what is shown."""
+
+import csv
+import io
+import math
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpora import read, run_command, tiny_job, write_corpus
+from test_cli import enter
+
+from transformer.config.compose import compose, read_rows
+from transformer.config.jobs import TableJob, TrainJob
+from transformer.config.primitives import to_json
+from transformer.cost import parameters
+from transformer.data.tokenizer import Tokenizer
+from transformer.errors import InputError
+from transformer.tools import grid
+from transformer.tools.grid import describe_changes, differences, with_changes
+from transformer.tools.paper import TABLE_3
+from transformer.tools.plots import Point, plot_points
+from transformer.tools.significance import Interval, bootstrap_bleu
+from transformer.tools.table_format import format_markdown
+from transformer.tools.tables import Measured, Table, TableRow, make_table, output_of
+
+# Table 3 of the paper, copied by hand: N, d_model, d_ff, h, d_k, d_v, P_drop, label smoothing, millions of parameters.
+ROWS: dict[str, tuple[int, int, int, int, int, int, float, float, int | None]] = {
+    "base": (6, 512, 2048, 8, 64, 64, 0.1, 0.1, 65),
+    "A_h1": (6, 512, 2048, 1, 512, 512, 0.1, 0.1, None),
+    "A_h4": (6, 512, 2048, 4, 128, 128, 0.1, 0.1, None),
+    "A_h16": (6, 512, 2048, 16, 32, 32, 0.1, 0.1, None),
+    "A_h32": (6, 512, 2048, 32, 16, 16, 0.1, 0.1, None),
+    "B_dk16": (6, 512, 2048, 8, 16, 64, 0.1, 0.1, 58),
+    "B_dk32": (6, 512, 2048, 8, 32, 64, 0.1, 0.1, 60),
+    "C_n2": (2, 512, 2048, 8, 64, 64, 0.1, 0.1, 36),
+    "C_n4": (4, 512, 2048, 8, 64, 64, 0.1, 0.1, 50),
+    "C_n8": (8, 512, 2048, 8, 64, 64, 0.1, 0.1, 80),
+    "C_d256": (6, 256, 2048, 8, 32, 32, 0.1, 0.1, 28),
+    "C_d1024": (6, 1024, 2048, 8, 128, 128, 0.1, 0.1, 168),
+    "C_ff1024": (6, 512, 1024, 8, 64, 64, 0.1, 0.1, 53),
+    "C_ff4096": (6, 512, 4096, 8, 64, 64, 0.1, 0.1, 90),
+    "D_p0": (6, 512, 2048, 8, 64, 64, 0.0, 0.1, None),
+    "D_p2": (6, 512, 2048, 8, 64, 64, 0.2, 0.1, None),
+    "D_ls0": (6, 512, 2048, 8, 64, 64, 0.1, 0.0, None),
+    "D_ls2": (6, 512, 2048, 8, 64, 64, 0.1, 0.2, None),
+    "E_learned": (6, 512, 2048, 8, 64, 64, 0.1, 0.1, None),
+    "big": (6, 1024, 4096, 16, 64, 64, 0.3, 0.1, 213),
+}
+
+
+# ---- Table 3 as experiments -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, TrainJob]:
+    return {name: compose("train", [f"experiment=table3/{name}"]) for name in ROWS}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_table3_row_has_the_values_of_the_paper(rows: dict[str, TrainJob], name: str) -> None:
+    job = rows[name]
+    model = job.model
+    widths = (model.n_layers, model.d_model, model.d_ff, model.n_heads, model.key_width, model.value_width)
+    assert (*widths, model.dropout, job.train.label_smoothing) == ROWS[name][:-1]
+    assert model.positions.name == ("learned" if name == "E_learned" else "sinusoidal")
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row[-1] is not None])
+def test_table3_row_has_the_parameters_that_the_paper_prints(rows: dict[str, TrainJob], name: str) -> None:
+    """With 41,000 pieces; the paper does not say how many it had, and 37,000 would be too few for every row alike."""
+    millions = ROWS[name][-1]
+    assert millions is not None
+    assert parameters(rows[name].model, 41_000) / 1e6 == pytest.approx(millions, rel=0.025 if name == "big" else 0.01)
+
+
+def test_table3_rows_differ_from_the_base_in_one_thing(rows: dict[str, TrainJob]) -> None:
+    base = to_json(rows["base"])
+    changed = {name: describe_changes(differences(base, to_json(job)) | {"run_dir": ""}) for name, job in rows.items()}
+    assert changed["A_h1"] == "run_dir= model.n_heads=1"
+    assert changed["B_dk16"] == "run_dir= model.d_k=16 model.d_v=64"
+    assert changed["D_ls0"] == "run_dir= train.label_smoothing=0.0"
+    small = {name: text.count("=") - 1 for name, text in changed.items() if name not in ("base", "big")}
+    assert set(small.values()) <= {1, 2}
+
+
+def test_table3_is_trained_as_the_paper_says(rows: dict[str, TrainJob]) -> None:
+    """Section 6.2: newstest2013, no averaging; big has 300,000 steps (section 5.2)."""
+    assert {job.train.average for job in rows.values()} == {1}
+    assert {job.data.dev.split for job in rows.values()} == {"validation"}
+    steps = {name: job.train.max_steps for name, job in rows.items()}
+    assert steps == dict.fromkeys(ROWS, 100_000) | {"big": 300_000}
+
+
+def test_published_figures_name_the_same_rows() -> None:
+    assert list(TABLE_3) == list(ROWS)
+    assert {name: figures.millions for name, figures in TABLE_3.items()} == {
+        name: row[-1] for name, row in ROWS.items()
+    }
+
+
+# ---- rows at another width, rows of a file --------------------------------------------------------------------------
+
+
+def table_job(folder: Path, **settings: Any) -> TableJob:
+    """A table on the corpus of digits, three steps a row."""
+    job = tiny_job(folder / "run", write_corpus(folder / "corpus"), max_steps=3, save_every=2, validate_every=3)
+    return TableJob(**{field.name: getattr(job, field.name) for field in fields(TrainJob)} | settings)
+
+
+def refuse(job: TableJob) -> str:
+    with pytest.raises(InputError) as caught:
+        make_table(job)
+    return str(caught.value)
+
+
+def test_table_scales_every_width_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: dict[str, TrainJob] = {}
+    monkeypatch.setattr(grid, "train", lambda job: jobs.setdefault(Path(job.run_dir).parent.name, job) and None)
+    make_table(table_job(tmp_path, table="3", width=128, rows="base,B_dk16,C_d1024,big,D_ls2"))
+
+    models = {name: job.model for name, job in jobs.items()}
+    assert {name: (m.d_model, m.d_ff, m.n_heads, m.key_width, m.value_width) for name, m in models.items()} == {
+        "base": (128, 512, 8, 16, 16),
+        "B_dk16": (128, 512, 8, 4, 16),
+        "C_d1024": (256, 512, 8, 32, 32),
+        "D_ls2": (128, 512, 8, 16, 16),
+        "big": (256, 1024, 16, 16, 16),
+    }
+    assert {m.n_layers for m in models.values()} == {6}
+    assert [jobs[name].train.label_smoothing for name in ("base", "D_ls2")] == [0.1, 0.2]
+    assert {job.train.max_steps for job in jobs.values()} == {3}, "the budget is the corpus'"
+    assert {job.train.average for job in jobs.values()} == {1}
+    assert {tuple(job.data.test) for job in jobs.values()} == {("development",)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rows": "base,F"}, "no row begins with 'F'; there are base, A_h1"),
+        ({"rows": "base,,A"}, "no row begins with ''"),
+        ({"table": "nowhere.yaml"}, "nowhere.yaml: No such file or directory: name 1, 2, 3 or a YAML file with rows"),
+    ],
+)
+def test_table_refuses(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    assert message in refuse(table_job(tmp_path, **settings))
+    assert not output_of(table_job(tmp_path, **settings)).exists()
+
+
+def test_table_refuses_what_would_be_lost() -> None:
+    result = enter("table", "model.n_layers=2")
+    assert (result.status, "model.n_layers=2: table=3 has the paper's models" in result.err) == (2, True)
+    result = enter("table", "width=100")
+    assert (result.status, "width=100 must be a multiple of 32" in result.err) == (2, True)
+    result = enter("table", "table=mine.yaml", "width=64")
+    assert (result.status, "width=64 is for the tables of the paper" in result.err) == (2, True)
+    assert enter("table", "table=mine.yaml", "model.n_layers=2").status == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no rows; a row is a name with the settings that it changes"),
+        ("- a\n- b\n", "no rows"),
+        ("base: {}\nh1: 3\n", "row h1: not settings"),
+        ("a/b: {}\n", "row 'a/b': a name has letters"),
+        ("1: {}\n", "row 1: a name"),
+        ("base: {a: [}\n", "not YAML"),
+    ],
+)
+def test_read_rows_refuses(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rows.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        read_rows(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"heads": 2}}, "here: model has unknown keys: ['heads']"),
+        ({"model": {"n_heads": 5}}, "here: model.d_model=32 is not a multiple of model.n_heads=5"),
+        ({"train": {"precision": "fp8"}}, "here: train.precision='fp8' is not"),
+        ({"model": 3}, "here: model=3 is not"),
+    ],
+)
+def test_with_changes_refuses(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        with_changes(tiny_job(tmp_path, write_corpus(tmp_path)), changes, place="here")
+
+
+# ---- the grid -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TableJob]:
+    """Three rows of a file, two seeds each, of which one row cannot be trained; the corpus's tests are scored."""
+    folder = tmp_path_factory.mktemp("grid")
+    path = folder / "mine.yaml"
+    path.write_text("base: {}\nbroken: {data: {train: {src: nowhere.en}}}\nh1: {model: {n_heads: 1}}\n")
+    job = table_job(folder, table=str(path), seeds=2)
+    with pytest.raises(InputError, match=r"nowhere\.en"):
+        run_command("table", job)
+    return folder / "run-mine", job
+
+
+def test_grid_goes_on_after_a_row_that_fails(grown: tuple[Path, TableJob]) -> None:
+    output, _ = grown
+    table = read(output / "table.json")
+    assert [(row["name"], len(row["runs"]), len(row["errors"])) for row in table["rows"]] == [
+        ("base", 2, 0),
+        ("broken", 0, 2),
+        ("h1", 2, 0),
+    ]
+    text = (output / "table.md").read_text()
+    assert "- broken failed: " in text
+    assert "nowhere.en" in text
+
+
+def test_grid_trains_each_row_with_its_seed_and_settings(grown: tuple[Path, TableJob]) -> None:
+    output, _ = grown
+    configs = {
+        (name, seed): read(output / name / f"seed-{seed}" / "run.json")["config"]
+        for name in ("base", "h1")
+        for seed in (1, 2)
+    }
+    assert {key: config["train"]["seed"] for key, config in configs.items()} == {key: key[1] for key in configs}
+    assert {key: config["model"]["n_heads"] for key, config in configs.items()} == {
+        key: 2 if key[0] == "base" else 1 for key in configs
+    }
+
+
+def test_grid_skips_what_is_finished_and_goes_on_with_the_rest(
+    grown: tuple[Path, TableJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, job = grown
+    Path(job.table).write_text("base: {}\nh1: {model: {n_heads: 1}}\n")
+    before = {path: path.stat().st_mtime_ns for path in output.glob("*/*/checkpoints/*/model.safetensors")}
+    (output / "h1" / "seed-2" / "results.json").unlink()
+    run_command("table", job)
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "nothing is trained again"
+    assert (output / "h1" / "seed-2" / "results.json").exists()
+    assert "| h1 | `model.n_heads=1` |" in capsys.readouterr().out
+
+
+def test_grid_leaves_a_row_that_another_process_trains(grown: tuple[Path, TableJob]) -> None:
+    from transformer.run_dir import lock_run
+
+    output, job = grown
+    Path(job.table).write_text("base: {}\nh1: {model: {n_heads: 1}}\n")
+    with lock_run(output / "base" / "seed-1"):
+        table, errors = make_table(job)
+    assert [len(row.runs) for row in table.rows] == [1, 2]
+    assert "in use by process" in str(errors[0])
+
+
+# ---- what is measured -----------------------------------------------------------------------------------------------
+
+
+def test_table_measures_what_the_run_says(grown: tuple[Path, TableJob]) -> None:
+    """Against the run directory, read without the package; words and pieces are counted here once more."""
+    output, _ = grown
+    run = output / "base" / "seed-1"
+    results = read(run / "results.json")
+    row = read(output / "table.json")["rows"][0]["runs"][0]
+    nll = results["validations"][-1]["nll"]
+    references = (run / "hypotheses" / "dev.ref").read_text(encoding="utf-8").splitlines()
+    words = sum(len(line.split(" ")) + 1 for line in references)
+    pieces = sum(len(ids) + 1 for ids in Tokenizer.load(run / "tokenizer.model").encode(references))
+
+    assert row["perplexity"] == pytest.approx(math.exp(nll), rel=1e-12)
+    assert row["word_perplexity"] == pytest.approx(math.exp(nll * pieces / words), rel=1e-12)
+    assert {name: score["bleu"] for name, score in row["scores"].items()} == {
+        name: scores["bleu"] for name, scores in results["test_sets"].items()
+    }
+    assert (row["parameters"], row["steps"], row["seed"]) == (results["parameters"], 3, 1)
+    assert row["seconds"] == results["training_seconds"]
+
+
+def test_table_csv_has_a_line_for_each_run_and_set(grown: tuple[Path, TableJob]) -> None:
+    output, _ = grown
+    lines = list(csv.DictReader(io.StringIO((output / "table.csv").read_text())))
+    assert {(line["row"], line["seed"], line["set"]) for line in lines} == {
+        (row, seed, name) for row in ("base", "h1") for seed in ("1", "2") for name in ("test", "other")
+    }
+    assert all(line["bleu_signature"].startswith("nrefs:1|bs:1000") for line in lines)
+
+
+def test_bootstrap_bleu_is_sacrebleus() -> None:
+    """The figures are of `sacrebleu --confidence` over the same lines."""
+    hypotheses = ["das ist ein haus und ein baum", "ein mann geht nach hause mit dem hund", "sie lesen ein buch"] * 20
+    references = [
+        "das ist das haus und ein baum",
+        "ein mann geht weg nach hause mit dem hund",
+        "sie liest ein buch",
+    ] * 20
+    interval = bootstrap_bleu(hypotheses, references, tgt_lang="de")
+    assert (round(interval.bleu, 2), round(interval.half_width, 2)) == (51.25, 3.05)
+    assert "bs:1000|seed:12345" in interval.signature
+
+
+# ---- what is shown --------------------------------------------------------------------------------------------------
+
+
+def measured(bleu: float, perplexity: float, seed: int = 1) -> Measured:
+    score = Interval(bleu, half_width=0.6, signature="nrefs:1")
+    return Measured(seed, "runs/x", perplexity, 2 * perplexity, {"development": score}, 65_000_000, 10, 1e15, 120.0)
+
+
+def shown(*rows: tuple[str, float | list[float]]) -> str:
+    """The Markdown of rows of Table 3 with these BLEU scores, one for each seed."""
+    table_rows = []
+    for name, scores in rows:
+        scores = scores if isinstance(scores, list) else [scores]
+        runs = [measured(score, 5.0, seed) for seed, score in enumerate(scores, 1)]
+        table_rows.append(TableRow(name, "", TABLE_3[name], runs, []))
+    return format_markdown(Table("Table 3", ["Corpus: none."], table_rows))
+
+
+def verdicts(text: str) -> list[str]:
+    lines = text.partition("do these runs say so?")[2].split("\n")[2:]
+    return [line.split(" | ")[-1].removesuffix(" |") for line in lines if line.startswith("|")]
+
+
+@pytest.mark.parametrize(
+    ("other", "verdict"),
+    [(20.0, "yes"), (24.5, "undecided: the difference is too small"), (30.0, "no: the other way round")],
+)
+def test_conclusion_compares_the_difference_with_its_error(other: float, verdict: str) -> None:
+    """Two intervals of 0.6 make 0.85 of their difference."""
+    assert verdicts(shown(("base", 25.0), ("A_h1", other))) == [verdict]
+
+
+@pytest.mark.parametrize(("other", "verdict"), [(24.5, "yes: no difference that counts"), (20.0, "no: they differ")])
+def test_conclusion_of_rows_alike(other: float, verdict: str) -> None:
+    assert verdicts(shown(("base", 25.0), ("E_learned", other))) == [verdict]
+
+
+def test_conclusion_takes_the_seeds_into_account() -> None:
+    """Means 25 and 22, sd 2.83 each: the standard error of the difference is 2.83, twice that is more than 3."""
+    text = shown(("base", [23.0, 27.0]), ("A_h1", [20.0, 24.0]))
+    assert verdicts(text) == ["undecided: the difference is too small"]
+    assert "25.00 ± 0.60, sd 2.83 of 2 seeds" in text
+    assert "sd is the standard deviation over seeds" in text
+
+
+def test_table_says_that_one_seed_is_test_sampling_only() -> None:
+    text = shown(("base", 25.0))
+    assert "test sampling only" in text
+    assert "| base |  | 4.92 | 5.00 | 10.00 | 25.8 | 25.00 ± 0.60 | 65 | 65.00 | 1.00e+15 | 2.0 |" in text
+
+
+def test_table_has_no_column_of_the_papers_without_its_figures() -> None:
+    text = format_markdown(Table("mine", [], [TableRow("a", "", None, [measured(1.0, 2.0)], [])]))
+    assert "paper" not in text
+
+
+def test_plot_is_the_same_file_for_the_same_table() -> None:
+    points = [Point("base", 25.8, [Interval(20.0, 0.5, "")]), Point("A_h1", 24.9, []), Point("x", None, [])]
+    plot = plot_points(points, title="Table 3")
+    assert plot is not None
+    assert plot.startswith(b"<?xml")
+    assert plot == plot_points(points, title="Table 3")

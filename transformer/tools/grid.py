@@ -1,0 +1,101 @@
+"""Many trainings, one after another: the rows of a table, or the points of a sweep, each with several seeds.
+
+A job for each run goes in, and what became of it comes out. A run that is finished is not trained again, one that was
+interrupted goes on, and one that fails is reported while the others go on: the same call, again, does what is left.
+Several processes may share a grid: a run that one of them holds fails for the others, which go on with the next.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from transformer.config.jobs import TrainJob
+from transformer.config.keys import as_typed, leaves
+from transformer.config.primitives import from_json, to_json
+from transformer.errors import InputError, PeerError, Stopped, TransformerError
+from transformer.records import Results
+from transformer.training.loop import train
+
+log = logging.getLogger(__name__)
+
+Changes = Mapping[str, Any]  # settings as an experiment file nests them: {"model": {"n_heads": 1}}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one run: its results, or the error that ended it."""
+
+    job: TrainJob
+    results: Results | None
+    error: Exception | None
+
+
+def run_grid(jobs: Mapping[str, TrainJob]) -> dict[str, Outcome]:
+    """Train each job in its own run directory, in the order given, and return the outcomes under the same names.
+
+    Raises Stopped after a signal, and PeerError where another process of the same training is gone.
+    """
+    outcomes = {}
+    for number, (name, job) in enumerate(jobs.items(), 1):
+        log.info("run %d of %d: %s, in %s", number, len(jobs), name, job.run_dir)
+        outcomes[name] = _run(name, job)
+    return outcomes
+
+
+def _run(name: str, job: TrainJob) -> Outcome:
+    """One run. An error ends it, and not the grid, whatever its kind: the other runs do not depend on it."""
+    try:
+        return Outcome(job, train(job), error=None)
+    except (Stopped, PeerError):
+        raise
+    except TransformerError as error:
+        log.error("run %s failed: %s", name, error)
+        return Outcome(job, results=None, error=error)
+    except Exception as error:
+        log.exception("run %s failed, which is a bug", name)
+        return Outcome(job, results=None, error=error)
+
+
+def with_changes(job: TrainJob, changes: Changes, *, place: str) -> TrainJob:
+    """The job with some settings changed, checked as it is when it is composed.
+
+    `place` names the changes in an error. Raises InputError for an unknown key or a bad value.
+    """
+    settings = to_json(job)
+    of_training = {field.name: settings[field.name] for field in fields(TrainJob)}
+    try:
+        return from_json(TrainJob, _merge(of_training, changes))
+    except ValueError as error:
+        raise InputError(f"{place}: {str(error).removeprefix('TrainJob.')}") from error
+
+
+def _merge(settings: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+    """Nested settings, with those of `changes` put in their places."""
+    merged = dict(settings)
+    for key, value in changes.items():
+        before = merged.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merge(before, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def differences(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes that make `other` of `base`; both are nested settings with the same keys."""
+    changes = {}
+    for key, value in other.items():
+        before = base[key]
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            below = differences(before, value)
+            if below:
+                changes[key] = below
+        elif value != before:
+            changes[key] = value
+    return changes
+
+
+def describe_changes(changes: Changes) -> str:
+    """The changes as one types them: `model.n_heads=1 train.label_smoothing=0.0`."""
+    return " ".join(f"{key}={as_typed(value)}" for key, value in leaves(changes).items())

@@ -1,0 +1,66 @@
+"""What the paper prints: the figures of Tables 2 and 3, and what it concludes from them (sections 6.1 and 6.2)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Published:
+    """The figures of one row; None where the paper prints nothing."""
+
+    perplexity: float | None  # per piece, on newstest2013
+    bleu: float  # tokenised, not sacreBLEU: newstest2013 in Table 3, newstest2014 in Table 2
+    millions: float | None  # of parameters
+    flops: float | None  # training cost as the paper counts it: time x GPUs x sustained FLOP/s
+
+
+# English-German. The rows stand in the paper's order under the names of their experiments.
+TABLE_2 = {
+    "base": Published(perplexity=None, bleu=27.3, millions=None, flops=3.3e18),
+    "big": Published(perplexity=None, bleu=28.4, millions=None, flops=2.3e19),
+}
+TABLE_3 = {
+    "base": Published(4.92, 25.8, 65, None),
+    "A_h1": Published(5.29, 24.9, None, None),
+    "A_h4": Published(5.00, 25.5, None, None),
+    "A_h16": Published(4.91, 25.8, None, None),
+    "A_h32": Published(5.01, 25.4, None, None),
+    "B_dk16": Published(5.16, 25.1, 58, None),
+    "B_dk32": Published(5.01, 25.4, 60, None),
+    "C_n2": Published(6.11, 23.7, 36, None),
+    "C_n4": Published(5.19, 25.3, 50, None),
+    "C_n8": Published(4.88, 25.5, 80, None),
+    "C_d256": Published(5.75, 24.5, 28, None),
+    "C_d1024": Published(4.66, 26.0, 168, None),
+    "C_ff1024": Published(5.12, 25.4, 53, None),
+    "C_ff4096": Published(4.75, 26.2, 90, None),
+    "D_p0": Published(5.77, 24.6, None, None),
+    "D_p2": Published(4.95, 25.5, None, None),
+    "D_ls0": Published(4.67, 25.3, None, None),
+    "D_ls2": Published(5.47, 25.7, None, None),
+    "E_learned": Published(4.92, 25.7, None, None),
+    "big": Published(4.33, 26.4, 213, None),
+}
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What the paper says of two rows: one scores higher than the other, or they score alike."""
+
+    statement: str
+    row: str
+    other: str
+    alike: bool
+
+
+CONCLUSIONS = (
+    Conclusion("one head is worse than eight", "base", "A_h1", alike=False),
+    Conclusion("too many heads are worse than eight", "base", "A_h32", alike=False),
+    Conclusion("a smaller d_k hurts: a quarter of it", "base", "B_dk16", alike=False),
+    Conclusion("a smaller d_k hurts: half of it", "base", "B_dk32", alike=False),
+    Conclusion("bigger models are better: more layers", "base", "C_n2", alike=False),
+    Conclusion("bigger models are better: wider", "C_d1024", "C_d256", alike=False),
+    Conclusion("bigger models are better: a wider feed-forward network", "C_ff4096", "C_ff1024", alike=False),
+    Conclusion("dropout is very helpful against over-fitting", "base", "D_p0", alike=False),
+    Conclusion("label smoothing improves BLEU, though it hurts perplexity", "base", "D_ls0", alike=False),
+    Conclusion("learned positions are nearly identical to sinusoids", "base", "E_learned", alike=True),
+)

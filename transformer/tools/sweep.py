@@ -1,0 +1,182 @@
+"""Search settings compared on the development set: every beam size with every length penalty, the test sets untouched.
+
+A beam size is decoded once, however many length penalties there are: see `translate_sweep`.
+"""
+
+import logging
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+
+import torch
+
+from transformer.checkpoint import find_checkpoint, newest
+from transformer.config.jobs import EvaluateJob
+from transformer.config.keys import as_typed, keys_of
+from transformer.config.settings import DataConfig, Format, SearchConfig, SweepConfig, TrainConfig
+from transformer.data.corpus import Pair, read_pairs
+from transformer.decoding.translator import Translator, build_translator
+from transformer.errors import CheckpointError, InputError
+from transformer.evaluation.score import measure_bleu
+from transformer.evaluation.sets import describe_origin, digest_sets
+from transformer.machine import resolve_threads
+from transformer.run_dir import DEV, REFERENCE, SOURCE, RunDir
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one pair of search settings came to on the development set."""
+
+    beam_size: int
+    length_penalty: float
+    bleu: float
+    length_ratio: float  # tokens of the translations over those of the references, as BLEU counts them
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The trials, the best of them, and what they depend on."""
+
+    trials: list[Trial]
+    best: Trial
+    command: str  # that evaluates the test sets with the best
+    sentences: int
+    bleu_signature: str
+    checkpoint: str
+    averaged: list[int]
+    steps: int
+    max_extra: int
+    seed: int
+    data_digest: str
+
+
+def sweep(job: EvaluateJob) -> Sweep:
+    """Translate the run's development set with all the settings that the job compares, and choose among them.
+
+    Raises InputError where there is no model or no development set; CheckpointError where one of them is damaged.
+    """
+    run = RunDir(Path(job.run_dir))
+    checkpoint = find_checkpoint(run.path, job.checkpoint)
+    data = checkpoint.settings("data", DataConfig)
+    recipe = checkpoint.settings("train", TrainConfig)
+    dev = _read_dev(run)
+
+    torch.set_num_threads(resolve_threads(job.threads))
+    translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
+    beam_sizes = sorted(set(job.sweep.beam_size or [translator.search.beam_size]))
+    alphas = sorted(set(job.sweep.length_penalty or [translator.search.length_penalty]))
+
+    trials: list[Trial] = []
+    signature = ""
+    for beam_size in beam_sizes:
+        started = time.perf_counter()
+        of_beam = replace(translator, search=replace(translator.search, beam_size=beam_size))
+        found, signature = _try_alphas(
+            of_beam, dev, alphas, tgt_lang=job.data.tgt_lang or data.tgt_lang, lowercase=job.lowercase
+        )
+        trials += found
+        log.info("beam %d: %d dev sentences in %.1f s", beam_size, len(dev), time.perf_counter() - started)
+
+    best = choose(trials)
+    state = checkpoint.run_state()
+    return Sweep(
+        trials=trials,
+        best=best,
+        command=_command(job, best),
+        sentences=len(dev),
+        bleu_signature=signature,
+        checkpoint=checkpoint.path.name,
+        averaged=state.averaged,
+        steps=checkpoint.step,
+        max_extra=translator.search.max_extra,
+        seed=recipe.seed,
+        data_digest=state.data_digest,
+    )
+
+
+def _read_dev(run: RunDir) -> list[Pair]:
+    """The development set that the run keeps, and was validated on, as far as a checkpoint tells."""
+    source = run.text(DEV, SOURCE)
+    if not source.exists():
+        raise InputError(f"{source}: the run keeps no development set to compare settings on")
+    dev = list(read_pairs(source, run.text(DEV, REFERENCE)))
+
+    last = newest(run.path)
+    training = None if last is None else last.run_state().training
+    if training is not None and digest_sets({DEV: dev}) != training.dev_digest:
+        raise CheckpointError(
+            f"{source}: not the text that the run was validated on (its sha256 differs): copy it again from where the "
+            "run came from"
+        )
+    return dev
+
+
+def _try_alphas(
+    translator: Translator, dev: Sequence[Pair], alphas: Sequence[float], *, tgt_lang: str, lowercase: bool
+) -> tuple[list[Trial], str]:
+    """A trial for each alpha, and the signature of their BLEU."""
+    references = [reference for _, reference in dev]
+    found = translator.translate_sweep([source for source, _ in dev], alphas)
+    scores = {
+        alpha: measure_bleu(hypotheses, references, tgt_lang=tgt_lang, lowercase=lowercase)
+        for alpha, hypotheses in found.items()
+    }
+    trials = [
+        Trial(translator.search.beam_size, alpha, bleu=bleu.score, length_ratio=bleu.length_ratio)
+        for alpha, bleu in scores.items()
+    ]
+    return trials, next(iter(scores.values())).signature
+
+
+def choose(trials: Sequence[Trial]) -> Trial:
+    """The trial of the highest BLEU, to the two decimals that are shown.
+
+    Of equals it is the one with the smaller beam, then the one whose alpha is nearer to the paper's.
+    """
+    paper = SearchConfig().length_penalty
+    return min(trials, key=lambda t: (-round(t.bleu, 2), t.beam_size, abs(t.length_penalty - paper)))
+
+
+def _command(job: EvaluateJob, best: Trial) -> str:
+    """The command line that evaluates the run's test sets with the best settings, the job's others kept."""
+    chosen = replace(
+        job,
+        sweep=SweepConfig(),
+        format=Format.text,
+        search=replace(job.search, beam_size=best.beam_size, length_penalty=best.length_penalty),
+    )
+    words = [f"run_dir={chosen.run_dir}"]
+    for name, key in keys_of(EvaluateJob).items():
+        if name != "run_dir" and not name.startswith("test."):
+            value = as_typed(attrgetter(name)(chosen))
+            words += [f"{name}={value}"] if value != key.default else []
+    return shlex.join(["transformer", "evaluate", *words])
+
+
+def format_sweep(run_dir: Path, result: Sweep) -> str:
+    """A table with a row for each beam size and a column for each alpha, and what to do with the best of them."""
+    by_settings = {(trial.beam_size, trial.length_penalty): trial for trial in result.trials}
+    beam_sizes = sorted({beam_size for beam_size, _ in by_settings})
+    alphas = sorted({alpha for _, alpha in by_settings})
+
+    rows = [["", *(f"alpha {alpha:g}" for alpha in alphas)]]
+    for beam_size in beam_sizes:
+        row = [by_settings[beam_size, alpha] for alpha in alphas]
+        rows.append([f"beam {beam_size}", *(f"{trial.bleu:.2f} ({trial.length_ratio:.3f})" for trial in row)])
+    width = max(len(cell) for row in rows for cell in row) + 2
+    table = "".join("".join(cell.ljust(width) for cell in row).rstrip() + "\n" for row in rows)
+
+    best = result.best
+    origin = describe_origin(result.averaged, steps=result.steps, seed=result.seed, data_digest=result.data_digest)
+    return (
+        f"{run_dir}: BLEU (and length ratio) on its {result.sentences} dev sentences; {origin}; "
+        f"source + {result.max_extra} at most; {result.bleu_signature}\n"
+        f"{table}"
+        f"best: beam {best.beam_size}, alpha {best.length_penalty:g}, BLEU {best.bleu:.2f}; to use it:\n"
+        f"  {result.command}\n"
+    )

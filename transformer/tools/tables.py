@@ -1,0 +1,312 @@
+"""`transformer table`: the paper's tables, or one of your own, on any corpus: published figures beside measured ones.
+
+    layers      Table 1: counted and timed, and nothing is trained
+    rows        Table 2 and 3: the experiments of the package, at any width; a file: rows of your own
+    grid        a training for each row and each seed, in OUTPUT/ROW/seed-N
+    measured    perplexity, BLEU with its interval, parameters, FLOPs and time, read from those run directories
+    written     OUTPUT/table.md, table.csv, table.json and table.svg, by `table_format`
+
+Table 3 is scored as the paper scores it: the last checkpoint, without averaging, on the development set. Table 2 and a
+table of your own are scored as `train` does it: the averaged model, on the test sets.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+
+from transformer.compute import resolve_device
+from transformer.config.compose import compose, read_rows
+from transformer.config.jobs import PAPER_TABLES, TableJob, TrainJob
+from transformer.config.primitives import from_json, to_json
+from transformer.config.settings import ModelConfig
+from transformer.cost import step_flops
+from transformer.data.corpus import read_pairs
+from transformer.data.prepare import DataReport
+from transformer.data.tokenizer import Tokenizer
+from transformer.errors import InputError
+from transformer.files import read_json
+from transformer.machine import resolve_threads
+from transformer.records import Results
+from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
+from transformer.tools.complexity import Complexity, LayerTime, complexity_rows, time_layers
+from transformer.tools.grid import Changes, Outcome, describe_changes, differences, run_grid, with_changes
+from transformer.tools.paper import TABLE_2, TABLE_3, Published
+from transformer.tools.significance import Interval, bootstrap_bleu
+
+DEVELOPMENT = "development"  # the dev set where it is scored as a test set: beam search, once, at the end
+PAPER_WIDTH = 512
+PAPER_HEADS = 8
+SENTENCE = 64  # positions of Table 1 where they are counted: a long sentence
+KERNEL = 3
+NEIGHBOURHOOD = 16
+BUDGET = ("max_steps", "save_every", "validate_every", "keep_last", "average")  # of a row: the corpus decides on them
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row before it is trained: what it changes of the first one, and its job, run directory and seed aside."""
+
+    name: str
+    changes: str
+    published: Published | None
+    job: TrainJob
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One training. Perplexities are of the development set, without label smoothing; end marks are counted."""
+
+    seed: int
+    run_dir: str
+    perplexity: float  # per piece
+    word_perplexity: float  # per word between spaces
+    scores: dict[str, Interval]  # of each test set
+    parameters: int
+    steps: int
+    flops: float  # of the training's matrix products
+    seconds: float  # of training, without validation and the final scores
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row as it is shown: a run for each seed that has finished, a line for each that has failed."""
+
+    name: str
+    changes: str
+    published: Published | None
+    runs: list[Measured]
+    errors: list[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is measured: `table.json`."""
+
+    title: str
+    notes: list[str]
+    rows: list[TableRow]
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """Table 1: layers of `d` over `n` positions, with kernels of `k` and neighbourhoods of `r`, counted and timed."""
+
+    n: int
+    d: int
+    k: int
+    r: int
+    counted: list[Complexity]
+    timed: list[LayerTime]
+    notes: list[str]
+
+
+def make_layer_table(job: TableJob) -> LayerTable:
+    """Table 1 on this machine; nothing is trained."""
+    device = resolve_device(job.train.device)
+    threads = resolve_threads(job.train.threads)
+    torch.set_num_threads(threads)
+
+    width = job.width or PAPER_WIDTH
+    n, k, r = SENTENCE, KERNEL, NEIGHBOURHOOD
+    return LayerTable(
+        n=n,
+        d=width,
+        k=k,
+        r=r,
+        counted=complexity_rows(n=n, d=width, k=k, r=r),
+        timed=time_layers(d_model=width, n_heads=PAPER_HEADS, k=k, r=r, device=device),
+        notes=[f"{device.type}, {threads} threads, torch {torch.__version__}, fp32; medians of interleaved runs."],
+    )
+
+
+def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
+    """Train what is missing, and measure every row; also returns the errors of the runs that failed.
+
+    Raises InputError for an unknown table or row, a width that does not fit, or bad settings in a file of rows.
+    """
+    rows = _rows(job)
+    output = output_of(job)
+    seeds = range(job.train.seed, job.train.seed + job.seeds)
+
+    jobs = {
+        f"{row.name}, seed {seed}": replace(
+            row.job, run_dir=str(output / row.name / f"seed-{seed}"), train=replace(row.job.train, seed=seed)
+        )
+        for row in rows
+        for seed in seeds
+    }
+    outcomes = run_grid(jobs)
+
+    table = Table(
+        title=_title(job),
+        notes=_notes(job, rows),
+        rows=[_measure_row(row, [outcomes[f"{row.name}, seed {seed}"] for seed in seeds]) for row in rows],
+    )
+    return table, [outcome.error for outcome in outcomes.values() if outcome.error is not None]
+
+
+def output_of(job: TableJob) -> Path:
+    """Where the table goes: beside the run directory that the experiment names, never into it."""
+    name = f"table{job.table}" if job.table in PAPER_TABLES else Path(job.table).stem
+    return Path(job.output or f"{job.run_dir}-{name}")
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _rows(job: TableJob) -> list[Row]:
+    """The rows that the job asks for, with their jobs."""
+    corpus = TrainJob(**{field.name: getattr(job, field.name) for field in fields(TrainJob)})
+    match job.table:
+        case "2":
+            names = _choose(list(TABLE_2), job.rows)
+            return _published_rows(corpus, {name: TABLE_2[name] for name in names}, width=job.width)
+        case "3":
+            names = _choose(list(TABLE_3), job.rows)
+            on_dev = _scored_on_dev(corpus)
+            return _published_rows(on_dev, {name: TABLE_3[name] for name in names}, width=job.width)
+        case _:
+            changes_of = read_rows(Path(job.table))
+            return [
+                _row_of_file(corpus, name, changes_of[name], path=job.table)
+                for name in _choose(list(changes_of), job.rows)
+            ]
+
+
+def _choose(known: list[str], wanted: str | None) -> list[str]:
+    """The rows of these names, or whose names begin so, in the table's order. Raises InputError where there is none."""
+    if wanted is None:
+        return known
+
+    chosen: set[str] = set()
+    for name in wanted.split(","):
+        found = [name] if name in known else [other for other in known if name and other.startswith(name)]
+        if not found:
+            raise InputError(f"rows={wanted}: no row begins with {name!r}; there are {', '.join(known)}")
+        chosen |= set(found)
+    return [name for name in known if name in chosen]
+
+
+def _row_of_file(corpus: TrainJob, name: str, changes: Changes, *, path: str) -> Row:
+    job = with_changes(corpus, changes, place=f"{path}: row {name}")
+    return Row(name, describe_changes(changes), published=None, job=job)
+
+
+def _published_rows(corpus: TrainJob, published: Mapping[str, Published], *, width: int | None) -> list[Row]:
+    """Rows of a table of the paper: the model and the recipe of an experiment, the corpus and the budget given."""
+    base = _experiment("base")
+    base_model = _at_width(base.model, width or PAPER_WIDTH)
+
+    rows = []
+    for name, figures in published.items():
+        experiment = _experiment(name)
+        model = _at_width(experiment.model, width or PAPER_WIDTH)
+        recipe = differences(to_json(base.train), to_json(experiment.train))
+        recipe = {key: value for key, value in recipe.items() if key not in BUDGET}
+
+        changes = describe_changes({"model": differences(to_json(base_model), to_json(model)), "train": recipe})
+        job = with_changes(corpus, {"model": to_json(model), "train": recipe}, place=f"row {name}")
+        rows.append(Row(name, changes, figures, job))
+    return rows
+
+
+def _experiment(name: str) -> TrainJob:
+    return compose("train", [f"experiment=table3/{name}"])
+
+
+def _scored_on_dev(corpus: TrainJob) -> TrainJob:
+    """The job with the development set in place of the test sets, and the last checkpoint in place of the average."""
+    data = replace(corpus.data, test={DEVELOPMENT: corpus.data.dev})
+    return replace(corpus, data=data, train=replace(corpus.train, average=1, keep_last=2))
+
+
+def _at_width(model: ModelConfig, width: int) -> ModelConfig:
+    """The paper's model with every width in proportion; heads and layers stay."""
+    widths = {name: getattr(model, name) for name in ("d_model", "d_ff", "d_k", "d_v")}
+    return replace(model, **{name: w * width // PAPER_WIDTH for name, w in widths.items() if w is not None})
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+def _measure_row(row: Row, outcomes: Sequence[Outcome]) -> TableRow:
+    runs = [_measure(outcome.job, outcome.results) for outcome in outcomes if outcome.results is not None]
+    errors = [str(outcome.error) for outcome in outcomes if outcome.error is not None]
+    return TableRow(row.name, row.changes, row.published, runs, errors)
+
+
+def _measure(job: TrainJob, results: Results) -> Measured:
+    """What a finished run says of itself. All of it is read again from the run directory, or follows from it."""
+    run = RunDir(Path(job.run_dir))
+    scores = {}
+    for name in results.test_sets:
+        references = [reference for _, reference in read_pairs(run.text(name, SOURCE), run.text(name, REFERENCE))]
+        hypotheses = [hypothesis for _, hypothesis in read_pairs(run.text(name, SOURCE), run.text(name, HYPOTHESIS))]
+        scores[name] = bootstrap_bleu(hypotheses, references, tgt_lang=job.data.tgt_lang)
+
+    dev = [reference for _, reference in read_pairs(run.text(DEV, SOURCE), run.text(DEV, REFERENCE))]
+    tokenizer = Tokenizer.load(run.tokenizer)
+    pieces = sum(len(ids) + 1 for ids in tokenizer.encode(dev))
+    words = sum(len(text.split()) + 1 for text in dev)
+    nll = results.validations[-1].nll  # of the last step, which is always validated
+
+    report = from_json(DataReport, read_json(run.data))
+    flops = step_flops(
+        job.model,
+        tokenizer.vocab_size,
+        source=round(results.target_tokens * report.tokens.src / report.tokens.tgt),
+        target=results.target_tokens,
+        mean_length=results.target_tokens / results.sentences,
+    )
+    return Measured(
+        seed=results.seed,
+        run_dir=job.run_dir,
+        perplexity=math.exp(nll),
+        word_perplexity=math.exp(nll * pieces / words),
+        scores=scores,
+        parameters=results.parameters,
+        steps=results.steps,
+        flops=flops,
+        seconds=results.training_seconds,
+    )
+
+
+# ---- what the figures depend on -------------------------------------------------------------------------------------
+
+
+def _title(job: TableJob) -> str:
+    if job.table not in ("2", "3"):
+        return Path(job.table).stem
+    width = job.width or PAPER_WIDTH
+    scaled = (
+        "" if width == PAPER_WIDTH else f", at width {width}: d_model, d_ff, d_k and d_v times {width}/{PAPER_WIDTH}"
+    )
+    return f"Table {job.table} of the paper{scaled}"
+
+
+def _notes(job: TableJob, rows: Sequence[Row]) -> list[str]:
+    """What the figures depend on, beside the rows' own settings."""
+    train = job.train
+    search = job.search
+    corpus = Path(job.data.train.dataset or job.data.train.src)
+    notes = [
+        f"Corpus: {corpus.parent.name}/{corpus.name}; {train.max_steps:,} steps of "
+        f"{train.tokens_per_step:,} target tokens for every row; "
+        f"{'one seed' if job.seeds == 1 else f'{job.seeds} seeds'}, from {train.seed} on.",
+        f"Beam {search.beam_size}, length penalty {search.length_penalty}. Perplexities are of the development set; "
+        "a word ends at a space, and the end of a sentence counts as one.",
+        "FLOPs are those of the model's matrix products, forward and backward; minutes are of training alone.",
+    ]
+    if job.table == "3":
+        notes.append("BLEU: sacreBLEU of the last checkpoint, without averaging, on the development set.")
+    else:
+        notes.append(f"BLEU: sacreBLEU of the mean of the last {train.average} checkpoints, on the test sets.")
+    if rows[0].published is not None:
+        notes.append(
+            "The paper's figures are of WMT 2014 English-German, in tokenised BLEU: compare differences between rows. "
+            "Its big model had three times the steps of the others; here every row has the same number."
+        )
+    return notes
