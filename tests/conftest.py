@@ -26,7 +26,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _log_level() -> None:
-    """A command that a test or a fixture runs in this process shows its log lines: no test begins with them."""
+    """A command that a test or a fixture runs in this process shows its log lines: no test begins with them.
+
+    Hydra sets the root's level, `main` the package's.
+    """
+    logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("transformer").setLevel(logging.NOTSET)
 
 
