@@ -68,6 +68,13 @@ def test_evaluate_takes_several_references_gzip_and_standard_input(
     assert json.loads(out) == both
 
 
+def test_evaluate_takes_a_reference_with_a_comma_in_quotes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=de")
+    (folder / "a,b").write_bytes((folder / "ref").read_bytes())
+    for quoted in ("""["a,b"]""", """ 'a,b' """):
+        assert printed(capsys, "hypotheses=hyp", f"references={quoted}", "data.tgt_lang=de") == one
+
+
 def test_evaluate_tells_the_two_bleus_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sacremoses")
     plain = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=de")

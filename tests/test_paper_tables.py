@@ -2,9 +2,10 @@
 
 import csv
 import io
+import json
 import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from transformer.config.jobs import TableJob, TrainJob
 from transformer.config.primitives import to_json
 from transformer.cost import parameters
 from transformer.data.tokenizer import Tokenizer
-from transformer.errors import InputError
+from transformer.errors import InputError, StorageError
 from transformer.tools import grid
 from transformer.tools.grid import describe_changes, differences, with_changes
 from transformer.tools.paper import TABLE_3
 from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import Interval, bootstrap_bleu
-from transformer.tools.table_format import format_markdown
+from transformer.tools.table_format import format_markdown, write_table
 from transformer.tools.tables import Measured, Table, TableRow, make_table, output_of
 
 # Table 3 of the paper, copied by hand: N, d_model, d_ff, h, d_k, d_v, P_drop, label smoothing, millions of parameters.
@@ -167,6 +168,7 @@ def test_table_refuses_what_would_be_lost() -> None:
         ("base: {}\nh1: 3\n", "row h1: not settings"),
         ("a/b: {}\n", "row 'a/b': a name has letters"),
         ("1: {}\n", "row 1: a name"),
+        ("table.md: {}\n", "row table.md: the table itself is written under this name"),
         ("base: {a: [}\n", "not YAML"),
     ],
 )
@@ -191,6 +193,34 @@ def test_read_rows_refuses(tmp_path: Path, text: str, message: str) -> None:
 def test_with_changes_refuses(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         with_changes(tiny_job(tmp_path, write_corpus(tmp_path)), changes, place="here")
+
+
+@pytest.mark.parametrize("row", ["{run_dir: elsewhere}", "{train: {seed: 7}}"])
+def test_table_refuses_a_row_that_sets_what_the_table_decides_on(tmp_path: Path, row: str) -> None:
+    """It would stand in the table as a change, and have had no effect."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"a: {row}\n")
+    assert "row a: " in (message := refuse(table_job(tmp_path, table=str(path))))
+    assert "the table decides on it" in message
+
+
+def test_table_refuses_an_output_that_is_a_file_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "train", lambda job: pytest.fail("it trains"))
+    output = tmp_path / "output"
+    output.write_text("")
+    with pytest.raises(StorageError, match="output: cannot be made"):
+        make_table(table_job(tmp_path, output=str(output)))
+
+
+def test_table_has_one_store_for_all_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[TrainJob] = []
+    monkeypatch.setattr(grid, "train", jobs.append)
+    job = table_job(tmp_path, table="3", rows="base,A_h1", seeds=2)
+    make_table(replace(job, data=replace(job.data, store_dir=None)))
+    assert {job.data.store_dir for job in jobs} == {str(tmp_path / ".store")}
+    assert len(jobs) == 4
 
 
 # ---- the grid -------------------------------------------------------------------------------------------------------
@@ -303,6 +333,58 @@ def test_bootstrap_bleu_is_sacrebleus() -> None:
     assert "bs:1000|seed:12345" in interval.signature
 
 
+def test_table_reports_a_damaged_run_and_keeps_the_others(grown: tuple[Path, TableJob]) -> None:
+    """`evaluate` with another search writes its translations over those that results.json has the scores of."""
+    output, job = grown
+    Path(job.table).write_text("base: {}\nh1: {model: {n_heads: 1}}\n")
+    run = output / "base" / "seed-1" / "hypotheses"
+    kept = (run / "test.hyp").read_bytes()
+    report = run.parent / "data.json"
+    report_kept = report.read_text()
+    try:
+        (run / "test.hyp").write_bytes((run / "test.ref").read_bytes())
+        table, errors = make_table(job)
+        (run / "test.hyp").unlink()
+        _, errors_of_missing = make_table(job)
+        (run / "test.hyp").write_bytes(kept)
+        report.write_text("{")
+        _, errors_of_report = make_table(job)
+    finally:
+        (run / "test.hyp").write_bytes(kept)
+        report.write_text(report_kept)
+
+    assert [(len(row.runs), len(row.errors)) for row in table.rows] == [(1, 1), (2, 0)]
+    assert "test.hyp: not the translations that results.json was scored on" in str(errors[0])
+    assert "test.hyp: cannot be read" in str(errors_of_missing[0])
+    assert "data.json: " in str(errors_of_report[0])
+    assert "copy it again" in str(errors_of_report[0])
+
+
+def test_table_shows_a_perplexity_that_no_number_can_hold(grown: tuple[Path, TableJob]) -> None:
+    """Per word, where hardly any spaces are, e to the power of pieces times loss over words passes 1e308."""
+    output, job = grown
+    Path(job.table).write_text("base: {}\nh1: {model: {n_heads: 1}}\n")
+    path = output / "base" / "seed-1" / "results.json"
+    kept = path.read_text()
+    results = read(path)
+    results["validations"][-1]["nll"] = 800.0
+    try:
+        path.write_text(json.dumps(results))
+        table, _ = make_table(replace(job, seeds=1))
+    finally:
+        path.write_text(kept)
+    assert table.rows[0].runs[0].perplexity == math.inf
+    assert "| base |  | inf | inf |" in format_markdown(table)
+
+
+def test_table_says_how_many_steps_were_done(grown: tuple[Path, TableJob]) -> None:
+    """A finished run stays as it is where train.max_steps is lowered, which a run may be."""
+    _, job = grown
+    Path(job.table).write_text("base: {}\nh1: {model: {n_heads: 1}}\n")
+    table, _ = make_table(replace(job, train=replace(job.train, max_steps=2)))
+    assert "3 steps of 600 target tokens for every row" in table.notes[0]
+
+
 # ---- what is shown --------------------------------------------------------------------------------------------------
 
 
@@ -357,6 +439,23 @@ def test_table_says_that_one_seed_is_test_sampling_only() -> None:
 def test_table_has_no_column_of_the_papers_without_its_figures() -> None:
     text = format_markdown(Table("mine", [], [TableRow("a", "", None, [measured(1.0, 2.0)], [])]))
     assert "paper" not in text
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [[], [{}], [{"a": Interval(1.0, 0.5, "s")}, {"b": Interval(2.0, 0.5, "s")}]],
+    ids=["failed", "none", "own"],
+)
+def test_write_table_writes_what_there_is(tmp_path: Path, scores: list[dict[str, Interval]]) -> None:
+    """All rows may have failed, there may be no test set, and each row may have test sets of its own."""
+    runs = [replace(measured(1.0, 2.0), scores=of_run) for of_run in scores]
+    rows = [TableRow(f"row-{number}", "", None, [run], []) for number, run in enumerate(runs)]
+    write_table(tmp_path, Table("mine", [], rows or [TableRow("broken", "", None, [], ["no such file"])]))
+
+    assert (tmp_path / "table.md").exists()
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
+    assert [line["row"] for line in lines] == [row.name for row in rows]
+    assert all(line["perplexity"] == "2.0" for line in lines)
 
 
 def test_plot_is_the_same_file_for_the_same_table() -> None:

@@ -50,7 +50,7 @@ from transformer.evaluation.sets import digest_sets, evaluate, evaluate_sets, fo
 from transformer.files import write_json
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.records import Best, CheckpointState, PaperScores, Resolved, Results, RunRecord, Scores
+from transformer.records import Best, CheckpointState, PaperScores, Resolved, Results, RunRecord, Scores, Validation
 from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
 
@@ -778,7 +778,7 @@ def test_evaluate_after_a_resumed_run_has_other_test_sets(run_dir: Path, tmp_pat
         seed=1,
         data_digest="d",
         test_digest=digest_sets(kept),
-        validations=[],
+        validations=[Validation(step=10, loss=1.0, nll=1.0, bleu=0.0, chrf=0.0)],
     )
     own.write_results(results)
     write_sets(own, {"dev": kept["news"][:1], **kept})

@@ -246,6 +246,10 @@ class Results:
     test_digest: str
     validations: list[Validation]
 
+    def __post_init__(self) -> None:
+        at_least(self, "results.", 1, "steps", "sentences", "target_tokens")
+        require(bool(self.validations), "results.validations is empty: the last step is always validated")
+
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -233,6 +233,8 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
     for name, changes in rows.items():
         if not isinstance(name, str) or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is None:
             raise InputError(f"{path}: row {name!r}: a name has letters, digits, '.', '_' and '-' only")
+        if name.startswith("table."):
+            raise InputError(f"{path}: row {name}: the table itself is written under this name: choose another")
         if not isinstance(changes, dict):
             raise InputError(f"{path}: row {name}: not settings; write them as {ROW_EXAMPLE}")
     return cast(dict[str, dict[str, Any]], rows)

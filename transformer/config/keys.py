@@ -123,9 +123,13 @@ def _is_list(kind: Any) -> bool:
 
 
 def _list(value: str, *, is_text: bool) -> str:
-    """A list for Hydra to read, given with brackets or without; texts are quoted."""
+    """A list for Hydra to read, given with brackets or without; texts are quoted.
+
+    A text with a comma in it is one that is in quotes already: `["a,b",c]`.
+    """
     inner = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    items = [item.strip() for item in inner.split(",") if item.strip()]
+    found = re.findall(r"""\s*(?:'[^']*'|"[^"]*")\s*(?=,|$)|[^,]+""", inner)
+    items = [item.strip() for item in found if item.strip()]
     return f"[{','.join(quote(item) if is_text else item for item in items)}]"
 
 

@@ -32,14 +32,25 @@ def write_table(output: Path, table: Table) -> None:
     write_file(output / "table.md", format_markdown(table).encode())
     write_file(output / "table.csv", format_csv(table).encode())
 
-    points = [
-        Point(row.name, None if row.published is None else row.published.bleu, [_score(run, name) for run in row.runs])
-        for row in table.rows
-        for name in _set_names(table)[:1]
-    ]
-    plot = plot_points(points, title=table.title)
+    plot = _plot(table)
     if plot is not None:
         write_file(output / "table.svg", plot)
+
+
+def _plot(table: Table) -> bytes | None:
+    """BLEU on the first test set, of the rows that have it; None where no run was scored, or without matplotlib."""
+    names = _set_names(table)
+    if not names:
+        return None
+    points = [
+        Point(
+            row.name,
+            None if row.published is None else row.published.bleu,
+            [run.scores[names[0]] for run in row.runs if names[0] in run.scores],
+        )
+        for row in table.rows
+    ]
+    return plot_points(points, title=table.title)
 
 
 def write_layer_table(output: Path, table: LayerTable) -> None:
@@ -76,16 +87,17 @@ def format_markdown(table: Table) -> str:
 
 
 def format_csv(table: Table) -> str:
-    """A line for each run and each test set, for programs."""
+    """A line for each run and each test set, or one for a run without a test set; for programs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for row in table.rows:
         for run in row.runs:
-            for name, score in run.scores.items():
-                of_row = (row.name, row.changes, run.seed)
-                of_set = (name, score.bleu, score.half_width, score.signature)
-                of_run = (run.perplexity, run.word_perplexity, run.parameters, run.steps, run.flops, run.seconds)
+            of_row = (row.name, row.changes, run.seed)
+            of_run = (run.perplexity, run.word_perplexity, run.parameters, run.steps, run.flops, run.seconds)
+            of_sets: list[tuple[str | float, ...]]
+            of_sets = [(name, score.bleu, score.half_width, score.signature) for name, score in run.scores.items()]
+            for of_set in of_sets or [("", "", "", "")]:
                 writer.writerow([*of_row, *of_set, *of_run, run.run_dir])
     return text.getvalue()
 
@@ -156,10 +168,6 @@ def _about_intervals(table: Table) -> str:
 def _set_names(table: Table) -> list[str]:
     names = [name for row in table.rows for run in row.runs for name in run.scores]
     return list(dict.fromkeys(names))
-
-
-def _score(run: Measured, name: str) -> Interval:
-    return run.scores[name]
 
 
 def _format_signatures(table: Table) -> str:

@@ -10,7 +10,10 @@ Table 3 is scored as the paper scores it: the last checkpoint, without averaging
 table of your own are scored as `train` does it: the averaged model, on the test sets.
 """
 
+import errno
+import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,14 +23,16 @@ import torch
 from transformer.compute import resolve_device
 from transformer.config.compose import compose, read_rows
 from transformer.config.jobs import PAPER_TABLES, TableJob, TrainJob
+from transformer.config.keys import leaves
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import ModelConfig
 from transformer.cost import step_flops
 from transformer.data.corpus import read_pairs
 from transformer.data.prepare import DataReport
+from transformer.data.source import store_beside
 from transformer.data.tokenizer import Tokenizer
-from transformer.errors import InputError
-from transformer.files import read_json
+from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
+from transformer.files import make_directories, read_json
 from transformer.machine import resolve_threads
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
@@ -35,6 +40,9 @@ from transformer.tools.complexity import Complexity, LayerTime, complexity_rows,
 from transformer.tools.grid import Changes, Outcome, describe_changes, differences, run_grid, with_changes
 from transformer.tools.paper import TABLE_2, TABLE_3, Published
 from transformer.tools.significance import Interval, bootstrap_bleu
+from transformer.training.progress import perplexity
+
+log = logging.getLogger(__name__)
 
 DEVELOPMENT = "development"  # the dev set where it is scored as a test set: beam search, once, at the end
 PAPER_WIDTH = 512
@@ -125,7 +133,8 @@ def make_layer_table(job: TableJob) -> LayerTable:
 def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
     """Train what is missing, and measure every row; also returns the errors of the runs that failed.
 
-    Raises InputError for an unknown table or row, a width that does not fit, or bad settings in a file of rows.
+    Raises InputError for an unknown table or row, a width that does not fit, or bad settings in a file of rows;
+    StorageError where the output cannot be made.
     """
     rows = _rows(job)
     output = output_of(job)
@@ -133,19 +142,29 @@ def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
 
     jobs = {
         f"{row.name}, seed {seed}": replace(
-            row.job, run_dir=str(output / row.name / f"seed-{seed}"), train=replace(row.job.train, seed=seed)
+            row.job,
+            run_dir=str(output / row.name / f"seed-{seed}"),
+            data=replace(row.job.data, store_dir=row.job.data.store_dir or str(store_beside(job.run_dir))),
+            train=replace(row.job.train, seed=seed),
         )
         for row in rows
         for seed in seeds
     }
-    outcomes = run_grid(jobs)
+    _make_output(output)  # before any time is spent
+    found = {name: _measure_outcome(outcome) for name, outcome in run_grid(jobs).items()}
 
-    table = Table(
-        title=_title(job),
-        notes=_notes(job, rows),
-        rows=[_measure_row(row, [outcomes[f"{row.name}, seed {seed}"] for seed in seeds]) for row in rows],
-    )
-    return table, [outcome.error for outcome in outcomes.values() if outcome.error is not None]
+    measured = [_table_row(row, [found[f"{row.name}, seed {seed}"] for seed in seeds]) for row in rows]
+    table = Table(title=_title(job), notes=_notes(job, measured), rows=measured)
+    return table, [error for error in found.values() if isinstance(error, Exception)]
+
+
+def _make_output(output: Path) -> None:
+    try:
+        make_directories(output)
+        if not output.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    except OSError as error:
+        raise StorageError(f"{output}: cannot be made: {error.strerror}; choose another place by output=DIR") from error
 
 
 def output_of(job: TableJob) -> Path:
@@ -191,6 +210,9 @@ def _choose(known: list[str], wanted: str | None) -> list[str]:
 
 
 def _row_of_file(corpus: TrainJob, name: str, changes: Changes, *, path: str) -> Row:
+    for key in leaves(changes):
+        if key in ("run_dir", "train.seed"):  # it would be shown, and have no effect
+            raise InputError(f"{path}: row {name}: {key}: the table decides on it, by output, train.seed and seeds")
     job = with_changes(corpus, changes, place=f"{path}: row {name}")
     return Row(name, describe_changes(changes), published=None, job=job)
 
@@ -232,20 +254,39 @@ def _at_width(model: ModelConfig, width: int) -> ModelConfig:
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
 
-def _measure_row(row: Row, outcomes: Sequence[Outcome]) -> TableRow:
-    runs = [_measure(outcome.job, outcome.results) for outcome in outcomes if outcome.results is not None]
-    errors = [str(outcome.error) for outcome in outcomes if outcome.error is not None]
+def _table_row(row: Row, found: Sequence[Measured | Exception]) -> TableRow:
+    runs = [measured for measured in found if isinstance(measured, Measured)]
+    errors = [str(error) for error in found if isinstance(error, Exception)]
     return TableRow(row.name, row.changes, row.published, runs, errors)
+
+
+def _measure_outcome(outcome: Outcome) -> Measured | Exception:
+    """The figures of a run, or why it has none. A damaged run directory is the failure of its own row alone."""
+    if outcome.results is None:
+        return outcome.error or RuntimeError("neither results nor an error")
+    try:
+        return _measure(outcome.job, outcome.results)
+    except TransformerError as error:
+        log.error("run %s cannot be measured: %s", outcome.job.run_dir, error)
+        return error
 
 
 def _measure(job: TrainJob, results: Results) -> Measured:
     """What a finished run says of itself. All of it is read again from the run directory, or follows from it."""
     run = RunDir(Path(job.run_dir))
     scores = {}
-    for name in results.test_sets:
+    for name, scored in results.test_sets.items():
         references = [reference for _, reference in read_pairs(run.text(name, SOURCE), run.text(name, REFERENCE))]
         hypotheses = [hypothesis for _, hypothesis in read_pairs(run.text(name, SOURCE), run.text(name, HYPOTHESIS))]
         scores[name] = bootstrap_bleu(hypotheses, references, tgt_lang=job.data.tgt_lang)
+
+        if not math.isclose(
+            scores[name].bleu, scored.bleu, abs_tol=1e-9
+        ):  # `evaluate` with another search writes there
+            raise CheckpointError(
+                f"{run.text(name, HYPOTHESIS)}: not the translations that {run.results.name} was scored on: remove "
+                f"{run.results}; the same command translates them again"
+            )
 
     dev = [reference for _, reference in read_pairs(run.text(DEV, SOURCE), run.text(DEV, REFERENCE))]
     tokenizer = Tokenizer.load(run.tokenizer)
@@ -253,7 +294,7 @@ def _measure(job: TrainJob, results: Results) -> Measured:
     words = sum(len(text.split()) + 1 for text in dev)
     nll = results.validations[-1].nll  # of the last step, which is always validated
 
-    report = from_json(DataReport, read_json(run.data))
+    report = _read_report(run)
     flops = step_flops(
         job.model,
         tokenizer.vocab_size,
@@ -264,14 +305,22 @@ def _measure(job: TrainJob, results: Results) -> Measured:
     return Measured(
         seed=results.seed,
         run_dir=job.run_dir,
-        perplexity=math.exp(nll),
-        word_perplexity=math.exp(nll * pieces / words),
+        perplexity=perplexity(nll),
+        word_perplexity=perplexity(nll * pieces / words),
         scores=scores,
         parameters=results.parameters,
         steps=results.steps,
         flops=flops,
         seconds=results.training_seconds,
     )
+
+
+def _read_report(run: RunDir) -> DataReport:
+    try:
+        return from_json(DataReport, read_json(run.data))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{run.data}: {reason}: copy it again from where the run came from") from error
 
 
 # ---- what the figures depend on -------------------------------------------------------------------------------------
@@ -287,14 +336,16 @@ def _title(job: TableJob) -> str:
     return f"Table {job.table} of the paper{scaled}"
 
 
-def _notes(job: TableJob, rows: Sequence[Row]) -> list[str]:
+def _notes(job: TableJob, rows: Sequence[TableRow]) -> list[str]:
     """What the figures depend on, beside the rows' own settings."""
     train = job.train
+    steps = sorted({run.steps for row in rows for run in row.runs}) or [train.max_steps]  # not asked for, but done
+    budget = f"{steps[0]:,} steps" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps"
     search = job.search
     corpus = Path(job.data.train.dataset or job.data.train.src)
     notes = [
-        f"Corpus: {corpus.parent.name}/{corpus.name}; {train.max_steps:,} steps of "
-        f"{train.tokens_per_step:,} target tokens for every row; "
+        f"Corpus: {Path(*corpus.parts[-2:])}; {budget} of "
+        f"{train.tokens_per_step:,} target tokens{' for every row' if len(steps) == 1 else ''}; "
         f"{'one seed' if job.seeds == 1 else f'{job.seeds} seeds'}, from {train.seed} on.",
         f"Beam {search.beam_size}, length penalty {search.length_penalty}. Perplexities are of the development set; "
         "a word ends at a space, and the end of a sentence counts as one.",
