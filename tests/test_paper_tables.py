@@ -23,7 +23,7 @@ from transformer.tools.grid import describe_changes, differences, with_changes
 from transformer.tools.paper import TABLE_3
 from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import Interval, bootstrap_bleu
-from transformer.tools.table_format import format_markdown
+from transformer.tools.table_format import format_markdown, write_table
 from transformer.tools.tables import Measured, Table, TableRow, make_table, output_of
 
 # Table 3 of the paper, copied by hand: N, d_model, d_ff, h, d_k, d_v, P_drop, label smoothing, millions of parameters.
@@ -359,8 +359,22 @@ def test_table_has_no_column_of_the_papers_without_its_figures() -> None:
     assert "paper" not in text
 
 
+def test_write_table_without_a_score_has_no_plot(tmp_path: Path) -> None:
+    """One row failed, the other has no test set."""
+    unscored = Measured(1, "runs/x", 5.0, 10.0, {}, 65_000_000, 10, 1e15, 120.0)
+    rows = [TableRow("a", "", None, [], ["out of space"]), TableRow("b", "", None, [unscored], [])]
+    write_table(tmp_path, Table("mine", [], rows))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "table.json", "table.md"]
+
+
+def test_write_table_compares_with_the_first_row_that_has_a_score(tmp_path: Path) -> None:
+    rows = [TableRow("a", "", None, [], ["out of space"]), TableRow("b", "", None, [measured(20.0, 5.0)], [])]
+    write_table(tmp_path, Table("mine", [], rows))
+    assert "BLEU less that of b" in (tmp_path / "table.svg").read_text(encoding="utf-8")
+
+
 def test_plot_is_the_same_file_for_the_same_table() -> None:
-    points = [Point("base", 25.8, [Interval(20.0, 0.5, "")]), Point("A_h1", 24.9, []), Point("x", None, [])]
+    points = [Point("base", 25.8, [Interval(20.0, 0.5, "")]), Point("x", None, [Interval(19.0, 0.5, "")])]
     plot = plot_points(points, title="Table 3")
     assert plot is not None
     assert plot.startswith(b"<?xml")

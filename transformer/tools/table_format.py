@@ -32,14 +32,16 @@ def write_table(output: Path, table: Table) -> None:
     write_file(output / "table.md", format_markdown(table).encode())
     write_file(output / "table.csv", format_csv(table).encode())
 
-    points = [
-        Point(row.name, None if row.published is None else row.published.bleu, [_score(run, name) for run in row.runs])
-        for row in table.rows
-        for name in _set_names(table)[:1]
-    ]
-    plot = plot_points(points, title=table.title)
+    scored = [row for row in table.rows if any(run.scores for run in row.runs)]
+    plot = plot_points([_point(row) for row in scored], title=table.title) if scored else None
     if plot is not None:
         write_file(output / "table.svg", plot)
+
+
+def _point(row: TableRow) -> Point:
+    """A row of the plot: its scores on the first test set."""
+    published = None if row.published is None else row.published.bleu
+    return Point(row.name, published, [_first_score(run) for run in row.runs])
 
 
 def write_layer_table(output: Path, table: LayerTable) -> None:
@@ -156,10 +158,6 @@ def _about_intervals(table: Table) -> str:
 def _set_names(table: Table) -> list[str]:
     names = [name for row in table.rows for run in row.runs for name in run.scores]
     return list(dict.fromkeys(names))
-
-
-def _score(run: Measured, name: str) -> Interval:
-    return run.scores[name]
 
 
 def _format_signatures(table: Table) -> str:
