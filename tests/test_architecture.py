@@ -43,7 +43,7 @@ OWNERS = {
     "huggingface_hub": "data.source",
     "matplotlib": "tools.plots",
     "pyarrow": "data.table",
-    "sacremoses": "evaluation.paper",
+    "sacremoses": "evaluation.paper_bleu",
     "torch.utils.tensorboard": "tracking",
     "torch.nn.attention.varlen": "model.attention",
 }

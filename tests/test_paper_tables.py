@@ -458,8 +458,22 @@ def test_write_table_writes_what_there_is(tmp_path: Path, scores: list[dict[str,
     assert all(line["perplexity"] == "2.0" for line in lines)
 
 
+def test_write_table_without_a_score_has_no_plot(tmp_path: Path) -> None:
+    """One row failed, the other has no test set."""
+    unscored = Measured(1, "runs/x", 5.0, 10.0, {}, 65_000_000, 10, 1e15, 120.0)
+    rows = [TableRow("a", "", None, [], ["out of space"]), TableRow("b", "", None, [unscored], [])]
+    write_table(tmp_path, Table("mine", [], rows))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "table.json", "table.md"]
+
+
+def test_write_table_compares_with_the_first_row_that_has_a_score(tmp_path: Path) -> None:
+    rows = [TableRow("a", "", None, [], ["out of space"]), TableRow("b", "", None, [measured(20.0, 5.0)], [])]
+    write_table(tmp_path, Table("mine", [], rows))
+    assert "BLEU less that of b" in (tmp_path / "table.svg").read_text(encoding="utf-8")
+
+
 def test_plot_is_the_same_file_for_the_same_table() -> None:
-    points = [Point("base", 25.8, [Interval(20.0, 0.5, "")]), Point("A_h1", 24.9, []), Point("x", None, [])]
+    points = [Point("base", 25.8, [Interval(20.0, 0.5, "")]), Point("x", None, [Interval(19.0, 0.5, "")])]
     plot = plot_points(points, title="Table 3")
     assert plot is not None
     assert plot.startswith(b"<?xml")

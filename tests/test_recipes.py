@@ -1,4 +1,4 @@
-"""The recipes that come with the package: their values against tables written by hand, and what stands above them."""
+"""The recipes that come with the package: their values against tables written by hand, and what overrides them."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -88,12 +88,12 @@ def written(name: str) -> dict[str, Any]:
 # ---- their values ---------------------------------------------------------------------------------------------------
 
 
-def test_the_recipes_are_these() -> None:
+def test_recipes_are_these() -> None:
     assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(GOLDEN) == list(RECIPES)
 
 
 @every_recipe
-def test_a_recipe_has_the_values_of_its_source(name: str) -> None:
+def test_recipe_has_the_values_of_its_source(name: str) -> None:
     """Each key that any recipe sets; all the others are those of no recipe at all."""
     job = composed(f"recipe={name}", "experiment=base")
     assert {key: job[key] for key in PAPER} == GOLDEN[name]
@@ -103,7 +103,7 @@ def test_a_recipe_has_the_values_of_its_source(name: str) -> None:
     }
 
 
-def test_the_papers_recipe_is_the_defaults() -> None:
+def test_recipe_paper_is_the_defaults() -> None:
     """Key by key, to the type: the file says what the defaults are, and can never say anything else."""
     defaults = flat(to_json(TrainJob()))
     keys = written("paper")
@@ -115,13 +115,13 @@ def test_the_papers_recipe_is_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensor2tensor", "scaling_nmt"])
-def test_a_recipe_sets_only_what_deviates_from_the_paper(name: str) -> None:
+def test_recipe_sets_only_what_deviates_from_the_paper(name: str) -> None:
     keys = written(name)
     assert set(keys) == {key for key in PAPER if GOLDEN[name][key] != PAPER[key]}
 
 
 @every_recipe
-def test_a_recipe_begins_with_its_command(name: str) -> None:
+def test_recipe_begins_with_its_command(name: str) -> None:
     lines = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").split("\n")
     assert lines[0] == "# @package _global_"
     assert lines[1].startswith("# transformer train ")
@@ -130,7 +130,7 @@ def test_a_recipe_begins_with_its_command(name: str) -> None:
 
 
 @every_recipe
-def test_the_command_of_a_recipe_composes(name: str) -> None:
+def test_recipe_has_a_command_that_composes(name: str) -> None:
     line = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").split("\n")[1]
     job = compose("train", line.removeprefix("# transformer train ").split())
     if name == "scaling_nmt":  # the paper's big model with this recipe, nothing of the paper's left in the way
@@ -161,9 +161,9 @@ def test_tensor2tensor_with_the_big_model_is_its_transformer_big() -> None:
     assert [job[f"model.{name}"] for name in names] == [1024, 4096, 16, 0.3, 0.1, 0.1, "pre"]
 
 
-# ---- what stands above a recipe -------------------------------------------------------------------------------------
+# ---- what overrides a recipe ----------------------------------------------------------------------------------------
 
-ABOVE = "experiment=multi30k_en_de stands above recipe=tensor2tensor, and has its own "
+OVERRIDES = "experiment=multi30k_en_de overrides recipe=tensor2tensor: "
 
 
 @pytest.mark.parametrize(
@@ -175,35 +175,35 @@ ABOVE = "experiment=multi30k_en_de stands above recipe=tensor2tensor, and has it
     ],
     ids=["experiment", "one key given", "both given"],
 )
-def test_an_experiment_stands_above_the_recipe_and_the_log_says_where(
+def test_experiment_overrides_the_recipe_and_the_log_says_where(
     caplog: pytest.LogCaptureFixture, overrides: list[str], own: str | None
 ) -> None:
     result = enter("train", "experiment=multi30k_en_de", "recipe=tensor2tensor", *overrides)
     assert result.status == 0
-    assert caplog.messages == ([] if own is None else [f"{ABOVE}{own}"])
+    assert caplog.messages == ([] if own is None else [f"{OVERRIDES}{own}"])
     (job,) = result.jobs
     assert (job.model.norm.name, job.model.dropout, job.train.adam_beta2) == ("pre", 0.3, 0.997)
     if not overrides:
         assert (job.train.warmup_steps, job.train.learning_rate) == (600, 1e-3)
 
 
-def test_the_order_of_the_overrides_does_not_matter() -> None:
+def test_recipe_may_stand_anywhere_among_the_overrides() -> None:
     one = composed("experiment=small", "train.seed=3", "recipe=tensor2tensor")
     assert one == composed("recipe=tensor2tensor", "train.seed=3", "experiment=small")
 
 
-def test_the_papers_recipe_is_not_talked_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_recipe_paper_is_not_talked_about(caplog: pytest.LogCaptureFixture) -> None:
     enter("train", "experiment=small", "recipe=paper")
     assert caplog.messages == []
 
 
 @pytest.mark.parametrize("command", ["train", "prepare", "summary"])
-def test_a_recipe_is_for_the_commands_that_train(command: str) -> None:
+def test_recipe_is_for_the_commands_that_train(command: str) -> None:
     (job,) = enter(command, "experiment=base", "recipe=tensor2tensor").jobs
     assert job.train.adam_beta2 == 0.997
 
 
-def test_a_sweep_over_recipes() -> None:
+def test_multirun_over_recipes() -> None:
     jobs = enter("train", "-m", "experiment=base", "recipe=paper,tensor2tensor").jobs
     assert [job.run_dir for job in jobs] == [
         f"runs/base/experiment-base,recipe-{name}" for name in ("paper", "tensor2tensor")
@@ -222,12 +222,12 @@ def write_recipe(folder: Path, text: str) -> str:
     return str(folder / "mine")
 
 
-def test_a_recipe_of_one_s_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recipe_of_one_s_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = "# @package _global_\ndefaults: [tensor2tensor, _self_]\ntrain: {clip_norm: 1.0, warmup_steps: 9}"
     folder = write_recipe(tmp_path, text)
     (job,) = enter("train", "--config-dir", folder, "experiment=small", "recipe=mine").jobs
     assert (job.train.clip_norm, job.train.adam_beta2, job.train.warmup_steps) == (1.0, 0.997, 1000)
-    assert caplog.messages == ["experiment=small stands above recipe=mine, and has its own train.warmup_steps=1000"]
+    assert caplog.messages == ["experiment=small overrides recipe=mine: train.warmup_steps=1000"]
     assert compose("train", ["experiment=small", "recipe=mine"], config_dir=folder) == job
     assert "\nrecipe: mine, paper, " in enter("train", "--help", "--config-dir", folder).out
 
@@ -243,7 +243,7 @@ def test_a_recipe_of_one_s_own(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     ],
     ids=["no package", "unknown key", "unknown node", "target", "callbacks", "launcher"],
 )
-def test_a_bad_recipe_is_refused_in_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_bad_recipe_is_refused_in_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
     folder = write_recipe(tmp_path, text)
     assert_refused(enter("train", "--config-dir", folder, "recipe=mine", "experiment=base"), *words)
 
@@ -276,7 +276,7 @@ RATES: dict[str, Callable[[int], float]] = {  # of step n of the demo: d_model 1
 
 @pytest.mark.usefixtures("_small_demo")
 @every_recipe
-def test_a_recipe_trains(name: str, tmp_path: Path) -> None:
+def test_recipe_trains(name: str, tmp_path: Path) -> None:
     small = ["train.max_steps=2", "train.log_every=1", "train.threads=1", "train.precision=fp32", "search.max_extra=5"]
     folder = run(compose("train", [f"recipe={name}", f"run_dir={tmp_path}/run", *small]))
     assert results_of(folder)["steps"] == 2

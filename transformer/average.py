@@ -22,6 +22,7 @@ def average_checkpoints(run_dir: Path, steps: list[int], *, run_step: int | None
     `run_step` is the step of the run that the mean stands for: it is used until the run has gone further (None: the
     newest that went into it). Sums are in float64. Raises CheckpointError if none is sound.
     """
+    # Add up.
     sums: dict[str, Tensor] = {}
     used: list[Checkpoint] = []
     for step in steps:
@@ -40,6 +41,7 @@ def average_checkpoints(run_dir: Path, steps: list[int], *, run_step: int | None
     if not used:
         raise CheckpointError(f"{run_dir}: none of the checkpoints {steps} can be averaged")
 
+    # Divide, and write.
     mean = {name: (total / len(used)).to(dtypes[name]) for name, total in sums.items()}
     last = used[-1]
     numbers = [checkpoint.step for checkpoint in used]

@@ -100,13 +100,23 @@ def step_flops(config: ModelConfig, vocab_size: int, *, source: int, target: int
 
     The products of attention are quadratic in the length; they are counted at the mean length, which is a little low.
     """
-    d, heads, keys, values = config.d_model, config.n_heads, config.key_width, config.value_width
-    projections = 2 * d * heads * (keys + values)  # multiply-adds of W_q, W_k, W_v and W_o for a token
+    d = config.d_model
+    heads = config.n_heads
+    keys = config.key_width
+    values = config.value_width
+
+    # Multiply-adds for a token: of W_q, W_k, W_v and W_o; of its row of weights; of the feed-forward network.
+    projections = 2 * d * heads * (keys + values)
     scores = heads * (keys + values) * mean_length
     feed_forward = 2 * d * config.d_ff
+
+    # Of a layer. The decoder sees half of its own sentence on average; W_k and W_v of its encoder-decoder attention
+    # read source tokens.
     encoder = projections + scores + feed_forward
-    cross_reads = d * heads * (keys + values)  # W_k and W_v of the encoder-decoder attention, for each source token
+    cross_reads = d * heads * (keys + values)
     decoder = projections + scores / 2 + (projections - cross_reads) + scores + feed_forward
+
+    # Of all; the backward pass has twice the products of the forward pass, and a multiply-add is two FLOPs.
     forward = config.n_layers * (source * (encoder + cross_reads) + target * decoder) + target * vocab_size * d
     return 3.0 * 2.0 * forward
 

@@ -154,7 +154,7 @@ class RunDir:
     def read_record(self) -> RunRecord:
         """run.json. Raises CheckpointError where it is missing, damaged, or of another version of the format.
 
-        A setting that is newer than the run has its default: only the configuration has keys with one.
+        A setting that the package has got since then takes its default; nothing else in it has one.
         """
         return _read(self.record, RunRecord, version=RUN_FORMAT, complete=False)
 

@@ -76,10 +76,7 @@ def _evaluate(job: EvaluateJob) -> None:
     from transformer.evaluation.sets import evaluate, format_results
 
     evaluation = evaluate(job)
-    if job.format is Format.json:
-        sys.stdout.write(json.dumps(to_json(evaluation), indent=2) + "\n")
-    else:
-        sys.stdout.write(format_results(Path(job.run_dir), evaluation))
+    _write(evaluation, format_results(Path(job.run_dir), evaluation), as_json=job.format is Format.json)
 
 
 def _score_files(job: EvaluateJob) -> None:
@@ -87,20 +84,15 @@ def _score_files(job: EvaluateJob) -> None:
     from transformer.evaluation.score import format_scores
 
     scores = score_files(job)
-    if job.format is Format.json:
-        sys.stdout.write(json.dumps(to_json(scores), indent=2) + "\n")
-    else:
-        sys.stdout.write(f"{format_scores(scores)}; {job.hypotheses} against {', '.join(job.references)}\n")
+    text = f"{format_scores(scores)}; {job.hypotheses} against {', '.join(job.references)}\n"
+    _write(scores, text, as_json=job.format is Format.json)
 
 
 def _sweep(job: EvaluateJob) -> None:
     from transformer.tools.sweep import format_sweep, sweep
 
     found = sweep(job)
-    if job.format is Format.json:
-        sys.stdout.write(json.dumps(to_json(found), indent=2) + "\n")
-    else:
-        sys.stdout.write(format_sweep(Path(job.run_dir), found))
+    _write(found, format_sweep(Path(job.run_dir), found), as_json=job.format is Format.json)
 
 
 def _average(job: AverageJob) -> None:
@@ -111,14 +103,10 @@ def _average(job: AverageJob) -> None:
 
 
 def _summary(job: SummaryJob) -> None:
-    from transformer.config.primitives import to_json
     from transformer.tools.summary import format_summary, summarise
 
     summary = summarise(job)
-    if job.format is Format.json:
-        sys.stdout.write(json.dumps(to_json(summary), indent=2) + "\n")
-    else:
-        sys.stdout.write(format_summary(summary))
+    _write(summary, format_summary(summary), as_json=job.format is Format.json)
 
 
 def _table(job: TableJob) -> None:
@@ -139,6 +127,11 @@ def _table(job: TableJob) -> None:
         sys.stdout.flush()
     if errors:
         raise errors[0]
+
+
+def _write(result: object, text: str, *, as_json: bool) -> None:
+    """Write a result to standard output: its text for people, or the result itself as JSON for programs."""
+    sys.stdout.write(json.dumps(to_json(result), indent=2) + "\n" if as_json else text)
 
 
 COMMANDS = {

@@ -47,10 +47,10 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
         flags += [flag] if value is None else [flag, value]
         config_dir = value if flag in ("-cd", "--config-dir") else config_dir
 
-    is_sweep = not {"-m", "--multirun"}.isdisjoint(flags)
+    is_multirun = not {"-m", "--multirun"}.isdisjoint(flags)
     keys = keys_of(JOBS[command])
     return Arguments(
-        overrides=[check_override(override, keys, is_sweep=is_sweep) for override in overrides],
+        overrides=[check_override(override, keys, is_multirun=is_multirun) for override in overrides],
         flags=flags,
         config_dir=config_dir,
         wants_help=not {"-h", "--help"}.isdisjoint(flags),

@@ -43,11 +43,11 @@ from transformer.errors import InputError, TransformerError
 log = logging.getLogger(__name__)
 
 ROW_EXAMPLE = "`h1: {model: {n_heads: 1}}`, or `base: {}` for none"
-QUIET_HYDRA = {
+QUIET_HYDRA = {  # no folder, no file, no change of directory
     "run": {"dir": "."},
     "output_subdir": None,
     "job": {"chdir": False},
-}  # no folder, no file, no change of directory
+}
 
 
 @overload
@@ -64,7 +64,7 @@ def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | 
     """The job of `transformer COMMAND OVERRIDES`, composed and checked as there; nothing is run.
 
     An override is written as on the command line, `"train.max_steps=20"`, without a shell's quotes. `config_dir` is a
-    folder of experiments of one's own. Flags and sweeps (`key=a,b`) belong to the command line.
+    folder of experiments and recipes of one's own. Flags, --multirun among them, belong to the command line.
 
     The job is a dataclass, with a field for every key: `job.train.max_steps`. Hydra's global state is put back, so a
     running command may compose other jobs; two threads must not compose at the same time. Raises InputError.
@@ -78,7 +78,7 @@ def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | 
             raise InputError(f"{override}: a flag is for the command line only; settings are written key=value")
 
     keys = keys_of(JOBS[command])
-    checked = [check_override(override, keys, is_sweep=False) for override in overrides]
+    checked = [check_override(override, keys, is_multirun=False) for override in overrides]
     if config_dir is not None:
         check_config_dir(command, config_dir)
         folder = quote(f"file://{Path(config_dir).absolute()}")
@@ -207,7 +207,7 @@ def typed_job(command: str, composed: DictConfig) -> Job:
     """What Hydra composed (without its own node) as the command's job, checked. Raises InputError."""
     try:
         _refuse_mixed_demo()
-        _log_what_stands_above_the_recipe(composed)
+        _log_overridden_recipe(composed)
         plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
         job = cast(Job, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(JOBS[command]), plain)))
     except (OmegaConfBaseException, ValueError) as error:
@@ -259,8 +259,8 @@ def _refuse_model_of_table(job: Job) -> None:
         raise InputError(f"{given[0]}: table={job.table} has the paper's models; choose width=N, or rows in a file")
 
 
-def _log_what_stands_above_the_recipe(composed: DictConfig) -> None:
-    """Name the keys of the recipe for which the experiment has a value of its own: that is the one in force."""
+def _log_overridden_recipe(composed: DictConfig) -> None:
+    """Name the keys of the recipe that the experiment overrides, with the values in force."""
     choices = HydraConfig.get().runtime.choices
     recipe = choices.get("recipe", "paper")
     if recipe == "paper":
@@ -275,7 +275,7 @@ def _log_what_stands_above_the_recipe(composed: DictConfig) -> None:
     ]
     if own:
         experiment = choices["experiment"]
-        log.info("experiment=%s stands above recipe=%s, and has its own %s", experiment, recipe, ", ".join(own))
+        log.info("experiment=%s overrides recipe=%s: %s", experiment, recipe, ", ".join(own))
 
 
 def _recipe_values(recipe: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from transformer.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
-GROUPS = ("recipe", "experiment")  # of files that set keys; a later group's stand above an earlier one's
+GROUPS = ("recipe", "experiment")  # of files that set keys; the second overrides the first
 NAMED = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."  # sets that have names of their own
 
 
@@ -86,11 +86,11 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 # ---- the grammar of key=value ---------------------------------------------------------------------------------------
 
 
-def check_override(override: str, keys: Mapping[str, Key], *, is_sweep: bool) -> str:
+def check_override(override: str, keys: Mapping[str, Key], *, is_multirun: bool) -> str:
     """The override as Hydra is to read it: its key is known, and a text value is quoted.
 
-    A key that takes a list may be given one without brackets (`a,b`). In a sweep a text value may be such a list, or a
-    choice, which is left for Hydra to take apart. Raises InputError.
+    A key that takes a list may be given one without brackets: `a,b`. Under --multirun that is a choice between values
+    instead, for every key, which is left for Hydra to take apart. Raises InputError.
     """
     if any("\ud800" <= character <= "\udfff" for character in override):  # how Python marks bytes it cannot decode
         raise InputError(f"{override}: not UTF-8")
@@ -109,7 +109,7 @@ def check_override(override: str, keys: Mapping[str, Key], *, is_sweep: bool) ->
 
     _check_key(bare, override, keys)
     kind = keys[generic_key(bare)].kind
-    is_choice = is_sweep and re.search("[,(]", value) is not None
+    is_choice = is_multirun and re.search("[,(]", value) is not None
     if value == "null" or is_choice:
         return f"{bare}={value}"
     if _is_list(kind):

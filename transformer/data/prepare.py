@@ -39,9 +39,11 @@ from transformer.run_dir import TOKENIZER, RunDir, list_steps
 PREPARE_VERSION = 3
 REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
 BLOCK = 10_000  # pairs that are in memory at a time
-SAMPLED_TARGETS = 2_000  # training targets, at least, of which it is asked whether they come back from the tokenizer
+SAMPLED_TARGETS = 2_000  # training targets, at least, that are checked to come back from the tokenizer
 REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")  # in the order of asking
 TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
+
+EncodedBlock = tuple[Sentences, Sentences, list[str]]  # source and target as pieces, and a sample of the target texts
 
 _KEPT_MASK = bytes(code == KEPT for code in range(256))  # translates verdicts to 1 for a pair that is kept, else 0
 
@@ -482,6 +484,7 @@ def _fill(path: Path, corpus: _Corpus, screened: _Screened) -> None:
     kept_by_pieces = bytearray()  # 1 for each pair whose pieces pass the filters, too, among those kept by their text
     dropped = screened.dropped
     targets: list[str] = []  # a sample
+
     with closing(StoreWriter(path, tokenizer.vocab_size)) as writer:
         for source, target, sample in _encoded(corpus, kept_by_text, tokenizer):
             targets += sample
@@ -514,23 +517,21 @@ def _train(corpus: _Corpus, screened: _Screened) -> bytes:
     return tokenizer_model
 
 
-def _encoded(
-    corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer
-) -> Iterator[tuple[Sentences, Sentences, list[str]]]:
-    """Both sides as pieces, block by block, and a sample of each block's target texts.
+def _encoded(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -> Iterator[EncodedBlock]:
+    """The pairs that are kept so far, block by block.
 
     A thread takes a whole block: to share each block among the threads would have them wait for each other at its end.
     """
-
     sampled_every = max(1, kept_by_text.count(1) // SAMPLED_TARGETS)
 
-    def encode(block: list[Pair]) -> tuple[Sentences, Sentences, list[str]]:
+    def encode(block: list[Pair]) -> EncodedBlock:
         source, target = map(list, zip(*block, strict=True))
-        pieces = Sentences.of(tokenizer.encode(source)), Sentences.of(tokenizer.encode(target))
-        return *pieces, target[::sampled_every]
+        source_pieces = Sentences.of(tokenizer.encode(source))
+        target_pieces = Sentences.of(tokenizer.encode(target))
+        return source_pieces, target_pieces, target[::sampled_every]
 
     pairs = corpus.pairs(kept_by_text)
-    ahead = deque[Future[tuple[Sentences, Sentences, list[str]]]]()
+    ahead = deque[Future[EncodedBlock]]()
     with ThreadPoolExecutor(corpus.threads) as pool:
         while block := list(islice(pairs, BLOCK)):
             ahead.append(pool.submit(encode, block))

@@ -82,10 +82,10 @@ class Translator:
 
         Raises InputError for a single text that is not in a list, for no alpha, and for one that cannot be.
         """
-        for alpha in length_penalties:
-            _search_override(None, alpha, max_extra=None, batch_tokens=None)
         if not length_penalties:
             raise InputError("translate_sweep needs at least one length penalty")
+        for alpha in length_penalties:
+            _search_override(None, alpha, max_extra=None, batch_tokens=None)  # only for its checks
         penalties = [length_penalty(alpha) for alpha in length_penalties]
 
         def search(batch: list[list[int]]) -> list[list[Hypothesis]]:

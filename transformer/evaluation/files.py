@@ -5,7 +5,7 @@ from pathlib import Path
 from transformer.config.jobs import EvaluateJob
 from transformer.data.corpus import read_lines
 from transformer.errors import InputError
-from transformer.evaluation.paper import choose_scorer
+from transformer.evaluation.paper_bleu import choose_scorer
 from transformer.records import Scores
 
 

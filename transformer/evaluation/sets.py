@@ -18,7 +18,7 @@ from transformer.data.corpus import Pair, read_pairs
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.translator import Translator, build_translator
 from transformer.errors import CheckpointError, InputError, StorageError
-from transformer.evaluation.paper import choose_scorer
+from transformer.evaluation.paper_bleu import choose_scorer
 from transformer.evaluation.score import Scorer, format_scores
 from transformer.files import remove, write_file
 from transformer.machine import resolve_threads

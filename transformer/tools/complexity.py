@@ -22,7 +22,7 @@ from transformer.config.settings import Score
 from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
 
-# What the timing takes where it is not told otherwise: under a minute on two cores.
+# Sizes of the timing: under a minute on two cores.
 LENGTHS = (16, 64, 256, 512, 1024, 2048)
 TOKENS = 2048
 REPEATS = 3
@@ -74,7 +74,7 @@ def complexity_rows(*, n: int, d: int, k: int, r: int) -> list[Complexity]:
 
 
 def _layers(n: int, d: int, *, k: int, r: int) -> list[_Layer]:
-    # 1, k, k² ... below n, and then again: near the edges a first round does not reach all, as no way leads outside.
+    # 1, k, k², ... below n, then from 1 again: near the edges one round does not reach every position.
     dilations = [k**power for power in range(n.bit_length()) if k**power < max(2, n)]
 
     return [
@@ -186,7 +186,7 @@ def _convolution(x: Tensor, k: int) -> Tensor:
     return F.conv1d(x.t().unsqueeze(0), kernel, padding="same").squeeze(0).t()
 
 
-# What a position reads, and how far it is from all others.
+# What a position reads in a step, and how many steps it takes until every position has heard of every other one.
 
 
 def _recurrent_sees(step: int, position: int) -> Iterable[int]:

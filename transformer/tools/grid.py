@@ -7,7 +7,7 @@ Several processes may share a grid: a run that one of them holds fails for the o
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from transformer.config.jobs import TrainJob
@@ -62,10 +62,8 @@ def with_changes(job: TrainJob, changes: Changes, *, place: str) -> TrainJob:
 
     `place` names the changes in an error. Raises InputError for an unknown key or a bad value.
     """
-    settings = to_json(job)
-    of_training = {field.name: settings[field.name] for field in fields(TrainJob)}
     try:
-        return from_json(TrainJob, _merge(of_training, changes))
+        return from_json(TrainJob, _merge(to_json(job), changes))
     except ValueError as error:
         raise InputError(f"{place}: {str(error).removeprefix('TrainJob.')}") from error
 

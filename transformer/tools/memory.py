@@ -1,13 +1,13 @@
 """What a training step keeps in memory, estimated from numbers alone.
 
-`N` slots of one side of a micro-batch, padding counted. The state is exact: so many numbers of so many bytes. The
-activations are what autograd saves in a forward pass, added up part by part; small things (indices, masks of keys, the
-statistics of norms) are left out. The total is what a step of several micro-batches holds at the end of a forward pass:
-the gradients of the micro-batches before are there, and all activations of this one.
+Slots are the places for tokens on one side of a micro-batch, padding counted. The state (weights, gradients, Adam's
+moments) is exact. The activations are what autograd saves in a forward pass, added up part by part; small things
+(indices, masks of keys, the statistics of norms) are left out. The total is what a step of several micro-batches holds
+at the end of a forward pass: the gradients of the micro-batches before are there, and all activations of this one.
 
-What no formula knows is not in it: the runtime's own memory, half a gigabyte on a GPU, and the holes in the allocator's
-heap. For base, in micro-batches of 2,560 slots, it is 1 % (bf16) and 3 % (fp32) above what torch allocates on a CPU;
-1.4 and 1.9 times that were resident.
+The runtime's own memory (half a gigabyte on a GPU) and the holes in the allocator's heap are not in it. For base on a
+CPU, in micro-batches of 2,560 slots, the estimate is 1 % (bf16) and 3 % (fp32) above what torch allocates; the process
+held 1.4 and 1.9 times as much.
 """
 
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ def _activations(
 
 
 def _attention(config: ModelConfig, resolved: Resolved, *, widths: _Widths, slots: int, mean_length: float) -> int:
-    """Queries, keys, values and their mean; and, where no kernel makes them again, the weights of every pair."""
+    """Queries, keys, values and their weighted mean; and, unless a kernel recomputes them, the weights of each pair."""
     heads = config.n_heads
     is_packed = resolved.layout is LayoutKind.packed
     in_groups = is_packed and resolved.device is Device.cpu  # of padded sentences
@@ -147,7 +147,7 @@ def _feed_forward(config: ModelConfig, *, widths: _Widths, slots: int) -> int:
 
 def _loss(config: ModelConfig, vocab_size: int, device: Device, *, widths: _Widths) -> int:
     """Two blocks of rows times the vocabulary, and the output matrix: its gradient, and what a block adds to it."""
-    rows = ROWS if device is Device.cpu else 8 * ROWS
+    rows = ROWS if device is Device.cpu else 8 * ROWS  # of a block, as in `kernels.loss`
     matrix = vocab_size * config.d_model
     is_half = widths.activation < widths.parameter
     copies = 2 * widths.parameter + (2 * widths.activation if is_half else 0)  # rounded: the matrix, and the product

@@ -4,6 +4,7 @@ import io
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from transformer.tools.significance import Interval
@@ -15,32 +16,31 @@ INCHES_A_ROW = 0.28
 
 @dataclass(frozen=True)
 class Point:
-    """One row of a table: its published score, if any, and the measured ones."""
+    """One row of a table: its published score, if any, and the measured ones, one for each seed."""
 
     name: str
     published: float | None
-    measured: list[Interval]
+    measured: list[Interval]  # at least one
 
 
 def plot_points(points: Sequence[Point], *, title: str) -> bytes | None:
-    """BLEU of every row as a difference from the first row, measured beside published. None without matplotlib."""
+    """BLEU of every row, measured beside published, as a difference from that of the first. None without matplotlib."""
     figure = _new_figure(height=1.4 + INCHES_A_ROW * len(points))
     if figure is None:
         return None
     axes = figure.add_subplot()
     first = points[0]
+    origin = fmean(score.bleu for score in first.measured)
 
     for height, point in enumerate(points):
-        if first.measured:
-            origin = sum(score.bleu for score in first.measured) / len(first.measured)
-            axes.errorbar(
-                [score.bleu - origin for score in point.measured],
-                [height] * len(point.measured),
-                xerr=[score.half_width for score in point.measured],
-                fmt="o",
-                color="tab:blue",
-                label="measured, with 95 % of test sampling" if height == 0 else None,
-            )
+        axes.errorbar(
+            [score.bleu - origin for score in point.measured],
+            [height] * len(point.measured),
+            xerr=[score.half_width for score in point.measured],
+            fmt="o",
+            color="tab:blue",
+            label="measured, with 95 % of test sampling" if height == 0 else None,
+        )
         if point.published is not None and first.published is not None:
             axes.plot(
                 point.published - first.published,

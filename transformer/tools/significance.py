@@ -26,5 +26,7 @@ def bootstrap_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tgt_
     bleu = bleu_metric(tgt_lang, lowercase=False)
     score = bleu.corpus_score(hypotheses, [references], n_bootstrap=RESAMPLES)
     signature = str(bleu.get_signature())
+
+    # The object keeps its interval in private fields; what it prints is sacreBLEU's public format.
     printed = json.loads(score.format(width=6, signature=signature, is_json=True))
     return Interval(score.score, printed.get("confidence_var", 0.0), signature)  # none where all resamples score 0

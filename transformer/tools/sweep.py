@@ -1,6 +1,6 @@
-"""Search settings compared on the development set: every beam size with every length penalty, the test sets untouched.
+"""`evaluate` with `sweep.*`: search settings compared on the development set; the test sets are left alone.
 
-A beam size is decoded once, however many length penalties there are: see `translate_sweep`.
+Every beam size is tried with every length penalty (alpha), but decoded only once: see `Translator.translate_sweep`.
 """
 
 import logging
@@ -44,7 +44,7 @@ class Sweep:
 
     trials: list[Trial]
     best: Trial
-    command: str  # that evaluates the test sets with the best
+    command: str  # the command line that evaluates the test sets with the best
     sentences: int
     bleu_signature: str
     checkpoint: str
@@ -60,6 +60,7 @@ def sweep(job: EvaluateJob) -> Sweep:
 
     Raises InputError where there is no model or no development set; CheckpointError where one of them is damaged.
     """
+    # The model, and the text that it is tried on.
     run = RunDir(Path(job.run_dir))
     checkpoint = find_checkpoint(run.path, job.checkpoint)
     data = checkpoint.settings("data", DataConfig)
@@ -68,20 +69,21 @@ def sweep(job: EvaluateJob) -> Sweep:
 
     torch.set_num_threads(resolve_threads(job.threads))
     translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
+
+    # The trials, one beam size after the other.
     beam_sizes = sorted(set(job.sweep.beam_size or [translator.search.beam_size]))
     alphas = sorted(set(job.sweep.length_penalty or [translator.search.length_penalty]))
-
+    tgt_lang = job.data.tgt_lang or data.tgt_lang
     trials: list[Trial] = []
     signature = ""
     for beam_size in beam_sizes:
         started = time.perf_counter()
         of_beam = replace(translator, search=replace(translator.search, beam_size=beam_size))
-        found, signature = _try_alphas(
-            of_beam, dev, alphas, tgt_lang=job.data.tgt_lang or data.tgt_lang, lowercase=job.lowercase
-        )
+        found, signature = _try_alphas(of_beam, dev, alphas, tgt_lang=tgt_lang, lowercase=job.lowercase)
         trials += found
         log.info("beam %d: %d dev sentences in %.1f s", beam_size, len(dev), time.perf_counter() - started)
 
+    # The choice, with all that it depends on.
     best = choose(trials)
     state = checkpoint.run_state()
     return Sweep(
@@ -136,10 +138,10 @@ def _try_alphas(
 def choose(trials: Sequence[Trial]) -> Trial:
     """The trial of the highest BLEU, to the two decimals that are shown.
 
-    Of equals it is the one with the smaller beam, then the one whose alpha is nearer to the paper's.
+    Of equals it is the one with the smaller beam, then the one whose alpha is nearer to the paper's 0.6.
     """
-    paper = SearchConfig().length_penalty
-    return min(trials, key=lambda t: (-round(t.bleu, 2), t.beam_size, abs(t.length_penalty - paper)))
+    alpha = SearchConfig().length_penalty
+    return min(trials, key=lambda trial: (-round(trial.bleu, 2), trial.beam_size, abs(trial.length_penalty - alpha)))
 
 
 def _command(job: EvaluateJob, best: Trial) -> str:

@@ -42,14 +42,12 @@ def _plot(table: Table) -> bytes | None:
     names = _set_names(table)
     if not names:
         return None
-    points = [
-        Point(
-            row.name,
-            None if row.published is None else row.published.bleu,
-            [run.scores[names[0]] for run in row.runs if names[0] in run.scores],
-        )
-        for row in table.rows
-    ]
+
+    points = []
+    for row in table.rows:
+        measured = [run.scores[names[0]] for run in row.runs if names[0] in run.scores]
+        if measured:
+            points.append(Point(row.name, None if row.published is None else row.published.bleu, measured))
     return plot_points(points, title=table.title)
 
 

@@ -47,20 +47,22 @@ log = logging.getLogger(__name__)
 DEVELOPMENT = "development"  # the dev set where it is scored as a test set: beam search, once, at the end
 PAPER_WIDTH = 512
 PAPER_HEADS = 8
-SENTENCE = 64  # positions of Table 1 where they are counted: a long sentence
-KERNEL = 3
-NEIGHBOURHOOD = 16
-BUDGET = ("max_steps", "save_every", "validate_every", "keep_last", "average")  # of a row: the corpus decides on them
+BUDGET = ("max_steps", "save_every", "validate_every", "keep_last", "average")  # the user's, not an experiment's
+
+# Sizes of Table 1 where layers are counted.
+SENTENCE = 64  # n: a long sentence
+KERNEL = 3  # k
+NEIGHBOURHOOD = 16  # r
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row before it is trained: what it changes of the first one, and its job, run directory and seed aside."""
+    """One row before it is trained."""
 
     name: str
-    changes: str
+    changes: str  # as one types them; none in the row that the others are compared with
     published: Published | None
-    job: TrainJob
+    job: TrainJob  # run directory and seed are still those of the command
 
 
 @dataclass(frozen=True)
@@ -140,20 +142,19 @@ def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
     output = output_of(job)
     seeds = range(job.train.seed, job.train.seed + job.seeds)
 
+    _make_output(output)  # before any time is spent
+
+    # Train.
     jobs = {
-        f"{row.name}, seed {seed}": replace(
-            row.job,
-            run_dir=str(output / row.name / f"seed-{seed}"),
-            data=replace(row.job.data, store_dir=row.job.data.store_dir or str(store_beside(job.run_dir))),
-            train=replace(row.job.train, seed=seed),
-        )
+        _run_name(row, seed): _run_job(row, seed, output=output, store_dir=store_beside(job.run_dir))
         for row in rows
         for seed in seeds
     }
-    _make_output(output)  # before any time is spent
-    found = {name: _measure_outcome(outcome) for name, outcome in run_grid(jobs).items()}
+    outcomes = run_grid(jobs)
 
-    measured = [_table_row(row, [found[f"{row.name}, seed {seed}"] for seed in seeds]) for row in rows]
+    # Measure.
+    found = {name: _measure_outcome(outcome) for name, outcome in outcomes.items()}
+    measured = [_table_row(row, [found[_run_name(row, seed)] for seed in seeds]) for row in rows]
     table = Table(title=_title(job), notes=_notes(job, measured), rows=measured)
     return table, [error for error in found.values() if isinstance(error, Exception)]
 
@@ -167,6 +168,17 @@ def _make_output(output: Path) -> None:
         raise StorageError(f"{output}: cannot be made: {error.strerror}; choose another place by output=DIR") from error
 
 
+def _run_name(row: Row, seed: int) -> str:
+    return f"{row.name}, seed {seed}"
+
+
+def _run_job(row: Row, seed: int, *, output: Path, store_dir: Path) -> TrainJob:
+    """The job of one run; all of them share the prepared corpus."""
+    data = replace(row.job.data, store_dir=row.job.data.store_dir or str(store_dir))
+    run_dir = output / row.name / f"seed-{seed}"
+    return replace(row.job, run_dir=str(run_dir), data=data, train=replace(row.job.train, seed=seed))
+
+
 def output_of(job: TableJob) -> Path:
     """Where the table goes: beside the run directory that the experiment names, never into it."""
     name = f"table{job.table}" if job.table in PAPER_TABLES else Path(job.table).stem
@@ -178,19 +190,19 @@ def output_of(job: TableJob) -> Path:
 
 def _rows(job: TableJob) -> list[Row]:
     """The rows that the job asks for, with their jobs."""
-    corpus = TrainJob(**{field.name: getattr(job, field.name) for field in fields(TrainJob)})
+    given = TrainJob(**{field.name: getattr(job, field.name) for field in fields(TrainJob)})
     match job.table:
         case "2":
             names = _choose(list(TABLE_2), job.rows)
-            return _published_rows(corpus, {name: TABLE_2[name] for name in names}, width=job.width)
+            return _published_rows(given, {name: TABLE_2[name] for name in names}, width=job.width)
         case "3":
             names = _choose(list(TABLE_3), job.rows)
-            on_dev = _scored_on_dev(corpus)
+            on_dev = _scored_on_dev(given)
             return _published_rows(on_dev, {name: TABLE_3[name] for name in names}, width=job.width)
         case _:
             changes_of = read_rows(Path(job.table))
             return [
-                _row_of_file(corpus, name, changes_of[name], path=job.table)
+                _row_of_file(given, name, changes_of[name], path=job.table)
                 for name in _choose(list(changes_of), job.rows)
             ]
 
@@ -209,16 +221,16 @@ def _choose(known: list[str], wanted: str | None) -> list[str]:
     return [name for name in known if name in chosen]
 
 
-def _row_of_file(corpus: TrainJob, name: str, changes: Changes, *, path: str) -> Row:
+def _row_of_file(given: TrainJob, name: str, changes: Changes, *, path: str) -> Row:
     for key in leaves(changes):
         if key in ("run_dir", "train.seed"):  # it would be shown, and have no effect
             raise InputError(f"{path}: row {name}: {key}: the table decides on it, by output, train.seed and seeds")
-    job = with_changes(corpus, changes, place=f"{path}: row {name}")
+    job = with_changes(given, changes, place=f"{path}: row {name}")
     return Row(name, describe_changes(changes), published=None, job=job)
 
 
-def _published_rows(corpus: TrainJob, published: Mapping[str, Published], *, width: int | None) -> list[Row]:
-    """Rows of a table of the paper: the model and the recipe of an experiment, the corpus and the budget given."""
+def _published_rows(given: TrainJob, published: Mapping[str, Published], *, width: int | None) -> list[Row]:
+    """Rows of a table of the paper: model and recipe are those of the row's experiment, all else as it was given."""
     base = _experiment("base")
     base_model = _at_width(base.model, width or PAPER_WIDTH)
 
@@ -230,7 +242,7 @@ def _published_rows(corpus: TrainJob, published: Mapping[str, Published], *, wid
         recipe = {key: value for key, value in recipe.items() if key not in BUDGET}
 
         changes = describe_changes({"model": differences(to_json(base_model), to_json(model)), "train": recipe})
-        job = with_changes(corpus, {"model": to_json(model), "train": recipe}, place=f"row {name}")
+        job = with_changes(given, {"model": to_json(model), "train": recipe}, place=f"row {name}")
         rows.append(Row(name, changes, figures, job))
     return rows
 
@@ -239,10 +251,10 @@ def _experiment(name: str) -> TrainJob:
     return compose("train", [f"experiment=table3/{name}"])
 
 
-def _scored_on_dev(corpus: TrainJob) -> TrainJob:
+def _scored_on_dev(given: TrainJob) -> TrainJob:
     """The job with the development set in place of the test sets, and the last checkpoint in place of the average."""
-    data = replace(corpus.data, test={DEVELOPMENT: corpus.data.dev})
-    return replace(corpus, data=data, train=replace(corpus.train, average=1, keep_last=2))
+    data = replace(given.data, test={DEVELOPMENT: given.data.dev})
+    return replace(given, data=data, train=replace(given.train, average=1, keep_last=2))
 
 
 def _at_width(model: ModelConfig, width: int) -> ModelConfig:
@@ -274,26 +286,29 @@ def _measure_outcome(outcome: Outcome) -> Measured | Exception:
 def _measure(job: TrainJob, results: Results) -> Measured:
     """What a finished run says of itself. All of it is read again from the run directory, or follows from it."""
     run = RunDir(Path(job.run_dir))
+
+    # BLEU of each test set, from the translations that the run keeps.
     scores = {}
     for name, scored in results.test_sets.items():
         references = [reference for _, reference in read_pairs(run.text(name, SOURCE), run.text(name, REFERENCE))]
         hypotheses = [hypothesis for _, hypothesis in read_pairs(run.text(name, SOURCE), run.text(name, HYPOTHESIS))]
         scores[name] = bootstrap_bleu(hypotheses, references, tgt_lang=job.data.tgt_lang)
 
-        if not math.isclose(
-            scores[name].bleu, scored.bleu, abs_tol=1e-9
-        ):  # `evaluate` with another search writes there
+        # `evaluate` with another search writes over them.
+        if not math.isclose(scores[name].bleu, scored.bleu, abs_tol=1e-9):
             raise CheckpointError(
                 f"{run.text(name, HYPOTHESIS)}: not the translations that {run.results.name} was scored on: remove "
                 f"{run.results}; the same command translates them again"
             )
 
+    # Perplexity: the same loss is spread over fewer words than pieces.
     dev = [reference for _, reference in read_pairs(run.text(DEV, SOURCE), run.text(DEV, REFERENCE))]
     tokenizer = Tokenizer.load(run.tokenizer)
     pieces = sum(len(ids) + 1 for ids in tokenizer.encode(dev))
     words = sum(len(text.split()) + 1 for text in dev)
     nll = results.validations[-1].nll  # of the last step, which is always validated
 
+    # FLOPs: a run counts the target tokens that it has seen; the corpus has so many source tokens for each.
     report = _read_report(run)
     flops = step_flops(
         job.model,
@@ -346,7 +361,7 @@ def _notes(job: TableJob, rows: Sequence[TableRow]) -> list[str]:
     notes = [
         f"Corpus: {Path(*corpus.parts[-2:])}; {budget} of "
         f"{train.tokens_per_step:,} target tokens{' for every row' if len(steps) == 1 else ''}; "
-        f"{'one seed' if job.seeds == 1 else f'{job.seeds} seeds'}, from {train.seed} on.",
+        + (f"seed {train.seed}." if job.seeds == 1 else f"{job.seeds} seeds, from {train.seed} on."),
         f"Beam {search.beam_size}, length penalty {search.length_penalty}. Perplexities are of the development set; "
         "a word ends at a space, and the end of a sentence counts as one.",
         "FLOPs are those of the model's matrix products, forward and backward; minutes are of training alone.",
@@ -360,4 +375,6 @@ def _notes(job: TableJob, rows: Sequence[TableRow]) -> list[str]:
             "The paper's figures are of WMT 2014 English-German, in tokenised BLEU: compare differences between rows. "
             "Its big model had three times the steps of the others; here every row has the same number."
         )
+    else:
+        notes.append("What a row changes overrides all of this.")
     return notes

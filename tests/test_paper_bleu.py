@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transformer.errors import InputError
-from transformer.evaluation.paper import choose_scorer, multi_bleu, split_hyphens
+from transformer.evaluation.paper_bleu import choose_scorer, multi_bleu, split_hyphens
 from transformer.evaluation.score import format_scores, score
 from transformer.records import PaperScores, Scores
 
