@@ -19,6 +19,7 @@ from transformer.config.primitives import to_json
 from transformer.cost import parameters
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, StorageError
+from transformer.run_dir import lock_run
 from transformer.tools import grid
 from transformer.tools.grid import describe_changes, differences, with_changes
 from transformer.tools.paper import TABLE_3
@@ -79,12 +80,29 @@ def test_table3_row_has_the_parameters_that_the_paper_prints(rows: dict[str, Tra
 
 def test_table3_rows_differ_from_the_base_in_one_thing(rows: dict[str, TrainJob]) -> None:
     base = to_json(rows["base"])
-    changed = {name: describe_changes(differences(base, to_json(job)) | {"run_dir": ""}) for name, job in rows.items()}
-    assert changed["A_h1"] == "run_dir= model.n_heads=1"
-    assert changed["B_dk16"] == "run_dir= model.d_k=16 model.d_v=64"
-    assert changed["D_ls0"] == "run_dir= train.label_smoothing=0.0"
-    small = {name: text.count("=") - 1 for name, text in changed.items() if name not in ("base", "big")}
-    assert set(small.values()) <= {1, 2}
+    changed = {name: describe_changes(differences(base, to_json(job))) for name, job in rows.items() if name != "big"}
+    assert changed == {
+        "base": "",
+        "A_h1": "run_dir=runs/table3/A_h1 model.n_heads=1",
+        "A_h4": "run_dir=runs/table3/A_h4 model.n_heads=4",
+        "A_h16": "run_dir=runs/table3/A_h16 model.n_heads=16",
+        "A_h32": "run_dir=runs/table3/A_h32 model.n_heads=32",
+        "B_dk16": "run_dir=runs/table3/B_dk16 model.d_k=16 model.d_v=64",
+        "B_dk32": "run_dir=runs/table3/B_dk32 model.d_k=32 model.d_v=64",
+        "C_n2": "run_dir=runs/table3/C_n2 model.n_layers=2",
+        "C_n4": "run_dir=runs/table3/C_n4 model.n_layers=4",
+        "C_n8": "run_dir=runs/table3/C_n8 model.n_layers=8",
+        "C_d256": "run_dir=runs/table3/C_d256 model.d_model=256",
+        "C_d1024": "run_dir=runs/table3/C_d1024 model.d_model=1024",
+        "C_ff1024": "run_dir=runs/table3/C_ff1024 model.d_ff=1024",
+        "C_ff4096": "run_dir=runs/table3/C_ff4096 model.d_ff=4096",
+        "D_p0": "run_dir=runs/table3/D_p0 model.dropout=0.0",
+        "D_p2": "run_dir=runs/table3/D_p2 model.dropout=0.2",
+        "D_ls0": "run_dir=runs/table3/D_ls0 train.label_smoothing=0.0",
+        "D_ls2": "run_dir=runs/table3/D_ls2 train.label_smoothing=0.2",
+        "E_learned": "run_dir=runs/table3/E_learned model.positions=learned",
+    }
+    assert (rows["base"].run_dir, rows["big"].run_dir) == ("runs/table3/base", "runs/table3/big")
 
 
 def test_table3_is_trained_as_the_paper_says(rows: dict[str, TrainJob]) -> None:
@@ -153,11 +171,14 @@ def test_table_refuses(tmp_path: Path, settings: dict[str, Any], message: str) -
 def test_table_refuses_what_would_be_lost() -> None:
     result = enter("table", "model.n_layers=2")
     assert (result.status, "model.n_layers=2: table=3 has the paper's models" in result.err) == (2, True)
-    result = enter("table", "width=100")
-    assert (result.status, "width=100 must be a multiple of 32" in result.err) == (2, True)
-    result = enter("table", "table=mine.yaml", "width=64")
-    assert (result.status, "width=64 is for the tables of the paper" in result.err) == (2, True)
     assert enter("table", "table=mine.yaml", "model.n_layers=2").status == 0
+
+
+def test_table_job_refuses_a_width_that_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="width=100 must be a multiple of 32"):
+        TableJob(width=100)
+    with pytest.raises(ValueError, match="width=64 is for the tables of the paper"):
+        TableJob(table="mine.yaml", width=64)
 
 
 @pytest.mark.parametrize(
@@ -278,8 +299,6 @@ def test_grid_skips_what_is_finished_and_goes_on_with_the_rest(
 
 
 def test_grid_leaves_a_row_that_another_process_trains(grown: tuple[Path, TableJob]) -> None:
-    from transformer.run_dir import lock_run
-
     output, job = grown
     Path(job.table).write_text("base: {}\nh1: {model: {n_heads: 1}}\n")
     with lock_run(output / "base" / "seed-1"):

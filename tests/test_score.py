@@ -42,22 +42,8 @@ def command_line(
     """What `sacrebleu` prints, at full precision, with its signatures."""
     for name, texts in (("hyp", hypotheses), ("ref", references)):
         (folder / name).write_bytes("".join(f"{text}\n" for text in texts).encode("utf-8"))
-    command = [
-        sys.executable,
-        "-m",
-        "sacrebleu",
-        "ref",
-        "-i",
-        "hyp",
-        "-l",
-        pair,
-        "-m",
-        "bleu",
-        "chrf",
-        "-w",
-        "12",
-        *flags,
-    ]
+    arguments = ["ref", *("-i", "hyp"), *("-l", pair), *("-m", "bleu", "chrf"), *("-w", "12"), *flags]
+    command = [sys.executable, "-m", "sacrebleu", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
     return {found["name"]: (found["score"], found["signature"]) for found in json.loads(done.stdout)}
 

@@ -54,7 +54,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 # ---- the trials -----------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_finds_what_each_evaluation_of_its_own_finds(job: TrainJob, run_dir: Path, tmp_path: Path) -> None:
+def test_sweep_finds_what_each_evaluation_of_its_own_finds(job: TrainJob, run_dir: Path, tmp_path: Path) -> None:
     result = swept(run_dir, sweep=SETTINGS)
     assert [(trial.beam_size, trial.length_penalty) for trial in result.trials] == [
         (beam_size, alpha) for beam_size in (1, 4) for alpha in ALPHAS
@@ -74,7 +74,7 @@ def test_a_sweep_finds_what_each_evaluation_of_its_own_finds(job: TrainJob, run_
     assert len({trial.bleu for trial in result.trials[:4]}) == 1, "but no penalty does to greedy search"
 
 
-def test_a_trained_model_translates_in_a_sweep_as_it_would_for_each_alpha_alone(job: TrainJob, run_dir: Path) -> None:
+def test_translate_sweep_of_a_trained_model_translates_as_for_each_alpha_alone(job: TrainJob, run_dir: Path) -> None:
     translator = load(run_dir, precision="fp64")
     texts = Path(job.data.train.src).read_text(encoding="utf-8").splitlines()
     found = translator.translate_sweep(texts, ALPHAS)
@@ -83,7 +83,7 @@ def test_a_trained_model_translates_in_a_sweep_as_it_would_for_each_alpha_alone(
     assert len({tuple(found[alpha]) for alpha in ALPHAS}) > 2
 
 
-def test_a_sweep_decodes_the_dev_set_once_for_each_beam_size(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_decodes_the_dev_set_once_for_each_beam_size(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves the run as it was, its test sets above all."""
     rows: list[int] = []
     encode = Transformer.encode
@@ -105,7 +105,7 @@ def test_a_sweep_decodes_the_dev_set_once_for_each_beam_size(run_dir: Path, monk
     ],
     ids=["beams", "alphas", "another beam"],
 )
-def test_a_sweep_of_one_setting_has_the_run_s_other(
+def test_sweep_of_one_setting_has_the_run_s_other(
     run_dir: Path, changes: dict[str, Any], settings: list[tuple[int, float]]
 ) -> None:
     found = swept(run_dir, **changes).trials
@@ -143,7 +143,7 @@ def test_choose(trials: list[Trial], expected: tuple[int, float]) -> None:
     ],
     ids=["much", "little"],
 )
-def test_the_command_that_a_sweep_ends_with_evaluates_with_the_best(
+def test_sweep_ends_with_the_command_that_evaluates_with_the_best(
     run_dir: Path, given: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -203,18 +203,10 @@ def test_evaluate_prints_a_sweep(run_dir: Path, capsys: pytest.CaptureFixture[st
     assert text.endswith(f"; to use it:\n  {data['command']}\n")
 
 
-def test_evaluate_prints_its_scores_as_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_command("evaluate", evaluation(run_dir, format=Format.json))
-    data = json.loads(capsys.readouterr().out)
-    assert list(data["test_sets"]) == ["other", "test"]
-    assert data["test_sets"]["test"].keys() == {"bleu", "bleu_signature", "chrf", "chrf_signature"}
-    assert data["search"]["beam_size"] == 4
-
-
 # ---- the development set --------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_of_another_text_than_the_run_was_validated_on_is_refused(run_dir: Path, tmp_path: Path) -> None:
+def test_sweep_of_another_text_than_the_run_was_validated_on_is_refused(run_dir: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run_dir, tmp_path / "copy"))
     reference = copy / "hypotheses" / "dev.ref"
     reference.write_bytes(reference.read_bytes().replace(b"n", b"m", 1))
@@ -224,14 +216,14 @@ def test_a_sweep_of_another_text_than_the_run_was_validated_on_is_refused(run_di
     assert swept(copy, sweep=SETTINGS).averaged == [80, 90, 100]
 
 
-def test_a_sweep_without_a_dev_set_is_refused(run_dir: Path, tmp_path: Path) -> None:
+def test_sweep_without_a_dev_set_is_refused(run_dir: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run_dir, tmp_path / "copy"))
     (copy / "hypotheses" / "dev.src").unlink()
     with pytest.raises(InputError, match=r"dev\.src: the run keeps no development set"):
         swept(copy, sweep=SETTINGS)
 
 
-def test_a_sweep_of_a_model_that_has_learnt_nothing_shows_that(job: TrainJob, tmp_path: Path) -> None:
+def test_sweep_of_a_model_that_has_learnt_nothing_shows_that(job: TrainJob, tmp_path: Path) -> None:
     young = run(replace(job, run_dir=str(tmp_path / "young"), train=replace(job.train, max_steps=1)))
     (found,) = swept(young, sweep=SweepConfig(beam_size=[1])).trials
     assert 0.0 <= found.bleu < 1.0
