@@ -76,7 +76,6 @@ def test_evaluate_takes_a_reference_with_a_comma_in_quotes(folder: Path, capsys:
 
 
 def test_evaluate_tells_the_two_bleus_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("sacremoses")
     plain = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=de")
     found = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=deu", "paper_bleu=true")
     assert {key: found[key] for key in plain} == plain

@@ -68,7 +68,6 @@ def test_split_hyphens_as_the_perl_line_does(text: str, split: str) -> None:
 
 def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
     """Tokens: Ein schwarz ##AT##-##AT## weiß ##AT##-##AT## er Hund läuft . of 9; `Der` is wrong."""
-    pytest.importorskip("sacremoses")
     hypotheses, references = ["Der schwarz-weiß-er Hund läuft."], ["Ein schwarz-weiß-er Hund läuft."]
     both = choose_scorer(tgt_lang="deu", lowercase=False, paper_bleu=True)(hypotheses, references)
     assert isinstance(both, PaperScores)
@@ -85,7 +84,6 @@ def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
 @needs_scores
 def test_split_hyphens_raise_a_real_score() -> None:
     """By about as much as papers say, 0.7 to 1.0: on newstest2021."""
-    pytest.importorskip("sacremoses")
     hypotheses, references = (lines(DATA / "wmt21_en_de" / name) for name in ("hyp.Online-G.de", "ref.A.de"))
     both = choose_scorer(tgt_lang="de", lowercase=False, paper_bleu=True)(hypotheses, references)
     assert isinstance(both, PaperScores)

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,13 @@ from transformer.cost import parameters
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, StorageError
 from transformer.run_dir import lock_run
-from transformer.tools import grid
+from transformer.tools import grid, tables
 from transformer.tools.grid import describe_changes, differences, with_changes
 from transformer.tools.paper import TABLE_3
 from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import Interval, bootstrap_bleu
 from transformer.tools.table_format import format_markdown, write_table
-from transformer.tools.tables import Measured, Table, TableRow, make_table, output_of
+from transformer.tools.tables import Measured, Table, TableRow, make_layer_table, make_table, output_of
 
 # Table 3 of the paper, copied by hand: N, d_model, d_ff, h, d_k, d_v, P_drop, label smoothing, millions of parameters.
 ROWS: dict[str, tuple[int, int, int, int, int, int, float, float, int | None]] = {
@@ -135,10 +136,22 @@ def refuse(job: TableJob) -> str:
     return str(caught.value)
 
 
-def test_table_scales_every_width_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: dict[str, TrainJob] = {}
-    monkeypatch.setattr(grid, "train", lambda job: jobs.setdefault(Path(job.run_dir).parent.name, job) and None)
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[TrainJob]:
+    """The jobs that a table would train; none is trained."""
+    jobs: list[TrainJob] = []
+
+    def refuse_to_train(job: TrainJob) -> None:
+        jobs.append(job)
+        raise InputError("not trained")
+
+    monkeypatch.setattr(grid, "train", refuse_to_train)
+    return jobs
+
+
+def test_table_scales_every_width_and_nothing_else(tmp_path: Path, asked: list[TrainJob]) -> None:
     make_table(table_job(tmp_path, table="3", width=128, rows="base,B_dk16,C_d1024,big,D_ls2"))
+    jobs = {Path(job.run_dir).parent.name: job for job in asked}
 
     models = {name: job.model for name, job in jobs.items()}
     assert {name: (m.d_model, m.d_ff, m.n_heads, m.key_width, m.value_width) for name, m in models.items()} == {
@@ -171,7 +184,15 @@ def test_table_refuses(tmp_path: Path, settings: dict[str, Any], message: str) -
 def test_table_refuses_what_would_be_lost() -> None:
     result = enter("table", "model.n_layers=2")
     assert (result.status, "model.n_layers=2: table=3 has the paper's models" in result.err) == (2, True)
-    assert enter("table", "table=mine.yaml", "model.n_layers=2").status == 0
+    result = enter("table", "recipe=tensor2tensor")
+    assert (result.status, "recipe=tensor2tensor: table=3 has the paper's models" in result.err) == (2, True)
+    assert enter("table", "table=mine.yaml", "model.n_layers=2", "recipe=tensor2tensor").status == 0
+
+
+@pytest.mark.parametrize("ignored", ["rows=base", "seeds=2"])
+def test_table_1_refuses_what_is_for_trainings(ignored: str) -> None:
+    result = enter("table", "table=1", ignored)
+    assert (result.status, "table=1 trains nothing: leave rows and seeds out" in result.err) == (2, True)
 
 
 def test_table_job_refuses_a_width_that_does_not_fit() -> None:
@@ -225,23 +246,23 @@ def test_table_refuses_a_row_that_sets_what_the_table_decides_on(tmp_path: Path,
     assert "the table decides on it" in message
 
 
-def test_table_refuses_an_output_that_is_a_file_before_it_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("table", "make"), [("1", make_layer_table), ("3", make_table)])
+def test_table_refuses_an_output_that_is_a_file_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[TrainJob], table: str, make: Callable[[TableJob], Any]
 ) -> None:
-    monkeypatch.setattr(grid, "train", lambda job: pytest.fail("it trains"))
+    monkeypatch.setattr(tables, "time_layers", lambda **sizes: pytest.fail("it times layers"))
     output = tmp_path / "output"
     output.write_text("")
     with pytest.raises(StorageError, match="output: cannot be made"):
-        make_table(table_job(tmp_path, output=str(output)))
+        make(table_job(tmp_path, table=table, output=str(output)))
+    assert asked == []
 
 
-def test_table_has_one_store_for_all_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[TrainJob] = []
-    monkeypatch.setattr(grid, "train", jobs.append)
+def test_table_has_one_store_for_all_its_rows(tmp_path: Path, asked: list[TrainJob]) -> None:
     job = table_job(tmp_path, table="3", rows="base,A_h1", seeds=2)
     make_table(replace(job, data=replace(job.data, store_dir=None)))
-    assert {job.data.store_dir for job in jobs} == {str(tmp_path / ".store")}
-    assert len(jobs) == 4
+    assert {job.data.store_dir for job in asked} == {str(tmp_path / ".store")}
+    assert len(asked) == 4
 
 
 # ---- the grid -------------------------------------------------------------------------------------------------------

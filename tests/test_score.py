@@ -61,8 +61,6 @@ WORDS = {
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("language", WORDS)
 def test_equals_the_command_line(tmp_path: Path, language: str, lowercase: bool) -> None:
-    if language == "ja":
-        pytest.importorskip("MeCab")
     draw = random.Random(2)
     words = [*" ".join(REFERENCES).split(), *(3 * WORDS[language]), ""]
     references = REFERENCES + [" ".join(draw.choices(words, k=draw.randint(1, 30))) for _ in range(100)]
@@ -170,8 +168,6 @@ TOKENIZERS = {
     ("language", "tokenizer"), [(code, name) for name, codes in TOKENIZERS.items() for code in codes]
 )
 def test_a_language_is_cut_in_the_same_way_under_each_of_its_codes(language: str, tokenizer: str) -> None:
-    if tokenizer == "ja-mecab":
-        pytest.importorskip("MeCab")
     assert re.search(rf"\|tok:{tokenizer}[^|]*\|", score(HYPOTHESES, REFERENCES, tgt_lang=language).bleu_signature)
 
 

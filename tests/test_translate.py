@@ -660,7 +660,6 @@ def test_evaluate_scores_the_run_s_sets(run_dir: Path) -> None:
 
 def test_evaluate_scores_as_it_is_told(run_dir: Path) -> None:
     """In the language that is given, without case, with the papers' BLEU beside the score."""
-    pytest.importorskip("sacremoses")
     german = evaluate(evaluation(run_dir, lowercase=True, paper_bleu=True)).test_sets["news"]
     assert isinstance(german, PaperScores)
     assert "|case:lc|eff:no|tok:13a|" in german.bleu_signature

@@ -251,12 +251,14 @@ def _refuse_mixed_demo() -> None:
 
 
 def _refuse_model_of_table(job: Job) -> None:
-    """The rows of a table of the paper have the paper's models: one given beside them would be lost."""
+    """The rows of a table of the paper have its models and recipe: what is given beside them would be lost."""
     if not isinstance(job, TableJob) or job.table not in PAPER_TABLES:
         return
     given = [override for override in HydraConfig.get().overrides.task if override.startswith(("model.", "recipe="))]
     if given:
-        raise InputError(f"{given[0]}: table={job.table} has the paper's models; choose width=N, or rows in a file")
+        raise InputError(
+            f"{given[0]}: table={job.table} has the paper's models and recipe; choose width=N, or rows in a file"
+        )
 
 
 def _log_overridden_recipe(composed: DictConfig) -> None:

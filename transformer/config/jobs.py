@@ -160,6 +160,10 @@ class TableJob(TrainJob):
         super().__post_init__()
         at_least(self, "", 1, "width", "seeds")
         require(
+            self.table != "1" or (self.rows is None and self.seeds == 1),
+            "table=1 trains nothing: leave rows and seeds out",
+        )
+        require(
             self.width is None or self.width % 32 == 0,
             f"width={self.width} must be a multiple of 32: the paper's smallest heads are d_model / 32 wide",
         )

@@ -7,7 +7,6 @@ Several processes may share a grid: a run that one of them holds fails for the o
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from transformer.config.jobs import TrainJob
@@ -22,19 +21,11 @@ log = logging.getLogger(__name__)
 Changes = Mapping[str, Any]  # settings as an experiment file nests them: {"model": {"n_heads": 1}}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one run: its results, or the error that ended it."""
+def run_grid(jobs: Mapping[str, TrainJob]) -> dict[str, Results | Exception]:
+    """Train each job in its own run directory, in the order given.
 
-    job: TrainJob
-    results: Results | None
-    error: Exception | None
-
-
-def run_grid(jobs: Mapping[str, TrainJob]) -> dict[str, Outcome]:
-    """Train each job in its own run directory, in the order given, and return the outcomes under the same names.
-
-    Raises Stopped after a signal, and PeerError where another process of the same training is gone.
+    Returns, under the same names, the results of each run or the error that ended it. Raises Stopped after a signal,
+    and PeerError where another process of the same training is gone.
     """
     outcomes = {}
     for number, (name, job) in enumerate(jobs.items(), 1):
@@ -43,18 +34,18 @@ def run_grid(jobs: Mapping[str, TrainJob]) -> dict[str, Outcome]:
     return outcomes
 
 
-def _run(name: str, job: TrainJob) -> Outcome:
+def _run(name: str, job: TrainJob) -> Results | Exception:
     """One run. An error ends it, and not the grid, whatever its kind: the other runs do not depend on it."""
     try:
-        return Outcome(job, train(job), error=None)
+        return train(job)
     except (Stopped, PeerError):
         raise
     except TransformerError as error:
         log.error("run %s failed: %s", name, error)
-        return Outcome(job, results=None, error=error)
+        return error
     except Exception as error:
         log.exception("run %s failed, which is a bug", name)
-        return Outcome(job, results=None, error=error)
+        return error
 
 
 def with_changes(job: TrainJob, changes: Changes, *, place: str) -> TrainJob:

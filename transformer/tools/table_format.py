@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from transformer.config.primitives import to_json
-from transformer.files import make_directories, write_file, write_json
+from transformer.files import write_file, write_json
 from transformer.tools.complexity import LayerTime, format_complexity, format_times
 from transformer.tools.paper import CONCLUSIONS, Conclusion
 from transformer.tools.plots import Point, plot_points, plot_times
@@ -26,8 +26,7 @@ CSV_COLUMNS = (
 
 
 def write_table(output: Path, table: Table) -> None:
-    """Write table.json, .md and .csv into a directory, and the plot where matplotlib is there. Raises StorageError."""
-    make_directories(output)
+    """Write table.json, .md, .csv and, with matplotlib, .svg into a directory that is there. Raises StorageError."""
     write_json(output / "table.json", to_json(table))
     write_file(output / "table.md", format_markdown(table).encode())
     write_file(output / "table.csv", format_csv(table).encode())
@@ -53,7 +52,6 @@ def _plot(table: Table) -> bytes | None:
 
 def write_layer_table(output: Path, table: LayerTable) -> None:
     """`write_table` for Table 1; its CSV has what was timed."""
-    make_directories(output)
     write_json(output / "table.json", to_json(table))
     write_file(output / "table.md", format_layers(table).encode())
 

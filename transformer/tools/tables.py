@@ -37,7 +37,7 @@ from transformer.machine import resolve_threads
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
 from transformer.tools.complexity import Complexity, LayerTime, complexity_rows, time_layers
-from transformer.tools.grid import Changes, Outcome, describe_changes, differences, run_grid, with_changes
+from transformer.tools.grid import Changes, describe_changes, differences, run_grid, with_changes
 from transformer.tools.paper import TABLE_2, TABLE_3, Published
 from transformer.tools.significance import Interval, bootstrap_bleu
 from transformer.training.progress import perplexity
@@ -114,7 +114,8 @@ class LayerTable:
 
 
 def make_layer_table(job: TableJob) -> LayerTable:
-    """Table 1 on this machine; nothing is trained."""
+    """Table 1 on this machine; nothing is trained. Raises StorageError where the output cannot be made."""
+    _make_output(output_of(job))  # before any time is spent
     device = resolve_device(job.train.device)
     threads = resolve_threads(job.train.threads)
     torch.set_num_threads(threads)
@@ -153,7 +154,7 @@ def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
     outcomes = run_grid(jobs)
 
     # Measure.
-    found = {name: _measure_outcome(outcome) for name, outcome in outcomes.items()}
+    found = {name: _measure_outcome(jobs[name], outcome) for name, outcome in outcomes.items()}
     measured = [_table_row(row, [found[_run_name(row, seed)] for seed in seeds]) for row in rows]
     table = Table(title=_title(job), notes=_notes(job, measured), rows=measured)
     return table, [error for error in found.values() if isinstance(error, Exception)]
@@ -272,14 +273,14 @@ def _table_row(row: Row, found: Sequence[Measured | Exception]) -> TableRow:
     return TableRow(row.name, row.changes, row.published, runs, errors)
 
 
-def _measure_outcome(outcome: Outcome) -> Measured | Exception:
+def _measure_outcome(job: TrainJob, outcome: Results | Exception) -> Measured | Exception:
     """The figures of a run, or why it has none. A damaged run directory is the failure of its own row alone."""
-    if outcome.results is None:
-        return outcome.error or RuntimeError("neither results nor an error")
+    if isinstance(outcome, Exception):
+        return outcome
     try:
-        return _measure(outcome.job, outcome.results)
+        return _measure(job, outcome)
     except TransformerError as error:
-        log.error("run %s cannot be measured: %s", outcome.job.run_dir, error)
+        log.error("run %s cannot be measured: %s", job.run_dir, error)
         return error
 
 
