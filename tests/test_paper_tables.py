@@ -17,6 +17,7 @@ from test_cli import enter
 from transformer.config.compose import compose, read_rows
 from transformer.config.jobs import TableJob, TrainJob
 from transformer.config.primitives import to_json
+from transformer.config.settings import Norm
 from transformer.cost import parameters
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, StorageError
@@ -168,6 +169,19 @@ def test_table_scales_every_width_and_nothing_else(tmp_path: Path, asked: list[T
     assert {tuple(job.data.test) for job in jobs.values()} == {("development",)}
 
 
+def test_what_no_row_is_about_can_be_set_for_every_row(tmp_path: Path, asked: list[TrainJob]) -> None:
+    job = table_job(tmp_path, table="3", width=128, rows="base,A_h1,D_p0")
+    plain, _ = make_table(job)
+    model = replace(job.model, norm=Norm.pre, relu_dropout=0.1)
+    table, _ = make_table(replace(job, model=model))
+
+    assert [(job.model.norm, job.model.relu_dropout) for job in asked] == [(Norm.post, 0.0)] * 3 + [(Norm.pre, 0.1)] * 3
+    assert [row.changes for row in table.rows] == ["", "model.n_heads=1", "model.dropout=0.0"]
+    said = "Unlike the paper's, every row has model.norm=pre model.relu_dropout=0.1."
+    assert said in table.notes
+    assert not any(note.startswith("Unlike") for note in plain.notes)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -186,6 +200,7 @@ def test_table_refuses_what_would_be_lost() -> None:
     assert (result.status, "model.n_layers=2: table=3 has the paper's models" in result.err) == (2, True)
     result = enter("table", "recipe=tensor2tensor")
     assert (result.status, "recipe=tensor2tensor: table=3 has the paper's models" in result.err) == (2, True)
+    assert enter("table", "model.norm=pre", "model.attention_dropout=0.1").status == 0, "no row is about these"
     assert enter("table", "table=mine.yaml", "model.n_layers=2", "recipe=tensor2tensor").status == 0
 
 

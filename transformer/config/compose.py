@@ -24,7 +24,7 @@ from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException, ReadonlyConfigError
 
-from transformer.config.jobs import JOBS, PAPER_TABLES, Job, TableJob, TrainJob
+from transformer.config.jobs import BESIDE_THE_ROWS, JOBS, PAPER_TABLES, Job, TableJob, TrainJob
 from transformer.config.keys import (
     GROUPS,
     NAMED,
@@ -251,14 +251,16 @@ def _refuse_mixed_demo() -> None:
 
 
 def _refuse_model_of_table(job: Job) -> None:
-    """The rows of a table of the paper have its models and recipe: what is given beside them would be lost."""
+    """The rows of a table of the paper have its models and recipe: most of what is given beside them would be lost."""
     if not isinstance(job, TableJob) or job.table not in PAPER_TABLES:
         return
-    given = [override for override in HydraConfig.get().overrides.task if override.startswith(("model.", "recipe="))]
-    if given:
-        raise InputError(
-            f"{given[0]}: table={job.table} has the paper's models and recipe; choose width=N, or rows in a file"
-        )
+    allowed = tuple(f"model.{name}=" for name in BESIDE_THE_ROWS)
+    for override in HydraConfig.get().overrides.task:
+        if override.startswith(("model.", "recipe=")) and not override.startswith(allowed):
+            raise InputError(
+                f"{override}: table={job.table} has the paper's models and recipe; choose width=N, or rows in a file "
+                f"(of the model only {', '.join(BESIDE_THE_ROWS)} can be set for every row)"
+            )
 
 
 def _log_overridden_recipe(composed: DictConfig) -> None:

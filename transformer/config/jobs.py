@@ -143,6 +143,9 @@ class SummaryJob(TrainJob):
 
 PAPER_TABLES = ("1", "2", "3")
 
+# Of the model, what no row of the paper's tables is about: where the user sets one of these, it holds in every row.
+BESIDE_THE_ROWS = ("norm", "score", "attention_dropout", "relu_dropout")
+
 
 @dataclass
 class TableJob(TrainJob):

@@ -17,12 +17,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from transformer.compute import resolve_device
 from transformer.config.compose import compose, read_rows
-from transformer.config.jobs import PAPER_TABLES, TableJob, TrainJob
+from transformer.config.jobs import BESIDE_THE_ROWS, PAPER_TABLES, TableJob, TrainJob
 from transformer.config.keys import leaves
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import ModelConfig
@@ -234,6 +235,7 @@ def _published_rows(given: TrainJob, published: Mapping[str, Published], *, widt
     """Rows of a table of the paper: model and recipe are those of the row's experiment, all else as it was given."""
     base = _experiment("base")
     base_model = _at_width(base.model, width or PAPER_WIDTH)
+    in_every_row = _beside_the_rows(given.model)
 
     rows = []
     for name, figures in published.items():
@@ -243,9 +245,16 @@ def _published_rows(given: TrainJob, published: Mapping[str, Published], *, widt
         recipe = {key: value for key, value in recipe.items() if key not in BUDGET}
 
         changes = describe_changes({"model": differences(to_json(base_model), to_json(model)), "train": recipe})
-        job = with_changes(given, {"model": to_json(model), "train": recipe}, place=f"row {name}")
+        job = with_changes(given, {"model": {**to_json(model), **in_every_row}, "train": recipe}, place=f"row {name}")
         rows.append(Row(name, changes, figures, job))
     return rows
+
+
+def _beside_the_rows(model: ModelConfig) -> dict[str, Any]:
+    """What the user has set of the things that no row of the paper's tables is about."""
+    given = to_json(model)
+    paper = to_json(ModelConfig())
+    return {name: given[name] for name in BESIDE_THE_ROWS if given[name] != paper[name]}
 
 
 def _experiment(name: str) -> TrainJob:
@@ -376,6 +385,9 @@ def _notes(job: TableJob, rows: Sequence[TableRow]) -> list[str]:
             "The paper's figures are of WMT 2014 English-German, in tokenised BLEU: compare differences between rows. "
             "Its big model had three times the steps of the others; here every row has the same number."
         )
+        in_every_row = _beside_the_rows(job.model)
+        if in_every_row:
+            notes.append(f"Unlike the paper's, every row has {describe_changes({'model': in_every_row})}.")
     else:
         notes.append("What a row changes overrides all of this.")
     return notes
