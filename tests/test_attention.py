@@ -301,7 +301,7 @@ def test_dropout_is_on_the_weights_and_keeps_their_mean(
 ) -> None:
     """With the identity as values the result is the weights: each is dropped, or kept and divided by 1 - p."""
     s, p = 12, 0.25
-    layout = Padded.of([s], s) if shape == "padded" else pack(np.array([[s, s]]), (s, s), (s, s))[0]
+    layout = Padded.of([s], s) if shape == "padded" else pack(np.array([[s, s]]), (s, s), grouped=True)[0]
     rows = (1, s) if shape == "padded" else (s,)
     q, k, options = draw(*rows, 1, 4, seed=1).to(dtype), draw(*rows, 1, 4, seed=2).to(dtype), how(score, 4)
     if score is Score.additive:
@@ -323,7 +323,7 @@ def test_dropout_is_on_the_weights_and_keeps_their_mean(
 
 
 def packed_layouts(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple[Packed, Packed]:
-    return pack(np.array(lengths, dtype=np.int32), capacities, (9, 9))
+    return pack(np.array(lengths, dtype=np.int32), capacities, grouped=True)
 
 
 def alone(
@@ -395,8 +395,11 @@ def weights_times_values(q: Tensor, k: Tensor, v: Tensor, *, queries: Layout, ke
         weights = attention_weights(q, k, queries=queries, keys=keys, **options)
         return torch.einsum("bhts,bshv->bthv", weights, v)
     assert isinstance(keys, Packed)
-    groups = zip(queries.pad(q), keys.pad(k), keys.pad(v), queries.groups, keys.groups, strict=True)
-    return queries.unpad(
+    assert queries.groups is not None
+    assert keys.groups is not None
+    padded = (queries.groups.pad(q), keys.groups.pad(k), keys.groups.pad(v))
+    groups = zip(*padded, queries.groups.layouts, keys.groups.layouts, strict=True)
+    return queries.groups.unpad(
         [weights_times_values(*qkv, queries=of_q, keys=of_k, **options) for *qkv, of_q, of_k in groups]
     )
 

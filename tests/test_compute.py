@@ -1,16 +1,23 @@
 """Device and precision are settled by static rules."""
 
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from transformer.compute import (
     at_least_fp32,
     autocast,
+    default_batch_tokens,
     dtype_of,
     loss_scaler,
+    memory_errors_named,
     resolve_device,
     resolve_precision,
     to_autocast_dtype,
+    uses_cudnn_attention,
 )
 from transformer.config.settings import Device, Precision
 from transformer.errors import InputError
@@ -29,9 +36,53 @@ BF16_PROBES = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
         (Device.cuda, True, "cuda"),
     ],
 )
+@pytest.mark.usefixtures("cudnn_as_torch_has_it")
 def test_device(monkeypatch: pytest.MonkeyPatch, asked: Device, gpu: bool, expected: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     assert resolve_device(asked).type == expected
+
+
+@pytest.fixture
+def cudnn_as_torch_has_it() -> Iterator[None]:
+    before = uses_cudnn_attention()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.usefixtures("cudnn_as_torch_has_it")
+def test_resolve_device_keeps_attention_on_a_gpu_away_from_cudnn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="transformer")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    resolve_device(Device.cpu)
+    assert uses_cudnn_attention()
+    assert caplog.messages == []
+
+    resolve_device(Device.auto)
+    resolve_device(Device.cuda)
+    assert not uses_cudnn_attention()
+    assert caplog.messages == ["attention by cuDNN is off: it would plan anew for every shape of a batch"]
+
+
+def test_memory_errors_named_says_what_to_change() -> None:
+    with (
+        pytest.raises(InputError, match=r"^out of GPU memory while training: lower train\.max_tokens$"),
+        memory_errors_named("training", remedy="lower train.max_tokens"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    with pytest.raises(RuntimeError, match="another"), memory_errors_named("training", remedy=""):
+        raise RuntimeError("another")
+
+
+@pytest.mark.parametrize(("kind", "gib", "expected"), [("cpu", 0, 8_192), ("cuda", 24, 32_768), ("cuda", 80, 131_072)])
+def test_default_batch_tokens_follows_the_memory(
+    kind: str, gib: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    assert default_batch_tokens(torch.device(kind)) == expected
 
 
 def test_a_gpu_that_is_absent_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from transformer import distributed, files
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, LayoutKind, Precision
 from transformer.data import prepare, store
-from transformer.distributed import Wait, World, join_world
+from transformer.distributed import Vote, Wait, World, join_world
 from transformer.errors import InputError, PeerError, TransformerError
 from transformer.training import loop
 
@@ -378,8 +378,39 @@ def test_messages(tmp_path: Path) -> None:
     assert ranks(3, action, tmp_path) == [0, 0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(3)]
 
 
+def test_vote_answers_a_step_later(tmp_path: Path) -> None:
+    """Rank 1 asks for the end in the second step: both ranks hear of it in the third."""
+
+    def action() -> None:
+        with join_world(torch.device("cpu")) as world:
+            vote = Vote(world)
+            answers = [vote.ask(world.rank == 1 and step == 2) for step in range(1, 5)]
+            assert answers == [False, False, True, False]
+            assert not world.any(False), "the last question is on its way, and in nobody's way"
+
+    assert ranks(2, action, tmp_path) == [0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(2)]
+
+
+@pytest.mark.parametrize("end", ["dies", "hangs"])
+def test_vote_gives_up_on_a_peer_that_does_not_answer(tmp_path: Path, end: str) -> None:
+    def action() -> None:
+        with_timeouts(2, 60)
+        with join_world(torch.device("cpu")) as world:
+            vote = Vote(world)
+            vote.ask(False)
+            if world.rank == 1:
+                time.sleep(5 if end == "hangs" else 0)
+                os._exit(9)
+            for _ in range(3):
+                vote.ask(False)
+
+    assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9]
+
+
 def test_alone_there_is_no_group() -> None:
     world = World(0, 1, {})
+    vote = Vote(world)
+    assert (vote.ask(False), vote.ask(True)) == (False, True)
     assert world.gather(["x"]) == [["x"]]
     assert (world.any(True), world.any(False)) == (True, False)
     assert world.from_rank0(lambda: 5) == 5

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transformer.layout import Packed, Padded, pack
+from transformer.layout import Groups, Packed, Padded, pack
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 
@@ -71,8 +71,13 @@ def test_to_keeps_everything() -> None:
 # Packed
 
 
+def groups_of(layout: Packed) -> Groups:
+    assert layout.groups is not None
+    return layout.groups
+
+
 def packed(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple[Packed, Packed]:
-    return pack(np.array(lengths, dtype=np.int32), capacities, (100, 90))
+    return pack(np.array(lengths, dtype=np.int32), capacities, grouped=True)
 
 
 @pytest.fixture
@@ -86,14 +91,14 @@ def test_the_sides_of_a_group_are_rounded_up_with_empty_rows() -> None:
     """To 16 rows and a width of 4, so that few shapes ever come."""
     source, target = packed([(2, 5)] * 17, (40, 85))
     for layout, length, width in ((source, 2, 4), (target, 5, 8)):
-        (group,) = layout.groups
+        (group,) = groups_of(layout).layouts
         assert (group.lengths.tolist(), group.width, group.full) == ([length] * 17 + [0] * 15, width, False)
-        (rows,) = layout.pad(torch.arange(len(layout.position_ids)))
+        (rows,) = groups_of(layout).pad(torch.arange(len(layout.position_ids)))
         assert rows.shape == (32, width)
         expected = [[length * row + t for t in range(length)] for row in reversed(range(17))]
         assert rows[:17, :length].tolist() == expected
         assert rows[17:].eq(0).all()
-        there_and_back = layout.unpad([rows]).tolist()
+        there_and_back = groups_of(layout).unpad([rows]).tolist()
         assert there_and_back == [*range(17 * length), *[0] * (len(layout.position_ids) - 17 * length)]
 
 
@@ -108,15 +113,17 @@ def test_packed_sentences_by_hand() -> None:
     assert target.positions().tolist() == [0, 0, 1, 2, 0, 1]
     assert source.is_real().tolist() == [True] * 7 + [False] * 2
     assert target.is_real().tolist() == [True] * 6
-    assert (source.longest, target.longest) == (100, 90)
-    (of_source,), (of_target,) = source.groups, target.groups
+    assert (source.longest, target.longest) == (128, 128)
+    (of_source,), (of_target,) = groups_of(source).layouts, groups_of(target).layouts
     assert (of_source.lengths.tolist(), of_source.width, of_source.full) == ([3, 2, 2], 3, False)
     assert (of_target.lengths.tolist(), of_target.width, of_target.full) == ([3, 2, 1], 3, False)
-    assert [part.tolist() for part in source.pad(torch.arange(9) + 10)] == [[[12, 13, 14], [15, 16, 10], [10, 11, 10]]]
+    assert [part.tolist() for part in groups_of(source).pad(torch.arange(9) + 10)] == [
+        [[12, 13, 14], [15, 16, 10], [10, 11, 10]]
+    ]
     rows = torch.tensor([[1, 2, 3], [4, 5, -1], [6, -1, -1]])
-    assert target.unpad([rows]).tolist() == [6, 1, 2, 3, 4, 5]
+    assert groups_of(target).unpad([rows]).tolist() == [6, 1, 2, 3, 4, 5]
     rows = torch.tensor([[1, 2, 3], [4, 5, -1], [6, 7, -1]])
-    assert source.unpad([rows]).tolist() == [6, 7, 1, 2, 3, 4, 5, 0, 0]
+    assert groups_of(source).unpad([rows]).tolist() == [6, 7, 1, 2, 3, 4, 5, 0, 0]
 
 
 def test_more_sentences_than_one_multiple_lengthen_the_offsets_by_another() -> None:
@@ -144,9 +151,9 @@ def test_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_and_waste
         for side, layout in enumerate(layouts):
             sentence = [i for i, pair in enumerate(lengths) for _ in range(pair[side])]
             starts = list(itertools.accumulate((pair[side] for pair in lengths), initial=0))
-            slots = layout.pad(torch.arange(len(layout.position_ids)))
+            slots = groups_of(layout).pad(torch.arange(len(layout.position_ids)))
             rows.append([])
-            for part, group in zip(slots, layout.groups, strict=True):
+            for part, group in zip(slots, groups_of(layout).layouts, strict=True):
                 assert part.shape == (len(group.lengths), group.width)
                 assert group.width == max(group.lengths.tolist())
                 assert group.full == (set(group.lengths.tolist()) == {group.width})
@@ -160,10 +167,10 @@ def test_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_and_waste
         assert [i for i, _ in rows[0]] == [i for i, _ in rows[1]]
         assert sorted(i for i, _ in rows[0]) == list(range(len(lengths)))
         assert all((rows[0][r][1], rows[1][r][1]) == lengths[i] for r, (i, _) in enumerate(rows[0]))
-        start, sizes = 0, [len(group.lengths) for group in layouts[0].groups]
+        start, sizes = 0, [len(group.lengths) for group in groups_of(layouts[0]).layouts]
         order = [i for i, _ in rows[0]]
         for number, size in enumerate(sizes):
-            widths = [layout.groups[number].width for layout in layouts]
+            widths = [groups_of(layout).layouts[number].width for layout in layouts]
             tokens = sum(sum(lengths[i]) for i in order[start : start + size])
             assert size * sum(widths) <= max(1.1 * tokens, tokens + 256)
             start += size
@@ -184,7 +191,7 @@ def test_what_does_not_fit_is_refused(capacities: tuple[int, int], named: str) -
 def cut(x: Tensor, layout: Packed) -> list[Tensor]:
     """What `pad` does, by plain indexing, one sentence at a time; padding is zero here."""
     out = []
-    for part, group in zip(layout.pad(torch.arange(len(x))), layout.groups, strict=True):
+    for part, group in zip(groups_of(layout).pad(torch.arange(len(x))), groups_of(layout).layouts, strict=True):
         rows = []
         for first, length in zip(part[:, 0].tolist(), group.lengths.tolist(), strict=True):
             rows.append(F.pad(x[first : first + length], (0, 0, 0, group.width - length)))
@@ -204,11 +211,11 @@ def test_padding_and_back_have_the_gradients_of_plain_indexing(
     """Padding holds what nobody must read, and no gradient comes from it, whatever it is asked for."""
     monkeypatch.setattr("transformer.layout._SMALL", small)
     layout = packed(PAIRS, capacities)[side]
-    assert (len(layout.groups) > 1) == (small == 0)
+    assert (len(groups_of(layout).layouts) > 1) == (small == 0)
     draws = torch.Generator().manual_seed(side)
     x = torch.randn(capacities[side], 3, generator=draws, dtype=torch.float64).requires_grad_()
-    parts, plain = layout.pad(x), cut(x, layout)
-    reals = [(torch.arange(g.width) < g.lengths[:, None]).unsqueeze(-1) for g in layout.groups]
+    parts, plain = groups_of(layout).pad(x), cut(x, layout)
+    reals = [(torch.arange(g.width) < g.lengths[:, None]).unsqueeze(-1) for g in groups_of(layout).layouts]
     for part, expected, is_real in zip(parts, plain, reals, strict=True):
         torch.testing.assert_close(torch.where(is_real, part, 0.0), expected, rtol=0, atol=0)
     upstream = [torch.randn(part.shape, generator=draws, dtype=torch.float64) for part in parts]
@@ -217,19 +224,23 @@ def test_padding_and_back_have_the_gradients_of_plain_indexing(
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
     leaves = [part.detach().requires_grad_() for part in parts]
-    assert torch.autograd.gradcheck(lambda *leaves: layout.unpad(leaves), leaves)
+    assert torch.autograd.gradcheck(lambda *leaves: groups_of(layout).unpad(leaves), leaves)
     poisoned = torch.full_like(x, torch.nan)  # the gradient at an empty slot is not read
-    poisoned[: len(layout.scatter_index)] = 1.0
-    for gradient, is_real in zip(torch.autograd.grad(layout.unpad(leaves), leaves, poisoned), reals, strict=True):
+    poisoned[: len(groups_of(layout).scatter_index)] = 1.0
+    for gradient, is_real in zip(
+        torch.autograd.grad(groups_of(layout).unpad(leaves), leaves, poisoned), reals, strict=True
+    ):
         torch.testing.assert_close(gradient, is_real.expand_as(gradient).double(), rtol=0, atol=0)
-    assert torch.autograd.gradcheck(lambda x: layout.unpad([part.sin() for part in layout.pad(x)]), x)
+    assert torch.autograd.gradcheck(
+        lambda x: groups_of(layout).unpad([part.sin() for part in groups_of(layout).pad(x)]), x
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool])
 def test_there_and_back_is_the_same_in_any_type(dtype: torch.dtype) -> None:
     layout, _ = packed(PAIRS, (19, 20))
     x = (torch.arange(19 * 2) % 5).view(19, 2, 1).to(dtype)
-    back = layout.unpad(layout.pad(x))
+    back = groups_of(layout).unpad(groups_of(layout).pad(x))
     assert back.dtype == dtype
     assert torch.equal(back[:14], x[:14])
     assert not back[14:].any()
@@ -238,10 +249,23 @@ def test_there_and_back_is_the_same_in_any_type(dtype: torch.dtype) -> None:
 def test_packed_moves_as_a_whole() -> None:
     layout, _ = packed(PAIRS, (19, 20))
     moved = layout.to(torch.device("meta"))
-    tensors = [moved.offsets, moved.position_ids, moved.gather_index, moved.pad_index, moved.scatter_index]
-    assert {tensor.device.type for tensor in [*tensors, *(group.lengths for group in moved.groups)]} == {"meta"}
-    assert moved.longest == 100
-    same = layout.to(torch.device("cpu"))
-    assert torch.equal(same.gather_index, layout.gather_index)
-    assert torch.equal(same.pad_index, layout.pad_index)
-    assert torch.equal(same.scatter_index, layout.scatter_index)
+    groups = groups_of(moved)
+    tensors = [moved.offsets, moved.position_ids, groups.gather_index, groups.pad_index, groups.scatter_index]
+    assert {tensor.device.type for tensor in [*tensors, *(one.lengths for one in groups.layouts)]} == {"meta"}
+    assert (moved.longest, groups.slots) == (128, 19)
+    same = groups_of(layout.to(torch.device("cpu")))
+    assert torch.equal(same.gather_index, groups_of(layout).gather_index)
+    assert torch.equal(same.pad_index, groups_of(layout).pad_index)
+    assert torch.equal(same.scatter_index, groups_of(layout).scatter_index)
+
+
+def test_pack_without_groups_is_what_a_kernel_reads() -> None:
+    """The same packed side, and nothing about padded rows; `longest` is rounded up to 128."""
+    lengths = np.array([(2, 129), (128, 1)], dtype=np.int32)
+    source, target = pack(lengths, (140, 140), grouped=False)
+    grouped, _ = pack(lengths, (140, 140), grouped=True)
+    assert source.groups is None
+    assert (source.longest, target.longest) == (128, 256)
+    assert torch.equal(source.offsets, grouped.offsets)
+    assert torch.equal(source.position_ids, grouped.position_ids)
+    assert source.to(torch.device("meta")).groups is None

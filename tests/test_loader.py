@@ -13,6 +13,7 @@ from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching
 from transformer.data.store import Mixture, Store
 from transformer.errors import InputError
+from transformer.layout import Packed
 
 
 def numbered(count: int) -> Store:
@@ -39,7 +40,7 @@ def load(
     mixture: Mixture | None = None,
     tokens_per_step: int = 50,
     capacities: tuple[int, int] | None = None,
-    longest: int = 9,
+    grouped: bool = True,
 ) -> Generator[Step, None, None]:
     """Steps of one store, or of one an epoch."""
     store_of = store if callable(store) else lambda epoch: store
@@ -52,7 +53,7 @@ def load(
             max_tokens=max_tokens,
             micro_batch_multiple=multiple,
             capacities=capacities,
-            longest=longest,
+            grouped=grouped,
         ),
         rank=rank,
         world_size=world_size,
@@ -207,7 +208,7 @@ def test_load_steps_cuts_longer_sentences_into_more_micro_batches(
 ) -> None:
     """The second epoch's steps need more of them than any of the first epoch's, and packed ones keep their shape."""
     stores = {0: STORE, 1: longer(60, 4)}
-    stream = load(store=lambda epoch: stores[min(epoch, 1)], multiple=multiple, capacities=capacities, longest=13)
+    stream = load(store=lambda epoch: stores[min(epoch, 1)], multiple=multiple, capacities=capacities)
     epochs: dict[int, list[int]] = {0: [], 1: []}
     needed: dict[int, list[int]] = {0: [], 1: []}
     for step in stream:
@@ -221,8 +222,6 @@ def test_load_steps_cuts_longer_sentences_into_more_micro_batches(
             assert all(max(b.source.numel(), b.target_in.numel()) <= 25 for b in batches)
         else:
             assert {(b.source.shape, b.target_in.shape) for b in batches} == {((24,), (20,))}
-            assert {(b.source_layout.longest, b.target_layout.longest) for b in batches} == {(13, 13)}  # type: ignore[union-attr]
-            assert all(batch.source_layout.offsets.shape == (256,) for batch in batches)  # type: ignore[union-attr]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(60))
     assert sum(needed[1]) > sum(needed[0])
     if multiple == 1:
@@ -233,7 +232,7 @@ def test_load_steps_resumes_in_the_store_of_its_epoch() -> None:
     def store_of(epoch: int) -> Store:
         return longer(60, epoch)
 
-    options = {"store": store_of, "mixture": [(60, 1.0)], "capacities": (24, 20), "longest": 12}
+    options = {"store": store_of, "mixture": [(60, 1.0)], "capacities": (24, 20)}
     stream = [text(step) for step in islice(load(**options), 40)]
     assert stream[-1][0] >= 2
     for position in (3, 17, 30):
@@ -242,10 +241,11 @@ def test_load_steps_resumes_in_the_store_of_its_epoch() -> None:
         assert [text(step) for step in again] == stream[position : position + 5]
 
 
-def test_load_steps_raises_the_bound_of_attention_for_a_longer_sentence() -> None:
-    """The bound decides which keys a kernel looks at: it must never be too low."""
-    steps = islice(load(store=longer(60, 5), capacities=(24, 20), longest=9), 3)
-    assert {batch.source_layout.longest for step in steps for _, batch in step.micro_batches} == {14}  # type: ignore[union-attr]
+@pytest.mark.parametrize("grouped", [True, False])
+def test_load_steps_groups_packed_batches_as_asked(grouped: bool) -> None:
+    steps = islice(load(capacities=(24, 20), grouped=grouped), 3)
+    layouts = [batch.source_layout for step in steps for _, batch in step.micro_batches]
+    assert {layout.groups is not None for layout in layouts if isinstance(layout, Packed)} == {grouped}
 
 
 @pytest.mark.parametrize(

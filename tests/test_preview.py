@@ -30,7 +30,7 @@ def batching_of(lengths: Lengths, mixture: Mixture, *, packed: bool) -> Batching
     capacities = None
     if packed:
         capacities = packed_capacities(lengths, tokens_per_step=400, max_tokens=256, micro_batch_multiple=1)
-    return Batching(mixture, 3, 400, 256, 1, capacities, int(lengths.max()))
+    return Batching(mixture, 3, 400, 256, 1, capacities, True)
 
 
 def first_epoch(store: Store, batching: Batching) -> list[Step]:

@@ -295,6 +295,24 @@ def test_numbers_that_are_not_finite_end_a_run_whose_checkpoints_are_sound(
         run(job)
 
 
+@pytest.mark.parametrize(
+    ("place", "phase"), [("train_step", "training"), ("dev_loss", "measuring the dev loss"), ("prepare", "making room")]
+)
+def test_train_names_what_was_done_when_gpu_memory_ran_out(
+    tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch, place: str, phase: str
+) -> None:
+    def too_much(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    module = "transformer.training.validate" if place == "dev_loss" else "transformer.training.loop"
+    monkeypatch.setattr(f"{module}.{place}", too_much)
+    with pytest.raises(InputError) as caught:
+        run(tiny_job(tmp_path / "a", corpus))
+    message = str(caught.value)
+    assert message.startswith(f"out of GPU memory while {phase}")
+    assert ("lower train.max_tokens (now 300); the same command goes on" in message) == (place != "prepare")
+
+
 def poison(objective: torch.nn.Module) -> None:
     for parameter in objective.parameters():
         parameter.grad = torch.full_like(parameter, float("nan"))

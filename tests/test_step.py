@@ -615,7 +615,7 @@ def test_objective_evaluates_without_the_logits_of_the_whole_batch(monkeypatch: 
         monkeypatch.setattr(objective.model, "unembed", lambda x: rows.append(len(x)) or unembed(x))
         in_parts = objective.evaluate(batch)
     torch.testing.assert_close(in_parts, at_once, rtol=1e-13, atol=0)
-    assert sum(rows) == len(batch.target_rows)
+    assert sum(rows) == len(batch.target_out)
     assert set(rows) <= {1, 2}
 
 
@@ -643,18 +643,16 @@ def test_packed_batches_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled.compile(backend="aot_eager")
     store = Store.from_pieces(*[[random.integers(4, V, size=n).tolist() for n in sides] for sides in LENGTHS])
     picks = [random.permutation(len(store))[: 4 + 3 * number] for number in range(8)]
-    batches = [collate(store, ids, (256, 256)) for ids in picks]
 
-    def losses(objective: Objective) -> list[float]:
-        found = [objective(batch)[0] for batch in batches]
+    def losses(objective: Objective, *, grouped: bool) -> list[float]:
+        found = [objective(collate(store, ids, (256, 256), grouped=grouped))[0] for ids in picks]
         sum(found).backward()
         return [loss.item() for loss in found]
 
-    expected = losses(eager)  # by groups
-    monkeypatch.setattr("transformer.model.attention._has_packed_kernel", lambda q, v: True)
+    expected = losses(eager, grouped=True)
     monkeypatch.setattr("transformer.model.attention._attend_packed_kernel", one_kernel)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        assert losses(compiled) == pytest.approx(expected, rel=1e-12)
+        assert losses(compiled, grouped=False) == pytest.approx(expected, rel=1e-12)
     for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-10, atol=1e-11)
 

@@ -155,6 +155,7 @@ def test_a_batch_by_hand() -> None:
     assert (batch.source_layout.width, batch.source_layout.full) == (4, False)
     assert batch.target_in.tolist() == [[2, 26, 0, 0, 0], [2, 22, 23, 24, 25], [2, 20, 21, 0, 0]]
     assert batch.target_layout.lengths.tolist() == [2, 5, 3]
+    assert batch.target_rows is not None
     assert batch.target_rows.tolist() == [0, 1, 5, 6, 7, 8, 9, 10, 11, 12]
     assert batch.target_out.tolist() == [26, 3, 22, 23, 24, 25, 3, 20, 21, 3]
     tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out, batch.source_layout.lengths)
@@ -172,12 +173,14 @@ def test_the_batch_of_nobody() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.zeros(0, dtype=np.int64))
     assert (batch.source.tolist(), batch.target_in.tolist()) == ([[0]], [[0]])
     assert batch.source_layout.lengths.tolist() == batch.target_layout.lengths.tolist() == [0]
+    assert batch.target_rows is not None
     assert (batch.target_rows.tolist(), batch.target_out.tolist()) == ([], [])
 
 
 def test_a_batch_moves_as_a_whole() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.array([0])).to(torch.device("meta"))
     assert isinstance(batch, Batch)
+    assert batch.target_rows is not None
     tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out)
     layouts = (batch.source_layout.lengths, batch.target_layout.lengths)
     assert {tensor.device.type for tensor in (*tensors, *layouts)} == {"meta"}
@@ -191,14 +194,14 @@ def test_a_packed_batch_by_hand() -> None:
     assert batch.source.tolist() == [9, 10, 3, 3, 5, 6, 7, 3, 0, 0]
     assert batch.target_in.tolist() == [2, 26, 2, 27, 2, 20, 21, 0]
     assert batch.target_out.tolist() == [26, 3, 27, 3, 20, 21, 3, 0]
-    assert batch.target_rows.tolist() == list(range(8))
+    assert batch.target_rows is None
     assert isinstance(batch.source_layout, Packed)
     assert isinstance(batch.target_layout, Packed)
     assert batch.source_layout.positions().tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 0, 0]
     assert batch.target_layout.positions().tolist() == [0, 1, 0, 1, 0, 1, 2, 0]
     assert batch.source_layout.offsets[:4].tolist() == [0, 3, 4, 8]
-    assert (batch.source_layout.longest, batch.target_layout.longest) == (5, 5)  # of the corpus
-    tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out)
+    assert (batch.source_layout.longest, batch.target_layout.longest) == (128, 128)
+    tensors = (batch.source, batch.target_in, batch.target_out)
     assert {tensor.dtype for tensor in tensors} == {torch.int64}
 
 
@@ -223,7 +226,7 @@ def test_the_packed_batch_of_nobody_is_empty() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.zeros(0, dtype=np.int64), (6, 5))
     assert batch.source.tolist() == [0] * 6
     assert batch.target_in.tolist() == batch.target_out.tolist() == [0] * 5
-    assert len(batch.target_rows) == 5
+    assert batch.target_rows is None
 
 
 def test_sentences_that_do_not_fit_their_slots_are_refused() -> None:
@@ -235,6 +238,6 @@ def test_sentences_that_do_not_fit_their_slots_are_refused() -> None:
 
 def test_a_packed_batch_moves_as_a_whole() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.array([0]), (6, 6)).to(torch.device("meta"))
-    tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out)
+    tensors = (batch.source, batch.target_in, batch.target_out)
     positions = (batch.source_layout.positions(), batch.target_layout.positions())
     assert {tensor.device.type for tensor in (*tensors, *positions)} == {"meta"}

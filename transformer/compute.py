@@ -1,10 +1,12 @@
 """Device, precision and what the machine can run, chosen by static rules: nothing is timed."""
 
 import importlib.util
+import logging
 import os
 import shutil
 import sysconfig
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -14,16 +16,30 @@ from torch.amp import GradScaler
 from transformer.config.settings import Device, Precision
 from transformer.errors import InputError
 
+log = logging.getLogger(__name__)
+
 HALF = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
 
 def resolve_device(device: Device) -> torch.device:
-    """`auto` is the GPU where there is one. Raises InputError where a GPU is asked for and absent."""
+    """`auto` is the GPU where there is one. Raises InputError where a GPU is asked for and absent.
+
+    On a GPU, torch's attention stays away from cuDNN, which takes up to a second to plan for each new shape: every step
+    of a search has one, and so has every padded batch.
+    """
     if device is Device.cuda and not torch.cuda.is_available():
         remedy = "set device=cpu (train.device=cpu under train), or install a CUDA build of torch"
         raise InputError(f"device=cuda, but torch sees no GPU here: {remedy}")
     use_gpu = device is Device.cuda or (device is Device.auto and torch.cuda.is_available())
+    if use_gpu and uses_cudnn_attention():
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")
     return torch.device("cuda" if use_gpu else "cpu")
+
+
+def uses_cudnn_attention() -> bool:
+    """Whether torch may choose cuDNN for attention on a GPU."""
+    return bool(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> Precision:
@@ -54,6 +70,15 @@ def loss_scaler(device: torch.device, precision: Precision) -> GradScaler:
     return GradScaler(device.type, enabled=precision is Precision.fp16)
 
 
+@contextmanager
+def memory_errors_named(phase: str, *, remedy: str) -> Iterator[None]:
+    """Around work on a GPU: raises InputError where its memory runs out, with what was done and what to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(f"out of GPU memory while {phase}: {remedy}") from error
+
+
 def to_autocast_dtype(x: Tensor) -> Tensor:
     """`x` in the type that autocast multiplies in; unchanged where autocast is off."""
     kind = x.device.type
@@ -72,6 +97,22 @@ def has_compiler(device: torch.device) -> bool:
     if not compiler or device.type == "cpu":
         return compiler
     return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_properties(device).major >= 7
+
+
+def has_much_memory(device: torch.device) -> bool:
+    """Whether a GPU is one of those made for training: more than 36 GiB."""
+    return torch.cuda.get_device_properties(device).total_memory > 36 * 2**30
+
+
+def default_batch_tokens(device: torch.device) -> int:
+    """Source pieces x beam of a batch that is translated.
+
+    A CPU is as fast with a small batch, and its memory is not filled. A GPU needs a large one: a step of the search
+    takes as long for 75 sentences as for a thousand.
+    """
+    if device.type != "cuda":
+        return 8_192
+    return 131_072 if has_much_memory(device) else 32_768
 
 
 def has_varlen_kernel(device: torch.device, dtype: torch.dtype, *, d_k: int, d_v: int) -> bool:

@@ -51,7 +51,7 @@ class World:
         return self.rank == 0
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so; asked at every step."""
+        """Whether any rank says so."""
         return bool(self._sum(torch.tensor([float(flag)]), wait=Wait.step)[0] > 0)
 
     def sum(self, values: Tensor) -> Tensor:
@@ -119,6 +119,33 @@ class World:
             return module
         with collective_errors_named():
             return DistributedDataParallel(module, gradient_as_bucket_view=True)
+
+
+class Vote:
+    """Whether any rank says so, asked at every step without waiting: the answer is that of one step before.
+
+    An all-reduce over gloo takes 0.2 to 0.5 ms, and a step begins only when the answer is known. So each question
+    travels while the next step is computed. A process alone answers at once.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._asked: tuple[Tensor, Any] | None = None  # the sum of the flags, and the message that makes it
+
+    def ask(self, flag: bool) -> bool:
+        """The answer to the question before this one; every rank must ask as often. Raises PeerError."""
+        if not self._world.groups:
+            return flag
+
+        earlier = self._asked
+        total = torch.tensor([float(flag)])
+        with _peers():
+            self._asked = total, dist.all_reduce(total, group=self._world.groups[Wait.step], async_op=True)
+            if earlier is None:
+                return False
+            answer, message = earlier
+            message.wait()
+        return bool(answer[0] > 0)
 
 
 def _encode(value: Any) -> Tensor:

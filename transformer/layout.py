@@ -5,11 +5,12 @@ layout in two places only: the embedding (which position is this?) and `attend` 
 two layouts and one model: `Padded`, one sentence a row, and `Packed`, sentences end to end, which has one shape
 whatever the sentences.
 
-A packed batch also holds a plan for cutting it into small padded ones of similar lengths. Source and target share that
-plan, because attention between them needs the same sentences in the same group.
+Where no kernel attends to packed sentences as they lie, a packed batch also holds the groups that it is cut into: small
+padded batches of similar lengths. Source and target are cut alike, because attention between them needs the same
+sentences in the same group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,38 +55,35 @@ class Padded:
         """The layout of these rows alone."""
         return Padded(self.lengths[rows], self.width, self.full)
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Padded":
+        """The same layout, with each tensor changed: moved to a device, or pinned."""
+        return Padded(change(self.lengths), self.width, self.full)
+
     def to(self, device: torch.device) -> "Padded":
         """The same layout on `device`."""
-        return Padded(self.lengths.to(device, non_blocking=True), self.width, self.full)
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Sentences end to end in `N` slots. The slots left at the end are empty: no query sees them, and they see nothing.
+class Groups:
+    """The small padded batches that packed sentences are cut into, and the indices that carry tokens there and back.
 
-    The index tensors carry tokens to padded rows and back. `P` counts the padded slots of all groups, one group after
-    the other, each row by row.
+    `P` counts the padded slots of all groups, one group after the other, each row by row.
     """
 
-    offsets: Tensor  # (B + 1,) int32, or longer: sentence i fills slots offsets[i] to offsets[i + 1]
-    position_ids: Tensor  # (N,) int64: the position of each slot in its sentence; 0 in an empty one
-    longest: int  # no sentence is longer; it may be a bound for the whole corpus, so that it never changes
-    groups: tuple[Padded, ...]  # sentences of similar lengths, as the padded rows they are multiplied in; some empty
+    layouts: tuple[Padded, ...]  # of each group; some rows are empty
     gather_index: Tensor  # (P,) int64: the packed slot that each padded slot reads; padding reads slot 0
     pad_index: Tensor  # (P - tokens,) int64: the padded slots that are padding
     scatter_index: Tensor  # (tokens,) int64: the padded slot of each token, in packed order
-
-    def positions(self) -> Tensor:
-        """The position of every slot in its sentence, counted from 0, as `(N,)`."""
-        return self.position_ids
+    slots: int  # N
 
     def pad(self, x: Tensor) -> tuple[Tensor, ...]:
         """`(N, ...)` -> for each group its rows, `(b, t, ...)`. What padding holds is arbitrary: never read it."""
         padded = pad_packed(x, self.gather_index, scatter_index=self.scatter_index)  # (P, ...)
 
-        sizes = [len(group.lengths) * group.width for group in self.groups]
-        parts = zip(torch.split(padded, sizes), self.groups, strict=True)
-        return tuple(part.view(-1, group.width, *x.shape[1:]) for part, group in parts)
+        sizes = [len(layout.lengths) * layout.width for layout in self.layouts]
+        parts = zip(torch.split(padded, sizes), self.layouts, strict=True)
+        return tuple(part.view(-1, layout.width, *x.shape[1:]) for part, layout in parts)
 
     def unpad(self, parts: Sequence[Tensor]) -> Tensor:
         """What `pad` gave -> `(N, ...)`, zero in empty slots. No gradient reaches padding."""
@@ -95,53 +93,85 @@ class Packed:
             self.gather_index,
             pad_index=self.pad_index,
             scatter_index=self.scatter_index,
-            count=len(self.position_ids),
+            count=self.slots,
         )
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Groups":
+        """The same groups, with each tensor changed."""
+        return Groups(
+            layouts=tuple(layout.map(change) for layout in self.layouts),
+            gather_index=change(self.gather_index),
+            pad_index=change(self.pad_index),
+            scatter_index=change(self.scatter_index),
+            slots=self.slots,
+        )
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sentences end to end in `N` slots. The slots left at the end are empty: no query sees them, and they see nothing.
+
+    `offsets` and `longest` are all that one kernel needs to attend to the sentences as they lie; it is used where there
+    are no groups.
+    """
+
+    offsets: Tensor  # (B + 1,) int32, or longer: sentence i fills slots offsets[i] to offsets[i + 1]
+    position_ids: Tensor  # (N,) int64: the position of each slot in its sentence; 0 in an empty one
+    longest: int  # no sentence is longer
+    groups: Groups | None
+
+    def positions(self) -> Tensor:
+        """The position of every slot in its sentence, counted from 0, as `(N,)`."""
+        return self.position_ids
 
     def is_real(self) -> Tensor:
         """Which slots hold a token, as `(N,)` bool."""
         slots = torch.arange(len(self.position_ids), device=self.position_ids.device)
         return slots < self.offsets[-1]
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Packed":
+        """The same layout, with each tensor changed: moved to a device, or pinned."""
+        return Packed(
+            offsets=change(self.offsets),
+            position_ids=change(self.position_ids),
+            longest=self.longest,
+            groups=None if self.groups is None else self.groups.map(change),
+        )
+
     def to(self, device: torch.device) -> "Packed":
         """The same layout on `device`."""
-        return Packed(
-            offsets=self.offsets.to(device, non_blocking=True),
-            position_ids=self.position_ids.to(device, non_blocking=True),
-            longest=self.longest,
-            groups=tuple(group.to(device) for group in self.groups),
-            gather_index=self.gather_index.to(device, non_blocking=True),
-            pad_index=self.pad_index.to(device, non_blocking=True),
-            scatter_index=self.scatter_index.to(device, non_blocking=True),
-        )
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 Layout = Padded | Packed
 Numbers = npt.NDArray[Any]
 
-# Every new shape costs a CPU time and memory for good, so groups and offsets come in few sizes.
+# Every new shape costs a CPU time and memory for good, so groups come in few sizes.
 _ROWS = 16  # the rows of a group are a multiple of this
 _WIDTH = 4  # and its width of this
-_OFFSETS = 256  # the length of `offsets` is a multiple of this, and enough for sentences of 8 tokens
+
+# A packed kernel starts a block of threads for each offset and each stretch of `longest`, needed or not: both are close
+# to what the batch has, in steps that let memory be used again.
+_OFFSETS = 256  # the length of `offsets` is a multiple of this
+_LONGEST = 128  # and `longest` of this: the rows that a block of threads takes
 
 # How much padding a group may have before its sides are rounded up: whichever of the two allows more.
 _WASTE = 1.1  # its slots may be this many times its tokens
 _SMALL = 256  # or exceed them by this number
 
 
-def pack(lengths: Numbers, capacities: tuple[int, int], longest: tuple[int, int]) -> tuple[Packed, Packed]:
+def pack(lengths: Numbers, capacities: tuple[int, int], *, grouped: bool) -> tuple[Packed, Packed]:
     """The layouts of both sides of sentence pairs: `lengths` is `(B, 2)`, `capacities` are the slots of each side.
 
-    `longest` bounds the lengths. Raises ValueError where the sentences do not fit.
+    `grouped` cuts them into groups, for attention without a kernel for packed sentences. Raises ValueError where the
+    sentences do not fit.
     """
     totals = lengths.sum(axis=0)
     if (totals > capacities).any():
         raise ValueError(f"{totals.tolist()} tokens do not fit {list(capacities)} slots")
 
-    groups = _group(lengths)
-    source, target = (
-        _pack_side(lengths[:, side], capacities[side], longest=longest[side], groups=groups) for side in (0, 1)
-    )
+    members = _group(lengths) if grouped else None
+    source, target = (_pack_side(lengths[:, side], capacities[side], members=members) for side in (0, 1))
     return source, target
 
 
@@ -172,10 +202,10 @@ def _group(lengths: Numbers) -> list[Numbers]:
     return [*groups, order[start:]] if len(order) else []
 
 
-def _pack_side(lengths: Numbers, capacity: int, *, longest: int, groups: list[Numbers]) -> Packed:
-    """The layout of one side: `lengths` is `(B,)`, in the order of the packed sentences."""
+def _pack_side(lengths: Numbers, capacity: int, *, members: list[Numbers] | None) -> Packed:
+    """The layout of one side: `lengths` `(B,)` is in the order of the packed sentences, `members` are the groups'."""
     count = len(lengths)
-    offsets = np.zeros(_round_up(max(count + 1, capacity // 8), _OFFSETS), dtype=np.int32)
+    offsets = np.zeros(_round_up(count + 1, _OFFSETS), dtype=np.int32)
     offsets[1 : count + 1] = lengths.cumsum()
     offsets[count + 1 :] = offsets[count]  # unused offsets repeat the last one
     total = int(offsets[-1])
@@ -183,10 +213,20 @@ def _pack_side(lengths: Numbers, capacity: int, *, longest: int, groups: list[Nu
     position_ids = np.zeros(capacity, dtype=np.int64)
     position_ids[:total] = np.arange(total) - np.repeat(offsets[:count], lengths)
 
+    return Packed(
+        offsets=torch.from_numpy(offsets),
+        position_ids=torch.from_numpy(position_ids),
+        longest=_round_up(int(lengths.max(initial=0)), _LONGEST),
+        groups=None if members is None else _groups_of(lengths, offsets, capacity=capacity, members=members),
+    )
+
+
+def _groups_of(lengths: Numbers, offsets: Numbers, *, capacity: int, members: list[Numbers]) -> Groups:
+    """The groups of one side; `members` names the sentences of each."""
     layouts: list[Padded] = []
     slot_parts = [np.zeros(0, dtype=np.int64)]
     real_parts = [np.zeros(0, dtype=bool)]
-    for group in groups:
+    for group in members:
         layout, slots, is_real = _rows_of(lengths[group], offsets[group])
         layouts.append(layout)
         slot_parts.append(slots.ravel())
@@ -194,17 +234,15 @@ def _pack_side(lengths: Numbers, capacity: int, *, longest: int, groups: list[Nu
 
     gather_index = np.concatenate(slot_parts)  # (P,)
     is_token = np.concatenate(real_parts)  # (P,)
-    scatter_index = np.zeros(total, dtype=np.int64)
+    scatter_index = np.zeros(offsets[-1], dtype=np.int64)
     scatter_index[gather_index[is_token]] = np.flatnonzero(is_token)
 
-    return Packed(
-        offsets=torch.from_numpy(offsets),
-        position_ids=torch.from_numpy(position_ids),
-        longest=longest,
-        groups=tuple(layouts),
+    return Groups(
+        layouts=tuple(layouts),
         gather_index=torch.from_numpy(gather_index),
         pad_index=torch.from_numpy(np.flatnonzero(~is_token)),
         scatter_index=torch.from_numpy(scatter_index),
+        slots=capacity,
     )
 
 

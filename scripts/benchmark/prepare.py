@@ -265,7 +265,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         max_tokens=tokens,
         micro_batch_multiple=1,
         capacities=None,
-        longest=max(store.longest),
+        grouped=True,
     )
 
     def first_step(place: int) -> object:

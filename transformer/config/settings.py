@@ -358,7 +358,9 @@ class SearchConfig:
         0.6, "alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer", on_resume=OnResume.allow
     )
     max_extra: int = option(50, "longest translation = source pieces + this", on_resume=OnResume.allow)
-    batch_tokens: int = option(8_192, "padded source pieces x beam of one batch", on_resume=OnResume.allow)
+    batch_tokens: int | None = option(
+        None, "padded source pieces x beam of one batch (null: what suits the device)", on_resume=OnResume.allow
+    )
 
     def __post_init__(self) -> None:
         at_least(self, "search.", 1, "beam_size", "max_extra", "batch_tokens")

@@ -6,6 +6,7 @@ that the loss never touches padding. A packed batch has the one shape of its cap
 every slot, and slots of class PAD count nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,42 +20,39 @@ from transformer.vocabulary import BOS, EOS, PAD
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch; `target_rows` are flat indices into `target_in`: `row * T + position` where it is padded."""
+    """One micro-batch."""
 
     source: Tensor  # (B, S) int64: pieces + EOS, then PAD; packed, (slots,)
     source_layout: Layout
     target_in: Tensor  # (B, T) int64: BOS + pieces, then PAD; packed, (slots,)
     target_layout: Layout
-    target_rows: Tensor  # (N,) int64
+    target_rows: Tensor | None  # (N,) int64: where the real rows stand, `row * T + position`; packed, None: all slots
     target_out: Tensor  # (N,) int64: the class of each of those rows, pieces + EOS; PAD in an empty slot
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The same batch, with each tensor changed: moved to a device, or pinned."""
+        return Batch(
+            source=change(self.source),
+            source_layout=self.source_layout.map(change),
+            target_in=change(self.target_in),
+            target_layout=self.target_layout.map(change),
+            target_rows=None if self.target_rows is None else change(self.target_rows),
+            target_out=change(self.target_out),
+        )
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
-        return Batch(
-            source=self.source.to(device, non_blocking=True),
-            source_layout=self.source_layout.to(device),
-            target_in=self.target_in.to(device, non_blocking=True),
-            target_layout=self.target_layout.to(device),
-            target_rows=self.target_rows.to(device, non_blocking=True),
-            target_out=self.target_out.to(device, non_blocking=True),
-        )
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def collate(
-    store: Store,
-    ids: Ids,
-    capacities: tuple[int, int] | None = None,
-    *,
-    longest: tuple[int, int] | None = None,
-) -> Batch:
+def collate(store: Store, ids: Ids, capacities: tuple[int, int] | None = None, *, grouped: bool = True) -> Batch:
     """The batch of these sentences, in this order, padded, or packed into `capacities` slots of source and target.
 
-    `longest` bounds the tokens of a packed sentence on either side, and becomes part of the layout (None: the longest
-    of the store). No ids: one empty row (packed, a sentence of one PAD), for a rank that has nothing to do. Raises
-    ValueError where the sentences do not fit.
+    `grouped` is for packed batches: see `pack`. No ids: one empty row (packed, a sentence of one PAD), for a rank that
+    has nothing to do. Raises ValueError where the sentences do not fit.
     """
     if capacities is not None:
-        return _packed(store, ids, capacities, longest=store.longest if longest is None else longest)
+        return _packed(store, ids, capacities, grouped=grouped)
     if len(ids) == 0:
         return _empty()
 
@@ -103,10 +101,10 @@ def _one_a_row(sentences: Sentences) -> tuple[Ids, Ids, Padded]:
     return with_eos, with_bos, Padded.of((counts + 1).tolist(), width)
 
 
-def _packed(store: Store, ids: Ids, capacities: tuple[int, int], *, longest: tuple[int, int]) -> Batch:
+def _packed(store: Store, ids: Ids, capacities: tuple[int, int], *, grouped: bool) -> Batch:
     """The sentences end to end, each with its EOS; the slots behind the last one hold PAD."""
     lengths = store.lengths[ids] if len(ids) else np.ones((1, 2), dtype=np.int32)
-    source_layout, target_layout = pack(lengths, capacities, longest)
+    source_layout, target_layout = pack(lengths, capacities, grouped=grouped)
 
     source = np.full(capacities[0], PAD, dtype=np.int64)
     target_in = np.full(capacities[1], PAD, dtype=np.int64)
@@ -126,7 +124,7 @@ def _packed(store: Store, ids: Ids, capacities: tuple[int, int], *, longest: tup
         source_layout=source_layout,
         target_in=torch.from_numpy(target_in),
         target_layout=target_layout,
-        target_rows=torch.arange(capacities[1]),
+        target_rows=None,
         target_out=torch.from_numpy(target),
     )
 

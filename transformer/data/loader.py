@@ -7,10 +7,11 @@ be other piece ids in each of them (subword sampling).
 
 import threading
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, Queue
 
 import numpy as np
+import torch
 
 from transformer.data.batch import Batch, collate
 from transformer.data.plan import Batching, count_slots, plan_epoch, split_step
@@ -37,6 +38,21 @@ class Step:
     source_tokens: int
     sentences: int
     slots: int  # positions of both sides, padding and empty ones counted
+    copied: torch.cuda.Event | None = None  # on a GPU: what happens once the batches have arrived there
+
+    def await_copy(self) -> None:
+        """Let the GPU's current stream begin when the batches are there. The host does not wait."""
+        if self.copied is None:
+            return
+        stream = torch.cuda.current_stream()
+        stream.wait_event(self.copied)
+
+        def keep_until_read(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(stream)  # its memory belongs to the stream that copied it
+            return tensor
+
+        for _, batch in self.micro_batches:
+            batch.map(keep_until_read)
 
 
 def load_steps(
@@ -47,6 +63,7 @@ def load_steps(
     world_size: int,
     position: Position,
     prefetch: int,
+    device: torch.device | None = None,
 ) -> Generator[Step, None, None]:
     """Steps from `position` on, for ever; a position behind an epoch's last step is the next epoch's first.
 
@@ -54,10 +71,13 @@ def load_steps(
     `batching.mixture`; their lengths may differ. A step of longer sentences is cut into more micro-batches, still a
     multiple of `batching.micro_batch_multiple`, and packed shapes stay as they are.
 
-    `prefetch` steps are prepared ahead by a thread (0: none), which closing the generator ends. Raises InputError at
-    the start of an epoch with a sentence that no micro-batch can hold, and what plan_epoch and `store_of` raise.
+    `prefetch` steps are prepared ahead by a thread (0: none), which closing the generator ends. It also copies them to
+    `device` where that is a GPU: `Step.await_copy` before use. Raises InputError at the start of an epoch with a
+    sentence that no micro-batch can hold, and what plan_epoch and `store_of` raise.
     """
     steps = _steps(store_of, batching, rank=rank, world_size=world_size, position=position)
+    if device is not None and device.type == "cuda":
+        steps = _copied(steps, device)
     return _prefetched(steps, prefetch) if prefetch else steps
 
 
@@ -107,14 +127,11 @@ def _step(
 ) -> Step:
     """Micro-batch m goes to rank m mod world size; a rank without a sentence gets one empty batch, never nothing."""
     capacities = batching.capacities
-    # Attention relies on this bound. A longer sentence raises it, at the price of another shape for this epoch.
-    longest = (max(batching.longest, store.longest[0]), max(batching.longest, store.longest[1]))
-
     numbers = [m for m in range(rank, len(parts), world_size) if len(parts[m])]
-    micro_batches = [(m, collate(store, parts[m], capacities, longest=longest)) for m in numbers]
+    micro_batches = [(m, collate(store, parts[m], capacities, grouped=batching.grouped)) for m in numbers]
     if not micro_batches:
         nothing = np.zeros(0, np.int64)
-        micro_batches = [(rank, collate(store, nothing, capacities, longest=longest))]
+        micro_batches = [(rank, collate(store, nothing, capacities, grouped=batching.grouped))]
 
     lengths = [store.lengths[part] for part in parts if len(part)]
     source_tokens, target_tokens = np.concatenate(lengths).sum(axis=0, dtype=np.int64).tolist()
@@ -128,6 +145,24 @@ def _step(
         sentences=sum(map(len, parts)),
         slots=count_slots(lengths, capacities),
     )
+
+
+def _copied(steps: Iterator[Step], device: torch.device) -> Generator[Step, None, None]:
+    """The same steps, their batches on a GPU.
+
+    The copies have a stream of their own, so that they run beside the steps before; from pinned memory, so that no host
+    thread waits for them.
+    """
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory().to(device, non_blocking=True)
+
+    for step in steps:
+        with torch.cuda.stream(stream):
+            micro_batches = [(m, batch.map(copy)) for m, batch in step.micro_batches]
+            copied = stream.record_event()
+        yield replace(step, micro_batches=micro_batches, copied=copied)
 
 
 def _prefetched(steps: Iterator[Step], prefetch: int) -> Generator[Step, None, None]:

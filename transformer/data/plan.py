@@ -43,7 +43,7 @@ class Batching:
     max_tokens: int  # rows x longest of a padded micro-batch on either side, at most
     micro_batch_multiple: int  # a step's micro-batches are a multiple of this
     capacities: tuple[int, int] | None  # slots of a packed micro-batch, source and target; None: padded
-    longest: int  # tokens of the longest sentence that is expected in any epoch: a bound for packed attention
+    grouped: bool  # packed micro-batches are cut into groups, since no kernel attends to them as they lie
 
 
 def plan_epoch(lengths: Lengths, *, mixture: Mixture, seed: int, epoch: int, tokens_per_step: int) -> list[Ids]:

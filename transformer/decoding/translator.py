@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from transformer.checkpoint import Checkpoint, find_checkpoint
-from transformer.compute import autocast, dtype_of, resolve_device, resolve_precision
+from transformer.compute import (
+    autocast,
+    default_batch_tokens,
+    dtype_of,
+    memory_errors_named,
+    resolve_device,
+    resolve_precision,
+)
 from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
 from transformer.data.tokenizer import Tokenizer, read_model
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
@@ -143,16 +150,16 @@ class Translator:
     ) -> list[Found]:
         """What `search` finds for each source; it is given a batch of sources of like length at a time."""
         results: dict[int, Found] = {}
+        lengths = [len(ids) + 1 for ids in sources]
+        batch_tokens = self.search.batch_tokens or default_batch_tokens(self.device)
+        remedy = f"lower search.batch_tokens (now {batch_tokens})"
 
         # no_grad: under inference_mode, autocast would cast every weight again at each step
         with _evaluating(self.model), torch.no_grad(), autocast(self.device, self.precision):
-            for batch in _batches([len(ids) + 1 for ids in sources], self.search):
+            for batch in _batches(lengths, beam_size=self.search.beam_size, batch_tokens=batch_tokens):
                 check()
-                try:
+                with memory_errors_named("translating", remedy=remedy):
                     found = search([sources[n] for n in batch])
-                except torch.OutOfMemoryError as error:
-                    budget = f"search.batch_tokens (now {self.search.batch_tokens})"
-                    raise InputError(f"out of GPU memory while translating: lower {budget}") from error
                 results |= zip(batch, found, strict=True)
 
         return [results[n] for n in range(len(sources))]
@@ -209,14 +216,14 @@ def _is_blank(text: str) -> bool:
     return all(unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf") for character in text)
 
 
-def _batches(lengths: list[int], search: SearchConfig) -> Iterator[list[int]]:
+def _batches(lengths: list[int], *, beam_size: int, batch_tokens: int) -> Iterator[list[int]]:
     """Indices by falling length, in batches of rows x beam x width <= batch_tokens, or of one row.
 
     The longest sentences go first, so that too little memory shows at once.
     """
     batch: list[int] = []
     for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        if batch and (len(batch) + 1) * search.beam_size * lengths[batch[0]] > search.batch_tokens:
+        if batch and (len(batch) + 1) * beam_size * lengths[batch[0]] > batch_tokens:
             yield batch
             batch = []
         batch.append(n)
@@ -332,7 +339,8 @@ def build_translator(
         load_parameters(model, tensors)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
-    model = model.to(target, dtype_of(arithmetic)).eval()
+    with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
+        model = model.to(target, dtype_of(arithmetic)).eval()
     return Translator(model, tokenizer, search.over(settings), target, arithmetic)
 
 

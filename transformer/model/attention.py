@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from transformer.compute import at_least_fp32, has_varlen_kernel
+from transformer.compute import at_least_fp32
 from transformer.config.settings import Score
 from transformer.kernels.attention import dense_attention
-from transformer.layout import Layout, Packed, Padded
+from transformer.layout import Groups, Layout, Packed, Padded
 
 # The formula
 
@@ -42,8 +42,8 @@ def attention_weights(
     Every row sums to 1, and a hidden key weighs exactly 0. An empty row of `keys` shows its first position, so that no
     row is ever NaN. Rows of padding queries are finite, and mean nothing.
 
-    This is the plain form of `attend`, for padded layouts. A packed caller pads both sides (`Packed.pad`) and asks for
-    the weights of each group (`Packed.groups`).
+    This is the plain form of `attend`, for padded layouts. A packed caller pads both sides (`Groups.pad`) and asks for
+    the weights of each group.
     """
     q = q.transpose(1, 2)  # (B, H, T, K)
     k = k.transpose(1, 2)  # (B, H, S, K)
@@ -114,20 +114,23 @@ def attend(
     """`attention_weights(q, k, ...) @ v`, with `dropout` on the weights, by the fastest form that there is.
 
     Padded: q `(B, T, H, d_k)`, k `(B, S, H, d_k)`, v `(B, S, H, d_v)` -> `(B, T, H, d_v)`. Packed: `N` slots stand in
-    the place of rows and positions, and empty slots become zero. `causal` lets position t see 0..t: queries and keys
-    are then of one layout.
+    the place of rows and positions, and empty slots become zero; without groups they are for torch's packed kernel,
+    which knows neither dropout nor the additive score. `causal` lets position t see 0..t: queries and keys are then of
+    one layout.
     """
     if isinstance(queries, Packed):
         assert isinstance(keys, Packed)
-        if score_vector is None and dropout == 0.0 and _has_packed_kernel(q, v):
+        if queries.groups is None or keys.groups is None:
+            assert score_vector is None
+            assert dropout == 0.0
             return _attend_packed_kernel(q, k, v, queries=queries, keys=keys, causal=causal, scale=scale)
 
         return _attend_in_groups(
             q,
             k,
             v,
-            queries=queries,
-            keys=keys,
+            queries=queries.groups,
+            keys=keys.groups,
             causal=causal,
             dropout=dropout,
             scale=scale,
@@ -153,10 +156,6 @@ def attend(
         return _attend_dense(q, k, v, queries=queries, keys=keys, causal=causal, dropout=dropout, scale=scale)
 
     return _attend_sdpa(q, k, v, keys=keys, causal=causal, dropout=dropout, scale=scale)
-
-
-def _has_packed_kernel(q: Tensor, v: Tensor) -> bool:
-    return has_varlen_kernel(q.device, q.dtype, d_k=q.shape[-1], d_v=v.shape[-1])
 
 
 def _attend_packed_kernel(
@@ -192,15 +191,15 @@ def _attend_in_groups(
     k: Tensor,
     v: Tensor,
     *,
-    queries: Packed,
-    keys: Packed,
+    queries: Groups,
+    keys: Groups,
     causal: bool,
     dropout: float,
     scale: float,
     score_vector: Tensor | None,
 ) -> Tensor:
     """Packed sentences as small padded batches of similar lengths, one after the other."""
-    groups = zip(queries.pad(q), keys.pad(k), keys.pad(v), queries.groups, keys.groups, strict=True)
+    groups = zip(queries.pad(q), keys.pad(k), keys.pad(v), queries.layouts, keys.layouts, strict=True)
 
     parts = []
     for group_q, group_k, group_v, group_queries, group_keys in groups:

@@ -18,7 +18,7 @@ import torch
 
 from transformer.average import average_checkpoints, scheduled_steps
 from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, rotate
-from transformer.compute import resolve_device
+from transformer.compute import memory_errors_named, resolve_device, uses_cudnn_attention
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import SearchOverride, TrainConfig, paper_peak
@@ -30,8 +30,8 @@ from transformer.data.prepare import Prepared, SharedPrepared, prepare
 from transformer.data.store import Mixture, Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator, build_translator
-from transformer.distributed import Wait, World, collective_errors_named, join_world, local_device
-from transformer.errors import CheckpointError, InputError
+from transformer.distributed import Vote, Wait, World, collective_errors_named, join_world, local_device
+from transformer.errors import CheckpointError
 from transformer.evaluation.score import check_language, measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
 from transformer.machine import trim_heap
@@ -88,16 +88,13 @@ def train(job: TrainJob) -> Results:
     with (
         _process_settings_restored(),
         join_world(resolve_device(job.train.device)) as world,
+        memory_errors_named("making room for the model", remedy="end what else uses it, or choose a smaller model"),
         ExitStack() as held,
     ):
         run = _open(job, world, held)
         if not world.from_rank0(lambda: _is_finished(run)):
             world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
-            try:
-                train_loop(run, world)
-            except torch.OutOfMemoryError as error:
-                budget = f"train.max_tokens (now {run.resolved.max_tokens})"
-                raise InputError(f"out of GPU memory: lower {budget}; the same command goes on") from error
+            train_loop(run, world)
         return from_json(Results, world.from_rank0(lambda: to_json(_results(run)), wait=Wait.work))
 
 
@@ -110,9 +107,11 @@ def _process_settings_restored() -> Iterator[None]:
     threads = torch.get_num_threads()
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    uses_cudnn = uses_cudnn_attention()
     try:
         yield
     finally:
+        torch.backends.cuda.enable_cudnn_sdp(uses_cudnn)
         logger.setLevel(level)
         torch.set_num_threads(threads)
         _set_deterministic(is_deterministic, warn_only=only_warns)
@@ -267,13 +266,14 @@ def train_loop(run: Run, world: World) -> None:
             _commit(run, world, tracker)
 
         clock.lap()
+        vote = Vote(world)
         stopping = world.any(signals.requested)
         while not (stopping or progress.has_ended(config)):
             # One update.
             started = time.perf_counter()
             step = next(steps)
             waited = time.perf_counter() - started
-            with collective_errors_named():
+            with collective_errors_named(), memory_errors_named("training", remedy=_smaller_batches(run)):
                 result = train_step(
                     parallel,
                     state.optimizer,
@@ -303,12 +303,15 @@ def train_loop(run: Run, world: World) -> None:
                 trim_heap()
                 trimmed = time.monotonic()
 
-            # Validate, then save once.
+            # Validate, then save once. Where the ranks meet anyway, they also agree at once on whether to stop.
             is_among_best = False
             if is_validation_due:
                 is_among_best = _validate(run, world, tracker=tracker, signals=signals)
                 clock.lap()
-            stopping = world.any(signals.requested)
+            if is_validation_due or is_commit_due:
+                stopping = world.any(signals.requested)
+            else:
+                stopping = vote.ask(signals.requested)
             has_ended = progress.has_ended(config)
             if is_among_best or is_commit_due or stopping or has_ended:
                 state.read_device()
@@ -323,6 +326,11 @@ def train_loop(run: Run, world: World) -> None:
             raise stopped(progress.step)
 
 
+def _smaller_batches(run: Run) -> str:
+    """What to do where the GPU's memory runs out in a step, or while the dev loss is measured."""
+    return f"lower train.max_tokens (now {run.resolved.max_tokens}); the same command goes on"
+
+
 def _steps(run: Run, world: World) -> Generator[Step, None, None]:
     """The steps of this rank, from the position that training has come to."""
     return load_steps(
@@ -332,6 +340,7 @@ def _steps(run: Run, world: World) -> Generator[Step, None, None]:
         world_size=world.size,
         position=Position(run.progress.epoch, run.progress.step_in_epoch),
         prefetch=run.job.train.prefetch,
+        device=run.device,
     )
 
 
@@ -403,16 +412,17 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and the same order of checkpoints
     translator = Translator(model, run.tokenizer, greedy, run.device, run.resolved.precision)
     try:
-        validation, hypotheses = validate(
-            Objective(model, job.train.label_smoothing),
-            translator,
-            run.dev,
-            world,
-            step=run.progress.step,
-            max_tokens=run.resolved.max_tokens,
-            tgt_lang=job.data.tgt_lang,
-            check=signals.check,
-        )
+        with memory_errors_named("measuring the dev loss", remedy=_smaller_batches(run)):
+            validation, hypotheses = validate(
+                Objective(model, job.train.label_smoothing),
+                translator,
+                run.dev,
+                world,
+                step=run.progress.step,
+                max_tokens=run.resolved.max_tokens,
+                tgt_lang=job.data.tgt_lang,
+                check=signals.check,
+            )
     except Interrupted:
         return False
 

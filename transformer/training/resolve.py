@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import torch
 
-from transformer.compute import HALF, has_compiler, has_varlen_kernel, resolve_device, resolve_precision
+from transformer.compute import (
+    HALF,
+    has_compiler,
+    has_much_memory,
+    has_varlen_kernel,
+    resolve_device,
+    resolve_precision,
+)
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import Device, LayoutKind, Precision, Score
 from transformer.data.plan import Batching, packed_capacities
@@ -42,8 +49,7 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
 def _default_max_tokens(device: torch.device) -> int:
     if device.type != "cuda":
         return 5_120  # a step of 4,096 tokens fits in one piece, padding included
-    has_much_memory = torch.cuda.get_device_properties(device).total_memory > 36 * 2**30
-    return 32_768 if has_much_memory else 8_192
+    return 32_768 if has_much_memory(device) else 8_192
 
 
 def _has_packed_kernel(job: TrainJob, device: torch.device, precision: Precision) -> bool:
@@ -91,7 +97,7 @@ def batching_of(job: TrainJob, resolved: Resolved, *, store: Store, mixture: Mix
         max_tokens=resolved.max_tokens,
         micro_batch_multiple=resolved.micro_batch_multiple,
         capacities=capacities,
-        longest=int(store.lengths.max()),
+        grouped=not _has_packed_kernel(job, torch.device(resolved.device.name), resolved.precision),
     )
 
 

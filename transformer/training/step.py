@@ -23,6 +23,10 @@ from transformer.training.optimizer import set_rate
 
 EVAL_LOGITS = 2**24  # that are held at a time when the loss is only measured
 
+# What differs from one packed batch to the next, by its name inside Objective._hidden. The compiler is told before it
+# starts; else it would take the first batch's numbers for constants, and compile again when others come.
+DYNAMIC = r"L\['batch'\]\.(source|target)_layout\.(offsets|longest)"
+
 
 class Objective(nn.Module):
     """The model under its loss: what data parallelism wraps, so that one `forward` makes one gradient."""
@@ -34,6 +38,7 @@ class Objective(nn.Module):
 
     def compile(self, *, backend: str = "inductor") -> None:
         """Compile the stacks for training; the loss is a kernel already, and dev batches come in too many shapes."""
+        torch.compiler.config.dynamic_sources = DYNAMIC
         self._train_hidden = torch.compile(self._hidden, backend=backend)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -63,7 +68,8 @@ class Objective(nn.Module):
         hidden = self.model.decode(
             batch.target_in, batch.target_layout, memory=memory, memory_layout=batch.source_layout
         )
-        return hidden.flatten(0, -2).index_select(0, batch.target_rows)
+        hidden = hidden.flatten(0, -2)
+        return hidden if batch.target_rows is None else hidden.index_select(0, batch.target_rows)
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,7 @@ def train_step(
     the scale of `scaler` falls. The ranks agree on it, since they share the gradient. Nothing here waits for the
     device.
     """
+    step.await_copy()
     optimizer.zero_grad(set_to_none=True)
     sums = torch.zeros(2, device=device, dtype=torch.float64)
     last, _ = step.micro_batches[-1]
