@@ -557,6 +557,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "model.d_v": 8,
     "data.store_dir": "",
     "tokenizer.character_coverage": 0.99,
+    "search.batch_tokens": 4096,
     "train.max_steps": 3,
     "train.clip_norm": 0.5,
     "train.ema_decay": 0.9,
