@@ -25,6 +25,7 @@ from transformer.data.store import Store
 
 FOLDER = ROOT / "scripts" / "benchmark"
 
+load_script("benchmark/synthetic")  # which two of the others import
 gpu, peers, preparing, step_times = (load_script(f"benchmark/{name}") for name in ("gpu", "peers", "prepare", "steps"))
 
 
