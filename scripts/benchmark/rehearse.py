@@ -34,6 +34,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -392,7 +393,9 @@ def gather(
         "pairs": args.pairs,
         "sentences": args.sentences,
         "training_command": shlex.join(command).replace(str(folder), "FOLDER"),
+        "date": time.strftime("%d %B %Y"),
         "python": platform.python_version(),
+        "torch": version("torch"),
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "resolved": resolved,
@@ -471,7 +474,9 @@ def page(facts: dict[str, Any]) -> str:
     return f"""\
 # A rehearsal of WMT: {facts["pairs"]:,} pairs, from raw to an averaged BLEU
 
-`{facts["command"]}`, on {facts["cores"]} cores ({facts["processor"]}), Python {facts["python"]}.
+    {facts["command"]}
+
+on {facts["cores"]} cores ({facts["processor"]}), Python {facts["python"]}, torch {facts["torch"]}, {facts["date"]}.
 The command that it starts, and kills four times:
 
     {facts["training_command"]}
@@ -481,7 +486,7 @@ The pairs are invented, and as long as WMT's: {facts["pairs_kept"]:,} of them ar
 Dev and test set are cut to {facts["sentences"]} sentences each; WMT has 3,000 and 3,003.
 So few steps teach nothing: the score, {scores_of(facts)}, only shows that the way to it is there, and a model that
 has learnt to end its sentences translates in a half or a third of the time. What is scored is the mean of
-steps {", ".join(map(str, facts["averaged"]))}. Found by rule: {resolved["device"]}, {resolved["precision"]},
+steps {", ".join(map(str, facts["averaged"]))}. Found by rule: {resolved["device"]}, {resolved["precision"]}, \
 {resolved["layout"]}, {resolved["threads"]} threads.
 
 | stage | times | took | peak memory |
@@ -501,7 +506,8 @@ What SIGKILL costs: the same command was started again, and came back to the pla
 | --- | --- | --- | --- |
 {rows(map(kill_row, facts["kills"]))}
 
-A start that finds data there verifies it, and screens the text again: that is in its `start`.
+A start that finds data there verifies it, and screens the text again where there is no store yet: that is in its
+`start`. With the experiment's own checkpoints, up to 1,500 steps are lost and done again.
 """
 
 
