@@ -478,6 +478,27 @@ def test_what_a_kill_costs_by_hand() -> None:
     assert [rehearse.duration(seconds) for seconds in (59.94, 60, 3_599.6)] == ["59.9 s", "1 min 0 s", "60 min 0 s"]
 
 
+def test_the_page_of_a_rehearsal_shows_stages_disk_and_kills() -> None:
+    facts = {
+        "pairs": 4_500_000,
+        "sentences": 500,
+        "command": "python rehearse.py",
+        "training_command": "transformer train",
+    }
+    facts |= {"date": "1 May 2026", "python": "3.11", "torch": "2.13", "processor": "Xeon", "cores": 2}
+    facts |= {"resolved": {"device": "cpu", "precision": "bf16", "layout": "packed", "threads": 2}}
+    facts |= {"pairs_kept": 4_496_317, "tokens": {"src": 1, "tgt": 2}, "vocab_size": 37_000, "corpus": {"seconds": 61}}
+    facts |= {"averaged": [2, 4, 6, 8, 10], "bleu": {"newstest2014": 0.1234}, "disk": {"the store": 3 * 2**20}}
+    facts |= {"stages": {"encode": {"times": 1, "seconds": 90.4, "peak_rss": 2**30}}}
+    facts |= {"kills": [{"stage": "encode", "in_stage": 40, "back": 60, "again": {"begin": 19, "encode": 41.0}}]}
+    page = rehearse.page(facts)
+    assert "\n| encoding into the store | 1 | 1 min 30 s | 1.00 GiB |\n" in page
+    assert "\n| the store | 3 MiB |\n" in page
+    assert "\n| encoding into the store | 40.0 s | 1 min 0 s | start 19.0 s, encoding into the store 41.0 s |\n" in page
+    assert "newstest2014 0.12, " in page
+    assert "steps 2, 4, 6, 8, 10. Found by rule: cpu, bf16, packed, 2 threads." in page
+
+
 def test_a_rehearsal_refuses_what_it_sets_itself_and_another_ones_folder(tmp_path: Path) -> None:
     arguments = ["--folder", str(tmp_path), "--output", str(tmp_path / "page")]
     done = benchmark(*arguments, "train.max_steps=3", script="rehearse.py")
