@@ -21,11 +21,14 @@ from transformer.config.settings import ModelConfig, PairConfig
 from transformer.data.batch import collate
 from transformer.data.loader import Step
 from transformer.data.prepare import prepare
+from transformer.data.source import resolve_source
 from transformer.data.store import Store
 
 FOLDER = ROOT / "scripts" / "benchmark"
 
+load_script("benchmark/synthetic")  # which two of the others import
 gpu, peers, preparing, step_times = (load_script(f"benchmark/{name}") for name in ("gpu", "peers", "prepare", "steps"))
+rehearse, scaling = (load_script(f"benchmark/{name}") for name in ("rehearse", "scaling"))
 
 
 def benchmark(*arguments: str, script: str = "train.py") -> "subprocess.CompletedProcess[str]":
@@ -375,3 +378,142 @@ def test_plain_sees_no_padding_and_no_future() -> None:
         after = model(source, target, padding)
     assert torch.equal(before[:, :3], after[:, :3])
     assert not torch.equal(before[:, 3:], after[:, 3:])
+
+
+# ---- a rehearsal of WMT, and several GPUs ---------------------------------------------------------------------------
+
+
+def test_the_rehearsals_data_set_is_read_as_the_hubs(tmp_path: Path) -> None:
+    made = rehearse.make(tmp_path / "wmt14", 310, sentences=20)
+    found = {}
+    for split in ("train", "validation", "test"):
+        pair = PairConfig("", "", str(tmp_path / "wmt14"), "de-en", split)
+        source = resolve_source(pair, "data.train", languages=("en", "de"), store_dir=tmp_path / "store")
+        found[split] = list(source.pairs())
+    assert {split: len(pairs) for split, pairs in found.items()} == {"train": 310, "validation": 20, "test": 20}
+    assert found["validation"] != found["test"]
+    assert len(next((tmp_path / "wmt14" / "de-en").glob("train-00002-of-00003.parquet")).read_bytes()) > 0
+    for pairs in (found["validation"], found["test"]):
+        assert all(0 < len(side.split()) <= 100 for pair in pairs for side in pair)
+    english, german = (" ".join(sides) for sides in zip(*found["train"], strict=True))
+    assert len(set("äöü") & set(german)) == 3
+    assert not set("äöü") & set(english)
+    text = [len(side.encode()) + 1 for pairs in found.values() for pair in pairs for side in pair]
+    assert made["text_bytes"] == sum(text)
+
+
+def test_stage_after_each_line_of_a_log() -> None:
+    log = """copying /wmt14 de-en train, once
+training the tokenizer on 39,988 of 39,988 lines
+encoding 19,994 pairs
+data ready: 19,980 of 20,000 pairs
+1,000 parameters; device cpu
+the first epoch: 19,980 sentence pairs in 27 steps
+micro-batches a step: 5.81, padding: 18.9 %
+step 1: loss 11.007, perplexity 60176.60
+step 2: loss 11.003, perplexity 60176.60
+step 2: saved
+step 3: loss 11.001, perplexity 60176.60
+step 10: loss 10.979, perplexity 58376.63
+step 10: dev loss 10.9, greedy BLEU 0.00
+  source     step 3: loss
+step 10: saved
+averaged 5 checkpoints: steps 2, 4, 6, 8, 10"""
+    stages = ["begin"]
+    for line in log.split("\n"):
+        stages.append(rehearse.stage_after(line, stages[-1]))
+    assert stages[1:5] == ["copy", "tokenizer", "encode", "build"]
+    assert stages[5:8] == ["build", "build", "first"]
+    assert stages[8:12] == ["step", "save", "step", "step"]
+    assert stages[12:] == ["validate", "save", "save", "average", "test"]
+
+
+def test_watch_kills_at_a_place_and_sees_when_it_is_reached_again(tmp_path: Path) -> None:
+    command = ["sh", "-c", "echo training the tokenizer on 2 of 2 lines >&2; sleep 30"]
+    target = rehearse.Place(3, 0.3)
+    killed = rehearse.watch("one", command, tmp_path, target=target, previous=None)
+    assert (killed.status, killed.back, killed.place.number) == (-9, None, 3)
+    assert 0.3 <= killed.seconds < 20
+    assert [(span.stage, span.is_complete) for span in killed.spans] == [("begin", True), ("tokenizer", False)]
+
+    command[-1] = "echo encoding 2 pairs >&2; exec sleep 0.5"
+    ended = rehearse.watch("two", command, tmp_path, target=None, previous=killed.place)
+    assert (ended.status, [span.stage for span in ended.spans]) == (0, ["begin", "encode"])
+    assert 0 < ended.back == ended.spans[1].began < ended.seconds
+    assert ended.spans[1].is_complete
+    assert 1e5 < ended.spans[1].peak_rss < 1e8
+    assert (tmp_path / "leg-two.log").read_text(encoding="utf-8") == "encoding 2 pairs\n"
+
+
+def span(stage: str, began: float, ended: float, peak: int = 1, *, complete: bool = True) -> dict[str, Any]:
+    return {"stage": stage, "began": began, "ended": ended, "peak_rss": peak, "is_complete": complete}
+
+
+def test_what_a_kill_costs_by_hand() -> None:
+    """Killed 3 s into the copy; the next start takes 2 s to begin and 4 s to have copied as much."""
+    legs = [
+        {
+            "name": "copy",
+            "seconds": 4.0,
+            "back": None,
+            "spans": [span("begin", 0, 1, 5), span("copy", 1, 4, complete=False)],
+        },
+        {
+            "name": "end",
+            "seconds": 20.0,
+            "back": 6.0,
+            "spans": [span("begin", 0, 2), span("copy", 2, 9, 7), span("step", 9, 12), span("step", 12, 17, 8)],
+        },
+    ]
+    assert rehearse.kills(legs) == [
+        {"in": "copy", "stage": "copy", "after": 4.0, "in_stage": 3, "back": 6.0, "again": {"begin": 2, "copy": 4.0}}
+    ]
+    assert rehearse.stages(legs) == {
+        "begin": {"times": 1, "seconds": 1, "peak_rss": 5},
+        "copy": {"times": 1, "seconds": 7, "peak_rss": 7},
+        "step": {"times": 2, "seconds": 4, "peak_rss": 8},
+    }
+    row = rehearse.kill_row(rehearse.kills(legs)[0])
+    assert row == "| copying the data set | 3.0 s | 6.0 s | start 2.0 s, copying the data set 4.0 s |"
+    assert [rehearse.duration(seconds) for seconds in (59.94, 60, 3_599.6)] == ["59.9 s", "1 min 0 s", "60 min 0 s"]
+
+
+def test_the_page_of_a_rehearsal_shows_stages_disk_and_kills() -> None:
+    facts = {
+        "pairs": 4_500_000,
+        "sentences": 500,
+        "command": "python rehearse.py",
+        "training_command": "transformer train",
+    }
+    facts |= {"date": "1 May 2026", "python": "3.11", "torch": "2.13", "processor": "Xeon", "cores": 2}
+    facts |= {"resolved": {"device": "cpu", "precision": "bf16", "layout": "packed", "threads": 2}}
+    facts |= {"pairs_kept": 4_496_317, "tokens": {"src": 1, "tgt": 2}, "vocab_size": 37_000, "corpus": {"seconds": 61}}
+    facts |= {"averaged": [2, 4, 6, 8, 10], "bleu": {"newstest2014": 0.1234}, "disk": {"the store": 3 * 2**20}}
+    facts |= {"stages": {"encode": {"times": 1, "seconds": 90.4, "peak_rss": 2**30}}}
+    facts |= {"kills": [{"stage": "encode", "in_stage": 40, "back": 60, "again": {"begin": 19, "encode": 41.0}}]}
+    page = rehearse.page(facts)
+    assert "\n| encoding into the store | 1 | 1 min 30 s | 1.00 GiB |\n" in page
+    assert "\n| the store | 3 MiB |\n" in page
+    assert "\n| encoding into the store | 40.0 s | 1 min 0 s | start 19.0 s, encoding into the store 41.0 s |\n" in page
+    assert "newstest2014 0.12, " in page
+    assert "steps 2, 4, 6, 8, 10. Found by rule: cpu, bf16, packed, 2 threads." in page
+
+
+def test_a_rehearsal_refuses_what_it_sets_itself_and_another_ones_folder(tmp_path: Path) -> None:
+    arguments = ["--folder", str(tmp_path), "--output", str(tmp_path / "page")]
+    done = benchmark(*arguments, "train.max_steps=3", script="rehearse.py")
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: train.max_steps=3: this script sets it, since it reads the log by it\n")
+    (tmp_path / "arguments.json").write_text('{"pairs": 7}')
+    done = benchmark(*arguments, script="rehearse.py")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f'error: {tmp_path}: holds a rehearsal of {{"pairs": 7}}: choose another --folder\n'
+
+
+def test_several_gpus_by_hand() -> None:
+    """Base in 36 ms: 33.5 of them work. Of 8 GPUs each sends 1.75 times 75.776 MB at 350 GB/s in 14 hops, 0.40688 ms,
+    that nothing hides; the rest, 1.05 ms, is less than nine tenths of 2.79 ms of backward pass."""
+    promised = scaling.GPUS[1]
+    assert scaling.step_seconds(promised, 8, tokens=3_125) == pytest.approx(1.01 * 7.09438e-3, rel=1e-5)
+    assert scaling.step_seconds(promised, 1, tokens=25_000, vote=1.0) == pytest.approx(36e-3)
+    assert (FOLDER / "results" / "scaling.md").read_text(encoding="utf-8") == scaling.page()

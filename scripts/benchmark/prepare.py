@@ -2,9 +2,8 @@
 
     python scripts/benchmark/prepare.py --pairs 1000000 > prepare.json
 
-It makes a corpus as long and as varied as WMT's English and German: invented words, built of syllables, stems and
-endings so that there is something to learn, as unequally frequent as words are; sentences of 24 and 23 words on average
-(log-normal), and a few that the filters must drop. Then, one after the other, each in a process of its own:
+It makes a corpus as long and as varied as WMT's English and German (`synthetic.py`). Then, one after the other, each in
+a process of its own:
 
 - `ours`: `transformer prepare` of the base model on two threads;
 - `yardstick`: a plain program that trains the same SentencePiece model on as many lines, encodes every line on two
@@ -26,30 +25,18 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from io import BytesIO
-from itertools import chain, islice, product
+from itertools import chain, islice
 from pathlib import Path
 from subprocess import PIPE, Popen
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import sentencepiece
+from synthetic import BLOCK, SIDES, Generator
 
 THREADS = 2
 SAMPLE = 1_000_000  # lines that the pieces are trained on
-BLOCK = 10_000  # lines, or pairs, at a time
-SIDES = ("en", "de")
-
-MEANS = (24, 23)  # words of a sentence
-SPREAD, UNLIKENESS = 0.6, 0.2  # of the log of a length: between sentences, and between the sides of a pair
-STEMS = 60_000
-SYLLABLES = (
-    (" b c d f g h l m n p r s t w st tr pr ch th", "a e i o u ea ou", " n r s t l m nd ck"),
-    (" b d f g h k l m n r s t w z sch st pf br gr", "a e i o u ä ö ü ei au ie", " n r s t l ch ng nd rt"),
-)  # of each language: beginnings, vowels, ends; the space at the start is for none
-ENDINGS = (("", "s", "ed", "ing", "er", "ly"), ("", "en", "er", "e", "ung", "lich"))
-EMPTY_EVERY, LONG_EVERY = 5_000, 2_000  # pairs: one has an empty side, one a side that is ten times too long
 
 
 def main(arguments: list[str]) -> None:
@@ -141,46 +128,17 @@ def run(command: list[str]) -> tuple[str, dict[str, float]]:
 
 def make(args: argparse.Namespace) -> dict[str, Any]:
     """Write train and dev; the same for the same number of pairs."""
-    draw = np.random.default_rng(1)
-    words = [invent(draw, side) for side in (0, 1)]
+    generator = Generator()
     counted, written = np.zeros(2, dtype=np.int64), 0
     for name, pairs in (("dev", min(3_000, args.pairs)), ("train", args.pairs)):
         files = [(args.keep / f"{name}.{side}").open("w", encoding="utf-8", newline="\n") for side in SIDES]
-        for start in range(0, pairs, BLOCK):
-            counts = draw_lengths(draw, np.arange(start, min(start + BLOCK, pairs)))
-            for file, known, own in zip(files, words, counts, strict=True):
-                ranks = len(known) ** draw.random(int(own.sum()))  # Zipf: the n-th is n times rarer than the first
-                text = known[ranks.astype(np.int64) - 1].tolist()
-                ends = own.cumsum().tolist()
-                lines = (" ".join(text[end - count : end]) for end, count in zip(ends, own.tolist(), strict=True))
-                file.writelines(f"{line}.\n" if line else "\n" for line in lines)
+        for sides, counts in generator.blocks(pairs):
+            for file, sentences in zip(files, sides, strict=True):
+                file.writelines(f"{sentence}\n" for sentence in sentences)
             counted, written = counted + counts.sum(axis=1), written + counts.shape[1]
         for file in files:
             file.close()
-    return {"vocabularies": [len(known) for known in words], "mean_words": (counted / written).tolist()}
-
-
-def invent(draw: np.random.Generator, side: int) -> npt.NDArray[np.object_]:
-    """The words of a language, the more frequent ones first: they tend to be short."""
-    syllables = ["".join(parts) for parts in product(*(group.split(" ") for group in SYLLABLES[side]))]
-    counts = draw.choice(4, STEMS, p=(0.1, 0.4, 0.35, 0.15)) + 1
-    picked = (len(syllables) ** draw.random((STEMS, 4))).astype(np.int64) - 1
-    stems = ["".join(syllables[i] for i in row[:count]) for row, count in zip(picked.tolist(), counts, strict=True)]
-    if side == 1:  # a third are nouns
-        stems = [stem.capitalize() if i % 3 == 0 else stem for i, stem in enumerate(stems)]
-    forms = list(dict.fromkeys(stem + ending for stem in stems for ending in ENDINGS[side]))
-    order = np.argsort([len(form) for form in forms] + 4 * draw.random(len(forms)))
-    return np.array(forms, dtype=object)[order]
-
-
-def draw_lengths(draw: np.random.Generator, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Words of both sides of these pairs, `(2, n)`."""
-    lengths = SPREAD * draw.standard_normal(len(numbers)) + UNLIKENESS * draw.standard_normal((2, len(numbers)))
-    means = np.log(MEANS)[:, None] - (SPREAD**2 + UNLIKENESS**2) / 2
-    counts = np.rint(np.exp(means + lengths)).clip(1).astype(np.int64)
-    counts[0, numbers % LONG_EVERY == 1] *= 10
-    counts[1, numbers % EMPTY_EVERY == 2] = 0
-    return counts
+    return {"vocabularies": generator.vocabularies, "mean_words": (counted / written).tolist()}
 
 
 # ---- the yardstick --------------------------------------------------------------------------------------------------
