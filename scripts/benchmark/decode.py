@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 from measured import Measured, Numbers
-from steps import SIZES, cudnn_attention, make_corpus, sdpa_flags, wait_for
+from steps import SIZES, make_corpus, sdpa_flags, wait_for
 
 from transformer.compute import dtype_of, resolve_device
 from transformer.config.settings import Device, Precision, SearchConfig
@@ -31,7 +31,6 @@ class Setting(NamedTuple):
 
     beam_size: int
     batch_tokens: int
-    cudnn: bool | None = None  # attention by cuDNN; None: as the package has it
 
 
 SETTINGS = {
@@ -39,9 +38,7 @@ SETTINGS = {
     "greedy-131072": Setting(1, 131_072),
     "beam4-32768": Setting(4, 32_768),
     "beam4-8192": Setting(4, 8_192),
-    "greedy-131072-no-cudnn": Setting(1, 131_072, cudnn=False),
-    "greedy-131072-cudnn": Setting(1, 131_072, cudnn=True),
-}
+}  # those of few batches first
 
 
 def main(arguments: list[str]) -> int:
@@ -105,17 +102,15 @@ def measure(
         device=device,
         precision=Precision.bf16,
     )
-    with cudnn_attention(setting.cudnn):
-        translator.hypotheses(sources[:8], n_best=1, check=Clock(seconds))
-        wait_for(device)
-        clock = Clock(seconds)
-        begun = time.monotonic()
-        try:
-            found = translator.hypotheses(sources, n_best=1, check=clock)
-        except TimeIsOver:
-            return {"seconds": time.monotonic() - begun, "finished": False, "batches": clock.batches}
-        took = time.monotonic() - begun
-        cudnn = sdpa_flags()["cudnn"]
+    translator.hypotheses(sources[:8], n_best=1, check=Clock(seconds))
+    wait_for(device)
+    clock = Clock(seconds)
+    begun = time.monotonic()
+    try:
+        found = translator.hypotheses(sources, n_best=1, check=clock)
+    except TimeIsOver:
+        return {"seconds": time.monotonic() - begun, "finished": False, "batches": clock.batches}
+    took = time.monotonic() - begun
 
     tokens = sum(len(best.tokens) + 1 for [best] in found)  # EOS counts
     return {
@@ -125,7 +120,7 @@ def measure(
         "sentences": len(sources),
         "target_tokens": tokens,
         "target_tokens_per_second": tokens / took,
-        "cudnn_attention": cudnn,
+        "cudnn_attention": sdpa_flags()["cudnn"],
     }
 
 

@@ -47,9 +47,9 @@ class Measured:
         """What is known of it, a failure too."""
         return self._known.get(name)
 
-    def take(self, name: str, measure: Callable[[], Numbers]) -> None:
+    def take(self, name: str, measure: Callable[[], Numbers], *, again: bool = False) -> None:
         """Measure and write, unless it is known or the time is over. A failure is written, and stops nobody."""
-        if name in self:
+        if name in self and not again:
             return
         if self.seconds_left <= 0:
             self.left_out.append(name)

@@ -165,6 +165,7 @@ class Training:
         self.resolved = resolve_settings(job, 1)
         self.device = torch.device(self.resolved.device.name)
         self.batching = batching_of(job, self.resolved, store=store, mixture=((len(store), 1.0),))
+        self.parameters = parameters(job.model, vocab_size)
         self.taken = 0
         self._train = job.train
         self._peak = paper_peak(job.model.d_model, job.train.warmup_steps)
@@ -266,7 +267,7 @@ def measure(
 
         numbers = {
             "resolved": to_json(training.resolved),
-            "parameters": parameters(job.model, vocab_size),
+            "parameters": training.parameters,
             "capacities": training.batching.capacities,
             "steps": len(done),
             "steps_wanted": steps,
