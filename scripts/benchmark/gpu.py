@@ -260,7 +260,7 @@ def command_tests(place: Place) -> Found:
 def tests(place: Place, name: str, chosen: str) -> Found:
     """What pytest says of each test as it ends: there to be read even where it was killed."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-k", chosen, "-n", "2" if place.dry else "6"]
-    command += ["-v", "--show-capture=no", "--tb=short", "--durations=20"]
+    command += ["-v", "--show-capture=no", "--tb=short", "--durations=20", f"--timeout={0.8 * place.limit:.0f}"]
     command += ["-p", "xdist", "-p", "pytest_timeout", "-p", "no:cacheprovider"]  # and none that is there by chance
     command += ["-W", "default"]  # what other releases warn of at import is not ours
     command += ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests/test_gpu.py")]
