@@ -206,7 +206,8 @@ def test_gpu_sh_measures_a_part_and_does_not_measure_it_again(
 
     again = ["check", "packed_eager", "--dry-run", "--out", str(tmp_path / "new"), "--before", str(out)]
     assert gpu.main(again) == 0
-    assert capsys.readouterr().out.count("\n") == 1  # nothing but the machine
+    printed = capsys.readouterr().out.split("\n")
+    assert printed[1:] == ["passed before: packed_eager (to measure again, choose another --out)", ""]
     assert (tmp_path / "new" / "check.jsonl").read_bytes() == (out / "check.jsonl").read_bytes()
 
 
@@ -283,10 +284,15 @@ def test_gpu_part_that_fails_stops_no_other_but_fails_the_whole(
     assert "\nbad: FAILED in " in printed
     assert "\nsaid\n" in printed  # the end of the log of what failed
 
-    # Started again, it does what has not passed.
+    # Started again, it does what has not passed, and never goes on from a dry run.
+    with pytest.raises(SystemExit):
+        gpu.main([argument for argument in start_again if argument != "--dry-run"])
+    assert "summary.json: the results of a dry run, and this is none: remove them" in capsys.readouterr().err
+    (tmp_path / "work" / "some" / "bad" / "kept").touch()
     stage_of(monkeypatch, {name: shell_part(f"echo again {name}") for name in runs})
     assert gpu.main(start_again) == 0
     again = (out / "some.txt").read_text(encoding="utf-8").removeprefix(log)
+    assert (tmp_path / "work" / "some" / "bad" / "kept").exists()
     assert [line for line in again.split("\n") if line.startswith("again")] == [
         "again bad",
         "again broken",

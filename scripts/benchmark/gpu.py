@@ -88,6 +88,11 @@ def main(arguments: list[str]) -> int:
         parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(stage)}")
 
     # What an earlier start has found.
+    for folder in filter(None, (args.before, args.out)):
+        path = folder / "summary.json"
+        if path.exists() and json.loads(path.read_text(encoding="utf-8"))["dry_run"] is not args.dry_run:
+            kind = "no dry run, and this is one" if args.dry_run else "a dry run, and this is none"
+            parser.error(f"{path}: the results of {kind}: remove them, or choose another --out (or $OUT)")
     args.out.mkdir(parents=True, exist_ok=True)
     names = {kind: args.out / f"{args.stage}.{kind}" for kind in ("jsonl", "txt")}
     summary_path = args.out / "summary.json"
@@ -104,11 +109,17 @@ def main(arguments: list[str]) -> int:
     print(f"{facts['gpu'] or 'no GPU'}, torch {facts['torch']}, Python {facts['python']}", flush=True)
 
     # The parts.
-    wanted = [name for name in args.parts or stage if not verdicts.get(name, {}).get("passed")]
+    asked = args.parts or list(stage)
+    wanted = [name for name in asked if not verdicts.get(name, {}).get("passed")]
+    if len(wanted) < len(asked):
+        passed = ", ".join(name for name in asked if name not in wanted)
+        print(f"passed before: {passed} (to measure again, choose another --out)", flush=True)
     for index, name in enumerate(wanted):
         kept = sum(stage[other].seconds for other in wanted[index + 1 :])
         limit = 600.0 if args.dry_run else max(1.0, args.begun + WHOLE - time.time() - kept)
         work = (args.work / args.stage / name).resolve()
+        if name not in verdicts:  # what may lie there belongs to other results
+            shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True, exist_ok=True)
         place = Place(
             dry=args.dry_run,
@@ -133,7 +144,7 @@ def main(arguments: list[str]) -> int:
         print(f"{name}: {'passed' if found.passed else 'FAILED'} in {seconds} s: {found.line}", flush=True)
         if not found.passed:
             print("\n".join(text_from(place.log, log_begins).split("\n")[-40:]), flush=True)
-    return 0 if all(verdicts.get(name, {}).get("passed") for name in args.parts or stage) else 1
+    return 0 if all(verdicts.get(name, {}).get("passed") for name in asked) else 1
 
 
 def machine() -> dict[str, Any]:

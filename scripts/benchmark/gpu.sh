@@ -27,6 +27,7 @@ if [ "$dry" = yes ]; then
 else
   site=$(mktemp -d)
   trap 'rm -rf "$site"' EXIT
+  shopt -s nullglob # where everything is installed, there need be no wheels
   mapfile -t wheels < <(python3 scripts/benchmark/missing.py "$folder"/wheels/*.whl)
   if [ "${#wheels[@]}" -gt 0 ]; then
     python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${wheels[@]}"
