@@ -295,22 +295,10 @@ def test_micro_batches_of_a_step_by_hand(max_tokens: int, multiple: int, expecte
 # Packed micro-batches
 
 
-def fewest_in_order(lengths: list[list[int]], capacities: tuple[int, int]) -> int:
-    """The fewest runs that cut this list, each within both capacities: by trying every last cut."""
-    best = [0]
-    for end in range(1, len(lengths) + 1):
-        starts = [
-            start
-            for start in range(end)
-            if all(sum(pair[side] for pair in lengths[start:end]) <= capacities[side] for side in (0, 1))
-        ]
-        best.append(1 + min(best[start] for start in starts))
-    return best[-1]
-
-
-def test_packed_micro_batches_are_the_fewest_runs_of_the_step_sorted_by_length() -> None:
-    """Capacities differ, and either may be the one that decides; a sentence may need the larger of them whole."""
+def test_packed_micro_batches_are_dealt_there_and_back_and_are_as_few_as_fit() -> None:
+    """Written again as people deal cards; capacities differ, and either side may be the one that decides."""
     state = np.random.default_rng(13)
+    more = 0
     for _ in range(100):
         lengths = state.integers(1, 12, size=(int(state.integers(1, 25)), 2)).astype(np.int32)
         capacities = tuple(int(lengths[:, side].max() + state.integers(0, 30)) for side in (0, 1))
@@ -318,10 +306,38 @@ def test_packed_micro_batches_are_the_fewest_runs_of_the_step_sorted_by_length()
         parts = as_lists(
             split_step(ids, lengths, max_tokens=max(capacities), micro_batch_multiple=1, capacities=capacities)
         )
-        order = [i for part in parts for i in part]
-        longest = [int(lengths[i].max()) for i in order]
-        assert longest == sorted(longest, reverse=True)
-        assert len(parts) == fewest_in_order(lengths[order].tolist(), capacities)
+
+        def deal(cards: list[int], players: int) -> LISTS:
+            hands: LISTS = [[] for _ in range(players)]
+            there_and_back = itertools.cycle([*range(players), *reversed(range(players))])
+            for card, player in zip(cards, there_and_back, strict=False):
+                hands[player].append(card)
+            return hands
+
+        def fits(hands: LISTS) -> bool:
+            totals = [lengths[hand].sum(axis=0) for hand in hands]  # noqa: B023
+            return all(total[side] <= capacities[side] for total in totals for side in (0, 1))  # noqa: B023
+
+        longest_first = sorted(ids.tolist(), key=lambda i: (lengths[i].max(), *lengths[i]), reverse=True)  # noqa: B023
+        dealt = next(hands for n in range(1, 26) if fits(hands := deal(longest_first, n)))
+        found, expected = ([[lengths[i].tolist() for i in hand] for hand in hands] for hands in (parts, dealt))
+        assert found == expected  # sentences of the same lengths may change places
+        more += len(parts) > 2
+    assert more > 30
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_packed_micro_batches_are_as_many_as_ranks(ranks: int) -> None:
+    """Sentences of one length differ in the length of their translation: no step may need a second round for that."""
+    state = np.random.default_rng(ranks)
+    source = np.clip(state.lognormal(3.1, 0.6, size=60_000), 1, 200)
+    target = np.clip(source * state.lognormal(0.0, 0.3, size=60_000), 1, 200)
+    lengths = np.stack((source, target), axis=1).astype(np.int32)
+    capacities = packed_capacities(lengths, tokens_per_step=25_000, max_tokens=32_768, micro_batch_multiple=ranks)
+    split = {"max_tokens": 32_768, "micro_batch_multiple": ranks, "capacities": capacities}
+    steps = plan(lengths, seed=1, epoch=0, tokens_per_step=25_000)
+    assert len(steps) > 50
+    assert {len(split_step(step, lengths, **split)) for step in steps} == {ranks}
 
 
 def test_packed_micro_batches_hold_the_step_fit_are_even_and_come_in_multiples() -> None:
@@ -349,10 +365,10 @@ def test_packed_micro_batches_hold_the_step_fit_are_even_and_come_in_multiples()
     ("capacities", "multiple", "expected"),
     [
         ((16, 17), 1, [[4, 3, 2, 1, 0]]),  # exactly full
-        ((15, 17), 1, [[4, 3], [2, 1, 0]]),  # 6 + 2, 4 + 3 + 1
-        ((16, 16), 1, [[4, 3], [2, 1, 0]]),
-        ((10, 11), 1, [[4, 3], [2, 1, 0]]),
-        ((16, 17), 4, [[4], [3, 2], [1], [0]]),
+        ((15, 17), 1, [[4, 1, 0], [3, 2]]),  # 6 + 3 + 1, 2 + 4
+        ((16, 16), 1, [[4, 1, 0], [3, 2]]),
+        ((10, 11), 1, [[4, 1, 0], [3, 2]]),
+        ((16, 17), 4, [[4], [3], [2], [1, 0]]),
         ((16, 17), 7, [[4], [3], [2], [1], [0], [], []]),
     ],
 )

@@ -4,7 +4,7 @@
 #   scripts/benchmark/gather.sh [CORPORA]       CORPORA holds multi30k/ and kftt/ (default: $TRANSFORMER_DATA)
 #
 # Everything goes into .gpu/ (or $GPU_FOLDER), which may not pass 60 MiB. torch and NumPy are never among it: the
-# machine has its own.
+# machine has its own. Of what the machine has besides, gpu.sh leaves the wheels alone.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=${GPU_FOLDER:-.gpu}

@@ -1,7 +1,9 @@
-"""The stages of gpu.sh, one after the other, each with a share of the time and a result of its own.
+"""The three stages of gpu.sh: parts, one after the other, each a process with a limit and an exit status of its own.
 
-A stage is a process, or two; what it prints goes to NAME.txt, what it found to NAME.json, with the device, the versions
-and the exact command. One that fails or runs out of time does not stop the others.
+A stage leaves three files in --out: STAGE.jsonl has every number, one measurement a line, written when it was known;
+STAGE.txt is what the processes printed; summary.json says how each part ended. A part that fails or runs out of time
+stops no other. Started again with the same --out, or with --before naming a folder that holds these files, a stage does
+what has not passed yet, and each part measures what is not in STAGE.jsonl yet.
 """
 
 import argparse
@@ -10,29 +12,39 @@ import json
 import os
 import platform
 import random
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
+
+from measured import Measured, read
 
 ROOT = Path(__file__).resolve().parents[2]
-WHOLE = 530  # seconds, from the start of gpu.sh
+HERE = Path(__file__).resolve().parent
+WHOLE = 530  # seconds of a stage, from the start of gpu.sh
+
+# Which tests of tests/test_gpu.py compile or run whole commands; all others are tests of kernels and of the model.
+COMMANDS = "compiled or learns or resumes or nothing_set"
+TRIED = "nothing_set"  # of these, in a dry run
+
+OUTCOME = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*?) *$", re.MULTILINE)
 
 
 class Place(NamedTuple):
-    """Where a stage works, and with what."""
+    """Where a part works, and with what."""
 
     dry: bool
     data: Path
+    results: Path  # STAGE.jsonl
     log: Path  # what its processes print is appended here
-    work: Path  # a folder of its own, removed at the end
+    work: Path  # a folder of its own, kept for the next start
     limit: float  # seconds
 
     @property
@@ -42,53 +54,97 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a stage did."""
+    """What a part did."""
 
-    commands: list[str]
+    status: int | None  # of its process; None: it ran out of time
     passed: bool
-    numbers: dict[str, Any]
-    line: str  # the same in a few words
+    line: str  # in a few words
+
+
+class Part(NamedTuple):
+    """One thing to do, and the seconds that are kept for it: more where the parts before it left some over."""
+
+    run: Callable[[Place], Found]
+    seconds: float
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="gpu.sh", description="Tests, step times and a training on a GPU.")
-    parser.add_argument(
-        "stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)} (default: these), {', '.join(ALONE)}"
-    )
+    parser = argparse.ArgumentParser(prog="gpu.sh", description="Measure, test and train on a GPU, nine minutes each.")
+    parser.add_argument("stage", choices=STAGES, help="what to do")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of the stage (default: all)")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, at a tiny size")
     parser.add_argument(
         "--data", type=Path, default=Path(".gpu/data"), help="holds multi30k/ and kftt/ (default: %(default)s)"
     )
     parser.add_argument("--out", type=Path, default=Path("out"), help="where results go (default: %(default)s)")
+    parser.add_argument("--before", type=Path, help="the --out of an earlier start that did not get to the end")
+    parser.add_argument(
+        "--work", type=Path, default=Path(".gpu-work"), help="where runs are kept (default: %(default)s)"
+    )
     parser.add_argument("--begun", type=float, default=time.time(), help="when the clock started (default: now)")
     args = parser.parse_args(arguments)
-    names = args.stages or list(STAGES)
-    every = STAGES | ALONE
-    if unknown := set(names) - set(every):
-        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(every)}")
+    stage = STAGES[args.stage]
+    if unknown := set(args.parts) - set(stage):
+        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(stage)}")
+
+    # What an earlier start has found.
+    for folder in filter(None, (args.before, args.out)):
+        path = folder / "summary.json"
+        if path.exists() and json.loads(path.read_text(encoding="utf-8"))["dry_run"] is not args.dry_run:
+            kind = "no dry run, and this is one" if args.dry_run else "a dry run, and this is none"
+            parser.error(f"{path}: the results of {kind}: remove them, or choose another --out (or $OUT)")
     args.out.mkdir(parents=True, exist_ok=True)
+    names = {kind: args.out / f"{args.stage}.{kind}" for kind in ("jsonl", "txt")}
+    summary_path = args.out / "summary.json"
+    for path in (*names.values(), summary_path):
+        earlier = args.before / path.name if args.before is not None else path
+        if earlier.exists() and not path.exists():
+            shutil.copy(earlier, path)
+    stages: dict[str, Any] = {}
+    if summary_path.exists():
+        stages = json.loads(summary_path.read_text(encoding="utf-8"))["stages"]
+    verdicts = stages.setdefault(args.stage, {})
+
     facts = machine() | {"started_as": shlex.join(["scripts/benchmark/gpu.py", *arguments]), "dry_run": args.dry_run}
     print(f"{facts['gpu'] or 'no GPU'}, torch {facts['torch']}, Python {facts['python']}", flush=True)
-    summary: dict[str, Any] = {}
-    for index, name in enumerate(names):
-        begun, rest = time.time(), sum(every[other].share for other in names[index:])
-        limit = 900.0 if args.dry_run else (args.begun + WHOLE - begun) * every[name].share / rest
-        log = args.out / f"{name}.txt"
-        log.write_text("", encoding="utf-8")
-        with TemporaryDirectory() as work:
-            try:
-                found = every[name].run(Place(args.dry_run, args.data.resolve(), log.resolve(), Path(work), limit))
-            except (OSError, ValueError, KeyError) as error:  # the other stages go on
-                found = Found([], False, {}, f"{type(error).__name__}: {error}")
-        verdict = {"passed": found.passed, "seconds": round(time.time() - begun, 1), "limit": round(limit, 1)}
-        summary[name] = verdict | {"said": found.line}
-        report = facts | verdict | {"commands": found.commands} | found.numbers
-        write(args.out / f"{name}.json", report)
-        write(args.out / "summary.json", facts | {"stages": summary})
-        print(f"{name}: {'passed' if found.passed else 'FAILED'} in {verdict['seconds']} s: {found.line}", flush=True)
+
+    # The parts.
+    asked = args.parts or list(stage)
+    wanted = [name for name in asked if not verdicts.get(name, {}).get("passed")]
+    if len(wanted) < len(asked):
+        passed = ", ".join(name for name in asked if name not in wanted)
+        print(f"passed before: {passed} (to measure again, choose another --out)", flush=True)
+    for index, name in enumerate(wanted):
+        kept = sum(stage[other].seconds for other in wanted[index + 1 :])
+        limit = 600.0 if args.dry_run else max(1.0, args.begun + WHOLE - time.time() - kept)
+        work = (args.work / args.stage / name).resolve()
+        if name not in verdicts:  # what may lie there belongs to other results
+            shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True, exist_ok=True)
+        place = Place(
+            dry=args.dry_run,
+            data=args.data.resolve(),
+            results=names["jsonl"].resolve(),
+            log=names["txt"].resolve(),
+            work=work,
+            limit=limit,
+        )
+        verdicts[name] = {"passed": False, "said": "begun", "limit": round(limit, 1)}
+        write(summary_path, facts | {"stages": stages})
+
+        begun = time.time()
+        log_begins = place.log.stat().st_size if place.log.exists() else 0
+        try:
+            found = stage[name].run(place)
+        except (OSError, ValueError, KeyError) as error:  # the other parts go on
+            found = Found(None, False, f"{type(error).__name__}: {error}")
+        seconds = round(time.time() - begun, 1)
+        verdicts[name] |= {"passed": found.passed, "exit_status": found.status, "seconds": seconds, "said": found.line}
+        write(summary_path, facts | {"stages": stages})
+        print(f"{name}: {'passed' if found.passed else 'FAILED'} in {seconds} s: {found.line}", flush=True)
         if not found.passed:
-            print("\n".join(log.read_text(encoding="utf-8", errors="replace").split("\n")[-60:]), flush=True)
-    return 0 if all(stage["passed"] for stage in summary.values()) else 1
+            print("\n".join(text_from(place.log, log_begins).split("\n")[-40:]), flush=True)
+    return 0 if all(verdicts.get(name, {}).get("passed") for name in asked) else 1
 
 
 def machine() -> dict[str, Any]:
@@ -117,91 +173,128 @@ def first_line(command: list[str]) -> str | None:
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    """Whole or not at all."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
-def call(place: Place, command: list[str], limit: float, **environment: str) -> int | None:
-    """Run it with a share of the time; its exit status, or None where SIGTERM had to end it.
+def text_from(path: Path, start: int) -> str:
+    """What a log holds from this byte on."""
+    if not path.exists():
+        return ""
+    return path.read_bytes()[start:].decode("utf-8", errors="replace")
 
-    It is a session of its own, so that nothing it started lives on.
+
+def call(
+    place: Place,
+    command: list[str],
+    limit: float,
+    *,
+    grace: float = 5.0,
+    watch: Callable[[], None] = lambda: None,
+    environment: dict[str, str] | None = None,
+) -> int | None:
+    """Run it with a share of the time; its exit status, or None where SIGTERM had to end it, `grace` before SIGKILL.
+
+    It is a session of its own, so that nothing it started lives on. `watch` is called every two seconds.
     """
+    end = time.monotonic() + limit
     with place.log.open("a", encoding="utf-8") as log:
         log.write(f"$ {shlex.join(command)}\n\n")
         log.flush()
         process = subprocess.Popen(
             command,
             cwd=place.work,
-            env=os.environ | environment,
+            env=os.environ | (environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            return process.wait(limit)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            return None
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(max(0.01, min(2.0, end - time.monotonic())))
+                watch()
+                if time.monotonic() >= end:
+                    process.terminate()
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(grace)
+                    return None
         finally:
             with suppress(ProcessLookupError):  # nothing of it is left
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            watch()
 
 
-def tests(place: Place) -> Found:
-    """The tests marked gpu; a dry run leaves out what compiles for minutes or trains twice."""
-    report = place.work / "tests.xml"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "-n",
-        "0",
-        "-q",
-        "--show-capture=no",
-        f"--junitxml={report}",
-    ]
+# ---- parts that measure: a script of this folder, which writes its own lines of JSON
+
+
+def script(name: str, *arguments: str, dry: str, timed: bool = True) -> Callable[[Place], Found]:
+    """A part that runs NAME.py; `dry` are its arguments in a dry run, and --seconds is what it may take."""
+
+    def run(place: Place) -> Found:
+        known = set(read(place.results))
+        command = [sys.executable, str(HERE / f"{name}.py"), f"--output={place.results}", f"--device={place.device}"]
+        command += [f"--seconds={0.85 * place.limit:.0f}"] if timed else []
+        command += dry.split() if place.dry else arguments
+        eager = {"TORCHDYNAMO_DISABLE": "1"} if place.dry else {}  # compiling takes minutes
+        status = call(place, command, place.limit, environment=eager)
+        found = {key: numbers for key, numbers in read(place.results).items() if key not in known}
+        failed = [key for key, numbers in found.items() if "error" in numbers]
+        line = f"{len(found) - len(failed)} measurements" + (f", failed: {', '.join(failed)}" if failed else "")
+        speeds = [
+            f"{key.rpartition('/')[2]} {numbers['target_tokens_per_second']:,.0f} tokens/s"
+            for key, numbers in found.items()
+            if not key.startswith("variants/") and "target_tokens_per_second" in numbers
+        ]
+        return Found(status, status == 0, "; ".join([line, *speeds]))
+
+    return run
+
+
+# ---- the tests
+
+
+def kernel_tests(place: Place) -> Found:
+    """The tests marked gpu that neither compile nor start a command."""
+    return tests(place, "kernels", f"not ({COMMANDS})")
+
+
+def command_tests(place: Place) -> Found:
+    """The others; a dry run tries one of them."""
+    return tests(place, "commands", f"({COMMANDS}) and {TRIED}" if place.dry else COMMANDS)
+
+
+def tests(place: Place, name: str, chosen: str) -> Found:
+    """What pytest says of each test as it ends: there to be read even where it was killed."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-k", chosen, "-n", "2" if place.dry else "6"]
+    command += ["-v", "--show-capture=no", "--tb=short", "--durations=20", f"--timeout={0.8 * place.limit:.0f}"]
     command += ["-p", "xdist", "-p", "pytest_timeout", "-p", "no:cacheprovider"]  # and none that is there by chance
     command += ["-W", "default"]  # what other releases warn of at import is not ours
     command += ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests/test_gpu.py")]
-    command += ["-k", "not compiled and not resumes"] if place.dry else []
-    names = {"TRANSFORMER_TEST_DEVICE": place.device, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    status = call(place, command, place.limit, **names)
-    if not report.exists():
-        return Found([shlex.join(command)], False, {"exit_status": status}, "no report")
-    cases = ElementTree.parse(report).getroot().iter("testcase")
-    found = {str(case.get("name")): (outcome_of(case), float(case.get("time", 0))) for case in cases}
-    counts = {word: sum(word == outcome for outcome, _ in found.values()) for word in ("passed", "failed", "skipped")}
-    passed = status == 0 and counts["passed"] > 0 and counts["skipped"] == 0
-    line = ", ".join(f"{count} {word}" for word, count in counts.items())
-    return Found([shlex.join(command)], passed, {"exit_status": status, "counts": counts, "tests": found}, line)
+    names = {"TRANSFORMER_TEST_DEVICE": place.device, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "250"}
+    start = place.log.stat().st_size if place.log.exists() else 0
+    status = call(place, command, place.limit, environment=names)
+
+    outcomes = outcomes_of(text_from(place.log, start))
+    counts: dict[str, int] = {}
+    for outcome in outcomes.values():
+        counts[outcome] = counts.get(outcome, 0) + 1
+    numbers = {"exit_status": status, "counts": counts, "tests": outcomes}
+    Measured(place.results, seconds=0.0).add(f"tests/{name}", numbers)
+    passed = status == 0 and set(counts) == {"passed"}
+    return Found(status, passed, ", ".join(f"{count} {word}" for word, count in counts.items()) or "no test ended")
 
 
-def outcome_of(case: ElementTree.Element) -> str:
-    if case.find("skipped") is not None:
-        return "skipped"
-    return "passed" if case.find("failure") is None and case.find("error") is None else "failed"
+def outcomes_of(log: str) -> dict[str, str]:
+    """The outcome of each test that ended, by its name, from the lines of `pytest -v -n`."""
+    return {test.partition("::")[2]: word.lower() for word, test in OUTCOME.findall(log)}
 
 
-def steps(place: Place) -> Found:
-    """steps.py, whose page is its text and whose numbers are its JSON."""
-    output = place.work / "steps.json"
-    command = [sys.executable, str(ROOT / "scripts/benchmark/steps.py"), f"--output={output}"]
-    command += [f"--device={place.device}", f"--seconds={0.9 * place.limit:.0f}"]
-    command += ["--size=tiny", "--tokens=1000", "--steps=3", "--warmup=2"] if place.dry else []
-    eager = {"TORCHDYNAMO_DISABLE": "1"} if place.dry else {}  # compiling takes minutes
-    status = call(place, command, place.limit, **eager)
-    numbers = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"results": []}
-    lines = [
-        f"{r['layout']} {'compiled' if r['compiled'] else 'eager'} {r['target_tokens_per_second']:,.0f} tokens/s"
-        for r in numbers["results"]
-        if "steps" in r
-    ]
-    return Found([shlex.join(command)], status == 0, numbers, "; ".join(lines) or "no setting was measured")
+# ---- the trainings
 
 
 class Corpus(NamedTuple):
@@ -246,24 +339,45 @@ def training(place: Place, corpus: Corpus, *settings: str) -> Found:
         command += ["model.n_layers=1", "model.d_model=32", "model.d_ff=64", "model.n_heads=4"]
         command += ["tokenizer.vocab_size=400", "train.max_steps=20", "train.save_every=5", "train.validate_every=10"]
         command += ["train.tokens_per_step=2048", "train.max_tokens=2048"]
-    ending = max(30.0, 0.15 * place.limit)  # averaging and the test set
-    commands, limit = [command], place.limit - ending
-    status = call(place, command, limit)
-    if status is None:
-        commands.append([*command, "train.max_steps=1"])  # it has more behind it: it averages, scores and ends
-        status = call(place, commands[-1], place.limit - (time.monotonic() - begun))
-    said = list(map(shlex.join, commands))
+
     run = place.work / "run"
+    results = Measured(place.results, seconds=0.0)
+
+    def watch() -> None:
+        """Keep what the run has written of itself: its folder stays behind."""
+        for key, numbers in records_of(run, corpus.folder):
+            if key not in results:
+                results.add(key, numbers)
+
+    ending = max(30.0, 0.15 * place.limit)  # averaging and the test set
+    status = call(place, command, place.limit - ending, grace=20.0, watch=watch)
+    ended_early = status is None
+    if ended_early:  # it has more than one step behind it: it averages, scores and ends
+        rest = place.limit - (time.monotonic() - begun)
+        status = call(place, [*command, "train.max_steps=1"], rest, watch=watch)
     if not (run / "results.json").exists():
-        return Found(said, False, {"exit_status": status}, "no results.json")
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+        return Found(status, False, "no results.json")
+
+    scored = json.loads((run / "results.json").read_text(encoding="utf-8"))
     resolved = json.loads((run / "run.json").read_text(encoding="utf-8"))["resolved"]
-    metrics = (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
-    curve = [record for record in map(json.loads, filter(None, metrics)) if "dev/bleu" in record]
-    numbers = {"exit_status": status, "ended_early": len(commands) > 1, "resolved": resolved, "results": results}
-    bleu = results["test_sets"][corpus.name]["bleu"]
-    line = f"BLEU {bleu:.2f} after {results['steps']} steps and {results['training_seconds']} s of training"
-    return Found(said, status == 0 and (place.dry or bleu >= corpus.enough), numbers | {"curve": curve}, line)
+    seconds = round(time.monotonic() - begun, 1)
+    numbers = {"ended_early": ended_early, "command_seconds": seconds, "resolved": resolved, "results": scored}
+    results.add(f"{corpus.folder}/results", numbers)
+    bleu = scored["test_sets"][corpus.name]["bleu"]
+    line = f"BLEU {bleu:.2f} after {scored['steps']} steps and {scored['training_seconds']} s of training"
+    return Found(status, status == 0 and (place.dry or bleu >= corpus.enough), line)
+
+
+def records_of(run: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a run's metrics that are worth keeping, each under a name: its validations, and every 500th step."""
+    path = run / "metrics.jsonl"
+    for line in path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []:
+        with suppress(ValueError):  # being written
+            record = json.loads(line)
+            if "dev/bleu" in record:
+                yield f"{name}/dev/{record['step']}", record
+            elif record.get("step", 1) % 500 == 0:
+                yield f"{name}/train/{record['step']}", record
 
 
 def write_tiny_corpus(root: Path, corpus: Corpus) -> None:
@@ -282,15 +396,66 @@ def write_tiny_corpus(root: Path, corpus: Corpus) -> None:
             path.write_bytes(gzip.compress(text) if corpus.suffix else text)
 
 
-class Stage(NamedTuple):
-    """What to run, and its share of the time."""
-
-    run: Callable[[Place], Found]
-    share: float
+# ---- the stages
 
 
-STAGES = {"tests": Stage(tests, 0.3), "steps": Stage(steps, 0.33), "multi30k": Stage(multi30k, 0.37)}
-ALONE = {"kftt": Stage(kftt, 1.0)}  # wants all the time, and is done when it is asked for
+STEPS = "--size=tiny --tokens=500 --steps=2 --warmup=2"
+
+STAGES: dict[str, dict[str, Part]] = {
+    "check": {
+        "facts": Part(script("micro", "facts", dry="facts --size=tiny"), 20),
+        "kernel_tests": Part(kernel_tests, 90),
+        "packed_compiled": Part(
+            script(
+                "steps",
+                "--settings=packed-compiled",
+                "--steps=200",
+                "--profile=5",
+                dry=f"{STEPS} --settings=packed-compiled --profile=1",
+                timed=False,
+            ),
+            120,
+        ),
+        "micro": Part(script("micro", dry="--size=tiny"), 85),
+        "packed_eager": Part(
+            script(
+                "steps",
+                "--settings=packed-eager",
+                "--steps=60",
+                "--warmup=10",
+                dry=f"{STEPS} --settings=packed-eager",
+                timed=False,
+            ),
+            30,
+        ),
+        "decoding": Part(script("decode", dry="--size=tiny --sentences=12"), 60),
+        "command_tests": Part(command_tests, 100),
+    },
+    "compare": {
+        "variants": Part(script("variants", dry="--size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1"), 210),
+        "big": Part(
+            script(
+                "steps",
+                "--size=big",
+                "--settings=packed-compiled",
+                "--steps=60",
+                "--warmup=10",
+                dry=f"{STEPS} --settings=padded-eager",
+                timed=False,
+            ),
+            90,
+        ),
+        "multi30k": Part(multi30k, 200),
+    },
+    "learn": {"kftt": Part(kftt, 510)},
+}
+
+
+def stop(*_: object) -> None:
+    """Whoever ends us ends what we started, too."""
+    sys.exit(143)
+
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, stop)
     sys.exit(main(sys.argv[1:]))

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# What only a GPU can show, in under nine minutes: the tests marked gpu, the speed of a step, a training to its BLEU.
+# What only a GPU can show, in three stages of under nine minutes, each of which goes on where it was stopped.
 #
 #   scripts/benchmark/gather.sh                 once, where there is a network: wheels and corpora, into .gpu/
-#   scripts/benchmark/gpu.sh                    where there is a GPU with torch 2.11 and Python 3.12: every stage
-#   scripts/benchmark/gpu.sh steps multi30k     some stages of: tests, steps, multi30k
-#   scripts/benchmark/gpu.sh kftt               Japanese to English, base size: this alone takes all of the time
-#   scripts/benchmark/gpu.sh --dry-run          the same on a CPU and tiny, to try it
+#   scripts/benchmark/gpu.sh check              where there is a GPU with torch 2.11 and Python 3.12: facts, tests, times
+#   scripts/benchmark/gpu.sh compare            variants and peers in turns, big, Multi30k to its BLEU
+#   scripts/benchmark/gpu.sh learn              KFTT, Japanese to English, base size, to its BLEU
+#   scripts/benchmark/gpu.sh check decoding     only some parts of a stage
+#   scripts/benchmark/gpu.sh check --before X   without what passed before, and is in folder X
+#   scripts/benchmark/gpu.sh check --dry-run    the same on a CPU and tiny, to try it
 #
-# Each stage leaves NAME.json and NAME.txt in $OUT (default: out/), and summary.json says which passed; so does the exit
-# status. What gather.sh found is installed beside the machine's own packages, never over them: torch stays as it is.
+# What it finds goes to $OUT (default: out/): numbers to STAGE.jsonl, what was printed to STAGE.txt, and how each part
+# ended to summary.json; the exit status says whether all passed. Wheels that gather.sh collected are installed in a
+# folder of their own, and only those of packages that the machine lacks: torch and all others stay as they are.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 begun=$(date +%s)
@@ -24,7 +27,11 @@ if [ "$dry" = yes ]; then
 else
   site=$(mktemp -d)
   trap 'rm -rf "$site"' EXIT
-  python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$folder"/wheels/*.whl
+  shopt -s nullglob # where everything is installed, there need be no wheels
+  mapfile -t wheels < <(python3 scripts/benchmark/missing.py "$folder"/wheels/*.whl)
+  if [ "${#wheels[@]}" -gt 0 ]; then
+    python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${wheels[@]}"
+  fi
   PYTHONPATH="$PWD:$site"
 fi
 python3 scripts/benchmark/gpu.py --begun "$begun" --data "$folder/data" --out "${OUT:-out}" "$@"

@@ -28,7 +28,6 @@ BACKWARD = 2 / 3  # of the work: two of three matrix products
 FIXED = 2e-3  # estimated: seconds of a step that do not shrink with it, of some 500 small kernels
 HOST = 5.5e-3  # estimated: seconds in which Python and the driver launch a compiled step, so that none is faster
 UNEVEN = 0.01  # assumed: what 8 ranks lose by waiting for the slowest; packed batches have equal slots
-VOTE = 0.35e-3  # estimated: seconds of a vote over gloo whether anybody was asked to stop (0.2 to 0.5 ms)
 
 
 @dataclass(frozen=True)
@@ -87,14 +86,12 @@ def waiting_seconds(model: ModelConfig, ranks: int, *, hidden: float) -> float:
     return embedding + max(0.0, rest - hidden)
 
 
-def step_seconds(gpu: OneGpu, ranks: int, *, tokens: float, vote: float = 0.0, hidden: float = HIDDEN) -> float:
+def step_seconds(gpu: OneGpu, ranks: int, *, tokens: float, hidden: float = HIDDEN) -> float:
     """A step of `tokens` tokens on each of so many GPUs, of whose backward pass a share hides the reduction."""
-    if ranks == 1:
-        vote = 0.0
     work = (gpu.seconds - FIXED - gpu.adam) * tokens / TOKENS
     waiting = waiting_seconds(gpu.model, ranks, hidden=hidden * BACKWARD * work)
     computed = max(FIXED + work + gpu.adam + waiting, HOST)
-    return computed * (1 + UNEVEN * math.log2(ranks) / 3) + vote
+    return computed * (1 + UNEVEN * math.log2(ranks) / 3)
 
 
 def efficiency(gpu: OneGpu, *, seconds: float, tokens: float) -> float:
@@ -110,11 +107,10 @@ RANKS = (2, 4, 8)
 def page() -> str:
     """The note, as Markdown."""
     promised, share = GPUS[1], TOKENS / 8
-    plain, voting, serial = (
+    plain, serial = (
         efficiency(promised, seconds=seconds, tokens=share)
         for seconds in (
             step_seconds(promised, 8, tokens=share),
-            step_seconds(promised, 8, tokens=share, vote=VOTE),
             step_seconds(promised, 8, tokens=share, hidden=0.0),
         )
     )
@@ -169,12 +165,10 @@ step, its efficiency, and the hours of the paper's training (100,000 steps of ba
 
 Three things do not shrink with a rank's share: {1e3 * FIXED:.0f} ms of small kernels, Adam, which every rank does for
 all weights, and the embedding. At {1e3 * HOST:.1f} ms is a floor, the time in which Python launches a step; a CUDA
-graph would lift it. What else may cost, for 8 GPUs (base, as promised, {plain:.0f} %):
-
-- a vote over gloo at every step, {1e3 * VOTE:.2f} ms in which the GPUs do nothing: {voting:.0f} %;
-- a backward pass that is one graph, so that nothing overlaps: {serial:.0f} %;
-- a share that does not fit the slots of a rank: all ranks then compute a second micro-batch, and the step takes twice
-  as long. `micro-batches a step`, in the log before the first step, should be the number of ranks.
+graph would lift it. A backward pass that is one graph, so that nothing overlaps, would leave
+{serial:.0f} % instead of {plain:.0f} on 8 GPUs (base, as promised). Two things cost nothing any more: the ranks' vote on
+whether to stop travels while the next step is computed, and sentences are dealt to the micro-batches so evenly that no
+step needs more of them than there are ranks.
 
 The hours are those of the steps. Preparing the data, validating and saving come on top: by estimate a tenth to a fifth
 of an hour's run on one GPU, and nearly the same minutes on eight, which share only the validation.

@@ -1,36 +1,42 @@
-"""How long a training step takes: {packed, padded} x {compiled, eager}, on sentences as long as those of WMT.
+"""How long a training step takes, packed or padded, compiled or eager, on sentences as long as those of WMT.
 
-    python scripts/benchmark/steps.py --output steps.json
+    python scripts/benchmark/steps.py --output steps.jsonl
 
 The step is the one that `transformer train` takes: its plan, its loader thread, its micro-batches, its settings; only
 the corpus is made up. Sentences have 27 tokens on average (log-normal, at most 256; the two sides of a pair are of like
 length), as English and German WMT pairs in 37,000 shared pieces have, and ids are as unequally frequent as words are.
 
 Each setting starts anew, warms up, and is then timed without a break: the time of a step runs from the end of the one
-before it to its own end on the device, waiting for data included. Speed is real target tokens a second over all timed
-steps: EOS counted, padding never. Utilisation is the model's FLOPs (transformer/cost.py) over the device's peak. A
-graph compiled while the clock runs is counted, and on a GPU it is a failure: there, shapes are meant to have resolved.
-Where the time given runs out, fewer steps are taken, and the page says so.
+before it to its own end on the device, waiting for data included. What comes before, compiling above all, is reported
+apart, and takes nothing from the time that --seconds gives to the timed steps. Speed is real target tokens a second
+over all timed steps: EOS counted, padding never. Utilisation is the model's FLOPs (transformer/cost.py) over the
+device's peak. A graph compiled while the clock runs is counted, and on a GPU it is a failure: there, shapes are meant
+to have resolved. Where the time given runs out, fewer steps are taken, and the page says so.
+
+With --profile N, N more steps run under the profiler, for a table by kernel name. padded-compiled is measured only when
+asked for: padded batches come in so many shapes that four or five graphs are compiled before any step is timed.
 """
 
 import argparse
-import json
+import math
 import statistics
 import sys
 import time
-import traceback
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import product
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from kernel_times import kernel_times
+from measured import Measured, Numbers
+from torch import Tensor
 from torch._dynamo.utils import counters
 
-from transformer.compute import dtype_of, loss_scaler
+from transformer.compute import dtype_of, loss_scaler, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig, paper_peak
@@ -51,6 +57,14 @@ SIZES = {
 }  # and the pieces of the vocabulary
 
 
+SETTINGS = {
+    "packed-compiled": (LayoutKind.packed, True),
+    "packed-eager": (LayoutKind.packed, False),
+    "padded-eager": (LayoutKind.padded, False),
+    "padded-compiled": (LayoutKind.padded, True),
+}  # the most valuable first
+
+
 def main(arguments: list[str]) -> int:
     args = parse(arguments)
     on_gpu = args.device == "cuda"
@@ -64,10 +78,11 @@ def main(arguments: list[str]) -> int:
         "torch": torch.__version__,
         "results": [],
     }
-    store = make_corpus(args.tokens * (args.warmup + args.steps + 20), vocab_size)
-    settings = list(product((LayoutKind.packed, LayoutKind.padded), (True, False)))
-    end = time.monotonic() + args.seconds
-    for index, (layout, compiled) in enumerate(settings):
+    store = make_corpus(args.tokens * (args.warmup + args.steps + args.profile + 20), vocab_size)
+    measured = Measured(args.output, seconds=math.inf)
+
+    for name in args.settings:
+        layout, compiled = SETTINGS[name]
         train = TrainConfig(
             tokens_per_step=args.tokens,
             layout=layout,
@@ -76,33 +91,53 @@ def main(arguments: list[str]) -> int:
             precision=Precision[args.precision],
         )
         job = replace(TrainJob(), model=model, train=train)
-        allowed = (end - time.monotonic()) / (len(settings) - index)
-        result: dict[str, Any] = {"layout": layout.name, "compiled": compiled}
-        try:
-            result |= measure(job, store, vocab_size, steps=args.steps, warmup=args.warmup, seconds=allowed)
-            if on_gpu and compiled and (result["graphs_while_timed"] or not result["resolved"]["compile"]):
-                result["error"] = f"{result['graphs_while_timed']} graphs compiled while the clock ran, or none ever"
-        except Exception as error:  # the other settings are measured all the same
-            traceback.print_exc()
-            result["error"] = f"{type(error).__name__}: {error}".partition("\n")[0]
-        facts["results"].append(result)
-        if args.output is not None:  # now: whoever stops us keeps what there is
-            args.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        print(f"{layout.name} {'compiled' if compiled else 'eager'}: done", file=sys.stderr, flush=True)
+        setting = {"layout": layout.name, "compiled": compiled}
+        key = f"steps/{args.size}/{args.tokens}/{name}"
+        measured.take(
+            key,
+            partial(
+                measure,
+                job,
+                store,
+                vocab_size,
+                warmup=args.warmup,
+                steps=args.steps,
+                seconds=args.seconds,
+                profiled=args.profile,
+                keep=partial(measured.add, key),
+            ),
+        )
+        facts["results"].append(setting | (measured.get(key) or {}))
+        print(f"{key}: done", file=sys.stderr, flush=True)
+
     print("\n".join(page(facts)))
-    return 1 if any("error" in result for result in facts["results"]) else 0
+    return measured.status()
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
+    def settings(text: str) -> list[str]:
+        if unknown := set(text.split(",")) - set(SETTINGS):
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {', '.join(SETTINGS)}")
+        return text.split(",")
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="base", help="default: %(default)s")
+    parser.add_argument(
+        "--settings",
+        type=settings,
+        default="packed-compiled,packed-eager,padded-eager",
+        help=f"of {', '.join(SETTINGS)}; default: %(default)s",
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="default: %(default)s")
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="bf16", help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=25_000, help="real tokens of a step, on each side")
     parser.add_argument("--steps", type=int, default=300, help="timed steps of each setting (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=30, help="steps before the clock starts (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="for everything (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="write every number here, as JSON")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="for the timed steps of each setting (default: %(default)s)"
+    )
+    parser.add_argument("--profile", type=int, default=0, help="steps under the profiler (default: none)")
+    parser.add_argument("--output", type=Path, help="write every number here, as lines of JSON")
     return parser.parse_args(arguments)
 
 
@@ -123,78 +158,172 @@ def make_corpus(tokens: int, vocab_size: int) -> Store:
     return Store((pieces[0], pieces[1]), (offsets[0], offsets[1]))
 
 
-def measure(job: TrainJob, store: Store, vocab_size: int, *, steps: int, warmup: int, seconds: float) -> dict[str, Any]:
-    """One setting: `warmup` steps, then `steps` with the clock running, or as many as `seconds` allow."""
-    begun = time.monotonic()
+class Training:
+    """A model in training, stepped as `transformer train` steps it."""
+
+    def __init__(self, job: TrainJob, store: Store, vocab_size: int) -> None:
+        self.resolved = resolve_settings(job, 1)
+        self.device = torch.device(self.resolved.device.name)
+        self.batching = batching_of(job, self.resolved, store=store, mixture=((len(store), 1.0),))
+        self.parameters = parameters(job.model, vocab_size)
+        self.taken = 0
+        self._train = job.train
+        self._peak = paper_peak(job.model.d_model, job.train.warmup_steps)
+
+        torch.set_num_threads(self.resolved.threads)
+        torch.manual_seed(job.train.seed)
+        model = Transformer(job.model, vocab_size).to(self.device, dtype_of(self.resolved.precision))
+        self._objective = Objective(model, job.train.label_smoothing).train()
+        if self.resolved.compile:
+            self._objective.compile()
+        self._optimizer = build_optimizer(model, job.train)
+        self._scaler = loss_scaler(self.device, self.resolved.precision)
+        self._steps = load_steps(
+            lambda epoch: store,
+            self.batching,
+            rank=0,
+            world_size=1,
+            position=Position(0, 0),
+            prefetch=job.train.prefetch,
+        )
+
+    def take(self) -> tuple[Step, Tensor, float]:
+        """One step: its sentences, its mean loss, on the device, and the seconds that it waited for data."""
+        asked = time.perf_counter()
+        step = next(self._steps)
+        waited = time.perf_counter() - asked
+
+        train = self._train
+        rate = learning_rate(
+            self.taken,
+            peak=self._peak,
+            warmup_steps=train.warmup_steps,
+            decay=train.decay,
+            max_steps=train.max_steps,
+        )
+        result = train_step(
+            self._objective,
+            self._optimizer,
+            step,
+            scaler=self._scaler,
+            world_size=1,
+            rate=rate,
+            seed=train.seed,
+            clip_norm=train.clip_norm,
+            device=self.device,
+            precision=self.resolved.precision,
+        )
+        self.taken += 1
+        return step, result.loss_sum / step.target_tokens, waited
+
+    def close(self) -> None:
+        """End the loader's thread."""
+        self._steps.close()
+
+
+def measure(
+    job: TrainJob,
+    store: Store,
+    vocab_size: int,
+    *,
+    warmup: int,
+    steps: int,
+    seconds: float,
+    profiled: int,
+    keep: Callable[[Numbers], None],
+) -> Numbers:
+    """One setting: `warmup` steps, then `steps` with the clock running, or as many as `seconds` of it allow."""
     torch._dynamo.reset()
-    resolved = resolve_settings(job, 1)
-    device, precision, cfg = torch.device(resolved.device.name), resolved.precision, job.train
+    device = resolve_device(job.train.device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    torch.set_num_threads(resolved.threads)
-    torch.manual_seed(cfg.seed)
-    model = Transformer(job.model, vocab_size).to(device, dtype_of(precision))
-    objective = Objective(model, cfg.label_smoothing).train()
-    if resolved.compile:
-        objective.compile()
-    optimizer, scaler = build_optimizer(model, cfg), loss_scaler(device, precision)
-    batching = batching_of(job, resolved, store=store, mixture=((len(store), 1.0),))
-    source = load_steps(
-        lambda epoch: store,
-        batching,
-        rank=0,
-        world_size=1,
-        position=Position(0, 0),
-        prefetch=cfg.prefetch,
-    )
-    peak = paper_peak(job.model.d_model, cfg.warmup_steps)
-    marks, waits, losses, done = Marks(device), [], [], list[Step]()
-    ready = graphs = 0.0
-    with closing(source):
-        for number in range(warmup + steps):
-            if number == warmup:
-                ready, graphs = time.monotonic() - begun, counters["stats"]["unique_graphs"]
-                marks.add()
-            elif number > warmup and time.monotonic() - begun > seconds:
-                break
-            asked = time.perf_counter()
-            step = next(source)
-            waited = time.perf_counter() - asked
-            result = train_step(
-                objective,
-                optimizer,
-                step,
-                scaler=scaler,
-                world_size=1,
-                rate=learning_rate(
-                    number, peak=peak, warmup_steps=cfg.warmup_steps, decay=cfg.decay, max_steps=cfg.max_steps
-                ),
-                seed=cfg.seed,
-                clip_norm=cfg.clip_norm,
-                device=device,
-                precision=precision,
-            )
-            losses.append(result.loss_sum / step.target_tokens)
-            if number >= warmup:
-                marks.add()
-                waits.append(waited)
-                done.append(step)
-    times = marks.seconds()
-    return {
-        "resolved": to_json(resolved),
-        "capacities": batching.capacities,
-        "steps": len(done),
-        "steps_wanted": steps,
-        "seconds_before_the_clock": round(ready, 1),
-        "graphs": counters["stats"]["unique_graphs"],
-        "graphs_while_timed": counters["stats"]["unique_graphs"] - graphs,
-        "first_loss": float(losses[0]),
-        "last_loss": float(losses[-1]),
-        "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
-        **speeds(job.model, vocab_size, done, times=times, waits=waits, device=device),
-        "milliseconds": [round(1e3 * value, 3) for value in times],
-    }
+
+    begun = time.monotonic()
+    with closing(Training(job, store, vocab_size)) as training:
+        # What is not timed: the first step compiles, and the second may compile again.
+        losses = [training.take()[1]]
+        wait_for(device)
+        first = time.monotonic() - begun
+        losses += [training.take()[1] for _ in range(warmup - 1)]
+        wait_for(device)
+        ready = time.monotonic() - begun
+        graphs = counters["stats"]["unique_graphs"]
+
+        # What is.
+        marks = Marks(device)
+        marks.add()
+        waits: list[float] = []
+        done: list[Step] = []
+        while len(done) < steps and (not done or time.monotonic() - begun - ready < seconds):
+            step, loss, waited = training.take()
+            marks.add()
+            losses.append(loss)
+            waits.append(waited)
+            done.append(step)
+        times = marks.seconds()
+        while_timed = counters["stats"]["unique_graphs"] - graphs
+        peak_memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+
+        numbers = {
+            "resolved": to_json(training.resolved),
+            "parameters": training.parameters,
+            "capacities": training.batching.capacities,
+            "steps": len(done),
+            "steps_wanted": steps,
+            "seconds_of_first_step": round(first, 2),
+            "seconds_before_the_clock": round(ready, 2),
+            "graphs": counters["stats"]["unique_graphs"],
+            "graphs_while_timed": while_timed,
+            "first_loss": float(losses[0]),
+            "last_loss": float(losses[-1]),
+            "peak_memory_gib": peak_memory,
+            **speeds(job.model, vocab_size, done, times=times, waits=waits, device=device),
+            "milliseconds": [round(1e3 * value, 3) for value in times],
+        }
+        if profiled:
+            keep(numbers)  # the profiler may hang
+            numbers["profile"] = profile(training, profiled)
+
+    if device.type == "cuda" and job.train.compile and (while_timed or not training.resolved.compile):
+        numbers["error"] = f"{while_timed} graphs compiled while the clock ran, or none ever"
+    return numbers
+
+
+def profile(training: Training, steps: int) -> Numbers:
+    """A table of the kernels of so many steps; an error of the profiler costs the table, not the timed steps."""
+
+    def run() -> None:
+        for _ in range(steps):
+            training.take()
+
+    try:
+        return kernel_times(run, training.device, steps)
+    except Exception as error:  # whatever the profiler dislikes about this machine
+        return {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
+
+
+def wait_for(device: torch.device) -> None:
+    """A GPU works on while the host goes ahead; a clock must wait for it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def sdpa_flags() -> dict[str, bool]:
+    """Which kernels scaled_dot_product_attention may choose from on a GPU."""
+    kernels = ("flash", "mem_efficient", "cudnn", "math")
+    return {kernel: getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")() for kernel in kernels}
+
+
+@contextmanager
+def cudnn_attention(wanted: bool | None) -> Iterator[None]:
+    """cuDNN's attention on or off for a while; None: as the package has it."""
+    before = sdpa_flags()["cudnn"]
+    torch.backends.cuda.enable_cudnn_sdp(before if wanted is None else wanted)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 class Marks:
@@ -269,20 +398,21 @@ def page(facts: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "| layout | | target tokens/s | ms a step: median | p95 | utilisation | peak GiB | empty slots "
-        "| waits for data | 100k steps | graphs while timed |"
+        "| waits for data | 100k steps | graphs while timed | first step |"
     )
-    yield "| --- " * 11 + "|"
+    yield "| --- " * 12 + "|"
     for r in facts["results"]:
         name = f"| {r['layout']} | {'compiled' if r['compiled'] else 'eager'} "
         if "steps" not in r:
-            yield name + "| failed |" + " |" * 8
+            yield name + "| failed |" + " |" * 9
             continue
         used = "" if r["utilisation"] is None else f"{r['utilisation']:.1%}"
         memory = "" if r["peak_memory_gib"] is None else f"{r['peak_memory_gib']:.1f}"
         yield (
             f"{name}| {r['target_tokens_per_second']:,.0f} | {r['milliseconds_median']:.1f} "
             f"| {r['milliseconds_p95']:.1f} | {used} | {memory} | {r['padding_share']:.1%} "
-            f"| {r['data_wait_share']:.1%} | {r['minutes_of_100k_steps']:.0f} min | {r['graphs_while_timed']} |"
+            f"| {r['data_wait_share']:.1%} | {r['minutes_of_100k_steps']:.0f} min | {r['graphs_while_timed']} "
+            f"| {r['seconds_of_first_step']:.1f} s |"
         )
     for r in facts["results"]:
         name = f"{r['layout']} {'compiled' if r['compiled'] else 'eager'}"
@@ -290,6 +420,22 @@ def page(facts: dict[str, Any]) -> Iterator[str]:
             yield f"\n{name}: the time ran out after {r['steps']} of {r['steps_wanted']} steps."
         if "error" in r:
             yield f"\n{name}: FAILED: {r['error']}"
+        if "rows" in r.get("profile", {}):
+            yield ""
+            yield from kernel_page(r["profile"], name)
+
+
+def kernel_page(profile: Numbers, name: str) -> Iterator[str]:
+    """The table by kernel, in Markdown."""
+    yield (
+        f"{name}, {profile['runs']} steps under the profiler: {profile['calls']:.0f} kernels of {profile['names']} "
+        f"names and {profile['busy_ms']:.2f} ms a step, the device idle for {profile['idle_ms']:.2f} ms."
+    )
+    yield ""
+    yield "| kernel | ms a step | calls a step | share |"
+    yield "| --- | --- | --- | --- |"
+    for row in profile["rows"]:
+        yield f"| `{row['kernel'][:100]}` | {row['ms']:.3f} | {row['calls']:.1f} | {row['share']:.1%} |"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -52,6 +52,7 @@ from transformer.config.settings import (
 )
 from transformer.data.plan import plan_epoch
 from transformer.data.prepare import prepare
+from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, TransformerError
 from transformer.machine import resolve_threads
@@ -268,7 +269,21 @@ def write_batches(job: TrainJob, steps: int, path: Path) -> tuple[int, int]:
     Returns the size of the vocabulary and the longest sentence.
     """
     prepared = prepare(job)
-    store, seed, tokens = prepared.store, job.train.seed, job.train.tokens_per_step
+    store = prepared.store
+    plan = partial(
+        plan_epoch,
+        store.lengths,
+        mixture=prepared.mixture,
+        seed=job.train.seed,
+        tokens_per_step=job.train.tokens_per_step,
+    )
+    epochs = (plan(epoch=epoch) for epoch in count())
+    save_batches(store, islice(chain.from_iterable(epochs), steps), path)
+    return Tokenizer.from_bytes(prepared.tokenizer_model).vocab_size, int(store.lengths.max())
+
+
+def save_batches(store: Store, steps: Iterable[Ids], path: Path) -> None:
+    """The sentences of each step as padded ids, in the form that peers.py reads."""
 
     def padded(ids: Ids, side: int) -> Ids:
         pieces, counts = store.gather(ids, side)
@@ -278,13 +293,10 @@ def write_batches(job: TrainJob, steps: int, path: Path) -> tuple[int, int]:
         matrix[places == counts[:, None]] = EOS
         return matrix
 
-    plan = partial(plan_epoch, store.lengths, mixture=prepared.mixture, seed=seed, tokens_per_step=tokens)
-    epochs = (plan(epoch=epoch) for epoch in count())
     arrays: dict[str, Ids] = {}
-    for index, ids in enumerate(islice(chain.from_iterable(epochs), steps)):
+    for index, ids in enumerate(steps):
         arrays |= {f"source/{index}": padded(ids, 0), f"target/{index}": padded(ids, 1)}
     np.savez(path, allow_pickle=False, **arrays)
-    return Tokenizer.from_bytes(prepared.tokenizer_model).vocab_size, int(store.lengths.max())
 
 
 def race(workers: list[Worker], turns: list[int]) -> list[dict[str, Any]]:

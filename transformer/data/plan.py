@@ -10,12 +10,10 @@ from one release to the next.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from transformer.data.store import Ids, Lengths, Mixture
 from transformer.errors import InputError
@@ -199,10 +197,10 @@ def split_step(
 ) -> list[Ids]:
     """The fewest micro-batches that fit, up to a multiple of `micro_batch_multiple`.
 
-    The longest sentences come first, and the micro-batches are as even as can be. Padded, a micro-batch fits where rows
-    x longest is at most `max_tokens` on both sides; packed, where each side's tokens fit its capacity, and the fewest
-    are those that cut the sentences in this order. `lengths` are the whole corpus'. Where there are too few sentences
-    the last micro-batches are empty. Raises InputError for a sentence that fits nowhere.
+    The micro-batches are as even as can be. Padded, the longest sentences come first, and a micro-batch fits where rows
+    x longest is at most `max_tokens` on both sides; packed, each has sentences of all lengths, and fits where each
+    side's tokens do. `lengths` are the whole corpus'. Where there are too few sentences the last micro-batches are
+    empty. Raises InputError for a sentence that fits nowhere.
     """
     source = lengths[ids, 0]
     target = lengths[ids, 1]
@@ -217,27 +215,36 @@ def split_step(
 
     longer = np.maximum(source, target)  # rows x longest fits on both sides just when rows x this does
     order = np.lexsort((target, source, longer))[::-1]
+    if capacities is not None:
+        return _dealt(ids[order], lengths, capacities, multiple=micro_batch_multiple)
+
     sizes: list[int] = longer[order].tolist()
-
-    starts_within: Callable[[int], list[int]]
-    if capacities is None:
-        starts_within = partial(_padded_starts, sizes)
-        least = max(sizes, default=0)
-        most = max_tokens
-    else:
-        # The smaller side's tokens weigh more, so that both sides have the same budget.
-        most = max(capacities)
-        weighted = lengths[ids[order]] * [most / capacity for capacity in capacities]
-        starts_within = partial(_packed_starts, weighted.cumsum(axis=0))
-        least = math.ceil(weighted.max(initial=0))
-
-    fewest = max(1, len(starts_within(most)))
+    fewest = max(1, len(_padded_starts(sizes, max_tokens)))
     count = -(-fewest // micro_batch_multiple) * micro_batch_multiple
-    starts = _even_starts(starts_within, least, most, count=count, rows=len(sizes))
+    starts = _even_starts(sizes, max_tokens, count=count)
 
     ends = [*starts[1:], len(sizes)]
     parts = [ids[order[start:end]] for start, end in zip(starts, ends, strict=True)]
     return parts + [ids[:0]] * (count - len(parts))
+
+
+def _dealt(ids: Ids, lengths: Lengths, capacities: tuple[int, int], *, multiple: int) -> list[Ids]:
+    """Packed: sentences are dealt out like cards, there and back, so that every micro-batch has long and short ones.
+
+    A cut into stretches of the sorted sentences would not be as even: sentences of one length have long translations in
+    one stretch and short ones in the next, and a side that is a little too long costs another micro-batch.
+    """
+    totals = lengths[ids].sum(axis=0, dtype=np.int64)
+    fewest = max(1, *(-(-totals // capacities)).tolist())
+
+    count = -(-fewest // multiple) * multiple
+    while True:
+        turn, place = np.divmod(np.arange(len(ids)), count)
+        player = np.where(turn % 2, count - 1 - place, place)  # every other round goes the other way
+        parts = [ids[player == number] for number in range(count)]
+        if all((lengths[part].sum(axis=0) <= capacities).all() for part in parts):
+            return parts
+        count += multiple
 
 
 def count_slots(parts: Sequence[Lengths], capacities: tuple[int, int] | None) -> int:
@@ -257,36 +264,21 @@ def _padded_starts(sizes: list[int], budget: int) -> list[int]:
     return starts
 
 
-def _packed_starts(totals: npt.NDArray[np.float64], budget: int) -> list[int]:
-    """The same for packed sentences, from the running totals of both sides."""
-    starts: list[int] = []
-    start = 0
-    used = np.zeros(2)
-    while start < len(totals):
-        starts.append(start)
-        limits = used + budget + 1e-6  # weighted tokens are no whole numbers
-        start = min(int(np.searchsorted(totals[:, side], limits[side], side="right")) for side in (0, 1))
-        used = totals[start - 1]
-    return starts
-
-
-def _even_starts(
-    starts_within: Callable[[int], list[int]], least: int, most: int, *, count: int, rows: int
-) -> list[int]:
+def _even_starts(sizes: list[int], max_tokens: int, *, count: int) -> list[int]:
     """`count` micro-batches, or one a sentence where there are fewer sentences; the largest as small as can be."""
     # Find the smallest budget that needs no more than `count`.
-    low, high = least, most
+    low, high = max(sizes, default=0), max_tokens
     while low < high:
         middle = (low + high) // 2
-        if len(starts_within(middle)) <= count:
+        if len(_padded_starts(sizes, middle)) <= count:
             high = middle
         else:
             low = middle + 1
-    starts = starts_within(high)
+    starts = _padded_starts(sizes, high)
 
     # Equal lengths can leave some micro-batches over: halve the one with most rows.
-    while len(starts) < min(count, rows):
-        ends = [*starts[1:], rows]
+    while len(starts) < min(count, len(sizes)):
+        ends = [*starts[1:], len(sizes)]
         size, start = max((end - start, start) for start, end in zip(starts, ends, strict=True))
         starts = sorted([*starts, start + (size + 1) // 2])
     return starts

@@ -1,0 +1,500 @@
+"""What the parts of a training step cost, one by one: facts of the machine, products, attention, the loss, copies.
+
+    python scripts/benchmark/micro.py --output micro.jsonl               everything
+    python scripts/benchmark/micro.py --output micro.jsonl gemm loss     some groups of measurements
+
+One line of JSON a measurement. Times are of the device, from events around several calls: the median of five such
+groups. Products and attention take their operands from several copies in turn, so that no cache holds them. TFLOP/s
+count what the formula needs, never what a kernel wastes on tiles or masks.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import partial
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from kernel_times import kernel_times
+from measured import Measured, Numbers
+from steps import LONGEST, MEAN, SPREAD, cudnn_attention, make_corpus, sdpa_flags, wait_for
+from torch import Tensor
+from torch.nn import functional as F
+
+from transformer.compute import has_compiler, resolve_device
+from transformer.config.settings import Device
+from transformer.data.batch import Batch, collate
+from transformer.data.plan import packed_capacities, plan_epoch
+from transformer.kernels.loss import linear_cross_entropy
+
+CACHE = 2**28  # bytes: no cache of a device is larger
+
+
+class Scale(NamedTuple):
+    """How large everything is."""
+
+    rows: tuple[int, ...]  # slots of a step on one side: the paper's 25,000 tokens, and an eighth of them
+    widths: tuple[int, ...]  # d_model of base and of big
+    layers: int
+    vocab_size: int
+    head: int  # width of a head
+    heads: int
+    square: int  # of the product that shows what the device can do
+    copied: int  # bytes of the copy that does
+
+
+FULL = Scale((25_088, 3_200), (512, 1024), 6, 37_000, 64, 8, 8192, 2**32)
+TINY = Scale((512, 256), (32,), 2, 500, 16, 2, 64, 2**20)  # to try this script
+
+
+def main(arguments: list[str]) -> int:
+    args = parse(arguments)
+    device = torch.device(args.device)
+    scale = TINY if args.size == "tiny" else FULL
+    measured = Measured(args.output, seconds=args.seconds)
+    torch.manual_seed(1)
+    for group in args.groups or GROUPS:
+        GROUPS[group](measured, scale, device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        print(f"{group}: done", file=sys.stderr, flush=True)
+    return measured.status()
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
+    parser.add_argument("--size", choices=["tiny", "full"], default="full", help="default: %(default)s")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for everything (default: %(default)s)")
+    parser.add_argument("--output", type=Path, required=True, help="write every number here, as lines of JSON")
+    args = parser.parse_args(arguments)
+    if unknown := set(args.groups) - set(GROUPS):
+        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(GROUPS)}")
+    return args
+
+
+# ---- the clock
+
+
+def milliseconds(run: Callable[[], object], device: torch.device) -> float:
+    """The device's time for one call of `run`: the median of five groups of calls, each of about 10 ms."""
+    for _ in range(2):
+        run()
+    calls = max(1, min(100, int(10.0 / max(1e-3, span(run, 1, device)))))
+    return statistics.median(span(run, calls, device) for _ in range(5)) / calls
+
+
+def span(run: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Milliseconds for so many calls, one after the other."""
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return 1e3 * (time.perf_counter() - begun)
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def host_milliseconds(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """What a caller waits until `run` returns, and until the device is done with it: medians of 20 calls."""
+    returned, finished = [], []
+    for _ in range(22):
+        wait_for(device)
+        begun = time.perf_counter()
+        run()
+        returned.append(1e3 * (time.perf_counter() - begun))
+        wait_for(device)
+        finished.append(1e3 * (time.perf_counter() - begun))
+    return statistics.median(returned[2:]), statistics.median(finished[2:])
+
+
+def normal(*shape: int, device: torch.device) -> Tensor:
+    """Normal numbers in bf16."""
+    return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+
+def in_turn(make: Callable[[], tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+    """Operands, again and again, from as many copies as no cache holds."""
+    first = make()
+    size = sum(x.numel() * x.element_size() for x in first)
+    return cycle([first, *(make() for _ in range(min(7, CACHE // size)))])
+
+
+# ---- facts
+
+
+def facts(measured: Measured, scale: Scale, device: torch.device) -> None:
+    """The machine, what attention uses on it, and how fast it multiplies and copies at best."""
+    measured.take("facts/sdpa_before", sdpa_flags)
+    measured.take("facts/versions", partial(versions, device))
+    measured.take("facts/sdpa", sdpa_flags)  # resolving the device may have turned one off
+    measured.take("facts/anchors", partial(anchors, scale, device))
+    for role, positions in (("decoding", (1, 27)), ("decoding_masked", (1, 27)), ("validation", (27, 27))):
+        run = partial(attend_padded, scale, device, *positions, masked=role == "decoding_masked")
+        measured.take(f"facts/sdpa_kernel/{role}", partial(kernel_names, run, device))
+    for cudnn in (False, True) if device.type == "cuda" else (False,):
+        measured.take(f"facts/new_shapes/{'cudnn' if cudnn else 'no_cudnn'}", partial(new_shapes, scale, device, cudnn))
+
+
+def versions(device: torch.device) -> Numbers:
+    """Of everything below us, and the clocks of the device."""
+    query = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu,memory.total"
+    smi = ""
+    if device.type == "cuda":
+        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+        smi = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.partition("\n")[0]
+    return {
+        "device": str(resolve_device(Device[device.type])),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "has_compiler": has_compiler(device),
+        "nvidia_smi": dict(zip(query.split(","), smi.split(", "), strict=True)) if smi else None,
+    }
+
+
+def anchors(scale: Scale, device: torch.device) -> Numbers:
+    """A large product and a large copy: what the other figures are shares of."""
+    a, b = (normal(scale.square, scale.square, device=device) for _ in range(2))
+    product = milliseconds(lambda: a @ b, device)
+    source = torch.empty(scale.copied, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy = milliseconds(lambda: target.copy_(source), device)
+    return {"product_tflops": 2 * scale.square**3 / product / 1e9, "copy_tb_s": 2 * scale.copied / copy / 1e9}
+
+
+def attend_padded(scale: Scale, device: torch.device, queries: int, keys: int, *, masked: bool) -> Tensor:
+    """scaled_dot_product_attention over 300 rows."""
+    q, k, v = (normal(300, scale.heads, n, scale.head, device=device) for n in (queries, keys, keys))
+    mask = torch.ones(300, 1, 1, keys, dtype=torch.bool, device=device) if masked else None
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def kernel_names(run: Callable[[], object], device: torch.device) -> Numbers:
+    """The kernels behind a call."""
+    run()
+    rows = kernel_times(run, device, 1)["rows"]
+    return {"kernels": [row["kernel"] for row in rows if "distribution" not in row["kernel"]]}
+
+
+def new_shapes(scale: Scale, device: torch.device, cudnn: bool) -> Numbers:
+    """What attention takes on shapes that it has not seen: a plan may be built for each."""
+    times = []
+    with cudnn_attention(cudnn):
+        attend_padded(scale, device, 1, 7, masked=False)
+        for keys in (8, 9, 10, 12, 15, 20):
+            wait_for(device)
+            begun = time.perf_counter()
+            attend_padded(scale, device, 1, keys, masked=False)
+            wait_for(device)
+            times.append(round(1e3 * (time.perf_counter() - begun), 3))
+    return {"milliseconds": times, "median": statistics.median(times)}
+
+
+# ---- matrix products
+
+
+def gemm(measured: Measured, scale: Scale, device: torch.device) -> None:
+    """The products of a step: of one projection, of several at once, of the feed-forward network, and the logits."""
+    for rows in scale.rows:
+        for d_model in scale.widths:
+            shapes = {
+                "projection": (d_model, d_model),
+                "key_value": (d_model, 2 * d_model),
+                "query_key_value": (d_model, 3 * d_model),
+                "cross_of_all_layers": (d_model, 2 * scale.layers * d_model),
+                "ffn_in": (d_model, 4 * d_model),
+                "ffn_out": (4 * d_model, d_model),
+                "logits": (d_model, scale.vocab_size),
+            }
+            for name, (inner, outer) in shapes.items():
+                for pass_ in ("forward", "d_input", "d_weight"):
+                    key = f"gemm/{rows}/{name}/{inner}x{outer}/{pass_}"
+                    measured.take(key, partial(product, rows, inner, outer, pass_=pass_, device=device))
+
+
+def product(rows: int, inner: int, outer: int, *, pass_: str, device: torch.device) -> Numbers:
+    """One of the three products of a linear map: `(rows, inner) @ (outer, inner).T`, and its two gradients."""
+
+    def operands() -> tuple[Tensor, ...]:
+        match pass_:
+            case "forward":
+                return normal(rows, inner, device=device), normal(outer, inner, device=device).t()
+            case "d_input":
+                return normal(rows, outer, device=device), normal(outer, inner, device=device)
+            case _:
+                return normal(rows, outer, device=device).t(), normal(rows, inner, device=device)
+
+    turn = in_turn(operands)
+    ms = milliseconds(lambda: torch.mm(*next(turn)), device)
+    return {"ms": ms, "tflops": 2 * rows * inner * outer / ms / 1e9}
+
+
+# ---- attention
+
+
+def attention(measured: Measured, scale: Scale, device: torch.device) -> None:
+    """Over the sentences of a packed step, forward and backward: torch's kernel for them, and padded rows."""
+    for entries in (3_328, 1_024):
+        for longest in (LONGEST + 1, 128):
+            for causal in (False, True):
+                key = f"attention/varlen/{entries}/{longest}/{'causal' if causal else 'full'}"
+                measured.take(key, partial(varlen, scale, device, entries=entries, longest=longest, causal=causal))
+    for causal in (False, True):
+        measured.take(f"attention/padded/{'causal' if causal else 'full'}", partial(padded, scale, device, causal))
+
+
+def flex_attention(measured: Measured, scale: Scale, device: torch.device) -> None:
+    """The same by FlexAttention, which compiles, and may fail."""
+    for causal in (False, True):
+        key = f"attention/flex/128/{'causal' if causal else 'full'}"
+        measured.take(key, partial(flex, scale, device, causal=causal))
+
+
+def sentences(slots: int, longest: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Lengths like WMT's that fill all but the last of the slots."""
+    draw = np.random.default_rng(1)
+    lengths = np.exp(np.log(MEAN) - SPREAD**2 / 2 + SPREAD * draw.standard_normal(slots))
+    lengths = np.clip(np.rint(lengths), 2, longest).astype(np.int64)
+    return lengths[lengths.cumsum() < slots]
+
+
+def both_ways(run: Callable[..., Tensor], inputs: Iterator[tuple[Tensor, ...]], device: torch.device) -> Numbers:
+    """Milliseconds of the forward pass, and of both; `inputs` end with the gradient of the result."""
+
+    def forward() -> Tensor:
+        return run(*next(inputs)[:-1])
+
+    def both() -> None:
+        *operands, upstream = next(inputs)
+        torch.autograd.grad(run(*operands), operands, upstream)
+
+    return {"forward_ms": milliseconds(forward, device), "both_ms": milliseconds(both, device)}
+
+
+def packed_inputs(scale: Scale, device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+    """q, k, v and a gradient, each `(N, H, K)`."""
+
+    def make() -> tuple[Tensor, ...]:
+        *inputs, upstream = (normal(scale.rows[0], scale.heads, scale.head, device=device) for _ in range(4))
+        return *(x.requires_grad_() for x in inputs), upstream
+
+    return in_turn(make)
+
+
+def varlen(scale: Scale, device: torch.device, *, entries: int, longest: int, causal: bool) -> Numbers:
+    """torch's kernel for packed sentences, told of so many sentences, most of them empty, of at most such a length."""
+    lengths = sentences(scale.rows[0], longest)
+    offsets = np.full(max(entries, len(lengths) + 1), lengths.sum(), dtype=np.int32)
+    offsets[: len(lengths) + 1] = np.concatenate(([0], lengths.cumsum()))
+    bounds = torch.from_numpy(offsets).to(device)
+    window = (-1, 0) if causal else (-1, -1)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if device.type != "cuda":
+            return one_by_one(q, k, v, offsets.tolist(), causal)
+        from torch.nn.attention.varlen import varlen_attn
+
+        out = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=window)
+        assert isinstance(out, Tensor)
+        return out
+
+    found = both_ways(run, packed_inputs(scale, device), device)
+    return found | {"sentences": len(lengths), "tokens": int(lengths.sum()), "entries": len(offsets)}
+
+
+def one_by_one(q: Tensor, k: Tensor, v: Tensor, offsets: list[int], causal: bool) -> Tensor:
+    """The same where torch has no such kernel: to try this script."""
+    parts = [torch.zeros_like(q[offsets[-1] :])]
+    for start, end in reversed([*pairwise(offsets)]):
+        if end > start:
+            one_q, one_k, one_v = (x[start:end].transpose(0, 1) for x in (q, k, v))
+            parts.append(F.scaled_dot_product_attention(one_q, one_k, one_v, is_causal=causal).transpose(0, 1))
+    return torch.cat(parts[::-1])
+
+
+def padded(scale: Scale, device: torch.device, causal: bool) -> Numbers:
+    """As many slots in rows of 32, all full: what padded batches of sorted sentences come to at best."""
+    rows = scale.rows[0] // 32
+
+    def make() -> tuple[Tensor, ...]:
+        *inputs, upstream = (normal(rows, 32, scale.heads, scale.head, device=device).transpose(1, 2) for _ in range(4))
+        return *(x.requires_grad_() for x in inputs), upstream
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return both_ways(run, in_turn(make), device)
+
+
+def flex(scale: Scale, device: torch.device, *, causal: bool) -> Numbers:
+    """FlexAttention under a mask of documents, in blocks of 128 slots: compiled, which takes a while the first time."""
+    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import flex_attention as attend
+
+    slots = scale.rows[0]
+    lengths = sentences(slots, LONGEST)
+    document = torch.full((slots,), -1)  # empty slots see one another
+    document[: lengths.sum()] = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
+    document = document.to(device)
+
+    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        same = document[q] == document[k]
+        return same & (q >= k) if causal else same
+
+    mask = create_block_mask(visible, None, None, slots, slots, device=device.type, BLOCK_SIZE=128)
+    compiled = torch.compile(attend, dynamic=False)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        row_q, row_k, row_v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # (1, H, N, K)
+        out = compiled(row_q, row_k, row_v, block_mask=mask)
+        assert isinstance(out, Tensor)
+        return out.squeeze(0).transpose(0, 1)
+
+    begun = time.monotonic()
+    inputs = packed_inputs(scale, device)
+    if device.type != "cuda":  # it has no backward there
+        q, k, v, _ = (x.detach() for x in next(inputs))
+        return {"forward_ms": milliseconds(lambda: run(q, k, v), device)}
+    *operands, upstream = next(inputs)
+    torch.autograd.grad(run(*operands), operands, upstream)
+    wait_for(device)
+    compiling = time.monotonic() - begun
+    found = both_ways(run, inputs, device)
+    return found | {"compile_seconds": compiling, "blocks": int(mask.kv_num_blocks.sum())}
+
+
+# ---- the loss
+
+
+def loss(measured: Measured, scale: Scale, device: torch.device) -> None:
+    """The logits and their smoothed loss, forward and backward, beside the three products without which none goes."""
+    kinds: dict[str, Callable[..., None]] = {"products": three_products, "ours": our_loss}
+    kinds |= {
+        "eager": partial(plain_loss, cross_entropy),
+        "compiled": partial(plain_loss, torch.compile(cross_entropy, dynamic=False)),
+    }
+    for rows in scale.rows:
+        for d_model in scale.widths:
+            for kind, run in kinds.items():
+                key = f"loss/{rows}/{d_model}/{kind}"
+                measured.take(key, partial(time_loss, run, rows, d_model, vocab_size=scale.vocab_size, device=device))
+
+
+def time_loss(run: Callable[..., None], rows: int, d_model: int, *, vocab_size: int, device: torch.device) -> Numbers:
+    """Milliseconds, and the most memory taken on the way."""
+    hidden = normal(rows, d_model, device=device).requires_grad_()
+    matrix = torch.randn(vocab_size, d_model, device=device).mul_(d_model**-0.5).requires_grad_()
+    targets = torch.randint(4, vocab_size, (rows,), device=device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    ms = milliseconds(lambda: run(hidden, matrix, targets), device)
+    gib = (torch.cuda.max_memory_allocated() - before) / 2**30 if device.type == "cuda" else None
+    return {"ms": ms, "tflops": 6 * rows * d_model * vocab_size / ms / 1e9, "gib": gib}
+
+
+def three_products(hidden: Tensor, matrix: Tensor, targets: Tensor) -> None:
+    """Logits, gradient of the hidden states, gradient of the matrix: nothing else, and the logits as their gradient."""
+    with torch.no_grad():
+        weights = matrix.to(hidden.dtype)
+        logits = hidden @ weights.t()
+        logits @ weights
+        logits.t() @ hidden
+
+
+def our_loss(hidden: Tensor, matrix: Tensor, targets: Tensor) -> None:
+    """The package's kernel."""
+    with torch.autocast(hidden.device.type, torch.bfloat16):
+        smoothed, _ = linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1)
+    torch.autograd.grad(smoothed, (hidden, matrix))
+
+
+def cross_entropy(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    """torch's, on all logits at once."""
+    logits = F.linear(hidden, matrix)
+    return F.cross_entropy(logits, targets, ignore_index=0, label_smoothing=0.1, reduction="sum")
+
+
+def plain_loss(function: Callable[..., Tensor], hidden: Tensor, matrix: Tensor, targets: Tensor) -> None:
+    """That under autocast, with its gradients."""
+    with torch.autocast(hidden.device.type, torch.bfloat16):
+        smoothed = function(hidden, matrix, targets)
+    torch.autograd.grad(smoothed, (hidden, matrix))
+
+
+# ---- copies to the device
+
+
+def copies(measured: Measured, scale: Scale, device: torch.device) -> None:
+    """The packed batch of a step: as it is sent, its tensors by themselves from either kind of memory, and as one."""
+    batch = step_batch(scale)
+    tensors = list(tensors_of(batch))
+    count = sum(x.numel() * x.element_size() for x in tensors)
+    about = {"tensors": len(tensors), "bytes": count}
+
+    def pinned(x: Tensor) -> Tensor:
+        return x.pin_memory() if device.type == "cuda" else x.clone()
+
+    def send(sources: list[Tensor]) -> Numbers:
+        returned, finished = host_milliseconds(lambda: [x.to(device, non_blocking=True) for x in sources], device)
+        return about | {"returned_ms": returned, "finished_ms": finished}
+
+    def send_batch() -> Numbers:
+        returned, finished = host_milliseconds(lambda: batch.to(device), device)
+        return about | {"returned_ms": returned, "finished_ms": finished}
+
+    measured.take("copies/batch", send_batch)
+    measured.take("copies/pageable", lambda: send(tensors))
+    measured.take("copies/pinned", lambda: send([pinned(x) for x in tensors]))
+    measured.take("copies/one_pageable", lambda: send([torch.zeros(count, dtype=torch.uint8)]))
+    measured.take("copies/one_pinned", lambda: send([pinned(torch.zeros(count, dtype=torch.uint8))]))
+
+
+def step_batch(scale: Scale) -> Batch:
+    """A micro-batch as a packed step has it."""
+    tokens = scale.rows[0] - scale.rows[0] // 64
+    store = make_corpus(4 * tokens, scale.vocab_size)
+    plan = plan_epoch(store.lengths, mixture=((len(store), 1.0),), seed=1, epoch=0, tokens_per_step=tokens)
+    capacities = packed_capacities(store.lengths, tokens_per_step=tokens, max_tokens=4 * tokens, micro_batch_multiple=1)
+    return collate(store, plan[0], capacities, grouped=False)
+
+
+def tensors_of(thing: object) -> Iterator[Tensor]:
+    """Those in a batch, wherever its dataclasses hold them."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, tuple | list):
+        for item in thing:
+            yield from tensors_of(item)
+    elif is_dataclass(thing) and not isinstance(thing, type):
+        for field in fields(thing):
+            yield from tensors_of(getattr(thing, field.name))
+
+
+GROUPS = {
+    "facts": facts,
+    "copies": copies,
+    "attention": attention,
+    "gemm": gemm,
+    "loss": loss,
+    "flex": flex_attention,
+}  # the most valuable first, and last what may not work
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

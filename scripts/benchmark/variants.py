@@ -1,0 +1,231 @@
+"""Variants of the training step, and what one would else use, in turns in one process, on the same sentences.
+
+    python scripts/benchmark/variants.py --output variants.jsonl
+
+A variant is a change of the settings, or of what torch is told around each step. In every round each of them takes so
+many steps, A B C A B C, so that whatever changes on the machine hits all alike: ratios are formed within a round. The
+peers are the loops of peers.py with padded batches, made before the clock starts: torch.nn.Transformer, compiled with
+dynamic shapes, and Hugging Face's MarianMTModel where it is installed. A variant that fails is left out from then on.
+"""
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import torch
+from measured import Measured, Numbers
+from peers import DROPOUT, SMOOTHING, Contender, Marian, PlainTransformer, Shape, Spec, Taken, padded_loop
+from steps import SETTINGS, SIZES, Training, cudnn_attention, make_corpus, wait_for
+from torch import nn
+from train import save_batches
+
+from transformer.compute import resolve_device
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import Device, Precision, TrainConfig
+from transformer.data.plan import plan_epoch
+from transformer.data.store import Store
+
+
+class Task(NamedTuple):
+    """What all of them train, on which sentences."""
+
+    job: TrainJob
+    store: Store
+    spec: Spec  # the same for the peers
+
+
+class Variant(NamedTuple):
+    """One way to take a step."""
+
+    build: Callable[[Task], Contender]
+    around: Callable[[], AbstractContextManager[object]] = nullcontext  # each turn
+
+
+def main(arguments: list[str]) -> int:
+    args = parse(arguments)
+    measured = Measured(args.output, seconds=args.seconds)
+    names = available(measured, args.size, args.variants)
+    with TemporaryDirectory() as folder:
+        task = make_task(args, args.warmup + args.rounds * args.steps, Path(folder) / "batches.npz")
+        contenders: dict[str, Contender] = {}
+        for name in names:
+            keys = [f"variants/{args.size}/{name}/{number}" for number in range(1, args.rounds + 1)]
+            if any(key not in measured for key in keys):
+                warm_up = partial(start, contenders, name, task, range(args.warmup))
+                measured.take(f"variants/{args.size}/{name}/start", warm_up, again=True)
+            print(f"{name}: started", file=sys.stderr, flush=True)
+
+        for number in range(1, args.rounds + 1):
+            first = args.warmup + (number - 1) * args.steps
+            for name, contender in list(contenders.items()):
+                key = f"variants/{args.size}/{name}/{number}"
+                indices = range(first, first + args.steps)
+                measured.take(key, partial(turn, contender, VARIANTS[name], indices, task=task))
+                if "error" in (measured.get(key) or {}):
+                    del contenders[name]
+            print(f"round {number} of {args.rounds}: done", file=sys.stderr, flush=True)
+
+    print("\n".join(page(measured, args.size, names, args.rounds)))
+    return measured.status()
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    def names(text: str) -> list[str]:
+        if unknown := set(text.split(",")) - set(VARIANTS):
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {', '.join(VARIANTS)}")
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--variants", type=names, default=",".join(DEFAULT), help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--size", choices=SIZES, default="base", help="default: %(default)s")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=25_000, help="real tokens of a step, on each side")
+    parser.add_argument("--rounds", type=int, default=6, help="turns of each variant (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=12, help="of a turn (default: %(default)s)")
+    parser.add_argument("--warmup", type=int, default=10, help="steps before the first turn (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for everything (default: %(default)s)")
+    parser.add_argument("--output", type=Path, required=True, help="write every number here, as lines of JSON")
+    return parser.parse_args(arguments)
+
+
+def available(measured: Measured, size: str, names: list[str]) -> list[str]:
+    """These variants, less what is not installed here, which is then said."""
+    if "marian" not in names or importlib.util.find_spec("transformers") is not None:
+        return names
+    measured.add(f"variants/{size}/marian/start", {"left_out": "transformers is not installed"})
+    print("marian is left out: transformers is not installed", file=sys.stderr)
+    return [name for name in names if name != "marian"]
+
+
+def make_task(args: argparse.Namespace, steps: int, batches: Path) -> Task:
+    """A corpus of so many steps, and the same steps as the peers read them."""
+    config, vocab_size = SIZES[args.size]
+    device = resolve_device(Device[args.device])
+    store = make_corpus(args.tokens * (steps + 20), vocab_size)
+    train = TrainConfig(
+        tokens_per_step=args.tokens,
+        device=Device[args.device],
+        precision=Precision.bf16,
+        label_smoothing=SMOOTHING,
+    )
+    job = replace(TrainJob(), model=replace(config, dropout=DROPOUT), train=train)
+
+    plan = plan_epoch(
+        store.lengths, mixture=((len(store), 1.0),), seed=train.seed, epoch=0, tokens_per_step=args.tokens
+    )
+    save_batches(store, plan[:steps], batches)
+    spec = Spec(
+        peer="",
+        shape=Shape(config.n_layers, config.d_model, config.d_ff, config.n_heads),
+        vocab_size=vocab_size,
+        longest=int(store.lengths.max()),
+        precision="bf16",
+        device=device.type,
+        threads=torch.get_num_threads(),
+        batches=str(batches),
+        job={},
+    )
+    return Task(job, store, spec)
+
+
+def start(contenders: dict[str, Contender], name: str, task: Task, indices: range) -> Numbers:
+    """Build a variant and warm it up: what it compiles, it compiles now."""
+    begun = time.monotonic()
+    contender = VARIANTS[name].build(task)
+    built = time.monotonic() - begun
+    found = turn(contender, VARIANTS[name], indices, task=task)
+    contenders[name] = contender
+    return found | {"build_seconds": built, "parameters": contender.parameters}
+
+
+def turn(contender: Contender, variant: Variant, indices: range, *, task: Task) -> Numbers:
+    """The steps of one turn, and how long they took."""
+    device = torch.device(task.spec.device)
+    with variant.around():
+        go = contender.ready(indices)
+        wait_for(device)
+        begun = time.perf_counter()
+        taken = go()
+        wait_for(device)
+        seconds = time.perf_counter() - begun
+    tokens = sum(step.target_tokens for step in taken)
+    return {
+        "seconds": seconds,
+        "steps": len(taken),
+        "target_tokens": tokens,
+        "milliseconds_a_step": 1e3 * seconds / len(taken),
+        "target_tokens_per_second": tokens / seconds,
+        "losses": [round(step.loss, 4) for step in taken],
+    }
+
+
+def ours(setting: str, task: Task) -> Contender:
+    """The package's step, packed or padded, compiled or eager."""
+    layout, compiled = SETTINGS[setting]
+    job = replace(task.job, train=replace(task.job.train, layout=layout, compile=compiled))
+    training = Training(job, task.store, task.spec.vocab_size)
+
+    def take(indices: range) -> list[Taken]:
+        taken = [training.take() for _ in indices]  # losses are read after the last step: reading is waiting
+        return [Taken(float(loss), step.source_tokens, step.target_tokens) for step, loss, _ in taken]
+
+    return Contender(training.parameters, {}, {}, lambda indices: lambda: take(indices))
+
+
+def peer(make: Callable[[Spec], nn.Module], compiled: bool, task: Task) -> Contender:
+    """A loop of peers.py."""
+    model = make(task.spec)
+    if compiled:
+        model.compile(dynamic=True)
+    return padded_loop(task.spec, model, {})
+
+
+# cuDNN would build a plan for each new shape of padded attention: it is off for everybody.
+no_cudnn = partial(cudnn_attention, False)
+VARIANTS = {
+    "packed-compiled": Variant(partial(ours, "packed-compiled")),
+    "nn.Transformer-compiled": Variant(partial(peer, PlainTransformer, True), no_cudnn),
+    "packed-eager": Variant(partial(ours, "packed-eager")),
+    "padded-eager": Variant(partial(ours, "padded-eager"), no_cudnn),
+    "marian": Variant(partial(peer, Marian, False), no_cudnn),
+    "nn.Transformer": Variant(partial(peer, PlainTransformer, False), no_cudnn),
+    "padded-eager-cudnn": Variant(partial(ours, "padded-eager"), partial(cudnn_attention, True)),
+}  # the first is what the others are compared with
+DEFAULT = [name for name in VARIANTS if name != "padded-eager-cudnn"]  # which takes a second a step, or more
+
+
+def page(measured: Measured, size: str, names: list[str], rounds: int) -> list[str]:
+    """Speeds and ratios, in Markdown."""
+    lines = ["| variant | target tokens/s: median | range | the first, times as fast | last loss |", "| --- " * 5 + "|"]
+
+    def speeds(name: str) -> dict[int, float]:
+        found = {n: measured.get(f"variants/{size}/{name}/{n}") or {} for n in range(1, rounds + 1)}
+        return {n: numbers["target_tokens_per_second"] for n, numbers in found.items() if "seconds" in numbers}
+
+    first = speeds(names[0])
+    for name in names:
+        own = speeds(name)
+        if not own:
+            lines.append(f"| {name} | failed | | | |")
+            continue
+        ratios = sorted(first[n] / own[n] for n in own if n in first)
+        middle = f"{ratios[len(ratios) // 2]:.2f}" if ratios else ""
+        ordered = sorted(own.values())
+        last = (measured.get(f"variants/{size}/{name}/{max(own)}") or {})["losses"][-1]
+        lines.append(
+            f"| {name} | {ordered[len(ordered) // 2]:,.0f} | {ordered[0]:,.0f} to {ordered[-1]:,.0f} | {middle} "
+            f"| {last:.3f} |"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
