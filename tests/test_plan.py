@@ -318,7 +318,7 @@ def test_packed_micro_batches_are_dealt_there_and_back_and_are_as_few_as_fit() -
             totals = [lengths[hand].sum(axis=0) for hand in hands]  # noqa: B023
             return all(total[side] <= capacities[side] for total in totals for side in (0, 1))  # noqa: B023
 
-        longest_first = sorted(ids.tolist(), key=lambda i: (lengths[i].max(), *lengths[i]), reverse=True)  # noqa: B023
+        longest_first = sorted(ids.tolist(), key=lambda i: (lengths[i].max(), *lengths[i]), reverse=True)
         dealt = next(hands for n in range(1, 26) if fits(hands := deal(longest_first, n)))
         found, expected = ([[lengths[i].tolist() for i in hand] for hand in hands] for hands in (parts, dealt))
         assert found == expected  # sentences of the same lengths may change places

@@ -166,9 +166,9 @@ step, its efficiency, and the hours of the paper's training (100,000 steps of ba
 Three things do not shrink with a rank's share: {1e3 * FIXED:.0f} ms of small kernels, Adam, which every rank does for
 all weights, and the embedding. At {1e3 * HOST:.1f} ms is a floor, the time in which Python launches a step; a CUDA
 graph would lift it. A backward pass that is one graph, so that nothing overlaps, would leave
-{serial:.0f} % instead of {plain:.0f} on 8 GPUs (base, as promised). Two things cost nothing any more: the ranks' vote on
-whether to stop travels while the next step is computed, and sentences are dealt to the micro-batches so evenly that no
-step needs more of them than there are ranks.
+{serial:.0f} % instead of {plain:.0f} on 8 GPUs (base, as promised). Two things cost nothing any more: the ranks' vote
+on whether to stop travels while the next step is computed, and sentences are dealt to the micro-batches so evenly that
+no step needs more of them than there are ranks.
 
 The hours are those of the steps. Preparing the data, validating and saving come on top: by estimate a tenth to a fifth
 of an hour's run on one GPU, and nearly the same minutes on eight, which share only the validation.
