@@ -1,7 +1,9 @@
 """One update: its gradient, its randomness, what is never applied, and Adam against the published algorithm."""
 
 import copy
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
@@ -601,6 +603,19 @@ def test_compiled_is_eager_and_new_shapes_compile_nothing(backend: str) -> None:
             compare(sentences(rows, 12))
     with torch.no_grad():  # what dev batches take is not compiled
         assert compiled.evaluate(batch_of(PAIRS))[0].isfinite()
+
+
+def test_objective_and_its_model_go_when_they_are_not_used_any_more() -> None:
+    """Without the garbage collector, which may come long after the next model has asked for its memory."""
+    objective = build()[0]
+    model = weakref.ref(objective.model)
+    gc.disable()
+    try:
+        objective(batch_of(PAIRS))[0].backward()
+        del objective
+        assert model() is None
+    finally:
+        gc.enable()
 
 
 def test_objective_evaluates_without_the_logits_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:

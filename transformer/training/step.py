@@ -1,6 +1,6 @@
 """One optimiser update: what is differentiated, and how."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -34,19 +34,19 @@ class Objective(nn.Module):
     def __init__(self, model: Transformer, label_smoothing: float) -> None:
         super().__init__()
         self.model, self.label_smoothing = model, label_smoothing
-        self._train_hidden = self._hidden
+        self._compiled: Callable[[Batch], Tensor] | None = None  # `_hidden`, compiled
 
     def compile(self, *, backend: str = "inductor") -> None:
         """Compile the stacks for training; the loss is a kernel already, and dev batches come in too many shapes."""
         torch.compiler.config.dynamic_sources = DYNAMIC
-        self._train_hidden = torch.compile(self._hidden, backend=backend)
+        self._compiled = torch.compile(self._hidden, backend=backend)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The smoothed loss, to be differentiated, and the plain one, summed over the batch's real target tokens.
 
         Padding is never multiplied by the vocabulary; the few empty slots of a packed batch are, and count nothing.
         """
-        hidden = self._train_hidden(batch)
+        hidden = self._hidden(batch) if self._compiled is None else self._compiled(batch)
         return linear_cross_entropy(hidden, self.model.output, batch.target_out, label_smoothing=self.label_smoothing)
 
     def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
