@@ -15,11 +15,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
 from transformer.distributed import join_world, unsynchronised
+from transformer.layout import Packed
 from transformer.model import attention
 from transformer.model.transformer import Transformer
 from transformer.training.step import Objective
@@ -54,7 +56,16 @@ def install() -> None:
     """Register the stand-in, and let packed attention use it on a CPU."""
     varlen._varlen_attn.register_kernel("cpu")(_forward)
     varlen._varlen_attn_backward.register_kernel("cpu")(_backward)
-    attention.has_varlen_kernel = lambda *args, **kwargs: True
+    mock.patch.object(attention, "has_varlen_kernel", _present).start()
+
+
+def _present(device: torch.device, dtype: torch.dtype, *, d_k: int, d_v: int) -> bool:
+    """In the place of `has_varlen_kernel`: a mock would not be compiled."""
+    return True
+
+
+def _absent(device: torch.device, dtype: torch.dtype, *, d_k: int, d_v: int) -> bool:
+    return False
 
 
 def _forward(
@@ -143,15 +154,9 @@ def _sentences(offsets: Tensor, count: int) -> Tensor:
     return torch.searchsorted(offsets[1:], slots, right=True)
 
 
-@contextmanager
-def in_groups() -> Iterator[None]:
+def in_groups() -> AbstractContextManager[object]:
     """Packed attention goes by groups of padded sentences, as it does on a CPU."""
-    believed = attention.has_varlen_kernel
-    attention.has_varlen_kernel = lambda *args, **kwargs: False
-    try:
-        yield
-    finally:
-        attention.has_varlen_kernel = believed
+    return mock.patch.object(attention, "has_varlen_kernel", _absent)
 
 
 # ---- sentences ------------------------------------------------------------------------------------------------------
@@ -270,6 +275,7 @@ def uneven(count: int) -> dict[str, Any]:
     for batch in first_batches(uneven_sentences(), count, 640):
         outcome(objective, batch, Precision.fp32)
         seen.append(compilations())
+        assert isinstance(batch.source_layout, Packed)
         lengths = batch.source_layout.offsets.diff()
         sentences.append(int((lengths > 0).sum()))
         longest.append(int(lengths.max()))
