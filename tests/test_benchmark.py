@@ -25,12 +25,11 @@ from transformer.data.store import Store
 
 FOLDER = ROOT / "scripts" / "benchmark"
 
-# In an order in which each finds those that it imports.
-_, measured, kernel_times, peers, preparing = (
-    load_script(f"benchmark/{name}") for name in ("synthetic", "measured", "kernel_times", "peers", "prepare")
+measured, kernel_times, peers, preparing = (
+    load_script(f"benchmark/{name}") for name in ("measured", "kernel_times", "peers", "prepare")
 )
-step_times, micro, decode, _, variants, gpu = (
-    load_script(f"benchmark/{name}") for name in ("steps", "micro", "decode", "train", "variants", "gpu")
+step_times, micro, decode, variants, gpu = (
+    load_script(f"benchmark/{name}") for name in ("steps", "micro", "decode", "variants", "gpu")
 )
 rehearse, scaling = (load_script(f"benchmark/{name}") for name in ("rehearse", "scaling"))
 

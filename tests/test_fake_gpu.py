@@ -59,7 +59,6 @@ def test_base_step_is_one_graph(base: dict[str, Any]) -> None:
     assert [graph["backward"] for graph in base["graphs"]] == [False, True]
 
 
-@pytest.mark.xfail(strict=True, reason="the gather of all target rows is one more operator in the backward pass")
 def test_base_step_calls_no_operator_that_inductor_has_no_code_for(base: dict[str, Any]) -> None:
     forward, backward = base["graphs"]
     assert set(forward["calls"]) - FORWARD == set()

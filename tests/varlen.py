@@ -2,9 +2,9 @@
 
     python tests/varlen.py PART
 
-`install` gives a CPU the kernel behind `varlen_attn`, written from equation 1, and lets the package believe in it:
-packed training then takes the path that it takes on a GPU, and real numbers flow. Like torch's own kernel, the stand-in
-leaves empty slots as it found them, in both directions: here they are NaN, so that whatever reads one shows it.
+`install` gives a CPU the kernel behind `varlen_attn`, written from equation 1: packed batches without groups then take
+the path that they take on a GPU, and real numbers flow. Like torch's own kernel, the stand-in leaves empty slots as it
+found them, in both directions: here they are NaN, so that whatever reads one shows it.
 
 The kernel cannot be taken back: this is for a process of its own. Run as a script, this file prints what it found as
 JSON.
@@ -15,12 +15,10 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -39,7 +37,6 @@ from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
 from transformer.distributed import join_world, unsynchronised
 from transformer.layout import Packed
-from transformer.model import attention
 from transformer.model.transformer import Transformer
 from transformer.training.step import Objective
 
@@ -53,19 +50,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def install() -> None:
-    """Register the stand-in, and let packed attention use it on a CPU."""
+    """Register the stand-in."""
     varlen._varlen_attn.register_kernel("cpu")(_forward)
     varlen._varlen_attn_backward.register_kernel("cpu")(_backward)
-    mock.patch.object(attention, "has_varlen_kernel", _present).start()
-
-
-def _present(device: torch.device, dtype: torch.dtype, *, d_k: int, d_v: int) -> bool:
-    """In the place of `has_varlen_kernel`: a mock would not be compiled."""
-    return True
-
-
-def _absent(device: torch.device, dtype: torch.dtype, *, d_k: int, d_v: int) -> bool:
-    return False
 
 
 def _forward(
@@ -154,11 +141,6 @@ def _sentences(offsets: Tensor, count: int) -> Tensor:
     return torch.searchsorted(offsets[1:], slots, right=True)
 
 
-def in_groups() -> AbstractContextManager[object]:
-    """Packed attention goes by groups of padded sentences, as it does on a CPU."""
-    return mock.patch.object(attention, "has_varlen_kernel", _absent)
-
-
 # ---- sentences ------------------------------------------------------------------------------------------------------
 
 
@@ -174,16 +156,18 @@ def real_sentences() -> Store:
 
 
 def uneven_sentences() -> Store:
-    """Pairs of 2 to 8 tokens, the same number on both sides, and a fifth of others, of up to 120 tokens."""
+    """Pairs of 2 to 4 tokens, the same number on both sides, and a fifth of others, of up to 120 tokens."""
     draw = np.random.default_rng(0)
-    short = np.repeat(draw.integers(1, 8, size=(8_000, 1)), 2, axis=1)
+    short = np.repeat(draw.integers(1, 4, size=(8_000, 1)), 2, axis=1)
     long = np.clip(draw.lognormal(3.2, 0.6, size=(2_000, 2)), 8, 119).astype(np.int64)
     pieces = np.concatenate((short, long))
     return Store.from_pieces(*([draw.integers(4, VOCAB_SIZE, size=n).tolist() for n in side] for side in pieces.T))
 
 
-def steps_of(store: Store, *, tokens_per_step: int, max_tokens: int, rank: int, world_size: int) -> Iterator[Step]:
-    """Packed steps of one rank, as training would load them."""
+def steps_of(
+    store: Store, *, tokens_per_step: int, max_tokens: int, rank: int, world_size: int, grouped: bool
+) -> Iterator[Step]:
+    """Packed steps of one rank, as training would load them: for the kernel, or in groups of padded sentences."""
     capacities = packed_capacities(
         store.lengths, tokens_per_step=tokens_per_step, max_tokens=max_tokens, micro_batch_multiple=world_size
     )
@@ -194,15 +178,16 @@ def steps_of(store: Store, *, tokens_per_step: int, max_tokens: int, rank: int, 
         max_tokens=max_tokens,
         micro_batch_multiple=world_size,
         capacities=capacities,
-        longest=int(store.lengths.max()),
+        grouped=grouped,
     )
     position = Position(0, 0)
     return load_steps(lambda epoch: store, batching, rank=rank, world_size=world_size, position=position, prefetch=0)
 
 
-def first_batches(store: Store, count: int, tokens: int) -> Iterator[Batch]:
+def first_batches(store: Store, count: int, tokens: int, *, grouped: bool) -> Iterator[Batch]:
     """The only micro-batches of the first steps."""
-    for step in islice(steps_of(store, tokens_per_step=tokens, max_tokens=tokens, rank=0, world_size=1), count):
+    steps = steps_of(store, tokens_per_step=tokens, max_tokens=tokens, rank=0, world_size=1, grouped=grouped)
+    for step in islice(steps, count):
         ((_, batch),) = step.micro_batches
         yield batch
 
@@ -253,12 +238,12 @@ def packed(precision: Precision, count: int) -> dict[str, Any]:
     losses = []
     gradients = []
     seen = []
-    for batch in first_batches(real_sentences(), count, 512):
+    store = real_sentences()
+    pairs = zip(*(first_batches(store, count, 512, grouped=grouped) for grouped in (False, True)), strict=True)
+    for batch, same_in_groups in pairs:
         loss, gradient = outcome(objective, batch, precision)
         seen.append(compilations())
-        with in_groups():
-            wanted_loss, wanted_gradient = outcome(plain, batch, precision)
-
+        wanted_loss, wanted_gradient = outcome(plain, same_in_groups, precision)
         losses.append(difference(loss, wanted_loss))
         gradients.append(difference(gradient, wanted_gradient))
     return {"losses": losses, "gradients": gradients, "compilations": seen}
@@ -272,7 +257,7 @@ def uneven(count: int) -> dict[str, Any]:
     seen = []
     sentences = []
     longest = []
-    for batch in first_batches(uneven_sentences(), count, 640):
+    for batch in first_batches(uneven_sentences(), count, 640, grouped=False):
         outcome(objective, batch, Precision.fp32)
         seen.append(compilations())
         assert isinstance(batch.source_layout, Packed)
@@ -294,7 +279,16 @@ def ranks() -> dict[str, Any]:
         return lookup_backend("aot_eager")(graph, inputs)
 
     with join_world(CPU) as world:
-        step = next(steps_of(store, tokens_per_step=800, max_tokens=256, rank=world.rank, world_size=world.size))
+        step = next(
+            steps_of(
+                store,
+                tokens_per_step=800,
+                max_tokens=256,
+                rank=world.rank,
+                world_size=world.size,
+                grouped=False,
+            )
+        )
         gradients = []
         for compiled in (True, False):
             objective = build(replace(SMALL, n_layers=4))
