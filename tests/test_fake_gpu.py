@@ -68,12 +68,12 @@ def test_base_step_calls_no_operator_that_inductor_has_no_code_for(base: dict[st
 def test_base_step_launches_and_moves_no_more_than_before(base: dict[str, Any]) -> None:
     """At most the figures of the first run, with room for another torch. Bytes are those that inductor counts."""
     forward, backward = base["graphs"]
-    assert forward["launches"] <= 239 * ROOM
-    assert backward["launches"] <= 286 * ROOM
+    assert forward["launches"] <= 238 * ROOM
+    assert backward["launches"] <= 285 * ROOM
     assert products(forward) <= 96 * ROOM
     assert products(backward) <= 192 * ROOM
-    assert forward["gigabytes"] <= 19.11 * ROOM
-    assert backward["gigabytes"] <= 35.94 * ROOM
+    assert forward["gigabytes"] <= 19.08 * ROOM
+    assert backward["gigabytes"] <= 35.84 * ROOM
     assert forward["calls"]["torch_attn._varlen_attn.default"] == 18
     assert backward["calls"]["torch_attn._varlen_attn_backward.default"] == 18
 
