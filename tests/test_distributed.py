@@ -386,7 +386,7 @@ def test_vote_answers_a_step_later(tmp_path: Path) -> None:
             vote = Vote(world)
             answers = [vote.ask(world.rank == 1 and step == 2) for step in range(1, 5)]
             assert answers == [False, False, True, False]
-            assert not world.any(False), "the last question is on its way, and in nobody's way"
+            assert not world.any(False), "a vote does not meet the question that is still on its way"
 
     assert ranks(2, action, tmp_path) == [0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(2)]
 

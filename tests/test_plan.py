@@ -6,6 +6,7 @@ import os
 import random
 import time
 import tracemalloc
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -295,8 +296,8 @@ def test_micro_batches_of_a_step_by_hand(max_tokens: int, multiple: int, expecte
 # Packed micro-batches
 
 
-def test_packed_micro_batches_are_dealt_there_and_back_and_are_as_few_as_fit() -> None:
-    """Written again as people deal cards; capacities differ, and either side may be the one that decides."""
+def test_packed_sentences_go_to_the_emptiest_micro_batch() -> None:
+    """Written again with plain lists; capacities differ, and either side may be the one that decides."""
     state = np.random.default_rng(13)
     more = 0
     for _ in range(100):
@@ -306,24 +307,29 @@ def test_packed_micro_batches_are_dealt_there_and_back_and_are_as_few_as_fit() -
         parts = as_lists(
             split_step(ids, lengths, max_tokens=max(capacities), micro_batch_multiple=1, capacities=capacities)
         )
+        found = [[tuple(lengths[i].tolist()) for i in part] for part in parts]
 
-        def deal(cards: list[int], players: int) -> LISTS:
-            hands: LISTS = [[] for _ in range(players)]
-            there_and_back = itertools.cycle([*range(players), *reversed(range(players))])
-            for card, player in zip(cards, there_and_back, strict=False):
-                hands[player].append(card)
-            return hands
-
-        def fits(hands: LISTS) -> bool:
-            totals = [lengths[hand].sum(axis=0) for hand in hands]  # noqa: B023
-            return all(total[side] <= capacities[side] for total in totals for side in (0, 1))  # noqa: B023
-
-        longest_first = sorted(ids.tolist(), key=lambda i: (lengths[i].max(), *lengths[i]), reverse=True)
-        dealt = next(hands for n in range(1, 26) if fits(hands := deal(longest_first, n)))
-        found, expected = ([[lengths[i].tolist() for i in hand] for hand in hands] for hands in (parts, dealt))
+        longest_first = sorted((tuple(lengths[i].tolist()) for i in ids), key=lambda p: (max(p), *p), reverse=True)
+        expected: list[list[tuple[int, ...]]] = [[]]
+        while True:
+            full = [Fraction(0)] * len(expected)
+            for pair in longest_first:
+                emptiest = full.index(min(full))
+                expected[emptiest].append(pair)
+                totals = [sum(column) for column in zip(*expected[emptiest], strict=True)]
+                full[emptiest] = max(Fraction(total, most) for total, most in zip(totals, capacities, strict=True))
+            if max(full) <= 1:
+                break
+            expected = [[] for _ in range(len(expected) + 1)]
         assert found == expected  # sentences of the same lengths may change places
         more += len(parts) > 2
     assert more > 30
+
+
+def test_packed_micro_batches_do_not_split_for_one_long_sentence() -> None:
+    lengths = np.array([[250, 250]] + [[10, 10]] * 900, dtype=np.int32)
+    parts = split_step(np.arange(901), lengths, max_tokens=256, micro_batch_multiple=1, capacities=(256, 256))
+    assert len(parts) == 37  # the long one, and 25 of the others in each of 36
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -365,9 +371,9 @@ def test_packed_micro_batches_hold_the_step_fit_are_even_and_come_in_multiples()
     ("capacities", "multiple", "expected"),
     [
         ((16, 17), 1, [[4, 3, 2, 1, 0]]),  # exactly full
-        ((15, 17), 1, [[4, 1, 0], [3, 2]]),  # 6 + 3 + 1, 2 + 4
-        ((16, 16), 1, [[4, 1, 0], [3, 2]]),
-        ((10, 11), 1, [[4, 1, 0], [3, 2]]),
+        ((15, 17), 1, [[4, 1], [3, 2, 0]]),  # 6 + 3, 2 + 4 + 1
+        ((16, 16), 1, [[4, 1], [3, 2, 0]]),
+        ((10, 11), 1, [[4, 1], [3, 2, 0]]),
         ((16, 17), 4, [[4], [3], [2], [1, 0]]),
         ((16, 17), 7, [[4], [3], [2], [1], [0], [], []]),
     ],

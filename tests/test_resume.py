@@ -296,7 +296,8 @@ def test_numbers_that_are_not_finite_end_a_run_whose_checkpoints_are_sound(
 
 
 @pytest.mark.parametrize(
-    ("place", "phase"), [("train_step", "training"), ("dev_loss", "measuring the dev loss"), ("prepare", "making room")]
+    ("place", "phase"),
+    [("train_step", "training"), ("dev_loss", "measuring the dev loss"), ("prepare", "starting or finishing")],
 )
 def test_train_names_what_was_done_when_gpu_memory_ran_out(
     tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch, place: str, phase: str

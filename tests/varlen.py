@@ -156,10 +156,10 @@ def real_sentences() -> Store:
 
 
 def uneven_sentences() -> Store:
-    """Pairs of 2 to 4 tokens, the same number on both sides, and a fifth of others, of up to 120 tokens."""
+    """Pairs of 2 to 4 tokens, the same number on both sides, and a fifth of others, of up to 200 tokens."""
     draw = np.random.default_rng(0)
     short = np.repeat(draw.integers(1, 4, size=(8_000, 1)), 2, axis=1)
-    long = np.clip(draw.lognormal(3.2, 0.6, size=(2_000, 2)), 8, 119).astype(np.int64)
+    long = np.clip(draw.lognormal(3.5, 0.8, size=(2_000, 2)), 8, 199).astype(np.int64)
     pieces = np.concatenate((short, long))
     return Store.from_pieces(*([draw.integers(4, VOCAB_SIZE, size=n).tolist() for n in side] for side in pieces.T))
 
@@ -257,14 +257,17 @@ def uneven(count: int) -> dict[str, Any]:
     seen = []
     sentences = []
     longest = []
+    bounds = []
     for batch in first_batches(uneven_sentences(), count, 640, grouped=False):
         outcome(objective, batch, Precision.fp32)
         seen.append(compilations())
         assert isinstance(batch.source_layout, Packed)
+        assert isinstance(batch.target_layout, Packed)
+        bounds.append((batch.source_layout.longest, batch.target_layout.longest))
         lengths = batch.source_layout.offsets.diff()
         sentences.append(int((lengths > 0).sum()))
         longest.append(int(lengths.max()))
-    return {"sentences": sentences, "longest": longest, "compilations": seen}
+    return {"sentences": sentences, "longest": longest, "bounds": bounds, "compilations": seen}
 
 
 def ranks() -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Device, precision and what the machine can run, chosen by static rules: nothing is timed."""
 
 import importlib.util
-import logging
 import os
 import shutil
 import sysconfig
@@ -16,8 +15,6 @@ from torch.amp import GradScaler
 from transformer.config.settings import Device, Precision
 from transformer.errors import InputError
 
-log = logging.getLogger(__name__)
-
 HALF = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
 
@@ -31,9 +28,8 @@ def resolve_device(device: Device) -> torch.device:
         remedy = "set device=cpu (train.device=cpu under train), or install a CUDA build of torch"
         raise InputError(f"device=cuda, but torch sees no GPU here: {remedy}")
     use_gpu = device is Device.cuda or (device is Device.auto and torch.cuda.is_available())
-    if use_gpu and uses_cudnn_attention():
+    if use_gpu:
         torch.backends.cuda.enable_cudnn_sdp(False)
-        log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")
     return torch.device("cuda" if use_gpu else "cpu")
 
 

@@ -38,13 +38,14 @@ class Step:
     source_tokens: int
     sentences: int
     slots: int  # positions of both sides, padding and empty ones counted
-    copied: torch.cuda.Event | None = None  # on a GPU: what happens once the batches have arrived there
+    copied: torch.cuda.Event | None = None  # on a GPU: recorded behind the copies of the batches
 
     def await_copy(self) -> None:
         """Let the GPU's current stream begin when the batches are there. The host does not wait."""
         if self.copied is None:
             return
-        stream = torch.cuda.current_stream()
+        _, first = self.micro_batches[0]
+        stream = torch.cuda.current_stream(first.source.device)
         stream.wait_event(self.copied)
 
         def keep_until_read(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,9 +72,11 @@ def load_steps(
     `batching.mixture`; their lengths may differ. A step of longer sentences is cut into more micro-batches, still a
     multiple of `batching.micro_batch_multiple`, and packed shapes stay as they are.
 
-    `prefetch` steps are prepared ahead by a thread (0: none), which closing the generator ends. It also copies them to
-    `device` where that is a GPU: `Step.await_copy` before use. Raises InputError at the start of an epoch with a
-    sentence that no micro-batch can hold, and what plan_epoch and `store_of` raise.
+    `prefetch` steps are prepared ahead by a thread (0: none), which closing the generator ends. Where `device` is a
+    GPU their batches are copied there, too: call `Step.await_copy` before use.
+
+    Raises InputError at the start of an epoch with a sentence that no micro-batch can hold, and what plan_epoch and
+    `store_of` raise.
     """
     steps = _steps(store_of, batching, rank=rank, world_size=world_size, position=position)
     if device is not None and device.type == "cuda":
@@ -159,7 +162,7 @@ def _copied(steps: Iterator[Step], device: torch.device) -> Generator[Step, None
         return tensor.pin_memory().to(device, non_blocking=True)
 
     for step in steps:
-        with torch.cuda.stream(stream):
+        with torch.cuda.device(device), torch.cuda.stream(stream):  # a new thread's own device is the first GPU
             micro_batches = [(m, batch.map(copy)) for m, batch in step.micro_batches]
             copied = stream.record_event()
         yield replace(step, micro_batches=micro_batches, copied=copied)

@@ -9,6 +9,7 @@ Permutations come from sorting raw PCG64 output: NumPy promises that stream for 
 from one release to the next.
 """
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -195,7 +196,7 @@ def split_step(
     micro_batch_multiple: int,
     capacities: tuple[int, int] | None = None,
 ) -> list[Ids]:
-    """The fewest micro-batches that fit, up to a multiple of `micro_batch_multiple`.
+    """As few micro-batches as fit, and a multiple of `micro_batch_multiple`.
 
     The micro-batches are as even as can be. Padded, the longest sentences come first, and a micro-batch fits where rows
     x longest is at most `max_tokens` on both sides; packed, each has sentences of all lengths, and fits where each
@@ -216,7 +217,7 @@ def split_step(
     longer = np.maximum(source, target)  # rows x longest fits on both sides just when rows x this does
     order = np.lexsort((target, source, longer))[::-1]
     if capacities is not None:
-        return _dealt(ids[order], lengths, capacities, multiple=micro_batch_multiple)
+        return _evenly_filled(ids[order], lengths, capacities, multiple=micro_batch_multiple)
 
     sizes: list[int] = longer[order].tolist()
     fewest = max(1, len(_padded_starts(sizes, max_tokens)))
@@ -228,23 +229,44 @@ def split_step(
     return parts + [ids[:0]] * (count - len(parts))
 
 
-def _dealt(ids: Ids, lengths: Lengths, capacities: tuple[int, int], *, multiple: int) -> list[Ids]:
-    """Packed: sentences are dealt out like cards, there and back, so that every micro-batch has long and short ones.
+def _evenly_filled(ids: Ids, lengths: Lengths, capacities: tuple[int, int], *, multiple: int) -> list[Ids]:
+    """Packed: the sentences `ids`, longest first, in as few micro-batches as `_fill` can do with.
 
     A cut into stretches of the sorted sentences would not be as even: sentences of one length have long translations in
     one stretch and short ones in the next, and a side that is a little too long costs another micro-batch.
     """
     totals = lengths[ids].sum(axis=0, dtype=np.int64)
     fewest = max(1, *(-(-totals // capacities)).tolist())
-
     count = -(-fewest // multiple) * multiple
+    if count == 1:
+        return [ids]
+
+    pairs = lengths[ids].tolist()
     while True:
-        turn, place = np.divmod(np.arange(len(ids)), count)
-        player = np.where(turn % 2, count - 1 - place, place)  # every other round goes the other way
-        parts = [ids[player == number] for number in range(count)]
-        if all((lengths[part].sum(axis=0) <= capacities).all() for part in parts):
-            return parts
+        members = _fill(pairs, capacities, count)
+        if members is not None:
+            return [ids[np.array(places, dtype=np.int64)] for places in members]
         count += multiple
+
+
+def _fill(pairs: list[list[int]], capacities: tuple[int, int], count: int) -> list[list[int]] | None:
+    """Each sentence in turn goes to the emptiest of `count` micro-batches; None where one does not fit there.
+
+    How full a micro-batch is, is the larger of what its sides are. Sentences are named by their places in `pairs`.
+    """
+    members: list[list[int]] = [[] for _ in range(count)]
+    heap = [(0.0, number, 0, 0) for number in range(count)]  # how full, which one, its source and its target tokens
+    for place, (source, target) in enumerate(pairs):
+        _, number, sources, targets = heap[0]
+        sources += source
+        targets += target
+
+        fullness = max(sources / capacities[0], targets / capacities[1])
+        if fullness > 1.0:
+            return None
+        members[number].append(place)
+        heapq.heapreplace(heap, (fullness, number, sources, targets))
+    return members
 
 
 def count_slots(parts: Sequence[Lengths], capacities: tuple[int, int] | None) -> int:

@@ -39,6 +39,8 @@ from transformer.vocabulary import BOS, EOS, PAD
 
 log = logging.getLogger(__name__)
 
+_MOST_HYPOTHESES = 8_192  # of a batch
+
 Choice = TypeVar("Choice", bound=Enum)
 Found = TypeVar("Found")
 
@@ -219,11 +221,13 @@ def _is_blank(text: str) -> bool:
 def _batches(lengths: list[int], *, beam_size: int, batch_tokens: int) -> Iterator[list[int]]:
     """Indices by falling length, in batches of rows x beam x width <= batch_tokens, or of one row.
 
-    The longest sentences go first, so that too little memory shows at once.
+    The longest sentences go first, so that too little memory shows at once: for that, the short ones at the end must
+    not be so many that the logits of their hypotheses are the larger part.
     """
     batch: list[int] = []
     for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        if batch and (len(batch) + 1) * beam_size * lengths[batch[0]] > batch_tokens:
+        hypotheses = (len(batch) + 1) * beam_size
+        if batch and (hypotheses * lengths[batch[0]] > batch_tokens or hypotheses > _MOST_HYPOTHESES):
             yield batch
             batch = []
         batch.append(n)

@@ -20,7 +20,8 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """SIGTERM and SIGINT ask the loop to stop at the end of its step; a second one ends the process at once.
+    """SIGTERM and SIGINT ask the loop to stop at the end of its step (several ranks: of the next); a second one ends
+    the process at once.
 
     Outside the main thread, where Python allows no handlers, it does nothing: signals stay with the process's own.
     """

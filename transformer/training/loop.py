@@ -88,7 +88,7 @@ def train(job: TrainJob) -> Results:
     with (
         _process_settings_restored(),
         join_world(resolve_device(job.train.device)) as world,
-        memory_errors_named("making room for the model", remedy="end what else uses it, or choose a smaller model"),
+        memory_errors_named("starting or finishing", remedy="end what else uses it, or choose a smaller model"),
         ExitStack() as held,
     ):
         run = _open(job, world, held)
@@ -108,9 +108,11 @@ def _process_settings_restored() -> Iterator[None]:
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     uses_cudnn = uses_cudnn_attention()
+    dynamic_sources = torch.compiler.config.dynamic_sources
     try:
         yield
     finally:
+        torch.compiler.config.dynamic_sources = dynamic_sources
         torch.backends.cuda.enable_cudnn_sdp(uses_cudnn)
         logger.setLevel(level)
         torch.set_num_threads(threads)
@@ -218,6 +220,8 @@ def _build(
     record = None if checkpoint is None else state.restore(checkpoint, rank=rank)
     how = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items())
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", how)
+    if device.type == "cuda":
+        log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")
 
     dev = DevSet.of(prepared.dev, tokenizer, max_pieces=job.model.max_positions - 1)
     if record is not None and record.dev_digest != dev.digest:
@@ -242,7 +246,10 @@ def _build(
 
 
 def train_loop(run: Run, world: World) -> None:
-    """Step after step until the end. Raises Stopped after a signal, with the step in progress committed."""
+    """Step after step until the end.
+
+    Raises Stopped after a signal, with the step in progress committed; several ranks agree on it one step later.
+    """
     config, state, progress = run.job.train, run.state, run.progress
     if world.is_rank0:
         _log_preview(run, world)
@@ -270,10 +277,10 @@ def train_loop(run: Run, world: World) -> None:
         stopping = world.any(signals.requested)
         while not (stopping or progress.has_ended(config)):
             # One update.
-            started = time.perf_counter()
-            step = next(steps)
-            waited = time.perf_counter() - started
             with collective_errors_named(), memory_errors_named("training", remedy=_smaller_batches(run)):
+                started = time.perf_counter()
+                step = next(steps)
+                waited = time.perf_counter() - started
                 result = train_step(
                     parallel,
                     state.optimizer,

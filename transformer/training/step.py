@@ -38,7 +38,9 @@ class Objective(nn.Module):
 
     def compile(self, *, backend: str = "inductor") -> None:
         """Compile the stacks for training; the loss is a kernel already, and dev batches come in too many shapes."""
-        torch.compiler.config.dynamic_sources = DYNAMIC
+        sources = torch.compiler.config.dynamic_sources
+        if DYNAMIC not in sources:
+            torch.compiler.config.dynamic_sources = f"{sources},{DYNAMIC}" if sources else DYNAMIC
         self._compiled = torch.compile(self._hidden, backend=backend)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
