@@ -14,9 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transformer.config.settings import Score
-from transformer.layout import Layout, Packed, Padded, pack
+from transformer.layout import Histories, Layout, Packed, Padded, pack
 from transformer.model import attention
-from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores, attend, attention_weights
+from transformer.model.attention import (
+    KeyValueCache,
+    KeyValues,
+    MultiHeadAttention,
+    additive_scores,
+    attend,
+    attention_weights,
+)
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -543,15 +550,59 @@ def test_additive_scores_keep_no_sums_for_the_backward() -> None:
 # Multi-head attention
 
 
-def test_key_values_append_and_select() -> None:
-    keys, values = torch.arange(12.0).view(3, 2, 1, 2), torch.arange(6.0).view(3, 2, 1, 1)
-    kv = KeyValues(keys, values)
-    longer = kv.append(KeyValues(-keys[:, :1], -values[:, :1]))
-    assert longer.keys[:, :, 0, 0].tolist() == [[0, 2, 0], [4, 6, -4], [8, 10, -8]]
-    assert longer.values[:, :, 0, 0].tolist() == [[0, 1, 0], [2, 3, -2], [4, 5, -4]]
-    chosen = longer.select(torch.tensor([2, 0, 2]))
-    assert chosen.keys[:, :, 0, 0].tolist() == [[8, 10, -8], [0, 2, 0], [8, 10, -8]]
-    assert chosen.values[:, :, 0, 0].tolist() == [[4, 5, -4], [0, 1, 0], [4, 5, -4]]
+def test_key_value_cache_reads_what_was_written() -> None:
+    first = KeyValues(torch.arange(12.0).view(2, 2, 1, 3), torch.arange(4.0).view(2, 2, 1, 1))  # two sentences
+    second = KeyValues(-first.keys, -first.values)
+
+    cache = KeyValueCache.of(first)
+    assert cache.size == 2
+    longer = cache.grow(5)
+    assert longer.size == 5
+    longer.write(second, 2)
+
+    found = longer.read(4)
+    assert found.keys[:, :, 0, 0].tolist() == [[0, 3, 0, -3], [6, 9, -6, -9]]
+    assert found.values[:, :, 0, 0].tolist() == [[0, 1, 0, -1], [2, 3, -2, -3]]
+    assert longer.read(1).keys[:, :, 0, 2].tolist() == [[2], [8]]
+
+    chosen = longer.select(torch.tensor([1])).read(3)
+    assert chosen.keys[:, :, 0, 0].tolist() == [[6, 9, -6]]
+    assert chosen.values[:, :, 0, 0].tolist() == [[2, 3, -2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sentences", [2, 40])  # 40 sentences of two heads are many, in half precision
+def test_attend_shows_a_hypothesis_its_own_past_alone(sentences: int, dtype: torch.dtype) -> None:
+    """Three hypotheses over four positions: the weights by hand, one query at a time."""
+    torch.manual_seed(4)
+    q = torch.randn(sentences, 3, 2, 8, dtype=dtype)
+    k = torch.randn(sentences, 12, 2, 8, dtype=dtype)
+    v = torch.randn(sentences, 12, 2, 5, dtype=dtype)
+    places = torch.tensor([[0, 3, 7, 9], [2, 3, 8, 10], [0, 5, 7, 11]])  # that each hypothesis may see
+    is_past = torch.zeros(sentences, 3, 12, dtype=torch.bool)
+    is_past[:, torch.arange(3)[:, None], places] = True
+
+    with torch.no_grad():
+        out = attend(
+            q,
+            k,
+            v,
+            queries=Padded.full_rows(sentences, 3, q.device),
+            keys=Histories(is_past),
+            causal=False,
+            dropout=0.0,
+            scale=0.5,
+            score_vector=None,
+        )
+
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+    for query in range(3):
+        for head in range(2):
+            keys = k[:, places[query], head].double()  # (B, 4, 8)
+            values = v[:, places[query], head].double()
+            weights = torch.softmax(0.5 * (keys @ q[:, query, head].double().unsqueeze(2)).squeeze(2), 1)
+            expected = (weights.unsqueeze(2) * values).sum(1)
+            torch.testing.assert_close(out[:, query, head].double(), expected, atol=tolerance, rtol=tolerance)
 
 
 def twins(d_model: int, n_heads: int) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:

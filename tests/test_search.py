@@ -157,6 +157,18 @@ def test_nothing_pruned_finds_the_best_of_all(seed: int, alpha: float) -> None:
         assert same(found[sentence], exhaustive(table, sentence, max_length=max_length, alpha=alpha)[0])
 
 
+def rows_asked(steps: list[int], beam_size: int) -> list[int]:
+    """The rows of each step of a batch, if each sentence needs so many: those that are done leave by eighths."""
+    rows = []
+    present = steps
+    for step in range(1, max(steps) + 1):
+        rows.append(beam_size * len(present))
+        going_on = [needed for needed in present if needed > step]
+        if 8 * (len(present) - len(going_on)) >= len(present):
+            present = going_on
+    return rows
+
+
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("beam_size", [1, 2, 4, 7])
 def test_equals_a_plain_search_of_each_sentence(beam_size: int, alpha: float) -> None:
@@ -168,8 +180,77 @@ def test_equals_a_plain_search_of_each_sentence(beam_size: int, alpha: float) ->
         for sentence, max_length in enumerate(max_lengths)
     ]
     assert all(same(one, other) for one, ([other], _) in zip(found, expected, strict=True))
-    assert sum(seen) == beam_size * sum(steps for _, steps in expected)  # each sentence left as soon as it was done
+    assert seen == rows_asked([steps for _, steps in expected], beam_size)
     assert {hypothesis.finished for hypothesis in found} == {True, False}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "vocab_size", [12, 1024, 2_000, 10_000]
+)  # from 1,024 on, only some groups of tokens are sorted
+def test_beam_search_ranks_a_long_row_as_sorting_all_of_it_does(vocab_size: int, dtype: torch.dtype) -> None:
+    """One step over rows of made-up logits, in which BOS and PAD would be the best by far."""
+    torch.manual_seed(vocab_size)
+    logits = (3.0 * torch.randn(40, vocab_size)).to(dtype)
+    logits[:, [PAD, BOS]] = 30.0
+    logits[7, 5] = logits[7, vocab_size - 1] = 29.0  # the last token, and one that shares a group with others
+    found = beam_search(
+        lambda tokens, state: (logits[state.rows], state),
+        Rows(torch.arange(40)),
+        beam_size=4,
+        n_best=4,
+        max_lengths=torch.ones(40, dtype=torch.int64),
+        penalty=length_penalty(0.0),
+        bos=BOS,
+        eos=EOS,
+    )
+
+    for row, hypotheses in enumerate(found):
+        wide = logits[row].double()
+        log_probs = (wide - wide.logsumexp(0)).tolist()
+        order = sorted((token for token in range(vocab_size) if token not in (PAD, BOS)), key=lambda t: -log_probs[t])
+        ends = order.index(EOS) < 4
+        assert [h.log_prob for h in hypotheses if h.finished] == (
+            [pytest.approx(log_probs[EOS], abs=1e-5)] if ends else []
+        )
+        live = [token for token in order if token != EOS][: 4 - ends]
+        expected = [log_probs[token] for token in live]
+        assert [h.log_prob for h in hypotheses if not h.finished] == pytest.approx(expected, abs=1e-5)
+        assert all(log_probs[h.tokens[0]] == pytest.approx(h.log_prob, abs=1e-5) for h in hypotheses if not h.finished)
+
+
+@dataclass
+class Rows:
+    """A search state that only knows which rows it is asked about, four hypotheses a sentence."""
+
+    rows: Tensor
+
+    def __post_init__(self) -> None:
+        self.rows = self.rows.repeat_interleave(4)
+
+    def reorder(self, rows: Tensor) -> "Rows":
+        raise AssertionError("one step needs no second")
+
+
+def test_finished_sentences_leave_together() -> None:
+    """Of 32 sentences that end one after the other, an eighth leaves at a time."""
+    table = Table(3, 9, eos_bias=-50.0)
+    maxima = [length for length in range(1, 33)]
+    rows: list[int] = []
+    state = Prefixes(table, [(sentence, ()) for sentence in range(32)], rows)
+    beam_search(
+        step,
+        state,
+        beam_size=1,
+        n_best=1,
+        max_lengths=torch.tensor(maxima),
+        penalty=length_penalty(0.6),
+        bos=BOS,
+        eos=EOS,
+    )
+    # 32 rows until 4 are done, 28 until 4 more (an eighth of 28 is 3.5), 24 until 3 more, and so on.
+    assert rows[:12] == [32] * 4 + [28] * 4 + [24] * 3 + [21]
+    assert rows[-9:] == [9, 9, 7, 6, 5, 4, 3, 2, 1]
 
 
 def test_beam_1_is_greedy() -> None:
@@ -439,14 +520,15 @@ def test_n_best_equals_a_plain_search_of_each_sentence(beam_size: int, n_best: i
     max_lengths = [1, 2, 25, *random.Random(9).choices(range(1, 13), k=40)]
     found, seen = search_n_best(table, max_lengths, beam_size, n_best=n_best, alpha=alpha)
     how = {"beam_size": beam_size, "n_best": n_best, "alpha": alpha}
-    n_steps = 0
+    needed = []
     for sentence, max_length in enumerate(max_lengths):
         expected, steps = plain_beam(table, sentence, max_length=max_length, **how)
         unhurried, _ = plain_beam(table, sentence, max_length=max_length, stops_early=False, **how)
         assert all_same(found[sentence], expected)
         assert all_same(found[sentence], unhurried)  # to go on to the maximum changes nothing
-        n_steps += steps
-    assert sum(seen) == beam_size * n_steps < beam_size * sum(max_lengths)
+        needed.append(steps)
+    assert seen == rows_asked(needed, beam_size)
+    assert sum(needed) < sum(max_lengths)
     assert {hypothesis.finished for hypotheses in found for hypothesis in hypotheses} == {True, False}
 
 
@@ -582,20 +664,20 @@ def test_sweep_penalties_finds_the_best_of_all_where_nothing_is_pruned(seed: int
 @pytest.mark.parametrize("eos_bias", [-3.0, 0.0, 2.0])
 @pytest.mark.parametrize("beam_size", [1, 2, 4, 7])
 def test_sweep_penalties_equals_a_search_of_each_alone(beam_size: int, eos_bias: float) -> None:
-    """To the bit; and each sentence stays until the last penalty is decided, no longer."""
+    """To the bit; and each sentence is searched until the last penalty is decided, no longer."""
     table = Table(beam_size, vocab_size=12, eos_bias=eos_bias)
     max_lengths = [1, 2, 25, *random.Random(9).choices(range(1, 13), k=40)]
     found, seen = search_sweep(table, max_lengths, beam_size, alphas=SWEPT)
     for n, alpha in enumerate(SWEPT):
         assert [of_one[n] for of_one in found] == search(table, max_lengths, beam_size, alpha=alpha)[0]
 
-    n_steps = 0
+    needed = []
     for sentence, max_length in enumerate(max_lengths):
         how = {"beam_size": beam_size, "n_best": 1, "max_length": max_length}
         plain = [plain_beam(table, sentence, alpha=alpha, **how) for alpha in SWEPT]
         assert all_same(found[sentence], [best for [best], _ in plain])
-        n_steps += max(steps for _, steps in plain)
-    assert sum(seen) == beam_size * n_steps
+        needed.append(max(steps for _, steps in plain))
+    assert seen == rows_asked(needed, beam_size)
 
 
 def test_sweep_penalties_of_a_beam_of_one_ends_at_the_first_end() -> None:

@@ -9,7 +9,7 @@ import random
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -147,6 +147,46 @@ def test_float32_agrees_up_to_its_rounding(translator: Translator) -> None:
     together = replace(single, search=replace(SEARCH, batch_tokens=10**6))
     pairs = list(zip(single.translate(texts), together.translate(texts), strict=True))
     assert sum(one == other for one, other in pairs) == 60
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_hypotheses_of_batches_side_by_side_are_those_of_one_after_the_other(
+    translator: Translator, two_threads: None
+) -> None:
+    many = replace(translator, search=replace(SEARCH, batch_tokens=100))
+    ids = translator.tokenizer.encode(sentences(60))
+    checks: list[int] = []
+    found = many.hypotheses(ids, n_best=2, check=lambda: checks.append(torch.get_num_threads()))
+    assert torch.get_num_threads() == 2
+    assert len(checks) > 10
+    assert set(checks) == {2}, "the thread that asks keeps its threads"
+
+    torch.set_num_threads(1)
+    expected = many.hypotheses(ids, n_best=2, check=never)
+    assert [[h.tokens for h in of_one] for of_one in found] == [[h.tokens for h in of_one] for of_one in expected]
+    torch.set_num_threads(2)
+
+
+def test_hypotheses_end_with_the_error_of_a_check(translator: Translator, two_threads: None) -> None:
+    many = replace(translator, search=replace(SEARCH, batch_tokens=100))
+    calls: list[int] = []
+
+    def fail_at_the_fifth() -> None:
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        many.hypotheses(translator.tokenizer.encode(sentences(60)), n_best=1, check=fail_at_the_fifth)
+    assert len(calls) == 5
+    assert torch.get_num_threads() == 2
 
 
 def test_equals_a_search_by_hand(translator: Translator) -> None:

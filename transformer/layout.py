@@ -143,6 +143,21 @@ class Packed:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
+@dataclass(frozen=True)
+class Histories:
+    """The keys of a search: those of all `K` hypotheses of a sentence at the first position, at the second, and so on.
+
+    A hypothesis sees one of the K keys of each position: that of the hypothesis which it continues. So a search that
+    drops some hypotheses and continues others twice never moves a key.
+    """
+
+    is_past: Tensor  # (B, K, n) bool: which of the n keys belong to the past of each hypothesis
+
+    def visible(self) -> Tensor:
+        """Which keys may be attended to, as `(B, 1, K, n)` bool."""
+        return self.is_past.unsqueeze(1)
+
+
 Layout = Padded | Packed
 Numbers = npt.NDArray[Any]
 

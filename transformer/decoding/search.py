@@ -17,10 +17,16 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from transformer.compute import at_least_fp32
 from transformer.vocabulary import PAD
 
 _IMPOSSIBLE = -math.inf  # the log-probability and the score of a place in a beam that nothing fills
-_AT_ONCE = 2**20  # logits that a CPU looks at together
+_AT_ONCE = 2**18  # logits that a CPU looks at together: as many as its cache has room for
+_GROUPS = 512  # that the logits of a row are dealt out to, to find the largest
+
+# Sentences that are done stay in the batch, where what they do is ignored, until they are this share of it: moving the
+# others together costs as much as a part of a step, and every new size of a batch costs a CPU time, too.
+_LEAVE_TOGETHER = 1 / 8
 
 
 class State(Protocol):
@@ -183,20 +189,26 @@ def _search(
         beams = _extend(beams, survivors, length=length)
         rows = _rows(survivors.parents)  # (B, K)
 
-        # Who leaves: the one question to the host.
-        done = _is_done(beams, length=length)  # (B,)
-        leaving = done.nonzero().squeeze(1)
-        if len(leaving):
-            results |= _results(beams.select(leaving), length=length)
+        # Who is done: the one question to the host.
+        was_done = beams.done  # (B,)
+        beams = replace(beams, done=was_done | _is_done(beams, length=length))
+        finishing = (beams.done & ~was_done).nonzero().squeeze(1)
+        if len(finishing):
+            results |= _results(beams.select(finishing), length=length)
             if len(results) == n_sentences:
                 break
-            staying = (~done).nonzero().squeeze(1)
+
+        # Who leaves: those that are done, once they are so many that it pays to move the others together.
+        n_done = len(results) - (n_sentences - len(beams.done))
+        is_leaving = n_done >= _LEAVE_TOGETHER * len(beams.done)
+        if is_leaving:
+            staying = (~beams.done).nonzero().squeeze(1)
             beams = beams.select(staying)
             rows = rows[staying]
 
         # What the model reads next. A greedy search has nothing to reorder while all sentences stay.
         tokens = beams.live_tokens[:, :, length - 1].flatten()  # (B K,)
-        if beam_size > 1 or len(leaving):
+        if beam_size > 1 or is_leaving:
             state = state.reorder(rows.flatten())
 
     return [results[sentence] for sentence in range(n_sentences)]
@@ -213,6 +225,7 @@ class _Beams:
     """
 
     sentences: Tensor  # (B,) their places in the result
+    done: Tensor  # (B,) bool: their results are known
     max_lengths: Tensor  # (B,)
     max_penalties: Tensor  # (B, A) the penalties at the maximum length
 
@@ -249,6 +262,7 @@ def _start(max_lengths: Tensor, penalties: Tensor, *, beam_size: int, n_best: in
 
     return _Beams(
         sentences=torch.arange(n_sentences, device=max_lengths.device),
+        done=torch.zeros(n_sentences, dtype=torch.bool, device=max_lengths.device),
         max_lengths=max_lengths,
         max_penalties=penalties[:, max_lengths - 1].T,
         live_log_probs=live_log_probs,
@@ -289,14 +303,45 @@ def _best(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor
     A CPU takes a few rows at a time: its caches have no room for all of them, and the C library would fetch fresh
     memory at each step.
     """
-    dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
-    rows = max(1, _AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    rows = max(1, _AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
+    best = [_best_of_rows(part, count, banned=banned) for part in torch.split(logits, rows)]
+    return torch.cat([log_probs for log_probs, _ in best]), torch.cat([tokens for _, tokens in best])
 
-    best = [
-        part.log_softmax(-1, dtype=dtype).index_fill_(1, banned, _IMPOSSIBLE).topk(count)
-        for part in torch.split(logits, rows)
-    ]
-    return torch.cat([part.values for part in best]), torch.cat([part.indices for part in best])
+
+def _best_of_rows(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor]:
+    """`_best` of a few rows."""
+    logits = at_least_fp32(logits)  # (R, V)
+    largest = logits.amax(1, keepdim=True)  # (R, 1)
+    log_sum = largest + (logits - largest).exp_().sum(1, keepdim=True).log_()  # (R, 1)
+
+    # A banned token can take a place among the largest: so many more are asked for.
+    values, tokens = _with_largest(logits, count + len(banned))
+    is_banned = (tokens.unsqueeze(2) == banned).any(2)
+    values, order = values.masked_fill(is_banned, _IMPOSSIBLE).topk(count)  # (R, count)
+    return values - log_sum, tokens.gather(1, order)
+
+
+def _with_largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Some logits of each row, among them the `count` largest, and their tokens: each `(R, n)`.
+
+    To sort a long row takes much longer than to read it. So its tokens are dealt out to groups, and only those groups
+    are kept that have the largest maxima: the m-th largest logit is in one of the first m.
+    """
+    rows, classes = logits.shape
+    tokens = torch.arange(classes, device=logits.device)  # (V,)
+    deals = classes // _GROUPS
+    if deals < 2 or count > _GROUPS // 4:
+        return logits, tokens.expand(rows, -1)
+
+    # Token i goes to group i mod _GROUPS, and what does not come out even is kept.
+    dealt = deals * _GROUPS
+    groups = logits[:, :dealt].unflatten(1, (deals, _GROUPS))  # type: ignore[no-untyped-call]
+    chosen = groups.amax(1).topk(count).indices.unsqueeze(1).expand(-1, deals, -1)  # (R, deals, count)
+
+    kept = groups.gather(2, chosen).flatten(1)
+    kept_tokens = (chosen + tokens[:dealt:_GROUPS].unsqueeze(1)).flatten(1)
+    values = torch.cat((kept, logits[:, dealt:]), 1)
+    return values, torch.cat((kept_tokens, tokens[dealt:].expand(rows, -1)), 1)
 
 
 def _survivors(candidates: _Candidates, is_end: Tensor, *, beam_size: int) -> _Candidates:

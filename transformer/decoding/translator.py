@@ -8,10 +8,13 @@ reaches the model, which would make something up for it.
 
 import logging
 import unicodedata
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -33,6 +36,7 @@ from transformer.data.tokenizer import Tokenizer, read_model
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Padded
+from transformer.model.inference import for_inference
 from transformer.model.transformer import DecoderState, Transformer, load_parameters
 from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
@@ -43,6 +47,7 @@ _MOST_HYPOTHESES = 8_192  # of a batch
 
 Choice = TypeVar("Choice", bound=Enum)
 Found = TypeVar("Found")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -97,10 +102,10 @@ class Translator:
             _search_override(None, alpha, max_extra=None, batch_tokens=None)  # only for its checks
         penalties = [length_penalty(alpha) for alpha in length_penalties]
 
-        def search(batch: list[list[int]]) -> list[list[Hypothesis]]:
-            state, max_lengths = self._start(batch)
+        def search(model: Transformer, batch: list[list[int]]) -> list[list[Hypothesis]]:
+            state, max_lengths = self._start(model, batch)
             return sweep_penalties(
-                self.model.decode_step,
+                model.decode_step,
                 state,
                 beam_size=self.search.beam_size,
                 max_lengths=max_lengths,
@@ -128,10 +133,10 @@ class Translator:
         Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where a GPU has too little memory.
         """
 
-        def search(batch: list[list[int]]) -> list[list[Hypothesis]]:
-            state, max_lengths = self._start(batch)
+        def search(model: Transformer, batch: list[list[int]]) -> list[list[Hypothesis]]:
+            state, max_lengths = self._start(model, batch)
             return beam_search(
-                self.model.decode_step,
+                model.decode_step,
                 state,
                 beam_size=self.search.beam_size,
                 n_best=n_best,
@@ -146,27 +151,37 @@ class Translator:
     def _in_batches(
         self,
         sources: Sequence[list[int]],
-        search: Callable[[list[list[int]]], list[Found]],
+        search: Callable[[Transformer, list[list[int]]], list[Found]],
         *,
         check: Callable[[], None],
     ) -> list[Found]:
-        """What `search` finds for each source; it is given a batch of sources of like length at a time."""
-        results: dict[int, Found] = {}
+        """What `search` finds for each source; it is given the model and a batch of sources of like length at a time.
+
+        A CPU searches as many batches at once as it has threads, each with one thread: two threads that share a batch
+        wait for each other at each of its small products.
+        """
         lengths = [len(ids) + 1 for ids in sources]
         batch_tokens = self.search.batch_tokens or default_batch_tokens(self.device)
         remedy = f"lower search.batch_tokens (now {batch_tokens})"
+        batches = list(_batches(lengths, beam_size=self.search.beam_size, batch_tokens=batch_tokens))
 
-        # no_grad: under inference_mode, autocast would cast every weight again at each step
-        with _evaluating(self.model), torch.no_grad(), autocast(self.device, self.precision):
-            for batch in _batches(lengths, beam_size=self.search.beam_size, batch_tokens=batch_tokens):
-                check()
-                with memory_errors_named("translating", remedy=remedy):
-                    found = search([sources[n] for n in batch])
-                results |= zip(batch, found, strict=True)
+        with self._arithmetic():
+            model = for_inference(self.model)
 
+        def found(batch: list[int]) -> list[tuple[int, Found]]:
+            with self._arithmetic(), memory_errors_named("translating", remedy=remedy):
+                return list(zip(batch, search(model, [sources[n] for n in batch]), strict=True))
+
+        at_once = min(len(batches), torch.get_num_threads()) if self.device.type == "cpu" else 1
+        results = dict(chain.from_iterable(_each_on_a_thread(found, batches, at_once=at_once, check=check)))
         return [results[n] for n in range(len(sources))]
 
-    def _start(self, sources: list[list[int]]) -> tuple[DecoderState, Tensor]:
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
+        with torch.no_grad(), autocast(self.device, self.precision):
+            yield
+
+    def _start(self, model: Transformer, sources: list[list[int]]) -> tuple[DecoderState, Tensor]:
         """What the search of one batch begins from, and the longest translation of each source `(B,)`.
 
         No translation may be longer than the model has positions for.
@@ -176,12 +191,12 @@ class Translator:
         width = max(lengths)
         rows = [[*ids, EOS, *[PAD] * (width - length)] for ids, length in zip(sources, lengths, strict=True)]
         layout = Padded.of(lengths, width).to(self.device)
-        memory = self.model.encode(torch.tensor(rows, device=self.device), layout)  # (B, S, D)
+        memory = model.encode(torch.tensor(rows, device=self.device), layout)  # (B, S, D)
 
         max_positions = self.model.config.max_positions
         max_lengths = [min(len(ids) + self.search.max_extra, max_positions) for ids in sources]
 
-        state = self.model.start(memory, layout, beam_size=self.search.beam_size)
+        state = model.start(memory, layout, beam_size=self.search.beam_size)
         return state, torch.tensor(max_lengths, device=self.device)
 
     def _encode(self, texts: Sequence[str], *, first_line: int, strict: bool) -> dict[int, list[int]]:
@@ -235,14 +250,32 @@ def _batches(lengths: list[int], *, beam_size: int, batch_tokens: int) -> Iterat
         yield batch
 
 
-@contextmanager
-def _evaluating(model: Transformer) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
+def _each_on_a_thread(
+    work: Callable[[Item], Found], items: Sequence[Item], *, at_once: int, check: Callable[[], None]
+) -> Iterator[Found]:
+    """`work` of each item, in order, `at_once` of them at a time; `check` is called before each is begun.
+
+    With several at a time, torch computes each with one thread.
+    """
+    if at_once <= 1:
+        for item in items:
+            check()
+            yield work(item)
+        return
+
+    n_threads = torch.get_num_threads()
+    running: deque[Future[Found]] = deque()
     try:
-        yield
+        with ThreadPoolExecutor(at_once, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for item in items:
+                if len(running) == at_once:
+                    yield running.popleft().result()
+                check()
+                running.append(pool.submit(work, item))
+            while running:
+                yield running.popleft().result()
     finally:
-        model.train(was_training)
+        torch.set_num_threads(n_threads)  # what a thread sets for itself is also what later threads begin with
 
 
 # --- from a run directory

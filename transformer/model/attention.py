@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformer.compute import at_least_fp32
 from transformer.config.settings import Score
 from transformer.kernels.attention import dense_attention
-from transformer.layout import Groups, Layout, Packed, Padded
+from transformer.layout import Groups, Histories, Layout, Packed, Padded
 
 # The formula
 
@@ -29,7 +29,7 @@ def attention_weights(
     k: Tensor,
     *,
     queries: Padded,
-    keys: Padded,
+    keys: Padded | Histories,
     causal: bool,
     scale: float,
     score_vector: Tensor | None,
@@ -84,8 +84,11 @@ def _additive(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
     return torch.einsum("bhtsk,hk->bhts", sums, score_vector)
 
 
-def _hidden_keys(queries: Padded, keys: Padded, *, causal: bool) -> Tensor | None:
+def _hidden_keys(queries: Padded, keys: Padded | Histories, *, causal: bool) -> Tensor | None:
     """The keys that a query may not see, as bool that broadcasts against `(B, H, T, S)`; None where all are visible."""
+    if isinstance(keys, Histories):
+        return ~keys.visible()  # (B, 1, T, S)
+
     if causal:
         # Padding stands at the right: a real query never reaches it, and needs no other mask.
         device = keys.lengths.device
@@ -105,7 +108,7 @@ def attend(
     v: Tensor,
     *,
     queries: Layout,
-    keys: Layout,
+    keys: Layout | Histories,
     causal: bool,
     dropout: float,
     scale: float,
@@ -137,9 +140,9 @@ def attend(
             score_vector=score_vector,
         )
 
-    assert isinstance(keys, Padded)
-    if score_vector is not None:
-        return _attend_additive(
+    assert not isinstance(keys, Packed)
+    if score_vector is not None or _is_search(q):
+        return _attend_plain(
             q,
             k,
             v,
@@ -156,6 +159,20 @@ def attend(
         return _attend_dense(q, k, v, queries=queries, keys=keys, causal=causal, dropout=dropout, scale=scale)
 
     return _attend_sdpa(q, k, v, keys=keys, causal=causal, dropout=dropout, scale=scale)
+
+
+_FEW_QUERIES = 8  # of a sentence
+_MANY_HEADS = 64  # of all sentences
+
+
+def _is_search(q: Tensor) -> bool:
+    """Whether many heads have few queries each, in half precision on a CPU: a step of a search over many sentences.
+
+    torch's fused attention takes up to twice as long for them as plain products.
+    """
+    sentences, queries, heads, _ = q.shape
+    is_shaped_so = queries <= _FEW_QUERIES and sentences * heads >= _MANY_HEADS
+    return is_shaped_so and q.device.type == "cpu" and q.dtype.itemsize == 2 and not torch.is_grad_enabled()
 
 
 def _attend_packed_kernel(
@@ -219,19 +236,19 @@ def _attend_in_groups(
     return queries.unpad(parts)
 
 
-def _attend_additive(
+def _attend_plain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
     queries: Padded,
-    keys: Padded,
+    keys: Padded | Histories,
     causal: bool,
     dropout: float,
     scale: float,
-    score_vector: Tensor,
+    score_vector: Tensor | None,
 ) -> Tensor:
-    """The formula itself: no kernel knows the additive score."""
+    """The formula itself. No kernel knows the additive score."""
     weights = attention_weights(
         q,
         k,
@@ -253,7 +270,7 @@ def _attend_dense(
     v: Tensor,
     *,
     queries: Padded,
-    keys: Padded,
+    keys: Padded | Histories,
     causal: bool,
     dropout: float,
     scale: float,
@@ -271,11 +288,14 @@ def _attend_dense(
 
 
 def _attend_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, *, keys: Padded, causal: bool, dropout: float, scale: float
+    q: Tensor, k: Tensor, v: Tensor, *, keys: Padded | Histories, causal: bool, dropout: float, scale: float
 ) -> Tensor:
     """torch's `scaled_dot_product_attention`, which chooses its own kernel."""
-    needs_mask = not (causal or keys.full)
-    visible = keys.visible()[:, None, None, :] if needs_mask else None  # (B, 1, 1, S)
+    visible = None
+    if isinstance(keys, Histories):
+        visible = keys.visible()  # (B, 1, T, S)
+    elif not (causal or keys.full):
+        visible = keys.visible()[:, None, None, :]  # (B, 1, 1, S)
 
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -299,13 +319,57 @@ class KeyValues:
     keys: Tensor
     values: Tensor
 
-    def append(self, new: "KeyValues") -> "KeyValues":
-        """These, followed by the keys and values of later positions."""
-        return KeyValues(torch.cat((self.keys, new.keys), 1), torch.cat((self.values, new.values), 1))
 
-    def select(self, rows: Tensor) -> "KeyValues":
-        """The keys and values of these rows alone."""
-        return KeyValues(self.keys.index_select(0, rows), self.values.index_select(0, rows))
+@dataclass(frozen=True)
+class KeyValueCache:
+    """Room for the keys and values of `S` positions, which are written in place as a search makes them.
+
+    A head's positions lie together in memory, because a step reads them so.
+    """
+
+    keys: Tensor  # (B, H, S, d_k)
+    values: Tensor  # (B, H, S, d_v)
+
+    @classmethod
+    def empty(cls, kv: KeyValues, size: int) -> "KeyValueCache":
+        """Room for `size` positions of sentences and heads like those of `kv`."""
+
+        def room(x: Tensor) -> Tensor:
+            sentences, _, heads, width = x.shape
+            return x.new_empty(sentences, heads, size, width)
+
+        return cls(room(kv.keys), room(kv.values))
+
+    @classmethod
+    def of(cls, kv: KeyValues) -> "KeyValueCache":
+        """A cache that holds `kv`, and has no more room."""
+        cache = cls.empty(kv, kv.keys.shape[1])
+        cache.write(kv, 0)
+        return cache
+
+    @property
+    def size(self) -> int:
+        """S, the positions that there is room for."""
+        return self.keys.shape[2]
+
+    def write(self, new: KeyValues, start: int) -> None:
+        """Put `new` at the positions from `start` on, where there must be room."""
+        end = start + new.keys.shape[1]
+        self.keys[:, :, start:end] = new.keys.transpose(1, 2)
+        self.values[:, :, start:end] = new.values.transpose(1, 2)
+
+    def read(self, end: int) -> KeyValues:
+        """The keys and values of the positions before `end`."""
+        return KeyValues(self.keys[:, :, :end].transpose(1, 2), self.values[:, :, :end].transpose(1, 2))
+
+    def grow(self, size: int) -> "KeyValueCache":
+        """A cache of `size` positions that begins like this one."""
+        added = size - self.size
+        return KeyValueCache(F.pad(self.keys, (0, 0, 0, added)), F.pad(self.values, (0, 0, 0, added)))
+
+    def select(self, sentences: Tensor) -> "KeyValueCache":
+        """The cache of these sentences alone."""
+        return KeyValueCache(self.keys.index_select(0, sentences), self.values.index_select(0, sentences))
 
 
 class MultiHeadAttention(nn.Module):
@@ -337,7 +401,7 @@ class MultiHeadAttention(nn.Module):
         """Keys and values of `context` `(..., D)`."""
         return KeyValues(self._heads(self.W_k(context)), self._heads(self.W_v(context)))
 
-    def forward(self, x: Tensor, kv: KeyValues, *, queries: Layout, keys: Layout, causal: bool) -> Tensor:
+    def forward(self, x: Tensor, kv: KeyValues, *, queries: Layout, keys: Layout | Histories, causal: bool) -> Tensor:
         """Queries from `x` `(..., D)` read the keys and values `kv`; the result is `(..., D)`.
 
         `queries` is the layout of `x`, `keys` that of `kv`.

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from transformer.compute import to_autocast_dtype
 from transformer.config.settings import Norm, Positions
 from transformer.kernels.dropout import Dropout
-from transformer.layout import Layout, Padded
-from transformer.model.attention import KeyValues, MultiHeadAttention
+from transformer.layout import Histories, Layout, Padded
+from transformer.model.attention import KeyValueCache, KeyValues, MultiHeadAttention
 
 
 def sinusoids(n_positions: int, d_model: int) -> Tensor:
@@ -160,36 +160,32 @@ class DecoderLayer(nn.Module):
         return self.feed_forward_norm(x, self.feed_forward)
 
     def step(
-        self, x: Tensor, past: KeyValues | None, *, memory_kv: KeyValues, memory_layout: Padded
-    ) -> tuple[Tensor, KeyValues]:
-        """One new position for each of `R` hypotheses: `x` `(R, 1, D)`, `past` what earlier positions left, if any.
+        self,
+        x: Tensor,
+        cache: KeyValueCache,
+        *,
+        start: int,
+        histories: Histories,
+        memory: KeyValueCache,
+        memory_layout: Padded,
+    ) -> Tensor:
+        """The next position of the `K` hypotheses of each sentence, `(B, K, D)` -> `(B, K, D)`.
 
-        Returns the new `x`, and the keys and values of all positions so far, which the next step needs.
-
-        The rows of one sentence are adjacent, so that they can share one row of `memory_kv`: in the encoder-decoder
-        attention they stand as its queries, `(B, R / B, D)`.
+        Their keys and values go to the places from `start` on in `cache`, which then holds all that `histories` speak
+        of. `memory` holds the keys and values of the encoder's output, once for each sentence.
         """
-        present = past
+        sentences, beam_size, _ = x.shape
+        queries = Padded.full_rows(sentences, beam_size, x.device)
 
         def self_attention(x: Tensor) -> Tensor:
-            nonlocal present  # known only here, because the norm may stand before the sub-layer
-            new = self.self_attention.keys_values(x)
-            present = new if past is None else past.append(new)
-
-            rows, width = present.keys.shape[:2]
-            query = Padded.full_rows(rows, 1, x.device)
-            seen = Padded.full_rows(rows, width, x.device)
-            return self.self_attention(x, present, queries=query, keys=seen, causal=False)
+            cache.write(self.self_attention.keys_values(x), start)
+            kv = cache.read(start + beam_size)
+            return self.self_attention(x, kv, queries=queries, keys=histories, causal=False)
 
         def cross_attention(x: Tensor) -> Tensor:
-            sentences = memory_kv.keys.shape[0]
-            grouped = x.reshape(sentences, -1, x.shape[-1])  # (B, R / B, D)
-
-            query = Padded.full_rows(sentences, grouped.shape[1], x.device)
-            out = self.cross_attention(grouped, memory_kv, queries=query, keys=memory_layout, causal=False)
-            return out.reshape(x.shape)  # (R, 1, D)
+            kv = memory.read(memory.size)
+            return self.cross_attention(x, kv, queries=queries, keys=memory_layout, causal=False)
 
         x = self.self_attention_norm(x, self_attention)
         x = self.cross_attention_norm(x, cross_attention)
-        assert present is not None
-        return self.feed_forward_norm(x, self.feed_forward), present
+        return self.feed_forward_norm(x, self.feed_forward)

@@ -14,35 +14,47 @@ from torch.nn import functional as F
 
 from transformer.compute import to_autocast_dtype
 from transformer.config.settings import ModelConfig, Norm
-from transformer.layout import Layout, Padded
-from transformer.model.attention import KeyValues, MultiHeadAttention
+from transformer.layout import Histories, Layout, Padded
+from transformer.model.attention import KeyValueCache, KeyValues, MultiHeadAttention
 from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
+
+_POSITIONS = 16  # that a cache has room for at first; it doubles when it is full
 
 
 @dataclass(frozen=True)
 class DecoderState:
-    """What decoding has read so far: `R` hypotheses over `B` sentences, the hypotheses of a sentence adjacent."""
+    """What decoding has read so far: `K` hypotheses of each of `B` sentences, `R` in all, those of a sentence adjacent.
+
+    A step writes into the caches of the state that it is given: of the states that follow one, go on with the last.
+    """
 
     position: int
-    beam_size: int  # R / B
-    past: list[KeyValues | None]  # for each layer, of the targets so far, `R` rows; None before the first
-    memory_kv: list[KeyValues]  # for each layer, of the encoder's output, `B` rows
+    beam_size: int  # K
+    past: list[KeyValueCache]  # of each layer, what it made of the targets so far: K places for every position
+    is_past: Tensor  # (B, K, n) bool: which of the places that are filled belong to the past of each hypothesis
+    memory: list[KeyValueCache]  # of each layer, what it reads of the encoder's output
     memory_layout: Padded
 
     def reorder(self, rows: Tensor) -> "DecoderState":
         """The state of these hypotheses. Whole sentences may leave; each that stays keeps `beam_size` adjacent rows."""
-        past = [None if layer is None else layer.select(rows) for layer in self.past]
-        state = replace(self, past=past)
-        if len(rows) == self.beam_size * len(self.memory_layout.lengths):
-            return state  # no sentence has left, so each keeps its row of memory
+        is_past = self.is_past.flatten(0, 1)[rows].unflatten(0, (-1, self.beam_size))  # type: ignore[no-untyped-call]
+        state = replace(self, is_past=is_past)
+        if len(is_past) == len(self.is_past):
+            return state  # no sentence has left, and keys and values stay where they are
 
         sentences = rows[:: self.beam_size] // self.beam_size
-        memory_kv = [layer.select(sentences) for layer in self.memory_kv]
-        return replace(state, memory_kv=memory_kv, memory_layout=self.memory_layout.select(sentences))
+        return replace(
+            state,
+            past=[layer.select(sentences) for layer in self.past],
+            memory=[layer.select(sentences) for layer in self.memory],
+            memory_layout=self.memory_layout.select(sentences),
+        )
 
 
 class Transformer(nn.Module):
     """Logits of each target position from the source and the targets before it."""
+
+    output: Tensor  # (V, D)
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -97,25 +109,41 @@ class Transformer(nn.Module):
 
     def start(self, memory: Tensor, layout: Padded, *, beam_size: int) -> DecoderState:
         """The state before the first target, with `beam_size` hypotheses for each row of memory `(B, S, D)`."""
+        memory_kv = self._cross_keys_values(memory)
         return DecoderState(
             position=0,
             beam_size=beam_size,
-            past=[None] * len(self.decoder),
-            memory_kv=self._cross_keys_values(memory),
+            past=[KeyValueCache.empty(kv, 0) for kv in memory_kv],
+            is_past=torch.zeros(len(memory), beam_size, 0, dtype=torch.bool, device=memory.device),
+            memory=[KeyValueCache.of(kv) for kv in memory_kv],
             memory_layout=layout,
         )
 
     def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""
-        x = self.target_embedding(tokens.unsqueeze(1), state.position)  # (R, 1, D)
+        beam_size = state.beam_size
+        x = self.target_embedding(tokens.view(-1, beam_size), state.position)  # (B, K, D)
 
-        present: list[KeyValues | None] = []
-        for layer, past, memory_kv in zip(self._decoder_layers(), state.past, state.memory_kv, strict=True):
-            x, kv = layer.step(x, past, memory_kv=memory_kv, memory_layout=state.memory_layout)
-            present.append(kv)
+        # The places of this position, of which a hypothesis sees its own.
+        start = state.position * beam_size
+        own = torch.eye(beam_size, dtype=torch.bool, device=x.device).expand(len(x), -1, -1)  # (B, K, K)
+        is_past = torch.cat((state.is_past, own), 2)  # (B, K, n)
+        past = state.past
+        if start == past[0].size:
+            past = [layer.grow(2 * start or _POSITIONS * beam_size) for layer in past]
 
-        logits = self.unembed(self.decoder_norm(x).squeeze(1))  # (R, V)
-        return logits, replace(state, position=state.position + 1, past=present)
+        for layer, cache, memory in zip(self._decoder_layers(), past, state.memory, strict=True):
+            x = layer.step(
+                x,
+                cache,
+                start=start,
+                histories=Histories(is_past),
+                memory=memory,
+                memory_layout=state.memory_layout,
+            )
+
+        logits = self.unembed(self.decoder_norm(x).flatten(0, 1))  # (R, V)
+        return logits, replace(state, position=state.position + 1, past=past, is_past=is_past)
 
     def _cross_keys_values(self, memory: Tensor) -> list[KeyValues]:
         """Each decoder layer's keys and values of the encoder's output."""

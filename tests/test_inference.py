@@ -1,0 +1,100 @@
+"""A model made ready for inference computes what the model computes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import transformer.kernels.linear as linear_module
+from transformer.compute import autocast
+from transformer.config.settings import ModelConfig, Norm, Precision, Score
+from transformer.kernels.linear import InferenceLinear, can_pack
+from transformer.layout import Padded
+from transformer.model.inference import for_inference
+from transformer.model.transformer import Transformer
+
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4, max_positions=20)
+CONFIGS = {
+    "base": CONFIG,
+    "pre": replace(CONFIG, norm=Norm.pre),
+    "additive": replace(CONFIG, score=Score.additive),
+    "untied": replace(CONFIG, tie_embeddings=False),
+}
+
+
+def logits_of(model: Transformer) -> Tensor:
+    """Of eight steps of two hypotheses each, which change places half-way."""
+    torch.manual_seed(2)
+    layout = Padded.of([7, 4, 6], 7)
+    memory = model.encode(torch.randint(4, 50, (3, 7)), layout)
+    state = model.start(memory, layout, beam_size=2)
+
+    found = []
+    for step in range(8):
+        logits, state = model.decode_step(torch.randint(4, 50, (6,)), state)
+        found.append(logits)
+        if step == 3:
+            state = state.reorder(torch.tensor([1, 1, 3, 2, 4, 4]))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("precision", [Precision.fp64, Precision.fp32, Precision.bf16], ids=lambda p: p.name)
+@pytest.mark.parametrize("config", list(CONFIGS.values()), ids=list(CONFIGS))
+def test_for_inference_computes_what_the_model_does(config: ModelConfig, precision: Precision) -> None:
+    torch.manual_seed(1)
+    model = Transformer(config, 50).eval()
+    if precision is Precision.fp64:
+        model = model.double()
+
+    with torch.no_grad(), autocast(CPU, precision):
+        expected = logits_of(model)
+        found = logits_of(for_inference(model))
+
+    tolerance = {Precision.fp64: 1e-12, Precision.fp32: 1e-5, Precision.bf16: 0.05}[precision]
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    assert found.dtype is expected.dtype
+
+
+def test_for_inference_leaves_the_model_as_it_was() -> None:
+    model = Transformer(CONFIG, 50).train()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    with torch.no_grad(), autocast(CPU, Precision.bf16):
+        ready = for_inference(model)
+
+    assert model.training
+    assert not ready.training
+    assert isinstance(model.output, nn.Parameter)
+    assert [type(module) for module in model.modules() if isinstance(module, InferenceLinear)] == []
+    assert before.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+
+
+def test_for_inference_copies_no_weight_that_it_need_not_cast() -> None:
+    model = Transformer(CONFIG, 50)
+    ready = for_inference(model)
+    assert ready.source_embedding.matrix is model.embedding
+    assert ready.output.data_ptr() == model.output.data_ptr()
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_inference_linear_with_and_without_packed_weights(packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if packs and not can_pack():
+        pytest.skip("this torch has no packed weights")
+    monkeypatch.setattr(linear_module, "can_pack", lambda: packs)
+    torch.manual_seed(0)
+    makers: list[Callable[[], nn.Linear]] = [lambda: nn.Linear(24, 40), lambda: nn.Linear(24, 40, bias=False)]
+
+    for make in makers:
+        linear = make()
+        x = torch.randn(3, 5, 24)
+        with torch.no_grad(), autocast(CPU, Precision.bf16):
+            found = InferenceLinear(linear)(x)
+        weight = linear.weight.bfloat16().double()
+        expected = x.bfloat16().double() @ weight.t() + (
+            0.0 if linear.bias is None else linear.bias.bfloat16().double()
+        )
+        assert found.dtype is torch.bfloat16
+        torch.testing.assert_close(found.double(), expected, atol=0.02, rtol=0.01)
