@@ -31,6 +31,7 @@ measured, kernel_times, peers, preparing = (
 step_times, micro, decode, variants, gpu = (
     load_script(f"benchmark/{name}") for name in ("steps", "micro", "decode", "variants", "gpu")
 )
+translate = load_script("benchmark/translate")
 rehearse, scaling = (load_script(f"benchmark/{name}") for name in ("rehearse", "scaling"))
 
 
@@ -39,6 +40,16 @@ def benchmark(*arguments: str, script: str = "train.py") -> "subprocess.Complete
     environment |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, str(FOLDER / script), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def peers_python() -> str:
+    """The Python of an environment with the peers; skips where there is none."""
+    python = os.environ.get("TRANSFORMER_PEERS_PYTHON", sys.executable)
+    done = subprocess.run([python, "-c", "import ctranslate2, transformers"], capture_output=True, text=True)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        pytest.skip(f"TRANSFORMER_PEERS_PYTHON names no Python with the peers: {python}: {reason}")
+    return python
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +100,65 @@ def test_missing_corpus(arguments: list[str], message: str) -> None:
 
 
 def test_missing_interpreter(corpus: list[str]) -> None:
-    done = benchmark(*corpus, "--sizes", "tiny", "--peers", "marian", "--marian-python", "absent/python")
+    done = benchmark(*corpus, "--sizes", "tiny", "--peers", "marian", "--peers-python", "absent/python")
     assert done.returncode == 2
     assert done.stderr.endswith(
-        "error: absent/python: cannot be run (No such file or directory): check --marian-python\n"
+        "error: absent/python: cannot be run (No such file or directory): check --peers-python\n"
     )
+
+
+# ---- translation ----------------------------------------------------------------------------------------------------
+
+
+def test_translating_in_two_ways_finds_the_same(corpus: list[str], tmp_path: Path) -> None:
+    settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,ours_in_batches,hf", "--threads", "1"]
+    counts = ["--sentences", "6", "--batch", "4", "--length", "5", "--rounds", "2", "--repeats", "3"]
+    done = benchmark(*corpus[:6], *settings, *counts, "--output", str(tmp_path / "out.json"), script="translate.py")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out.json").read_bytes())
+    assert (report["vocab_size"], report["threads"], report["sentences"], report["length"]) == (60, 1, 6, 5)
+
+    ours, same = report["results"]  # Hugging Face's needs --peers-python
+    assert [(found["peer"], found["target_tokens"]) for found in (ours, same)] == [
+        ("ours", 30),
+        ("ours_in_batches", 30),
+    ]
+    assert (ours["agreement"], same["agreement"]) == (1.0, 1.0)
+    for found in (ours, same):
+        speeds = [30 / seconds for seconds in found["seconds"]]
+        assert found["target_tokens_per_second"] == pytest.approx(speeds)
+        assert len(speeds) == len(found["seconds_alone"]) == 2
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("| tiny | fp32 | ours_in_batches | ")]
+    low, high = sorted(b / a for a, b in zip(ours["seconds"], same["seconds"], strict=True))
+    assert line.split(" | ")[3:5] == [f"{(low + high) / 2:.2f}", f"{low:.2f}–{high:.2f}"]
+
+
+def test_translating_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
+    python = peers_python()
+    settings = ["--sizes", "tiny", "--precisions", "fp32", "--threads", "1", "--peers-python", python]
+    counts = ["--sentences", "20", "--rounds", "1", "--repeats", "1", "--output", str(tmp_path / "out.json")]
+    done = benchmark(*corpus[:6], *settings, *counts, script="translate.py")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_bytes())["results"]
+    assert [result["peer"] for result in found] == ["ours", "ours_in_batches", "ct2", "ct2_threads", "hf"]
+    assert [(result["target_tokens"], result["agreement"]) for result in found] == [(320, 1.0)] * 5
+
+
+def test_random_model_of_the_benchmark_never_ends() -> None:
+    model = translate.random_model(translate.SIZES["tiny"], 50, longest=20)
+    with torch.no_grad():
+        hidden = model.decoder[0].feed_forward_norm(torch.randn(7, 32), lambda x: 3.0 * x)
+        logits = model.unembed(hidden)
+    assert logits[:, [0, 2, 3]].numpy() == pytest.approx(-20.0, rel=1e-4)
+    assert logits[:, [1, *range(4, 50)]].min() > -15.0
+
+
+def test_a_translation_that_is_too_short_is_refused() -> None:
+    with pytest.raises(AssertionError, match=r"hf: translations of \[4, 5\] pieces, not 5"):
+        translate.check_lengths("hf", [[7] * 5, [7] * 4], 5)
+
+
+# ---- preparing ------------------------------------------------------------------------------------------------------
 
 
 def test_preparing_beside_sentencepiece(tmp_path: Path) -> None:

@@ -7,9 +7,7 @@ was built, then a number of steps at a time, answered by the time that they took
 `B` sentences, `S` source and `T` target positions, `V` vocabulary.
 """
 
-import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -19,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from answering import Request, answer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -284,16 +283,17 @@ def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def serve(spec: Spec) -> Iterator[dict[str, Any]]:
+def serve(first: dict[str, Any], requests: Iterator[Request]) -> Iterator[dict[str, Any]]:
     """The answers: first what was built, then each turn as its request comes in."""
+    spec = Spec(**first | {"shape": Shape(**first["shape"])})
     torch.set_num_threads(spec.threads)
     torch.manual_seed(1)
     contender = {"ours": ours, "plain": plain, "marian": marian}[spec.peer](spec)
     versions = contender.versions | {"torch": torch.__version__}
     yield {"parameters": contender.parameters, "settings": contender.settings, "versions": versions}
     done = 0
-    for request in sys.stdin:
-        turn = contender.ready(range(done, done := done + int(request)))
+    for request in requests:
+        turn = contender.ready(range(done, done := done + request))
         wait_for(spec.device)
         began = time.perf_counter()
         taken = turn()
@@ -307,15 +307,5 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def main() -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # a library that prints does not answer
-    spec = json.loads(sys.stdin.readline())
-    try:
-        for answer in serve(Spec(**spec | {"shape": Shape(**spec["shape"])})):
-            print(json.dumps(answer), file=answers, flush=True)
-    except ImportError as error:
-        sys.exit(f"{spec['peer']}: {error} ({sys.executable})")
-
-
 if __name__ == "__main__":
-    main()
+    answer(serve)

@@ -1,12 +1,12 @@
 """Training speed beside what one would else use: real target tokens a second on the same batches of real sentences.
 
-    python scripts/benchmark/train.py --src train.en --tgt train.de --marian-python marian/bin/python --output out.json
+    python scripts/benchmark/train.py --src train.en --tgt train.de --peers-python peers/bin/python --output out.json
 
 Contenders: `ours` is the step of this package as `transformer train` takes it, with what `auto` settles on this
 machine; `plain` is a torch.nn.Transformer loop as a good engineer would write it; `marian` is Hugging Face's
-MarianMTModel in the same loop. It lives in an environment of its own, and is left out without --marian-python:
+MarianMTModel in the same loop. It lives in an environment of its own, and is left out without --peers-python:
 
-    python -m venv marian && marian/bin/pip install torch==2.13.0 && marian/bin/pip install transformers
+    python -m venv peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install transformers
 
 (our torch, installed first and alone, so that transformers brings no other build).
 
@@ -20,22 +20,31 @@ their own (and torch smooths over all V classes, we over the V - 1 wrong ones, w
 
 import argparse
 import json
-import os
-import platform
 import shlex
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, count, islice, product
 from pathlib import Path
-from subprocess import PIPE, Popen
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
+from contest import (
+    Program,
+    Worker,
+    among,
+    corpus_file,
+    fail,
+    machine,
+    positive,
+    ratios,
+    row,
+    rule,
+    spread,
+    started,
+)
 from peers import DROPOUT, EOS, PAD, PEAK_RATE, SMOOTHING, WARMUP_STEPS, Ids, Shape, Spec
 
 from transformer.compute import resolve_device
@@ -105,44 +114,6 @@ class Result:
         return [step for turn in self.turns for step in turn["steps"]]
 
 
-class Worker:
-    """A contender's process."""
-
-    def __init__(self, python: str, spec: Spec) -> None:
-        self.spec = spec
-        try:
-            self.process = Popen(
-                [python, str(Path(__file__).with_name("peers.py"))], stdin=PIPE, stdout=PIPE, text=True
-            )
-        except OSError as error:
-            raise InputError(f"{python}: cannot be run ({error.strerror}): check --marian-python") from error
-
-    def ask(self, request: object) -> dict[str, Any]:
-        """Send a request and wait for its answer. Raises InputError if the process has ended."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with suppress(BrokenPipeError):  # then it does not answer either
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise InputError(
-                f"{self.spec.peer}: its process ended with status {self.process.wait()}, and says why above"
-            )
-        found: dict[str, Any] = json.loads(answer)
-        return found
-
-
-@contextmanager
-def started(python: str, spec: Spec) -> Iterator[Worker]:
-    """A worker, stopped at the end whatever happens."""
-    worker = Worker(python, spec)
-    try:
-        yield worker
-    finally:
-        worker.process.kill()
-        worker.process.wait()
-
-
 def main(arguments: list[str]) -> None:
     args = parse(arguments)
     try:
@@ -150,15 +121,12 @@ def main(arguments: list[str]) -> None:
             job = configure(args, Path(folder))
             vocab_size, results = measure(args, job)
     except TransformerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+        fail(error)
     facts = {
         "command": shlex.join(["python", "scripts/benchmark/train.py", *arguments]),
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        **machine(),
         "threads": job.train.threads,
         "device": job.train.device.name,
-        "python": platform.python_version(),
         "corpus": ["/".join(Path(path).parts[-2:]) for path in (job.data.train.src, job.data.train.tgt)],
         "tokens_per_step": args.tokens,
         "vocab_size": vocab_size,
@@ -170,26 +138,13 @@ def main(arguments: list[str]) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    def among(*known: str) -> Callable[[str], list[str]]:
-        def chosen(text: str) -> list[str]:
-            if unknown := set(text.split(",")) - set(known):
-                raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}")
-            return text.split(",")
-
-        return chosen
-
-    def positive(text: str) -> int:
-        if int(text) < 1:
-            raise ValueError
-        return int(text)
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--src", type=Path, help="source sentences (default: $TRANSFORMER_DATA/multi30k/train.en)")
     parser.add_argument("--tgt", type=Path, help="target sentences (default: $TRANSFORMER_DATA/multi30k/train.de)")
     parser.add_argument("--sizes", type=among(*SIZES), default="small,base", help="of tiny, small, base; %(default)s")
     parser.add_argument("--precisions", type=among("fp32", "bf16"), default="fp32,bf16", help="default: %(default)s")
     parser.add_argument("--peers", type=among(*EXTRA), default="ours,plain,marian", help="default: %(default)s")
-    parser.add_argument("--marian-python", help="the Python of an environment with torch and transformers")
+    parser.add_argument("--peers-python", help="the Python of an environment with torch and transformers")
     parser.add_argument("--vocab", type=positive, default=10_000, help="pieces (default: %(default)s)")
     parser.add_argument("--tokens", type=positive, default=4_096, help="real tokens of a step, on each side")
     parser.add_argument("--rounds", type=positive, default=7, help="turns of each contender (default: %(default)s)")
@@ -199,10 +154,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="write every number here, as JSON")
     args = parser.parse_args(arguments)
-    if args.marian_python is None:
+    if args.peers_python is None:
         args.peers = [peer for peer in args.peers if peer != "marian"]
     if not args.peers:
-        parser.error("marian needs --marian-python")
+        parser.error("marian needs --peers-python")
     return args
 
 
@@ -227,10 +182,9 @@ def measure(args: argparse.Namespace, job: TrainJob) -> tuple[int, list[Result]]
             batches=str(batches),
             job=to_json(replace(job, model=model, train=train)),
         )
-        pythons = {"ours": sys.executable, "plain": sys.executable, "marian": args.marian_python}
-        with ExitStack() as held:
-            workers = [held.enter_context(started(pythons[peer], replace(spec, peer=peer))) for peer in args.peers]
-            found = race(workers, turns[size])
+        pythons = {"ours": sys.executable, "plain": sys.executable, "marian": args.peers_python}
+        with started([Program(peer, pythons[peer], "peers.py") for peer in args.peers]) as workers:
+            found = race(workers, spec, turns[size])
         results += [Result(size, precision, **result) for result in found]
         agree(results[-len(workers) :], shape)
     return vocab_size, results
@@ -238,14 +192,7 @@ def measure(args: argparse.Namespace, job: TrainJob) -> tuple[int, list[Result]]
 
 def configure(args: argparse.Namespace, folder: Path) -> TrainJob:
     """What `ours` trains with; whatever is not set here stays as `transformer train` has it."""
-    root = os.environ.get("TRANSFORMER_DATA")
-    if root is None and None in (args.src, args.tgt):
-        raise InputError("no corpus: give --src and --tgt, or set TRANSFORMER_DATA to where multi30k/train.en|de are")
-    standard = Path(root or "") / "multi30k"
-    paths = [args.src or standard / "train.en", args.tgt or standard / "train.de"]
-    for path in paths:
-        if not path.is_file():
-            raise InputError(f"{path}: there is no such file: check --src, --tgt and TRANSFORMER_DATA")
+    paths = [corpus_file(args.src, "train.en"), corpus_file(args.tgt, "train.de")]
     pair = PairConfig(*map(str, paths))
     try:
         return TrainJob(
@@ -299,12 +246,12 @@ def save_batches(store: Store, steps: Iterable[Ids], path: Path) -> None:
     np.savez(path, allow_pickle=False, **arrays)
 
 
-def race(workers: list[Worker], turns: list[int]) -> list[dict[str, Any]]:
+def race(workers: list[Worker], spec: Spec, turns: list[int]) -> list[dict[str, Any]]:
     """Build one after the other, then take turns of so many steps each."""
-    built = [worker.ask(asdict(worker.spec)) for worker in workers]
+    built = [worker.ask(asdict(replace(spec, peer=worker.peer))) for worker in workers]
     rounds = [[worker.ask(steps) for worker in workers] for steps in turns]
     return [
-        {"peer": worker.spec.peer, **facts, "turns": list(answers)}
+        {"peer": worker.peer, **facts, "turns": list(answers)}
         for worker, facts, answers in zip(workers, built, zip(*rounds, strict=True), strict=True)
     ]
 
@@ -340,13 +287,13 @@ def page(facts: dict[str, Any], results: list[Result]) -> Iterator[str]:
     columns = ["size", "precision", "contender", "tokens/s", "range", "ours / this", "range"]
     columns += ["loss at first", f"after {updates} steps", "parameters"]
     yield row(columns)
-    yield row(["---"] * 3 + ["---:"] * 7)
+    yield rule(3, 7)
     for result in results:
         setting = (result.size, result.precision)
         ours = [r.speeds for r in results if r.peer == "ours" and r is not result and (r.size, r.precision) == setting]
-        ratios = [own / other for speeds in ours for own, other in zip(speeds, result.speeds, strict=True)]
+        beside = [ratio for speeds in ours for ratio in ratios(speeds, result.speeds)]
         losses = [f"{result.steps[index]['loss']:.3f}" for index in (0, updates)]
-        cells = [*setting, result.peer, *spread(result.speeds, ",.0f"), *spread(ratios, ".2f")]
+        cells = [*setting, result.peer, *spread(result.speeds, ",.0f"), *spread(beside, ".2f")]
         yield row([*cells, *losses, f"{result.parameters:,}"])
     yield ""
     for peer, (_, extra) in EXTRA.items():
@@ -356,26 +303,6 @@ def page(facts: dict[str, Any], results: list[Result]) -> Iterator[str]:
         if result.peer == "ours":
             settings = ", ".join(f"{name} {value}" for name, value in result.settings.items())
             yield f"- `ours`, {result.size} {result.precision}: {settings}."
-
-
-def row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def spread(values: list[float], form: str) -> tuple[str, str]:
-    """Median and range."""
-    if not values:
-        return "", ""
-    return format(statistics.median(values), form), f"{min(values):{form}}–{max(values):{form}}"
-
-
-def processor() -> str:
-    """The CPU's name."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":
