@@ -22,6 +22,8 @@ from transformer.data.loader import Step
 from transformer.data.prepare import prepare
 from transformer.data.source import resolve_source
 from transformer.data.store import Store
+from transformer.layout import Padded
+from transformer.model.transformer import Transformer
 
 FOLDER = ROOT / "scripts" / "benchmark"
 
@@ -31,7 +33,7 @@ measured, kernel_times, peers, preparing = (
 step_times, micro, decode, variants, gpu = (
     load_script(f"benchmark/{name}") for name in ("steps", "micro", "decode", "variants", "gpu")
 )
-translate = load_script("benchmark/translate")
+initial, translate = (load_script(f"benchmark/{name}") for name in ("initial", "translate"))
 rehearse, scaling = (load_script(f"benchmark/{name}") for name in ("rehearse", "scaling"))
 
 
@@ -59,7 +61,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_two_rounds(corpus: list[str], tmp_path: Path) -> None:
-    settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,plain", "--threads", "1"]
+    settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,plain", "--threads", "1", "--shapes", "new"]
     counts = ["--rounds", "2", "--steps", "2", "--warmup", "1", "--output", str(tmp_path / "out.json")]
     done = benchmark(*corpus, *settings, *counts)
     assert done.returncode == 0, done.stderr
@@ -73,8 +75,10 @@ def test_two_rounds(corpus: list[str], tmp_path: Path) -> None:
         assert [len(turn["steps"]) for turn in result["turns"]] == [1, 2, 2]
         expected = [sum(s["target_tokens"] for s in turn["steps"]) / turn["seconds"] for turn in result["turns"][1:]]
         assert result["target_tokens_per_second"] == pytest.approx(expected)
-        row = next(line for line in done.stdout.splitlines() if line.startswith(f"| tiny | fp32 | {result['peer']} |"))
-        assert row.split(" | ")[3] == f"{sum(expected) / 2:,.0f}"
+        row = next(
+            line for line in done.stdout.splitlines() if line.startswith(f"| tiny | fp32 | new | {result['peer']} |")
+        )
+        assert row.split(" | ")[6] == f"{sum(expected) / 2:,.0f}"
     steps = [[step for turn in result["turns"] for step in turn["steps"]] for result in (ours, plain)]
     tokens = [[(step["source_tokens"], step["target_tokens"]) for step in own] for own in steps]
     assert tokens[0] == tokens[1]
@@ -83,6 +87,34 @@ def test_two_rounds(corpus: list[str], tmp_path: Path) -> None:
         assert abs(own[0]["loss"] - math.log(60)) < 1.0
     low, high = sorted(a / b for a, b in zip(*(r["target_tokens_per_second"] for r in (ours, plain)), strict=True))
     assert f" | {(low + high) / 2:.2f} | {low:.2f}–{high:.2f} | " in done.stdout
+
+
+def test_training_on_warm_shapes_takes_the_same_steps_again_and_loses_alike(corpus: list[str], tmp_path: Path) -> None:
+    settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,plain", "--threads", "1"]
+    counts = ["--rounds", "7", "--steps", "3", "--shapes", "warm", "--output", str(tmp_path / "out.json")]
+    done = benchmark(*corpus, *settings, *counts)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_bytes())["results"]
+    for result in found:
+        tokens = [[step["target_tokens"] for step in turn["steps"]] for turn in result["turns"]]
+        assert len(tokens) == 8
+        assert tokens == [tokens[0]] * 8
+    ours, plain = ([step["loss"] for turn in result["turns"] for step in turn["steps"]] for result in found)
+    assert plain[0] == pytest.approx(ours[0], rel=0.02)
+    assert plain[20] == pytest.approx(ours[20], rel=0.02)
+    assert ours[20] < ours[0] - 0.05
+    assert "do not learn alike" not in done.stdout
+
+
+def test_training_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
+    python = peers_python()
+    settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,marian", "--peers-python", python]
+    counts = ["--rounds", "2", "--steps", "2", "--threads", "1", "--shapes", "new"]
+    done = benchmark(*corpus, *settings, *counts, "--output", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stderr
+    ours, marian = json.loads((tmp_path / "out.json").read_bytes())["results"]
+    assert marian["turns"][0]["steps"][0]["loss"] == pytest.approx(ours["turns"][0]["steps"][0]["loss"], rel=0.02)
+    assert "do not learn alike" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -619,6 +651,72 @@ def test_step_of_the_peers() -> None:
     assert [peers.rate(step) for step in (0, 9, 19, 500)] == pytest.approx([1.5e-5, 1.5e-4, 3e-4, 3e-4])
 
 
+def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
+    """In training mode, for in the other one torch takes another path."""
+    for layer in model.train().modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+    return model
+
+
+def write_tiny_weights(path: Path) -> Transformer:
+    """A model whose numbers are all random, but for the last norms: the peer has another norm of ones behind each."""
+    model = Transformer(ModelConfig(n_layers=2, d_model=16, d_ff=24, n_heads=2, max_positions=12), 20).eval()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.3)
+        for stack in (model.encoder, model.decoder):
+            torch.nn.init.ones_(stack[-1].feed_forward_norm.weight)
+            torch.nn.init.zeros_(stack[-1].feed_forward_norm.bias)
+    initial.save_weights(model, path)
+    return model
+
+
+def test_plain_computes_what_ours_does_from_the_same_weights(tmp_path: Path) -> None:
+    ours = write_tiny_weights(tmp_path / "weights.npz")
+    spec = peers.Spec(
+        peer="plain",
+        shape=peers.Shape(n_layers=2, d_model=16, d_ff=24, n_heads=2),
+        vocab_size=20,
+        longest=12,
+        precision="fp32",
+        device="cpu",
+        threads=1,
+        batches="",
+        job={},
+        weights=str(tmp_path / "weights.npz"),
+    )
+    plain = without_dropout(peers.PlainTransformer(spec))
+    source, target = torch.randint(4, 20, (2, 2, 6))
+    source[1, 4:] = 0
+    with torch.no_grad():
+        found = plain(source, target, source.eq(0))
+        layouts = {"source_layout": Padded.of([6, 4], 6), "target_layout": Padded.of([6, 6], 6)}
+        torch.testing.assert_close(found, ours(source, target, **layouts), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_in_marians_names_fill_its_model(tmp_path: Path) -> None:
+    """Under the peers' own Python, where neither the package nor pytest is installed."""
+    python = peers_python()
+    ours = write_tiny_weights(tmp_path / "weights.npz")
+    source, target = torch.randint(4, 20, (2, 2, 6))
+    with torch.no_grad():
+        layout = Padded.of([6, 6], 6)
+        expected = ours(source, target, source_layout=layout, target_layout=layout)
+    np.savez(tmp_path / "ids.npz", source=source.numpy(), target=target.numpy())
+    code = (
+        "import sys, numpy, torch; from peers import *; ids = numpy.load(sys.argv[2]); "
+        "model = marian_model(Shape(2, 16, 24, 2), 20, longest=12, weights=sys.argv[1]).eval(); "
+        "source, target = torch.from_numpy(ids['source']), torch.from_numpy(ids['target']); "
+        "logits = model(input_ids=source, decoder_input_ids=target).logits; "
+        "numpy.save(sys.argv[3], logits.detach().numpy())"
+    )
+    paths = [str(tmp_path / name) for name in ("weights.npz", "ids.npz", "logits.npy")]
+    subprocess.run([python, "-c", code, *paths], env=os.environ | {"PYTHONPATH": str(FOLDER)}, check=True)
+    assert np.load(tmp_path / "logits.npy") == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-4)
+
+
 def test_plain_sees_no_padding_and_no_future() -> None:
     torch.manual_seed(1)
     shape: dict[str, Any] = {"peer": "plain", "shape": peers.Shape(n_layers=1, d_model=16, d_ff=32, n_heads=2)}
@@ -631,10 +729,7 @@ def test_plain_sees_no_padding_and_no_future() -> None:
         "batches": "",
         "job": {},
     }
-    model = peers.PlainTransformer(peers.Spec(**shape, **work)).train()
-    for layer in model.modules():
-        if isinstance(layer, torch.nn.Dropout):
-            layer.p = 0.0
+    model = without_dropout(peers.PlainTransformer(peers.Spec(**shape, **work)))
     source, target = torch.randint(4, 20, (2, 2, 6))
     padding = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
     with torch.no_grad():

@@ -3,8 +3,9 @@
     python scripts/benchmark/train.py --src train.en --tgt train.de --peers-python peers/bin/python --output out.json
 
 Contenders: `ours` is the step of this package as `transformer train` takes it, with what `auto` settles on this
-machine; `plain` is a torch.nn.Transformer loop as a good engineer would write it; `marian` is Hugging Face's
-MarianMTModel in the same loop. It lives in an environment of its own, and is left out without --peers-python:
+machine; `plain` is a torch.nn.Transformer loop as a good engineer would write it; `plain_compiled` the same under
+torch.compile, which needs a C++ compiler; `marian` is Hugging Face's MarianMTModel in the same loop. It lives in an
+environment of its own, and is left out without --peers-python:
 
     python -m venv peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install transformers
 
@@ -12,10 +13,13 @@ MarianMTModel in the same loop. It lives in an environment of its own, and is le
 
 How it measures: each contender is a process of its own with the same number of threads. They take turns, A B C A B C,
 and wait in between, so that whatever else happens on the machine hits all alike; ratios are formed within a round. All
-train on the same sentences in the same steps, and every turn takes batches not seen before: new shapes are part of the
-cost, for everybody. A step of `plain` and `marian` is one padded batch, made before the clock starts; `ours` loads its
-own while the clock runs. The losses show that everybody trains the same thing: one recipe, but random numbers of
-their own (and torch smooths over all V classes, we over the V - 1 wrong ones, which is 1e-4 at 10,000 pieces).
+train on the same sentences in the same steps. With --shapes new, every turn takes batches not seen before: new shapes
+are part of the cost, for everybody, as in a real training; with --shapes warm, every turn takes the same batches again.
+A step of the peers is one padded batch, made before the clock starts; `ours` loads its own while the clock runs.
+
+Everybody begins with the same weights, so that the losses show whether all train the same thing: one recipe, but
+dropout masks of their own (and torch smooths over all V classes, we over the V - 1 wrong ones, which is 1e-4 at 10,000
+pieces). --vocab 37000 asks for the paper's vocabulary; Multi30k has fewer pieces, and the page says how many it got.
 """
 
 import argparse
@@ -31,6 +35,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from contest import (
     Program,
     Worker,
@@ -45,6 +50,7 @@ from contest import (
     spread,
     started,
 )
+from initial import save_weights
 from peers import DROPOUT, EOS, PAD, PEAK_RATE, SMOOTHING, WARMUP_STEPS, Ids, Shape, Spec
 
 from transformer.compute import resolve_device
@@ -65,8 +71,12 @@ from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, TransformerError
 from transformer.machine import resolve_threads
+from transformer.model.transformer import Transformer
 
 LOSS_AT = 20  # updates after which the losses are compared
+
+
+MUST_AGREE = 0.02  # of the loss then
 
 
 class Size(NamedTuple):
@@ -87,6 +97,10 @@ EXTRA: dict[str, tuple[Callable[[Shape], int], str]] = {
         lambda shape: (12 * shape.n_layers + 4) * shape.d_model,
         "biases in the attention's projections, and a norm at the end of either stack",
     ),
+    "plain_compiled": (
+        lambda shape: (12 * shape.n_layers + 4) * shape.d_model,
+        "biases in the attention's projections, and a norm at the end of either stack",
+    ),
     "marian": (lambda shape: 12 * shape.n_layers * shape.d_model, "biases in the attention's projections"),
 }  # parameters that a contender has beyond ours, and which
 
@@ -97,6 +111,7 @@ class Result:
 
     size: str
     precision: str
+    shapes: str  # new, warm
     peer: str
     parameters: int
     settings: dict[str, Any]  # what `auto` came to, for ours
@@ -109,8 +124,13 @@ class Result:
         return [sum(step["target_tokens"] for step in turn["steps"]) / turn["seconds"] for turn in self.turns[1:]]
 
     @property
+    def warm_up_seconds(self) -> float:
+        """Of the first turn, which is not counted: whatever is compiled is compiled then."""
+        return float(self.turns[0]["seconds"])
+
+    @property
     def steps(self) -> list[dict[str, Any]]:
-        """Every step taken."""
+        """Every step taken, in order."""
         return [step for turn in self.turns for step in turn["steps"]]
 
 
@@ -143,7 +163,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tgt", type=Path, help="target sentences (default: $TRANSFORMER_DATA/multi30k/train.de)")
     parser.add_argument("--sizes", type=among(*SIZES), default="small,base", help="of tiny, small, base; %(default)s")
     parser.add_argument("--precisions", type=among("fp32", "bf16"), default="fp32,bf16", help="default: %(default)s")
-    parser.add_argument("--peers", type=among(*EXTRA), default="ours,plain,marian", help="default: %(default)s")
+    parser.add_argument("--shapes", choices=["new", "warm", "both"], default="both", help="default: %(default)s")
+    parser.add_argument("--peers", type=among(*EXTRA), default=",".join(EXTRA), help="default: %(default)s")
     parser.add_argument("--peers-python", help="the Python of an environment with torch and transformers")
     parser.add_argument("--vocab", type=positive, default=10_000, help="pieces (default: %(default)s)")
     parser.add_argument("--tokens", type=positive, default=4_096, help="real tokens of a step, on each side")
@@ -163,16 +184,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def measure(args: argparse.Namespace, job: TrainJob) -> tuple[int, list[Result]]:
     """The size of the vocabulary, and every contender in every setting, one setting after the other."""
-    turns = {size: [args.warmup] + args.rounds * [args.steps or SIZES[size].steps] for size in args.sizes}
+    settings = list(product(args.sizes, args.precisions, ["new", "warm"] if args.shapes == "both" else [args.shapes]))
+    turns = {size: {shapes: cut_turns(args, size, shapes) for _, _, shapes in settings} for size in args.sizes}
     batches = Path(job.run_dir).with_name("batches.npz")
-    vocab_size, longest = write_batches(job, max(map(sum, turns.values())), batches)
+    last = max(stop for kinds in turns.values() for kind in kinds.values() for _, stop in kind)
+    vocab_size, longest = write_batches(job, last, batches)
+
     results: list[Result] = []
-    for size, precision in product(args.sizes, args.precisions):
-        print(f"{size} {precision} ...", file=sys.stderr)
+    for size, precision, shapes in settings:
+        print(f"{size} {precision}, {shapes} shapes ...", file=sys.stderr)
         shape = SIZES[size].shape
-        model, train = ModelConfig(**asdict(shape), dropout=DROPOUT), replace(job.train, precision=Precision[precision])
+        model = ModelConfig(**asdict(shape), dropout=DROPOUT)
         spec = Spec(
-            peer="ours",
+            peer="",
             shape=shape,
             vocab_size=vocab_size,
             longest=longest,
@@ -180,14 +204,28 @@ def measure(args: argparse.Namespace, job: TrainJob) -> tuple[int, list[Result]]
             device=job.train.device.name,
             threads=job.train.threads or 1,
             batches=str(batches),
-            job=to_json(replace(job, model=model, train=train)),
+            job=to_json(replace(job, model=model, train=replace(job.train, precision=Precision[precision]))),
+            weights=str(batches.with_name(f"{size}.npz")),
         )
-        pythons = {"ours": sys.executable, "plain": sys.executable, "marian": args.peers_python}
-        with started([Program(peer, pythons[peer], "peers.py") for peer in args.peers]) as workers:
-            found = race(workers, spec, turns[size])
-        results += [Result(size, precision, **result) for result in found]
+        torch.manual_seed(1)
+        save_weights(Transformer(model, vocab_size), Path(spec.weights))
+        programs = [
+            Program(peer, args.peers_python if peer == "marian" else sys.executable, "peers.py") for peer in args.peers
+        ]
+        with started(programs) as workers:
+            found = race(workers, spec, turns[size][shapes])
+        results += [Result(size, precision, shapes, **result) for result in found]
         agree(results[-len(workers) :], shape)
     return vocab_size, results
+
+
+def cut_turns(args: argparse.Namespace, size: str, shapes: str) -> list[tuple[int, int]]:
+    """The steps of each turn, the warm-up first, from one number to before another: the same ones, or always new."""
+    steps = args.steps or SIZES[size].steps
+    if shapes == "warm":
+        return [(0, steps)] * (1 + args.rounds)
+    starts = range(args.warmup, args.warmup + args.rounds * steps, steps)
+    return [(0, args.warmup), *((start, start + steps) for start in starts)]
 
 
 def configure(args: argparse.Namespace, folder: Path) -> TrainJob:
@@ -246,8 +284,8 @@ def save_batches(store: Store, steps: Iterable[Ids], path: Path) -> None:
     np.savez(path, allow_pickle=False, **arrays)
 
 
-def race(workers: list[Worker], spec: Spec, turns: list[int]) -> list[dict[str, Any]]:
-    """Build one after the other, then take turns of so many steps each."""
+def race(workers: list[Worker], spec: Spec, turns: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Build one after the other, then take turns of these steps each."""
     built = [worker.ask(asdict(replace(spec, peer=worker.peer))) for worker in workers]
     rounds = [[worker.ask(steps) for worker in workers] for steps in turns]
     return [
@@ -279,30 +317,46 @@ def page(facts: dict[str, Any], results: list[Result]) -> Iterator[str]:
     yield ""
     yield (
         "Speed is real target tokens a second (EOS counted, padding never), the median of the turns and their range; "
-        "the ratio is formed within each round, then its median and range. Every turn takes batches not seen before. "
-        f"Loss: smoothed by {SMOOTHING}, mean of a target token. Adam, rate {PEAK_RATE} after {WARMUP_STEPS} steps of "
-        f"linear warm-up; dropout {DROPOUT} on embeddings and sub-layers."
+        "the ratio is formed within each round, then its median and range. New shapes: every turn takes batches not "
+        "seen before; warm: the same ones again. The first turn is the warm-up, and not counted. "
+        f"Loss: smoothed by {SMOOTHING}, mean of a target token, from the same initial weights. Adam, rate {PEAK_RATE} "
+        f"after {WARMUP_STEPS} steps of linear warm-up; dropout {DROPOUT} on embeddings and sub-layers."
     )
     yield ""
-    columns = ["size", "precision", "contender", "tokens/s", "range", "ours / this", "range"]
+    columns = ["size", "precision", "shapes", "contender", "ours / this", "range", "tokens/s", "range", "warm-up, s"]
     columns += ["loss at first", f"after {updates} steps", "parameters"]
     yield row(columns)
-    yield rule(3, 7)
+    yield rule(4, 8)
+    warnings = []
     for result in results:
-        setting = (result.size, result.precision)
-        ours = [r.speeds for r in results if r.peer == "ours" and r is not result and (r.size, r.precision) == setting]
-        beside = [ratio for speeds in ours for ratio in ratios(speeds, result.speeds)]
-        losses = [f"{result.steps[index]['loss']:.3f}" for index in (0, updates)]
-        cells = [*setting, result.peer, *spread(result.speeds, ",.0f"), *spread(beside, ".2f")]
-        yield row([*cells, *losses, f"{result.parameters:,}"])
+        setting = (result.size, result.precision, result.shapes)
+        rivals = [other for other in results if (other.size, other.precision, other.shapes) == setting]
+        beside = [
+            ratio
+            for other in rivals
+            if other.peer == "ours" and other is not result
+            for ratio in ratios(other.speeds, result.speeds)
+        ]
+        cells = [*setting, result.peer, *spread(beside, ".2f"), *spread(result.speeds, ",.0f")]
+        cells.append(f"{result.warm_up_seconds:.1f}")
+        cells += [f"{result.steps[index]['loss']:.3f}" for index in (0, updates)]
+        yield row([*cells, f"{result.parameters:,}"])
+
+        off = result.steps[updates]["loss"] / rivals[0].steps[updates]["loss"] - 1
+        if abs(off) > MUST_AGREE:
+            warnings.append(
+                f"**{', '.join(setting)}: after {updates} steps the loss of `{result.peer}` is {off:+.1%} off that of "
+                f"`{rivals[0].peer}`: they do not learn alike, and their speeds cannot be compared.**"
+            )
     yield ""
+    yield from warnings
     for peer, (_, extra) in EXTRA.items():
         if extra and any(result.peer == peer for result in results):
             yield f"- `{peer}` has more parameters: {extra}."
     for result in results:
         if result.peer == "ours":
             settings = ", ".join(f"{name} {value}" for name, value in result.settings.items())
-            yield f"- `ours`, {result.size} {result.precision}: {settings}."
+            yield f"- `ours`, {result.size} {result.precision}, {result.shapes} shapes: {settings}."
 
 
 if __name__ == "__main__":

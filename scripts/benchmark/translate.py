@@ -46,8 +46,8 @@ from contest import (
     spread,
     started,
 )
+from initial import save_weights
 from peers import Shape
-from torch import Tensor
 from translators import CONTENDERS, Pieces, Spec
 
 from transformer.checkpoint import commit
@@ -59,7 +59,6 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import TransformerError
 from transformer.files import write_new
 from transformer.machine import resolve_threads
-from transformer.model.layers import sinusoids
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.records import CheckpointState
 from transformer.run_dir import MODEL, RunDir
@@ -222,18 +221,6 @@ def write_run(model: Transformer, tokenizer_model: bytes, *, run_dir: Path, beam
     write_new(RunDir(run_dir).tokenizer, tokenizer_model)
 
 
-def write_weights(model: Transformer, path: Path) -> None:
-    """The model as the peers read it."""
-    arrays = {name: as_array(tensor) for name, tensor in parameters_by_name(model).items()}
-    positions = sinusoids(model.config.max_positions, model.config.d_model)
-    np.savez(path, allow_pickle=False, **arrays, positions=as_array(positions))
-
-
-def as_array(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """In memory of its own."""
-    return tensor.numpy().copy()
-
-
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
 
@@ -254,14 +241,15 @@ def measure(
     for size in args.sizes:
         model = random_model(SIZES[size], vocab_size, longest=longest)
         write_run(model, tokenizer_model, run_dir=folder / size, beam_size=args.beam)
-        write_weights(model, folder / f"{size}.npz")
+        save_weights(model, folder / f"{size}.npz")
         for precision in args.precisions:
             print(f"{size} {precision} ...", file=sys.stderr)
             spec = Spec(
                 peer="",
                 precision=precision,
-                n_heads=SIZES[size].n_heads,
+                shape=asdict(SIZES[size]),
                 vocab_size=vocab_size,
+                longest=longest,
                 beam_size=args.beam,
                 batch=args.batch,
                 threads=threads,

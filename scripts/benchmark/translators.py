@@ -12,9 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 from answering import Request, answer
-from weights import as_ctranslate2, as_marian
+from weights import as_ctranslate2, read_weights
 
 PAD, BOS, EOS = 0, 2, 3
 NO_LIMIT = 1 << 30
@@ -29,8 +28,9 @@ class Spec:
 
     peer: str
     precision: str  # fp32, bf16: of CTranslate2, which has no bf16, int8
-    n_heads: int
+    shape: dict[str, int]  # a Shape of peers.py
     vocab_size: int
+    longest: int  # positions of the model
     beam_size: int
     batch: int  # sentences of a batch, for all but `ours`
     threads: int
@@ -132,9 +132,8 @@ def _ct2(spec: Spec, *, workers: int, threads: int) -> Contender:
 
 def save_ctranslate2(spec: Spec, folder: str) -> None:
     """Write the model in CTranslate2's format; a piece is called by its number."""
-    weights = dict(np.load(spec.weights))
-    positions = weights.pop("positions")
-    model = as_ctranslate2(weights, positions, n_heads=spec.n_heads)
+    weights, positions = read_weights(spec.weights)
+    model = as_ctranslate2(weights, positions, n_heads=spec.shape["n_heads"])
     names = list(map(str, range(spec.vocab_size)))
     model.register_source_vocabulary(names)
     model.register_target_vocabulary(names)
@@ -151,9 +150,12 @@ def hf(spec: Spec) -> Contender:
     """Hugging Face's MarianMTModel and its generate()."""
     import torch
     import transformers
+    from peers import Shape, marian_model
 
     torch.set_num_threads(spec.threads)
-    model = marian_model(spec).to({"fp32": torch.float32, "bf16": torch.bfloat16}[spec.precision]).eval()
+    shape = Shape(**spec.shape)
+    model = marian_model(shape, spec.vocab_size, longest=spec.longest, weights=spec.weights)
+    model = model.to({"fp32": torch.float32, "bf16": torch.bfloat16}[spec.precision]).eval()
 
     def ready(sources: list[Pieces], length: int) -> Translate:
         def translate(part: list[Pieces]) -> list[Pieces]:
@@ -173,48 +175,6 @@ def hf(spec: Spec) -> Contender:
 
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     return Contender(spec.precision, {"threads": spec.threads}, versions, ready)
-
-
-def marian_model(spec: Spec) -> Any:
-    """The model, with biases of zero where it has some that ours has not."""
-    import torch
-    from transformers import MarianConfig, MarianMTModel
-
-    weights = dict(np.load(spec.weights))
-    positions = weights.pop("positions")
-    named = as_marian(weights)
-    n_layers = sum(name.endswith("fc1.weight") for name in named) // 2
-    d_ff, d_model = named["model.encoder.layers.0.fc1.weight"].shape
-    config = MarianConfig(
-        vocab_size=spec.vocab_size,
-        max_position_embeddings=len(positions),
-        d_model=d_model,
-        encoder_layers=n_layers,
-        decoder_layers=n_layers,
-        encoder_attention_heads=spec.n_heads,
-        decoder_attention_heads=spec.n_heads,
-        encoder_ffn_dim=d_ff,
-        decoder_ffn_dim=d_ff,
-        activation_function="relu",
-        scale_embedding=True,
-        tie_word_embeddings=True,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        decoder_start_token_id=BOS,
-        forced_eos_token_id=None,
-    )
-    model = MarianMTModel(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("embed_positions.weight"):
-                parameter.copy_(torch.from_numpy(positions))
-            elif name in named:
-                parameter.copy_(torch.from_numpy(named.pop(name)))
-            else:
-                parameter.zero_()
-    assert not named, f"MarianMTModel has no {', '.join(named)}"
-    return model
 
 
 def in_batches(sources: list[Pieces], size: int, translate: Callable[[list[Pieces]], list[Pieces]]) -> list[Pieces]:
