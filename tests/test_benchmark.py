@@ -33,7 +33,12 @@ measured, kernel_times, peers, preparing = (
 step_times, micro, decode, variants, gpu = (
     load_script(f"benchmark/{name}") for name in ("steps", "micro", "decode", "variants", "gpu")
 )
-initial, translate = (load_script(f"benchmark/{name}") for name in ("initial", "translate"))
+contest, initial, train, translate = (
+    load_script(f"benchmark/{name}") for name in ("contest", "initial", "train", "translate")
+)
+checkpoint, growth, loader, startup = (
+    load_script(f"benchmark/{name}") for name in ("checkpoint", "growth", "loader", "startup")
+)
 rehearse, scaling = (load_script(f"benchmark/{name}") for name in ("rehearse", "scaling"))
 
 
@@ -261,6 +266,108 @@ def test_the_yardstick_and_ours_find_the_same_pieces(tmp_path: Path) -> None:
         assert lengths.tolist() == counts[index, fit].tolist()
         ids = np.fromfile(tmp_path / f"train.{side}.ids", np.uint16)
         assert pieces.tolist() == ids[np.repeat(fit, counts[index])].tolist()
+
+
+# ---- loader, start-up, checkpoints, growth --------------------------------------------------------------------------
+
+
+def test_loader_page_by_hand() -> None:
+    """Of 60 + 40 positions 80 + 10 hold tokens; two rounds at 3 and 5 times the speed of the DataLoader."""
+    rival = loader.Result("DataLoader", 4_000, 0.5, speeds=[2.0, 2.0], tokens=50, slots=100)
+    ours = loader.Result("packed", 4_000, 0.25, speeds=[6.0, 10.0], tokens=90, slots=100)
+    facts = {"command": "x", "processor": "y", "python": "3", "torch": "2", "pairs": 5, "tokens_per_step": 7}
+    lines = list(loader.page(facts, [ours, rival]))
+    assert "| 4,000 | packed | 4.00 | 3.00–5.00 | 8 | 6–10 | 10.0% | 0.25 |" in lines
+    assert "| 4,000 | DataLoader |  |  | 2 | 2–2 | 50.0% | 0.50 |" in lines
+
+
+def test_loader_contenders_make_every_sentence_once() -> None:
+    """All of them, in one epoch: as many tokens as the store has, and padding where sentences differ."""
+    args = loader.parse(["--tokens", "300", "--micro", "100"])
+    lengths = [(n % 7, 1 + n % 5) for n in range(1, 200)]
+    store = Store.from_pieces(*([[5] * pair[side] for pair in lengths] for side in (0, 1)))
+    total = sum(source + target + 2 for source, target in lengths)
+    for contender in loader.contenders(store, args):
+        tokens = 0
+        for made in contender.start():
+            assert made.tokens <= made.slots
+            tokens += made.tokens
+            if tokens >= total:
+                break
+        assert tokens == total
+    ids, target = loader.Pairs(store)[8]
+    assert (ids.tolist(), target.tolist()) == ([5, 5, 3], [5, 5, 5, 5, 5, 3])
+    for batch in loader.sampler(store, 100):
+        assert len(batch) * max(max(lengths[n]) + 1 for n in batch) <= 100
+
+
+def test_checkpoint_benchmark_saves_and_loads_the_same_in_both_ways(tmp_path: Path) -> None:
+    config, vocab_size = checkpoint.SIZES["tiny"]
+    found = checkpoint.measure(config, vocab_size, folder=tmp_path, rounds=2)
+    assert found["parameters"] == 52_992
+    assert 12 * 52_992 < found["bytes"]["ours"] < 12 * 52_992 + 40_000
+    assert 12 * 52_992 < found["bytes"]["torch"] < 12 * 52_992 + 80_000
+    assert {name: len(part) for name, part in found["ours"].items()} == {"save": 2, "verify": 2, "load": 2}
+    assert {name: len(part) for name, part in found["torch"].items()} == {"save": 2, "load": 2}
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+    state, other = checkpoint.build(config, vocab_size), checkpoint.build(config, vocab_size)
+    checkpoint.torch_save(state, tmp_path / "state.pt")
+    with torch.no_grad():
+        other.model.embedding.zero_()
+    checkpoint.torch_load(other, tmp_path / "state.pt")
+    assert torch.equal(other.model.embedding, state.model.embedding)
+
+
+def test_startup_times_every_command_in_turns(tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    code = "import sys, time; open(sys.argv[1], 'a').write(sys.argv[2] + sys.stdin.readline()); time.sleep(0.1)"
+    known = {name: [sys.executable, "-c", code, log, name] for name in ("a", "b")}
+    found = startup.measure(known, rounds=2)
+    assert Path(log).read_text(encoding="utf-8") == "".join(f"{name}{startup.LINE}" for name in "ababab")
+    assert all(len(seconds) == 2 and min(seconds) > 0.1 for seconds in found.values())
+    with pytest.raises(SystemExit, match="error: a: status 3: "):
+        startup.measure({"a": [sys.executable, "-c", "raise SystemExit(3)"]}, rounds=1)
+
+
+def test_startup_of_a_random_run(tmp_path: Path) -> None:
+    done = benchmark(
+        "--commands", "translate", "--rounds", "1", "--output", str(tmp_path / "out.json"), script="startup.py"
+    )
+    assert done.returncode == 0, done.stderr
+    [(name, seconds)] = json.loads((tmp_path / "out.json").read_bytes())["seconds"].items()
+    assert (name, len(seconds)) == ("transformer translate, one line", 1)
+
+
+def test_growth_asks_the_scripts_for_what_they_know(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parsers = {"train.py": train.parse, "translate.py": translate.parse, "prepare.py": preparing.parse}
+
+    def run(name: str, value: int, args: Any) -> dict[str, Any]:
+        table = growth.TABLES[name]
+        parsers[table.script](growth.options(table, value, args))
+        if table.script == "prepare.py":
+            used = {"wall_seconds": 2.0, "peak_gib": 0.5}
+            return {"ours": used, "speed": 0.9, "plan": {"plan_epoch_seconds": 0.125}}
+        ours = {"peer": "ours", "target_tokens_per_second": [300 / value, 100 / value, 200 / value]}
+        return {"vocab_size": 50, "results": [ours, {"peer": "plain", "target_tokens_per_second": [50, 50, 50]}]}
+
+    monkeypatch.setattr(growth, "run", run)
+    growth.main(["--values", "1,2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("| 2 | 50 | ours |  | 100 | 50–150 | 0.50 |") == 6
+    assert lines.count("| 1 | 50 | plain | 4.00 | 50 | 50–50 | 1.00 |") == 6
+    assert "| 2 | 0.90 | 1 | 2.0 | 0.50 | 0.125 |" in lines
+
+
+def test_joined_puts_neighbouring_lines_together(tmp_path: Path) -> None:
+    path = tmp_path / "a.en"
+    path.write_text("one\ntwo\n\nfour\nfive\n", encoding="utf-8")
+    (tmp_path / "new").mkdir()
+    longer = contest.joined(path, 2, tmp_path / "new")
+    assert longer.read_text(encoding="utf-8") == "one two\n four\nfive\n"
+    assert contest.joined(path, 1, tmp_path / "new") == path
 
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------------

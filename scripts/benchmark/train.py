@@ -42,6 +42,8 @@ from contest import (
     among,
     corpus_file,
     fail,
+    joined,
+    joined_words,
     machine,
     positive,
     ratios,
@@ -147,7 +149,8 @@ def main(arguments: list[str]) -> None:
         **machine(),
         "threads": job.train.threads,
         "device": job.train.device.name,
-        "corpus": ["/".join(Path(path).parts[-2:]) for path in (job.data.train.src, job.data.train.tgt)],
+        "corpus": ["/".join(path.parts[-2:]) for path in corpus_files(args)],
+        "joined": args.join,
         "tokens_per_step": args.tokens,
         "vocab_size": vocab_size,
     }
@@ -167,6 +170,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--peers", type=among(*EXTRA), default=",".join(EXTRA), help="default: %(default)s")
     parser.add_argument("--peers-python", help="the Python of an environment with torch and transformers")
     parser.add_argument("--vocab", type=positive, default=10_000, help="pieces (default: %(default)s)")
+    parser.add_argument("--layers", type=positive, help="of encoder and of decoder (default: the size's)")
+    parser.add_argument("--join", type=positive, default=1, help="neighbouring sentences of the corpus that become one")
     parser.add_argument("--tokens", type=positive, default=4_096, help="real tokens of a step, on each side")
     parser.add_argument("--rounds", type=positive, default=7, help="turns of each contender (default: %(default)s)")
     parser.add_argument("--steps", type=positive, help="steps of a turn (default: 10, of base 4)")
@@ -193,7 +198,7 @@ def measure(args: argparse.Namespace, job: TrainJob) -> tuple[int, list[Result]]
     results: list[Result] = []
     for size, precision, shapes in settings:
         print(f"{size} {precision}, {shapes} shapes ...", file=sys.stderr)
-        shape = SIZES[size].shape
+        shape = replace(SIZES[size].shape, n_layers=args.layers or SIZES[size].shape.n_layers)
         model = ModelConfig(**asdict(shape), dropout=DROPOUT)
         spec = Spec(
             peer="",
@@ -228,9 +233,14 @@ def cut_turns(args: argparse.Namespace, size: str, shapes: str) -> list[tuple[in
     return [(0, args.warmup), *((start, start + steps) for start in starts)]
 
 
+def corpus_files(args: argparse.Namespace) -> list[Path]:
+    """Source and target."""
+    return [corpus_file(args.src, "train.en"), corpus_file(args.tgt, "train.de")]
+
+
 def configure(args: argparse.Namespace, folder: Path) -> TrainJob:
     """What `ours` trains with; whatever is not set here stays as `transformer train` has it."""
-    paths = [corpus_file(args.src, "train.en"), corpus_file(args.tgt, "train.de")]
+    paths = [joined(path, args.join, folder) for path in corpus_files(args)]
     pair = PairConfig(*map(str, paths))
     try:
         return TrainJob(
@@ -311,7 +321,7 @@ def page(facts: dict[str, Any], results: list[Result]) -> Iterator[str]:
     yield (
         f"{facts['processor']}, {facts['cores']} cores, {facts['threads']} threads, device {facts['device']}, "
         f"Python {facts['python']}, {', '.join(versions)}; "
-        f"{' and '.join(facts['corpus'])}, {facts['vocab_size']:,} pieces, "
+        f"{' and '.join(facts['corpus'])}, {joined_words(facts)}{facts['vocab_size']:,} pieces, "
         f"up to {facts['tokens_per_step']:,} real tokens a step on each side."
     )
     yield ""

@@ -25,7 +25,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,6 +38,8 @@ from contest import (
     among,
     corpus_file,
     fail,
+    joined,
+    joined_words,
     machine,
     positive,
     ratios,
@@ -101,8 +103,10 @@ def main(arguments: list[str]) -> None:
     threads = resolve_threads(args.threads)
     try:
         with TemporaryDirectory() as folder:
-            texts = read_texts(args)
-            tokenizer_model = train_tokenizer(args, Path(folder))
+            src = joined(corpus_file(args.src, "train.en"), args.join, Path(folder))
+            tgt = joined(corpus_file(args.tgt, "train.de"), args.join, Path(folder))
+            texts = read_texts(src, args.sentences)
+            tokenizer_model = train_tokenizer(src, tgt, vocab_size=args.vocab, folder=Path(folder))
             sentences = pick_sentences(args, texts, tokenizer_model)
             results = measure(args, sentences, tokenizer_model, threads=threads, folder=Path(folder))
     except TransformerError as error:
@@ -112,7 +116,8 @@ def main(arguments: list[str]) -> None:
         "command": shlex.join(["python", "scripts/benchmark/translate.py", *arguments]),
         **machine(),
         "threads": threads,
-        "corpus": "/".join(texts.path.parts[-2:]),
+        "corpus": "/".join(corpus_file(args.src, "train.en").parts[-2:]),
+        "joined": args.join,
         "vocab_size": Tokenizer.from_bytes(tokenizer_model).vocab_size,
         "beam_size": args.beam,
         "batch": args.batch,
@@ -136,6 +141,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--peers", type=among(*CONTENDERS), default=",".join(CONTENDERS), help="default: %(default)s")
     parser.add_argument("--peers-python", help="the Python of an environment with torch, transformers and ctranslate2")
     parser.add_argument("--vocab", type=positive, default=10_000, help="pieces (default: %(default)s)")
+    parser.add_argument("--layers", type=positive, help="of encoder and of decoder (default: the size's)")
+    parser.add_argument("--join", type=positive, default=1, help="neighbouring sentences of the corpus that become one")
     parser.add_argument("--sentences", type=positive, default=512, help="of a turn (default: %(default)s)")
     parser.add_argument("--batch", type=positive, default=64, help="sentences of a batch (default: %(default)s)")
     parser.add_argument("--length", type=positive, default=16, help="tokens of a translation (default: %(default)s)")
@@ -159,26 +166,24 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 class Texts:
     """Sentences of a corpus: the first ones, and one of 25 words, or as near to that as there is."""
 
-    path: Path
     many: list[str]
     alone: str
 
 
-def read_texts(args: argparse.Namespace) -> Texts:
-    """Raises InputError where there is no corpus."""
-    path = corpus_file(args.src, "train.en")
+def read_texts(path: Path, sentences: int) -> Texts:
+    """So many sentences of a file, and one of its others."""
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     alone = min(lines, key=lambda line: abs(len(line.split()) - WORDS_ALONE))
-    return Texts(path, lines[: args.sentences], alone)
+    return Texts(lines[:sentences], alone)
 
 
-def train_tokenizer(args: argparse.Namespace, folder: Path) -> bytes:
+def train_tokenizer(src: Path, tgt: Path, *, vocab_size: int, folder: Path) -> bytes:
     """The tokenizer that `transformer prepare` makes of the corpus."""
-    pair = PairConfig(str(corpus_file(args.src, "train.en")), str(corpus_file(args.tgt, "train.de")))
+    pair = PairConfig(str(src), str(tgt))
     job = TrainJob(
         run_dir=str(folder / "prepared"),
         data=DataConfig(train=pair, dev=pair),  # nothing is validated
-        tokenizer=TokenizerConfig(vocab_size=args.vocab),
+        tokenizer=TokenizerConfig(vocab_size=vocab_size),
     )
     return prepare(job).tokenizer_model
 
@@ -239,7 +244,8 @@ def measure(
 
     results: list[Result] = []
     for size in args.sizes:
-        model = random_model(SIZES[size], vocab_size, longest=longest)
+        shape = replace(SIZES[size], n_layers=args.layers or SIZES[size].n_layers)
+        model = random_model(shape, vocab_size, longest=longest)
         write_run(model, tokenizer_model, run_dir=folder / size, beam_size=args.beam)
         save_weights(model, folder / f"{size}.npz")
         for precision in args.precisions:
@@ -247,7 +253,7 @@ def measure(
             spec = Spec(
                 peer="",
                 precision=precision,
-                shape=asdict(SIZES[size]),
+                shape=asdict(shape),
                 vocab_size=vocab_size,
                 longest=longest,
                 beam_size=args.beam,
@@ -314,7 +320,8 @@ def page(facts: dict[str, Any], results: list[Result]) -> Iterator[str]:
     yield ""
     yield (
         f"{facts['processor']}, {facts['cores']} cores, {facts['threads']} threads, Python {facts['python']}, "
-        f"{', '.join(versions)}; {facts['corpus']}, {facts['vocab_size']:,} pieces, {facts['sentences']:,} sentences "
+        f"{', '.join(versions)}; {facts['corpus']}, {joined_words(facts)}{facts['vocab_size']:,} pieces, "
+        f"{facts['sentences']:,} sentences "
         f"of {facts['source_pieces'] / facts['sentences']:.1f} pieces, beam {facts['beam_size']}, every translation "
         f"{facts['length']} tokens long, batches of {facts['batch']} sentences of like length (`ours` makes its own)."
     )
