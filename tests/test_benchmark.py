@@ -49,10 +49,11 @@ def benchmark(*arguments: str, script: str = "train.py") -> "subprocess.Complete
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def peers_python() -> str:
-    """The Python of an environment with the peers; skips where there is none."""
+def peers_python(*packages: str) -> str:
+    """The Python of an environment with these packages; skips where there is none."""
     python = os.environ.get("TRANSFORMER_PEERS_PYTHON", sys.executable)
-    done = subprocess.run([python, "-c", "import ctranslate2, transformers"], capture_output=True, text=True)
+    code = f"import {', '.join(packages)}"
+    done = subprocess.run([python, "-c", code], cwd=FOLDER.parent, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         pytest.skip(f"TRANSFORMER_PEERS_PYTHON names no Python with the peers: {python}: {reason}")
@@ -112,7 +113,7 @@ def test_training_on_warm_shapes_takes_the_same_steps_again_and_loses_alike(corp
 
 
 def test_training_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
-    python = peers_python()
+    python = peers_python("transformers")
     settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,marian", "--peers-python", python]
     counts = ["--rounds", "2", "--steps", "2", "--threads", "1", "--shapes", "new"]
     done = benchmark(*corpus, *settings, *counts, "--output", str(tmp_path / "out.json"))
@@ -171,7 +172,7 @@ def test_translating_in_two_ways_finds_the_same(corpus: list[str], tmp_path: Pat
 
 
 def test_translating_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
-    python = peers_python()
+    python = peers_python("ctranslate2", "transformers")
     settings = ["--sizes", "tiny", "--precisions", "fp32", "--threads", "1", "--peers-python", python]
     counts = ["--sentences", "20", "--rounds", "1", "--repeats", "1", "--output", str(tmp_path / "out.json")]
     done = benchmark(*corpus[:6], *settings, *counts, script="translate.py")
@@ -803,21 +804,24 @@ def test_plain_computes_what_ours_does_from_the_same_weights(tmp_path: Path) -> 
         torch.testing.assert_close(found, ours(source, target, **layouts), rtol=1e-4, atol=1e-4)
 
 
-def test_weights_in_marians_names_fill_its_model(tmp_path: Path) -> None:
-    """Under the peers' own Python, where neither the package nor pytest is installed."""
-    python = peers_python()
+@pytest.mark.parametrize(("name", "package"), [("Marian", "transformers"), ("Joey", "joeynmt")])
+def test_peers_compute_what_ours_does_from_the_same_weights(name: str, package: str, tmp_path: Path) -> None:
+    """Under the peers' own Python, where neither our package nor pytest is installed."""
+    python = peers_python(package)
     ours = write_tiny_weights(tmp_path / "weights.npz")
     source, target = torch.randint(4, 20, (2, 2, 6))
+    source[1, 4:] = 0
     with torch.no_grad():
-        layout = Padded.of([6, 6], 6)
-        expected = ours(source, target, source_layout=layout, target_layout=layout)
+        layouts = {"source_layout": Padded.of([6, 4], 6), "target_layout": Padded.of([6, 6], 6)}
+        expected = ours(source, target, **layouts)
     np.savez(tmp_path / "ids.npz", source=source.numpy(), target=target.numpy())
     code = (
-        "import sys, numpy, torch; from peers import *; ids = numpy.load(sys.argv[2]); "
-        "model = marian_model(Shape(2, 16, 24, 2), 20, longest=12, weights=sys.argv[1]).eval(); "
-        "source, target = torch.from_numpy(ids['source']), torch.from_numpy(ids['target']); "
-        "logits = model(input_ids=source, decoder_input_ids=target).logits; "
-        "numpy.save(sys.argv[3], logits.detach().numpy())"
+        "import sys, numpy, torch, peers\n"
+        "shape = peers.Shape(n_layers=2, d_model=16, d_ff=24, n_heads=2)\n"
+        "spec = peers.Spec('', shape, 20, 12, 'fp32', 'cpu', 1, '', {}, sys.argv[1])\n"
+        f"model = peers.{name}(spec).eval()\n"
+        "source, target = map(torch.from_numpy, numpy.load(sys.argv[2]).values())\n"
+        "numpy.save(sys.argv[3], model(source, target, source.eq(0)).detach().numpy())\n"
     )
     paths = [str(tmp_path / name) for name in ("weights.npz", "ids.npz", "logits.npy")]
     subprocess.run([python, "-c", code, *paths], env=os.environ | {"PYTHONPATH": str(FOLDER)}, check=True)

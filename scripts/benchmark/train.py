@@ -4,12 +4,13 @@
 
 Contenders: `ours` is the step of this package as `transformer train` takes it, with what `auto` settles on this
 machine; `plain` is a torch.nn.Transformer loop as a good engineer would write it; `plain_compiled` the same under
-torch.compile, which needs a C++ compiler; `marian` is Hugging Face's MarianMTModel in the same loop. It lives in an
-environment of its own, and is left out without --peers-python:
+torch.compile, which needs a C++ compiler; `marian` is Hugging Face's MarianMTModel in the same loop, and `joey`, which
+runs only when asked for, JoeyNMT's Transformer. These two live in an environment of their own, and are left out without
+--peers-python:
 
     python -m venv peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install transformers
 
-(our torch, installed first and alone, so that transformers brings no other build).
+(our torch, installed first and alone, so that no other package brings another build).
 
 How it measures: each contender is a process of its own with the same number of threads. They take turns, A B C A B C,
 and wait in between, so that whatever else happens on the machine hits all alike; ratios are formed within a round. All
@@ -19,7 +20,7 @@ A step of the peers is one padded batch, made before the clock starts; `ours` lo
 
 Everybody begins with the same weights, so that the losses show whether all train the same thing: one recipe, but
 dropout masks of their own (and torch smooths over all V classes, we over the V - 1 wrong ones, which is 1e-4 at 10,000
-pieces). --vocab 37000 asks for the paper's vocabulary; Multi30k has fewer pieces, and the page says how many it got.
+pieces). --vocab 37000 is the paper's vocabulary.
 """
 
 import argparse
@@ -81,6 +82,10 @@ LOSS_AT = 20  # updates after which the losses are compared
 MUST_AGREE = 0.02  # of the loss then
 
 
+PEERS = "ours,plain,plain_compiled,marian"
+IN_PEERS_PYTHON = ("marian", "joey")
+
+
 class Size(NamedTuple):
     """A model, and how many steps make a turn of some seconds."""
 
@@ -104,6 +109,7 @@ EXTRA: dict[str, tuple[Callable[[Shape], int], str]] = {
         "biases in the attention's projections, and a norm at the end of either stack",
     ),
     "marian": (lambda shape: 12 * shape.n_layers * shape.d_model, "biases in the attention's projections"),
+    "joey": (lambda shape: 12 * shape.n_layers * shape.d_model, "biases in the attention's projections"),
 }  # parameters that a contender has beyond ours, and which
 
 
@@ -167,7 +173,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--sizes", type=among(*SIZES), default="small,base", help="of tiny, small, base; %(default)s")
     parser.add_argument("--precisions", type=among("fp32", "bf16"), default="fp32,bf16", help="default: %(default)s")
     parser.add_argument("--shapes", choices=["new", "warm", "both"], default="both", help="default: %(default)s")
-    parser.add_argument("--peers", type=among(*EXTRA), default=",".join(EXTRA), help="default: %(default)s")
+    parser.add_argument("--peers", type=among(*EXTRA), default=PEERS, help="default: %(default)s; also joey")
     parser.add_argument("--peers-python", help="the Python of an environment with torch and transformers")
     parser.add_argument("--vocab", type=positive, default=10_000, help="pieces (default: %(default)s)")
     parser.add_argument("--layers", type=positive, help="of encoder and of decoder (default: the size's)")
@@ -181,9 +187,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="write every number here, as JSON")
     args = parser.parse_args(arguments)
     if args.peers_python is None:
-        args.peers = [peer for peer in args.peers if peer != "marian"]
+        args.peers = [peer for peer in args.peers if peer not in IN_PEERS_PYTHON]
     if not args.peers:
-        parser.error("marian needs --peers-python")
+        parser.error(f"{' and '.join(IN_PEERS_PYTHON)} need --peers-python")
     return args
 
 
@@ -215,7 +221,8 @@ def measure(args: argparse.Namespace, job: TrainJob) -> tuple[int, list[Result]]
         torch.manual_seed(1)
         save_weights(Transformer(model, vocab_size), Path(spec.weights))
         programs = [
-            Program(peer, args.peers_python if peer == "marian" else sys.executable, "peers.py") for peer in args.peers
+            Program(peer, args.peers_python if peer in IN_PEERS_PYTHON else sys.executable, "peers.py")
+            for peer in args.peers
         ]
         with started(programs) as workers:
             found = race(workers, spec, turns[size][shapes])

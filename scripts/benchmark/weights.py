@@ -42,6 +42,23 @@ _TORCH = {
 }
 
 
+_JOEY = {
+    "encoder.self_attention": "src_src_att",
+    "decoder.self_attention": "trg_trg_att",
+    "decoder.cross_attention": "src_trg_att",
+    "W_q": "q_layer",
+    "W_k": "k_layer",
+    "W_v": "v_layer",
+    "W_o": "output_layer",
+    "feed_forward.W_1": "feed_forward.pwff_layer.0",
+    "feed_forward.W_2": "feed_forward.pwff_layer.3",
+    "feed_forward_norm": "feed_forward.layer_norm",
+    "encoder.self_attention_norm": "layer_norm",
+    "decoder.self_attention_norm": "x_layer_norm",
+    "decoder.cross_attention_norm": "dec_layer_norm",
+}
+
+
 def as_marian(weights: Weights) -> Weights:
     """The same under the names of Hugging Face's MarianMTModel. Biases of its attention, which we have not, are absent.
 
@@ -55,6 +72,25 @@ def as_marian(weights: Weights) -> Weights:
         module, _, kind = part.rpartition(".")
         whole = _MARIAN.get(module) or ".".join(_MARIAN[word] for word in module.split("."))
         named[f"model.{stack}.layers.{layer}.{whole}.{kind}"] = array
+    return named
+
+
+def as_joey(weights: Weights) -> Weights:
+    """The same under the names of JoeyNMT's `encoder` and `decoder` beside its Embeddings `embedding`.
+
+    Biases of its attention, which we have not, are absent, and its output matrix, which is the shared one.
+    """
+    named = {"embedding.lut.weight": weights["embedding"]}
+    for name, array in weights.items():
+        if name == "embedding":
+            continue
+        stack, layer, part = name.split(".", 2)
+        module, _, kind = part.rpartition(".")
+        whole = _JOEY.get(module) or _JOEY.get(f"{stack}.{module}")
+        if whole is None:
+            attention, _, projection = module.partition(".")
+            whole = f"{_JOEY[f'{stack}.{attention}']}.{_JOEY[projection]}"
+        named[f"{stack}.layers.{layer}.{whole}.{kind}"] = array
     return named
 
 
