@@ -112,6 +112,14 @@ def test_training_on_warm_shapes_takes_the_same_steps_again_and_loses_alike(corp
     assert "do not learn alike" not in done.stdout
 
 
+def test_training_without_a_compiler_leaves_the_compiled_peer_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train, "has_compiler", lambda device: False)
+    assert train.parse(["--device", "cpu"]).peers == ["ours", "plain"]
+    assert "plain_compiled is left out: torch.compile finds no C++ compiler here\n" in capsys.readouterr().err
+
+
 def test_training_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
     python = peers_python("transformers")
     settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,marian", "--peers-python", python]

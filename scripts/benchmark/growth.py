@@ -150,7 +150,7 @@ def page(facts: dict[str, Any], found: dict[str, list[tuple[int, Report]]]) -> I
 
 def speed_rows(table: Table, reports: list[tuple[int, Report]]) -> Iterator[str]:
     """Tokens a second, and how they relate to the peer's, and to those of the first value."""
-    yield row([table.quantity, "pieces", "contender", "ours / this", "tokens/s", "range", "of the first row's"])
+    yield row([table.quantity, "vocabulary", "contender", "ours / this", "tokens/s", "range", "of the first row's"])
     yield rule(3, 4)
     first: dict[str, float] = {}
     for value, report in reports:

@@ -294,7 +294,7 @@ class Joey(nn.Module):
         self.decoder.output_layer.weight = self.embedding.lut.weight
         for name, module in self.named_modules():
             if name.endswith(("_att.dropout", "pwff_layer.2")):  # of attention weights, inside the feed-forward part
-                module.p = 0.0  # type: ignore[assignment]
+                module.p = 0.0
         if spec.weights:
             copy_weights(self, as_joey(read_weights(spec.weights)[0]))
 

@@ -56,7 +56,7 @@ from contest import (
 from initial import save_weights
 from peers import DROPOUT, EOS, PAD, PEAK_RATE, SMOOTHING, WARMUP_STEPS, Ids, Shape, Spec
 
-from transformer.compute import resolve_device
+from transformer.compute import has_compiler, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
@@ -188,6 +188,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.peers_python is None:
         args.peers = [peer for peer in args.peers if peer not in IN_PEERS_PYTHON]
+    if "plain_compiled" in args.peers and not has_compiler(resolve_device(Device[args.device])):
+        print("plain_compiled is left out: torch.compile finds no C++ compiler here", file=sys.stderr)
+        args.peers.remove("plain_compiled")
     if not args.peers:
         parser.error(f"{' and '.join(IN_PEERS_PYTHON)} need --peers-python")
     return args

@@ -143,7 +143,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--vocab", type=positive, default=10_000, help="pieces (default: %(default)s)")
     parser.add_argument("--layers", type=positive, help="of encoder and of decoder (default: the size's)")
     parser.add_argument("--join", type=positive, default=1, help="neighbouring sentences of the corpus that become one")
-    parser.add_argument("--sentences", type=positive, default=512, help="of a turn (default: %(default)s)")
+    parser.add_argument("--sentences", type=positive, default=256, help="of a turn (default: %(default)s)")
     parser.add_argument("--batch", type=positive, default=64, help="sentences of a batch (default: %(default)s)")
     parser.add_argument("--length", type=positive, default=16, help="tokens of a translation (default: %(default)s)")
     parser.add_argument("--beam", type=positive, default=4, help="hypotheses (default: %(default)s)")
