@@ -22,6 +22,8 @@ from transformer.data.loader import Step
 from transformer.data.prepare import prepare
 from transformer.data.source import resolve_source
 from transformer.data.store import Store
+from transformer.layout import Padded
+from transformer.model.transformer import Transformer
 
 FOLDER = ROOT / "scripts" / "benchmark"
 
@@ -30,6 +32,12 @@ measured, kernel_times, peers, preparing = (
 )
 step_times, micro, decode, variants, gpu = (
     load_script(f"benchmark/{name}") for name in ("steps", "micro", "decode", "variants", "gpu")
+)
+contest, initial, train, translate = (
+    load_script(f"benchmark/{name}") for name in ("contest", "initial", "train", "translate")
+)
+checkpoint, growth, loader, startup = (
+    load_script(f"benchmark/{name}") for name in ("checkpoint", "growth", "loader", "startup")
 )
 rehearse, scaling = (load_script(f"benchmark/{name}") for name in ("rehearse", "scaling"))
 
@@ -41,6 +49,17 @@ def benchmark(*arguments: str, script: str = "train.py") -> "subprocess.Complete
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+def peers_python(*packages: str) -> str:
+    """The Python of an environment with these packages; skips where there is none."""
+    python = os.environ.get("TRANSFORMER_PEERS_PYTHON", sys.executable)
+    code = f"import {', '.join(packages)}"
+    done = subprocess.run([python, "-c", code], cwd=FOLDER.parent, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        pytest.skip(f"TRANSFORMER_PEERS_PYTHON names no Python with the peers: {python}: {reason}")
+    return python
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     train = write_corpus(tmp_path_factory.mktemp("corpus")).train
@@ -48,7 +67,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_two_rounds(corpus: list[str], tmp_path: Path) -> None:
-    settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,plain", "--threads", "1"]
+    settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,plain", "--threads", "1", "--shapes", "new"]
     counts = ["--rounds", "2", "--steps", "2", "--warmup", "1", "--output", str(tmp_path / "out.json")]
     done = benchmark(*corpus, *settings, *counts)
     assert done.returncode == 0, done.stderr
@@ -62,8 +81,10 @@ def test_two_rounds(corpus: list[str], tmp_path: Path) -> None:
         assert [len(turn["steps"]) for turn in result["turns"]] == [1, 2, 2]
         expected = [sum(s["target_tokens"] for s in turn["steps"]) / turn["seconds"] for turn in result["turns"][1:]]
         assert result["target_tokens_per_second"] == pytest.approx(expected)
-        row = next(line for line in done.stdout.splitlines() if line.startswith(f"| tiny | fp32 | {result['peer']} |"))
-        assert row.split(" | ")[3] == f"{sum(expected) / 2:,.0f}"
+        row = next(
+            line for line in done.stdout.splitlines() if line.startswith(f"| tiny | fp32 | new | {result['peer']} |")
+        )
+        assert row.split(" | ")[6] == f"{sum(expected) / 2:,.0f}"
     steps = [[step for turn in result["turns"] for step in turn["steps"]] for result in (ours, plain)]
     tokens = [[(step["source_tokens"], step["target_tokens"]) for step in own] for own in steps]
     assert tokens[0] == tokens[1]
@@ -72,6 +93,42 @@ def test_two_rounds(corpus: list[str], tmp_path: Path) -> None:
         assert abs(own[0]["loss"] - math.log(60)) < 1.0
     low, high = sorted(a / b for a, b in zip(*(r["target_tokens_per_second"] for r in (ours, plain)), strict=True))
     assert f" | {(low + high) / 2:.2f} | {low:.2f}–{high:.2f} | " in done.stdout
+
+
+def test_training_on_warm_shapes_takes_the_same_steps_again_and_loses_alike(corpus: list[str], tmp_path: Path) -> None:
+    settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,plain", "--threads", "1"]
+    counts = ["--rounds", "7", "--steps", "3", "--shapes", "warm", "--output", str(tmp_path / "out.json")]
+    done = benchmark(*corpus, *settings, *counts)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_bytes())["results"]
+    for result in found:
+        tokens = [[step["target_tokens"] for step in turn["steps"]] for turn in result["turns"]]
+        assert len(tokens) == 8
+        assert tokens == [tokens[0]] * 8
+    ours, plain = ([step["loss"] for turn in result["turns"] for step in turn["steps"]] for result in found)
+    assert plain[0] == pytest.approx(ours[0], rel=0.02)
+    assert plain[20] == pytest.approx(ours[20], rel=0.02)
+    assert ours[20] < ours[0] - 0.05
+    assert "do not learn alike" not in done.stdout
+
+
+def test_training_without_a_compiler_leaves_the_compiled_peer_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train, "has_compiler", lambda device: False)
+    assert train.parse(["--device", "cpu"]).peers == ["ours", "plain"]
+    assert "plain_compiled is left out: torch.compile finds no C++ compiler here\n" in capsys.readouterr().err
+
+
+def test_training_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
+    python = peers_python("transformers")
+    settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,marian", "--peers-python", python]
+    counts = ["--rounds", "2", "--steps", "2", "--threads", "1", "--shapes", "new"]
+    done = benchmark(*corpus, *settings, *counts, "--output", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stderr
+    ours, marian = json.loads((tmp_path / "out.json").read_bytes())["results"]
+    assert marian["turns"][0]["steps"][0]["loss"] == pytest.approx(ours["turns"][0]["steps"][0]["loss"], rel=0.02)
+    assert "do not learn alike" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -89,11 +146,65 @@ def test_missing_corpus(arguments: list[str], message: str) -> None:
 
 
 def test_missing_interpreter(corpus: list[str]) -> None:
-    done = benchmark(*corpus, "--sizes", "tiny", "--peers", "marian", "--marian-python", "absent/python")
+    done = benchmark(*corpus, "--sizes", "tiny", "--peers", "marian", "--peers-python", "absent/python")
     assert done.returncode == 2
     assert done.stderr.endswith(
-        "error: absent/python: cannot be run (No such file or directory): check --marian-python\n"
+        "error: absent/python: cannot be run (No such file or directory): check --peers-python\n"
     )
+
+
+# ---- translation ----------------------------------------------------------------------------------------------------
+
+
+def test_translating_in_two_ways_finds_the_same(corpus: list[str], tmp_path: Path) -> None:
+    settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,ours_in_batches,hf", "--threads", "1"]
+    counts = ["--sentences", "6", "--batch", "4", "--length", "5", "--rounds", "2", "--repeats", "3"]
+    done = benchmark(*corpus[:6], *settings, *counts, "--output", str(tmp_path / "out.json"), script="translate.py")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out.json").read_bytes())
+    assert (report["vocab_size"], report["threads"], report["sentences"], report["length"]) == (60, 1, 6, 5)
+
+    ours, same = report["results"]  # Hugging Face's needs --peers-python
+    assert [(found["peer"], found["target_tokens"]) for found in (ours, same)] == [
+        ("ours", 30),
+        ("ours_in_batches", 30),
+    ]
+    assert (ours["agreement"], same["agreement"]) == (1.0, 1.0)
+    for found in (ours, same):
+        speeds = [30 / seconds for seconds in found["seconds"]]
+        assert found["target_tokens_per_second"] == pytest.approx(speeds)
+        assert len(speeds) == len(found["seconds_alone"]) == 2
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("| tiny | fp32 | ours_in_batches | ")]
+    low, high = sorted(b / a for a, b in zip(ours["seconds"], same["seconds"], strict=True))
+    assert line.split(" | ")[3:5] == [f"{(low + high) / 2:.2f}", f"{low:.2f}–{high:.2f}"]
+
+
+def test_translating_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
+    python = peers_python("ctranslate2", "transformers")
+    settings = ["--sizes", "tiny", "--precisions", "fp32", "--threads", "1", "--peers-python", python]
+    counts = ["--sentences", "20", "--rounds", "1", "--repeats", "1", "--output", str(tmp_path / "out.json")]
+    done = benchmark(*corpus[:6], *settings, *counts, script="translate.py")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_bytes())["results"]
+    assert [result["peer"] for result in found] == ["ours", "ours_in_batches", "ct2", "ct2_threads", "hf"]
+    assert [(result["target_tokens"], result["agreement"]) for result in found] == [(320, 1.0)] * 5
+
+
+def test_random_model_of_the_benchmark_never_ends() -> None:
+    model = translate.random_model(translate.SIZES["tiny"], 50, longest=20)
+    with torch.no_grad():
+        hidden = model.decoder[0].feed_forward_norm(torch.randn(7, 32), lambda x: 3.0 * x)
+        logits = model.unembed(hidden)
+    assert logits[:, [0, 2, 3]].numpy() == pytest.approx(-20.0, rel=1e-4)
+    assert logits[:, [1, *range(4, 50)]].min() > -15.0
+
+
+def test_a_translation_that_is_too_short_is_refused() -> None:
+    with pytest.raises(AssertionError, match=r"hf: translations of \[4, 5\] pieces, not 5"):
+        translate.check_lengths("hf", [[7] * 5, [7] * 4], 5)
+
+
+# ---- preparing ------------------------------------------------------------------------------------------------------
 
 
 def test_preparing_beside_sentencepiece(tmp_path: Path) -> None:
@@ -164,6 +275,108 @@ def test_the_yardstick_and_ours_find_the_same_pieces(tmp_path: Path) -> None:
         assert lengths.tolist() == counts[index, fit].tolist()
         ids = np.fromfile(tmp_path / f"train.{side}.ids", np.uint16)
         assert pieces.tolist() == ids[np.repeat(fit, counts[index])].tolist()
+
+
+# ---- loader, start-up, checkpoints, growth --------------------------------------------------------------------------
+
+
+def test_loader_page_by_hand() -> None:
+    """Of 60 + 40 positions 80 + 10 hold tokens; two rounds at 3 and 5 times the speed of the DataLoader."""
+    rival = loader.Result("DataLoader", 4_000, 0.5, speeds=[2.0, 2.0], tokens=50, slots=100)
+    ours = loader.Result("packed", 4_000, 0.25, speeds=[6.0, 10.0], tokens=90, slots=100)
+    facts = {"command": "x", "processor": "y", "python": "3", "torch": "2", "pairs": 5, "tokens_per_step": 7}
+    lines = list(loader.page(facts, [ours, rival]))
+    assert "| 4,000 | packed | 4.00 | 3.00–5.00 | 8 | 6–10 | 10.0% | 0.25 |" in lines
+    assert "| 4,000 | DataLoader |  |  | 2 | 2–2 | 50.0% | 0.50 |" in lines
+
+
+def test_loader_contenders_make_every_sentence_once() -> None:
+    """All of them, in one epoch: as many tokens as the store has, and padding where sentences differ."""
+    args = loader.parse(["--tokens", "300", "--micro", "100"])
+    lengths = [(n % 7, 1 + n % 5) for n in range(1, 200)]
+    store = Store.from_pieces(*([[5] * pair[side] for pair in lengths] for side in (0, 1)))
+    total = sum(source + target + 2 for source, target in lengths)
+    for contender in loader.contenders(store, args):
+        tokens = 0
+        for made in contender.start():
+            assert made.tokens <= made.slots
+            tokens += made.tokens
+            if tokens >= total:
+                break
+        assert tokens == total
+    ids, target = loader.Pairs(store)[8]
+    assert (ids.tolist(), target.tolist()) == ([5, 5, 3], [5, 5, 5, 5, 5, 3])
+    for batch in loader.sampler(store, 100):
+        assert len(batch) * max(max(lengths[n]) + 1 for n in batch) <= 100
+
+
+def test_checkpoint_benchmark_saves_and_loads_the_same_in_both_ways(tmp_path: Path) -> None:
+    config, vocab_size = checkpoint.SIZES["tiny"]
+    found = checkpoint.measure(config, vocab_size, folder=tmp_path, rounds=2)
+    assert found["parameters"] == 52_992
+    assert 12 * 52_992 < found["bytes"]["ours"] < 12 * 52_992 + 40_000
+    assert 12 * 52_992 < found["bytes"]["torch"] < 12 * 52_992 + 80_000
+    assert {name: len(part) for name, part in found["ours"].items()} == {"save": 2, "verify": 2, "load": 2}
+    assert {name: len(part) for name, part in found["torch"].items()} == {"save": 2, "load": 2}
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+    state, other = checkpoint.build(config, vocab_size), checkpoint.build(config, vocab_size)
+    checkpoint.torch_save(state, tmp_path / "state.pt")
+    with torch.no_grad():
+        other.model.embedding.zero_()
+    checkpoint.torch_load(other, tmp_path / "state.pt")
+    assert torch.equal(other.model.embedding, state.model.embedding)
+
+
+def test_startup_times_every_command_in_turns(tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    code = "import sys, time; open(sys.argv[1], 'a').write(sys.argv[2] + sys.stdin.readline()); time.sleep(0.1)"
+    known = {name: [sys.executable, "-c", code, log, name] for name in ("a", "b")}
+    found = startup.measure(known, rounds=2)
+    assert Path(log).read_text(encoding="utf-8") == "".join(f"{name}{startup.LINE}" for name in "ababab")
+    assert all(len(seconds) == 2 and min(seconds) > 0.1 for seconds in found.values())
+    with pytest.raises(SystemExit, match="error: a: status 3: "):
+        startup.measure({"a": [sys.executable, "-c", "raise SystemExit(3)"]}, rounds=1)
+
+
+def test_startup_of_a_random_run(tmp_path: Path) -> None:
+    done = benchmark(
+        "--commands", "translate", "--rounds", "1", "--output", str(tmp_path / "out.json"), script="startup.py"
+    )
+    assert done.returncode == 0, done.stderr
+    [(name, seconds)] = json.loads((tmp_path / "out.json").read_bytes())["seconds"].items()
+    assert (name, len(seconds)) == ("transformer translate, one line", 1)
+
+
+def test_growth_asks_the_scripts_for_what_they_know(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parsers = {"train.py": train.parse, "translate.py": translate.parse, "prepare.py": preparing.parse}
+
+    def run(name: str, value: int, args: Any) -> dict[str, Any]:
+        table = growth.TABLES[name]
+        parsers[table.script](growth.options(table, value, args))
+        if table.script == "prepare.py":
+            used = {"wall_seconds": 2.0, "peak_gib": 0.5}
+            return {"ours": used, "speed": 0.9, "plan": {"plan_epoch_seconds": 0.125}}
+        ours = {"peer": "ours", "target_tokens_per_second": [300 / value, 100 / value, 200 / value]}
+        return {"vocab_size": 50, "results": [ours, {"peer": "plain", "target_tokens_per_second": [50, 50, 50]}]}
+
+    monkeypatch.setattr(growth, "run", run)
+    growth.main(["--values", "1,2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("| 2 | 50 | ours |  | 100 | 50–150 | 0.50 |") == 6
+    assert lines.count("| 1 | 50 | plain | 4.00 | 50 | 50–50 | 1.00 |") == 6
+    assert "| 2 | 0.90 | 1 | 2.0 | 0.50 | 0.125 |" in lines
+
+
+def test_joined_puts_neighbouring_lines_together(tmp_path: Path) -> None:
+    path = tmp_path / "a.en"
+    path.write_text("one\ntwo\n\nfour\nfive\n", encoding="utf-8")
+    (tmp_path / "new").mkdir()
+    longer = contest.joined(path, 2, tmp_path / "new")
+    assert longer.read_text(encoding="utf-8") == "one two\n four\nfive\n"
+    assert contest.joined(path, 1, tmp_path / "new") == path
 
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
@@ -554,6 +767,75 @@ def test_step_of_the_peers() -> None:
     assert [peers.rate(step) for step in (0, 9, 19, 500)] == pytest.approx([1.5e-5, 1.5e-4, 3e-4, 3e-4])
 
 
+def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
+    """In training mode, for in the other one torch takes another path."""
+    for layer in model.train().modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+    return model
+
+
+def write_tiny_weights(path: Path) -> Transformer:
+    """A model whose numbers are all random, but for the last norms: the peer has another norm of ones behind each."""
+    model = Transformer(ModelConfig(n_layers=2, d_model=16, d_ff=24, n_heads=2, max_positions=12), 20).eval()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.3)
+        for stack in (model.encoder, model.decoder):
+            torch.nn.init.ones_(stack[-1].feed_forward_norm.weight)
+            torch.nn.init.zeros_(stack[-1].feed_forward_norm.bias)
+    initial.save_weights(model, path)
+    return model
+
+
+def test_plain_computes_what_ours_does_from_the_same_weights(tmp_path: Path) -> None:
+    ours = write_tiny_weights(tmp_path / "weights.npz")
+    spec = peers.Spec(
+        peer="plain",
+        shape=peers.Shape(n_layers=2, d_model=16, d_ff=24, n_heads=2),
+        vocab_size=20,
+        longest=12,
+        precision="fp32",
+        device="cpu",
+        threads=1,
+        batches="",
+        job={},
+        weights=str(tmp_path / "weights.npz"),
+    )
+    plain = without_dropout(peers.PlainTransformer(spec))
+    source, target = torch.randint(4, 20, (2, 2, 6))
+    source[1, 4:] = 0
+    with torch.no_grad():
+        found = plain(source, target, source.eq(0))
+        layouts = {"source_layout": Padded.of([6, 4], 6), "target_layout": Padded.of([6, 6], 6)}
+        torch.testing.assert_close(found, ours(source, target, **layouts), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "package"), [("Marian", "transformers"), ("Joey", "joeynmt")])
+def test_peers_compute_what_ours_does_from_the_same_weights(name: str, package: str, tmp_path: Path) -> None:
+    """Under the peers' own Python, where neither our package nor pytest is installed."""
+    python = peers_python(package)
+    ours = write_tiny_weights(tmp_path / "weights.npz")
+    source, target = torch.randint(4, 20, (2, 2, 6))
+    source[1, 4:] = 0
+    with torch.no_grad():
+        layouts = {"source_layout": Padded.of([6, 4], 6), "target_layout": Padded.of([6, 6], 6)}
+        expected = ours(source, target, **layouts)
+    np.savez(tmp_path / "ids.npz", source=source.numpy(), target=target.numpy())
+    code = (
+        "import sys, numpy, torch, peers\n"
+        "shape = peers.Shape(n_layers=2, d_model=16, d_ff=24, n_heads=2)\n"
+        "spec = peers.Spec('', shape, 20, 12, 'fp32', 'cpu', 1, '', {}, sys.argv[1])\n"
+        f"model = peers.{name}(spec).eval()\n"
+        "source, target = map(torch.from_numpy, numpy.load(sys.argv[2]).values())\n"
+        "numpy.save(sys.argv[3], model(source, target, source.eq(0)).detach().numpy())\n"
+    )
+    paths = [str(tmp_path / name) for name in ("weights.npz", "ids.npz", "logits.npy")]
+    subprocess.run([python, "-c", code, *paths], env=os.environ | {"PYTHONPATH": str(FOLDER)}, check=True)
+    assert np.load(tmp_path / "logits.npy") == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-4)
+
+
 def test_plain_sees_no_padding_and_no_future() -> None:
     torch.manual_seed(1)
     shape: dict[str, Any] = {"peer": "plain", "shape": peers.Shape(n_layers=1, d_model=16, d_ff=32, n_heads=2)}
@@ -566,10 +848,7 @@ def test_plain_sees_no_padding_and_no_future() -> None:
         "batches": "",
         "job": {},
     }
-    model = peers.PlainTransformer(peers.Spec(**shape, **work)).train()
-    for layer in model.modules():
-        if isinstance(layer, torch.nn.Dropout):
-            layer.p = 0.0
+    model = without_dropout(peers.PlainTransformer(peers.Spec(**shape, **work)))
     source, target = torch.randint(4, 20, (2, 2, 6))
     padding = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
     with torch.no_grad():

@@ -2,25 +2,28 @@
 
 Runs under any Python with torch and numpy, since Hugging Face's contender has an environment of its own: nothing of the
 package is imported, but in `ours`. Requests and answers are lines of JSON on stdin and stdout: a Spec, answered by what
-was built, then a number of steps at a time, answered by the time that they took.
+was built, then the first and the last of some steps, answered by the time that they took.
 
 `B` sentences, `S` source and `T` target positions, `V` vocabulary.
 """
 
-import json
+import itertools
 import math
-import sys
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from answering import Request, answer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from weights import Weights, as_joey, as_marian, as_torch, read_weights
 
 PAD, BOS, EOS = 0, 2, 3
 DROPOUT, SMOOTHING = 0.1, 0.1
@@ -52,6 +55,7 @@ class Spec:
     threads: int
     batches: str  # .npz: `source/N` and `target/N` of step N, (B, S) and (B, T) int64: pieces + EOS, then PAD
     job: dict[str, Any]  # the same for the package: a TrainJob
+    weights: str = ""  # .npz: those that all begin with; "": each draws its own
 
 
 class Taken(NamedTuple):
@@ -64,7 +68,10 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Contender:
-    """What a worker has built. `ready` gets the next steps, untimed; calling what it returns takes them."""
+    """What a worker has built. `ready` gets steps, untimed: the next ones, or some from the first on again.
+
+    Calling what it returns takes them.
+    """
 
     parameters: int
     settings: dict[str, Any]
@@ -82,9 +89,9 @@ def ours(spec: Spec) -> Contender:
     from transformer.compute import dtype_of, loss_scaler
     from transformer.config.jobs import TrainJob
     from transformer.config.primitives import from_json, to_json
-    from transformer.data.loader import Position, load_steps
+    from transformer.data.loader import Position, Step, load_steps
     from transformer.data.prepare import prepare
-    from transformer.model.transformer import Transformer
+    from transformer.model.transformer import Transformer, load_parameters
     from transformer.training.optimizer import build_optimizer
     from transformer.training.resolve import batching_of, resolve_settings
     from transformer.training.step import Objective, train_step
@@ -93,29 +100,37 @@ def ours(spec: Spec) -> Contender:
     resolved = resolve_settings(job, 1)
     device, precision = torch.device(resolved.device.name), resolved.precision
     model = Transformer(job.model, spec.vocab_size).to(device, dtype_of(precision))
+    if spec.weights:
+        tensors = {name: torch.from_numpy(array) for name, array in read_weights(spec.weights)[0].items()}
+        load_parameters(model, tensors)
     objective = Objective(model, job.train.label_smoothing).train()
     if resolved.compile:
         objective.compile()
     optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
     prepared = prepare(job)
-    steps = load_steps(
-        lambda epoch: prepared.store,
-        batching_of(job, resolved, store=prepared.store, mixture=prepared.mixture),
-        rank=0,
-        world_size=1,
-        position=Position(0, 0),
-        prefetch=job.train.prefetch,
-    )
 
-    def take(index: int) -> Taken:
-        step = next(steps)
+    def steps_from(start: int) -> Iterator[Step]:
+        return load_steps(
+            lambda epoch: prepared.store,
+            batching_of(job, resolved, store=prepared.store, mixture=prepared.mixture),
+            rank=0,
+            world_size=1,
+            position=Position(0, start),
+            prefetch=job.train.prefetch,
+        )
+
+    updates = itertools.count()
+    steps: Iterator[Step] = iter(())
+    following = -1  # the step that comes next out of `steps`
+
+    def take(step: Step) -> Taken:
         result = train_step(
             objective,
             optimizer,
             step,
             scaler=scaler,
             world_size=1,
-            rate=rate(index),
+            rate=rate(next(updates)),
             seed=job.train.seed,
             clip_norm=job.train.clip_norm,
             device=device,
@@ -123,7 +138,16 @@ def ours(spec: Spec) -> Contender:
         )
         return Taken(float(result.loss_sum) / step.target_tokens, step.source_tokens, step.target_tokens)
 
-    return Contender(count(model), to_json(resolved), {}, lambda indices: lambda: list(map(take, indices)))
+    def ready(indices: range) -> Callable[[], list[Taken]]:
+        nonlocal steps, following
+        if indices.start != following:
+            steps = steps_from(indices.start)
+        following = indices.stop
+        first = next(steps)  # so the loader works ahead, as it does in the middle of a training
+        taken = islice(chain([first], steps), len(indices))
+        return lambda: list(map(take, taken))
+
+    return Contender(count(model), to_json(resolved), {}, ready)
 
 
 def plain(spec: Spec) -> Contender:
@@ -131,11 +155,26 @@ def plain(spec: Spec) -> Contender:
     return padded_loop(spec, PlainTransformer(spec), {})
 
 
+def plain_compiled(spec: Spec) -> Contender:
+    """The same, compiled as a whole for batches of any shape, and anew: nothing of an earlier run is used."""
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+    model = PlainTransformer(spec)
+    model.compile(dynamic=True)
+    return padded_loop(spec, model, {})
+
+
 def marian(spec: Spec) -> Contender:
     """Hugging Face's MarianMTModel in the same loop."""
     import transformers
 
     return padded_loop(spec, Marian(spec), {"transformers": transformers.__version__})
+
+
+def joey(spec: Spec) -> Contender:
+    """JoeyNMT's Transformer in the same loop."""
+    import joeynmt
+
+    return padded_loop(spec, Joey(spec), {"joeynmt": joeynmt.__version__})
 
 
 class PlainTransformer(nn.Module):
@@ -163,6 +202,8 @@ class PlainTransformer(nn.Module):
                 module.dropout = 0.0
             if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
                 module.dropout.p = 0.0
+        if spec.weights:
+            copy_weights(self, as_torch(read_weights(spec.weights)[0]))
 
     def forward(self, source: Tensor, target: Tensor, padding: Tensor | None) -> Tensor:
         """Source `(B, S)`, decoder input `(B, T)`, and where the source is padding, if anywhere -> logits `(B, T, V)`.
@@ -187,42 +228,106 @@ class PlainTransformer(nn.Module):
 
 
 class Marian(nn.Module):
-    """MarianMTModel of the same size, with random weights as it draws them."""
+    """MarianMTModel of the same size."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        from transformers import MarianConfig, MarianMTModel
-
-        shape = spec.shape
-        config = MarianConfig(
-            vocab_size=spec.vocab_size,
-            max_position_embeddings=spec.longest,
-            d_model=shape.d_model,
-            encoder_layers=shape.n_layers,
-            decoder_layers=shape.n_layers,
-            encoder_attention_heads=shape.n_heads,
-            decoder_attention_heads=shape.n_heads,
-            encoder_ffn_dim=shape.d_ff,
-            decoder_ffn_dim=shape.d_ff,
-            activation_function="relu",
-            scale_embedding=True,
-            tie_word_embeddings=True,
-            dropout=DROPOUT,
-            attention_dropout=0.0,
-            activation_dropout=0.0,
-            use_cache=False,
-            pad_token_id=PAD,
-            eos_token_id=EOS,
-            decoder_start_token_id=BOS,
-            forced_eos_token_id=None,
-        )
-        self.model = MarianMTModel(config)
+        self.model = marian_model(spec.shape, spec.vocab_size, longest=spec.longest, weights=spec.weights)
 
     def forward(self, source: Tensor, target: Tensor, padding: Tensor | None) -> Tensor:
         """As PlainTransformer's."""
         visible = None if padding is None else ~padding
-        logits: Tensor = self.model(input_ids=source, attention_mask=visible, decoder_input_ids=target).logits
+        output = self.model(input_ids=source, attention_mask=visible, decoder_input_ids=target, use_cache=False)
+        logits: Tensor = output.logits
         return logits
+
+
+def marian_model(shape: Shape, vocab_size: int, *, longest: int, weights: str) -> Any:
+    """Hugging Face's model of this size, with the weights of a file, or with random ones as it draws them."""
+    from transformers import MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=vocab_size,
+        max_position_embeddings=longest,
+        d_model=shape.d_model,
+        encoder_layers=shape.n_layers,
+        decoder_layers=shape.n_layers,
+        encoder_attention_heads=shape.n_heads,
+        decoder_attention_heads=shape.n_heads,
+        encoder_ffn_dim=shape.d_ff,
+        decoder_ffn_dim=shape.d_ff,
+        activation_function="relu",
+        scale_embedding=True,
+        tie_word_embeddings=True,
+        dropout=DROPOUT,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+        forced_eos_token_id=None,
+    )
+    model = MarianMTModel(config)
+    if weights:
+        own, positions = read_weights(weights)
+        tables = {f"model.{stack}.embed_positions.weight": positions[:longest] for stack in ("encoder", "decoder")}
+        copy_weights(model, as_marian(own) | tables)
+    return model
+
+
+class Joey(nn.Module):
+    """JoeyNMT's encoder and decoder between one shared matrix, with dropout where the paper has it."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        from joeynmt.decoders import TransformerDecoder
+        from joeynmt.embeddings import Embeddings
+        from joeynmt.encoders import TransformerEncoder
+
+        shape = spec.shape
+        sizes = {"hidden_size": shape.d_model, "ff_size": shape.d_ff, "num_heads": shape.n_heads}
+        choices = {"num_layers": shape.n_layers, "dropout": DROPOUT, "emb_dropout": DROPOUT, "layer_norm": "post"}
+        self.embedding = Embeddings(shape.d_model, scale=True, vocab_size=spec.vocab_size, padding_idx=PAD)
+        self.encoder = TransformerEncoder(**sizes, **choices)
+        self.decoder = TransformerDecoder(**sizes, **choices, vocab_size=spec.vocab_size)
+        self.decoder.output_layer.weight = self.embedding.lut.weight
+        for name, module in self.named_modules():
+            if name.endswith(("_att.dropout", "pwff_layer.2")):  # of attention weights, inside the feed-forward part
+                module.p = 0.0
+        if spec.weights:
+            copy_weights(self, as_joey(read_weights(spec.weights)[0]))
+
+    def forward(self, source: Tensor, target: Tensor, padding: Tensor | None) -> Tensor:
+        """As PlainTransformer's."""
+        visible = (
+            (torch.zeros_like(source, dtype=torch.bool) if padding is None else padding).logical_not().unsqueeze(1)
+        )
+        memory, _ = self.encoder(self.embedding(source), None, visible)
+        logits: Tensor
+        logits, *_ = self.decoder(
+            trg_embed=self.embedding(target),
+            encoder_output=memory,
+            encoder_hidden=None,
+            src_mask=visible,
+            unroll_steps=None,
+            hidden=None,
+            trg_mask=torch.ones_like(target, dtype=torch.bool).unsqueeze(1),  # padding stands at the right
+        )
+        return logits
+
+
+def copy_weights(model: nn.Module, arrays: Weights) -> None:
+    """Give a model these weights; of what is not named, biases become 0 and gains stay 1."""
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if name in arrays:
+                parameter.copy_(torch.from_numpy(arrays[name]))
+            elif name.endswith("bias"):
+                parameter.zero_()
+    if unknown := arrays.keys() - parameters.keys():
+        raise ValueError(f"the model has no {', '.join(sorted(unknown))}")
 
 
 def padded_loop(spec: Spec, model: nn.Module, versions: dict[str, str]) -> Contender:
@@ -231,17 +336,19 @@ def padded_loop(spec: Spec, model: nn.Module, versions: dict[str, str]) -> Conte
     model = model.to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), eps=1e-9, fused=True)
     file = np.load(spec.batches)
+    updates = itertools.count()
 
-    def take(index: int, batch: Batch) -> Tensor:
+    def take(batch: Batch) -> Tensor:
         padding = None if batch.padding is None else batch.padding.to(device)
         with torch.autocast(device.type, torch.bfloat16) if spec.precision == "bf16" else nullcontext():
             logits = model(batch.source.to(device), batch.target_in.to(device), padding).flatten(0, 1)  # (B * T, V)
             classes = batch.target_out.to(device).flatten()
             loss = F.cross_entropy(logits, classes, ignore_index=PAD, label_smoothing=SMOOTHING)
+        update = next(updates)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         for group in optimizer.param_groups:
-            group["lr"] = rate(index)
+            group["lr"] = rate(update)
         optimizer.step()
         return loss.detach()
 
@@ -249,7 +356,7 @@ def padded_loop(spec: Spec, model: nn.Module, versions: dict[str, str]) -> Conte
         batches = [Batch.of(file[f"source/{index}"], file[f"target/{index}"]) for index in indices]
 
         def turn() -> list[Taken]:
-            losses = list(map(take, indices, batches))  # read only after the last step: reading is waiting for a GPU
+            losses = list(map(take, batches))  # read only after the last step: reading is waiting for a GPU
             return [
                 Taken(float(loss), batch.source_tokens, batch.target_tokens)
                 for loss, batch in zip(losses, batches, strict=True)
@@ -284,16 +391,25 @@ def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def serve(spec: Spec) -> Iterator[dict[str, Any]]:
+CONTENDERS: dict[str, Callable[[Spec], Contender]] = {
+    "ours": ours,
+    "plain": plain,
+    "plain_compiled": plain_compiled,
+    "marian": marian,
+    "joey": joey,
+}
+
+
+def serve(first: dict[str, Any], requests: Iterator[Request]) -> Iterator[dict[str, Any]]:
     """The answers: first what was built, then each turn as its request comes in."""
+    spec = Spec(**first | {"shape": Shape(**first["shape"])})
     torch.set_num_threads(spec.threads)
     torch.manual_seed(1)
-    contender = {"ours": ours, "plain": plain, "marian": marian}[spec.peer](spec)
+    contender = CONTENDERS[spec.peer](spec)
     versions = contender.versions | {"torch": torch.__version__}
     yield {"parameters": contender.parameters, "settings": contender.settings, "versions": versions}
-    done = 0
-    for request in sys.stdin:
-        turn = contender.ready(range(done, done := done + int(request)))
+    for start, stop in requests:
+        turn = contender.ready(range(start, stop))
         wait_for(spec.device)
         began = time.perf_counter()
         taken = turn()
@@ -307,15 +423,5 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def main() -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # a library that prints does not answer
-    spec = json.loads(sys.stdin.readline())
-    try:
-        for answer in serve(Spec(**spec | {"shape": Shape(**spec["shape"])})):
-            print(json.dumps(answer), file=answers, flush=True)
-    except ImportError as error:
-        sys.exit(f"{spec['peer']}: {error} ({sys.executable})")
-
-
 if __name__ == "__main__":
-    main()
+    answer(serve)

@@ -1,44 +1,62 @@
 """Training speed beside what one would else use: real target tokens a second on the same batches of real sentences.
 
-    python scripts/benchmark/train.py --src train.en --tgt train.de --marian-python marian/bin/python --output out.json
+    python scripts/benchmark/train.py --src train.en --tgt train.de --peers-python peers/bin/python --output out.json
 
 Contenders: `ours` is the step of this package as `transformer train` takes it, with what `auto` settles on this
-machine; `plain` is a torch.nn.Transformer loop as a good engineer would write it; `marian` is Hugging Face's
-MarianMTModel in the same loop. It lives in an environment of its own, and is left out without --marian-python:
+machine; `plain` is a torch.nn.Transformer loop as a good engineer would write it; `plain_compiled` the same under
+torch.compile, which needs a C++ compiler; `marian` is Hugging Face's MarianMTModel in the same loop, and `joey`, which
+runs only when asked for, JoeyNMT's Transformer. These two live in an environment of their own, and are left out without
+--peers-python:
 
-    python -m venv marian && marian/bin/pip install torch==2.13.0 && marian/bin/pip install transformers
+    python -m venv peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install transformers
 
-(our torch, installed first and alone, so that transformers brings no other build).
+(our torch, installed first and alone, so that no other package brings another build).
 
 How it measures: each contender is a process of its own with the same number of threads. They take turns, A B C A B C,
 and wait in between, so that whatever else happens on the machine hits all alike; ratios are formed within a round. All
-train on the same sentences in the same steps, and every turn takes batches not seen before: new shapes are part of the
-cost, for everybody. A step of `plain` and `marian` is one padded batch, made before the clock starts; `ours` loads its
-own while the clock runs. The losses show that everybody trains the same thing: one recipe, but random numbers of
-their own (and torch smooths over all V classes, we over the V - 1 wrong ones, which is 1e-4 at 10,000 pieces).
+train on the same sentences in the same steps. With --shapes new, every turn takes batches not seen before: new shapes
+are part of the cost, for everybody, as in a real training; with --shapes warm, every turn takes the same batches again.
+A step of the peers is one padded batch, made before the clock starts; `ours` loads its own while the clock runs.
+
+Everybody begins with the same weights, so that the losses show whether all train the same thing: one recipe, but
+dropout masks of their own (and torch smooths over all V classes, we over the V - 1 wrong ones, which is 1e-4 at 10,000
+pieces). --vocab 37000 is the paper's vocabulary.
 """
 
 import argparse
 import json
-import os
-import platform
 import shlex
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, count, islice, product
 from pathlib import Path
-from subprocess import PIPE, Popen
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from contest import (
+    Program,
+    Worker,
+    among,
+    corpus_file,
+    fail,
+    joined,
+    joined_words,
+    machine,
+    positive,
+    ratios,
+    row,
+    rule,
+    spread,
+    started,
+)
+from initial import save_weights
 from peers import DROPOUT, EOS, PAD, PEAK_RATE, SMOOTHING, WARMUP_STEPS, Ids, Shape, Spec
 
-from transformer.compute import resolve_device
+from transformer.compute import has_compiler, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
@@ -56,8 +74,16 @@ from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, TransformerError
 from transformer.machine import resolve_threads
+from transformer.model.transformer import Transformer
 
 LOSS_AT = 20  # updates after which the losses are compared
+
+
+MUST_AGREE = 0.02  # of the loss then
+
+
+PEERS = "ours,plain,plain_compiled,marian"
+IN_PEERS_PYTHON = ("marian", "joey")
 
 
 class Size(NamedTuple):
@@ -78,7 +104,12 @@ EXTRA: dict[str, tuple[Callable[[Shape], int], str]] = {
         lambda shape: (12 * shape.n_layers + 4) * shape.d_model,
         "biases in the attention's projections, and a norm at the end of either stack",
     ),
+    "plain_compiled": (
+        lambda shape: (12 * shape.n_layers + 4) * shape.d_model,
+        "biases in the attention's projections, and a norm at the end of either stack",
+    ),
     "marian": (lambda shape: 12 * shape.n_layers * shape.d_model, "biases in the attention's projections"),
+    "joey": (lambda shape: 12 * shape.n_layers * shape.d_model, "biases in the attention's projections"),
 }  # parameters that a contender has beyond ours, and which
 
 
@@ -88,6 +119,7 @@ class Result:
 
     size: str
     precision: str
+    shapes: str  # new, warm
     peer: str
     parameters: int
     settings: dict[str, Any]  # what `auto` came to, for ours
@@ -100,47 +132,14 @@ class Result:
         return [sum(step["target_tokens"] for step in turn["steps"]) / turn["seconds"] for turn in self.turns[1:]]
 
     @property
+    def warm_up_seconds(self) -> float:
+        """Of the first turn, which is not counted: whatever is compiled is compiled then."""
+        return float(self.turns[0]["seconds"])
+
+    @property
     def steps(self) -> list[dict[str, Any]]:
-        """Every step taken."""
+        """Every step taken, in order."""
         return [step for turn in self.turns for step in turn["steps"]]
-
-
-class Worker:
-    """A contender's process."""
-
-    def __init__(self, python: str, spec: Spec) -> None:
-        self.spec = spec
-        try:
-            self.process = Popen(
-                [python, str(Path(__file__).with_name("peers.py"))], stdin=PIPE, stdout=PIPE, text=True
-            )
-        except OSError as error:
-            raise InputError(f"{python}: cannot be run ({error.strerror}): check --marian-python") from error
-
-    def ask(self, request: object) -> dict[str, Any]:
-        """Send a request and wait for its answer. Raises InputError if the process has ended."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with suppress(BrokenPipeError):  # then it does not answer either
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise InputError(
-                f"{self.spec.peer}: its process ended with status {self.process.wait()}, and says why above"
-            )
-        found: dict[str, Any] = json.loads(answer)
-        return found
-
-
-@contextmanager
-def started(python: str, spec: Spec) -> Iterator[Worker]:
-    """A worker, stopped at the end whatever happens."""
-    worker = Worker(python, spec)
-    try:
-        yield worker
-    finally:
-        worker.process.kill()
-        worker.process.wait()
 
 
 def main(arguments: list[str]) -> None:
@@ -150,16 +149,14 @@ def main(arguments: list[str]) -> None:
             job = configure(args, Path(folder))
             vocab_size, results = measure(args, job)
     except TransformerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+        fail(error)
     facts = {
         "command": shlex.join(["python", "scripts/benchmark/train.py", *arguments]),
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        **machine(),
         "threads": job.train.threads,
         "device": job.train.device.name,
-        "python": platform.python_version(),
-        "corpus": ["/".join(Path(path).parts[-2:]) for path in (job.data.train.src, job.data.train.tgt)],
+        "corpus": ["/".join(path.parts[-2:]) for path in corpus_files(args)],
+        "joined": args.join,
         "tokens_per_step": args.tokens,
         "vocab_size": vocab_size,
     }
@@ -170,27 +167,17 @@ def main(arguments: list[str]) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    def among(*known: str) -> Callable[[str], list[str]]:
-        def chosen(text: str) -> list[str]:
-            if unknown := set(text.split(",")) - set(known):
-                raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}")
-            return text.split(",")
-
-        return chosen
-
-    def positive(text: str) -> int:
-        if int(text) < 1:
-            raise ValueError
-        return int(text)
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--src", type=Path, help="source sentences (default: $TRANSFORMER_DATA/multi30k/train.en)")
     parser.add_argument("--tgt", type=Path, help="target sentences (default: $TRANSFORMER_DATA/multi30k/train.de)")
     parser.add_argument("--sizes", type=among(*SIZES), default="small,base", help="of tiny, small, base; %(default)s")
     parser.add_argument("--precisions", type=among("fp32", "bf16"), default="fp32,bf16", help="default: %(default)s")
-    parser.add_argument("--peers", type=among(*EXTRA), default="ours,plain,marian", help="default: %(default)s")
-    parser.add_argument("--marian-python", help="the Python of an environment with torch and transformers")
+    parser.add_argument("--shapes", choices=["new", "warm", "both"], default="both", help="default: %(default)s")
+    parser.add_argument("--peers", type=among(*EXTRA), default=PEERS, help="default: %(default)s; also joey")
+    parser.add_argument("--peers-python", help="the Python of an environment with torch and transformers")
     parser.add_argument("--vocab", type=positive, default=10_000, help="pieces (default: %(default)s)")
+    parser.add_argument("--layers", type=positive, help="of encoder and of decoder (default: the size's)")
+    parser.add_argument("--join", type=positive, default=1, help="neighbouring sentences of the corpus that become one")
     parser.add_argument("--tokens", type=positive, default=4_096, help="real tokens of a step, on each side")
     parser.add_argument("--rounds", type=positive, default=7, help="turns of each contender (default: %(default)s)")
     parser.add_argument("--steps", type=positive, help="steps of a turn (default: 10, of base 4)")
@@ -199,25 +186,31 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="write every number here, as JSON")
     args = parser.parse_args(arguments)
-    if args.marian_python is None:
-        args.peers = [peer for peer in args.peers if peer != "marian"]
+    if args.peers_python is None:
+        args.peers = [peer for peer in args.peers if peer not in IN_PEERS_PYTHON]
+    if "plain_compiled" in args.peers and not has_compiler(resolve_device(Device[args.device])):
+        print("plain_compiled is left out: torch.compile finds no C++ compiler here", file=sys.stderr)
+        args.peers.remove("plain_compiled")
     if not args.peers:
-        parser.error("marian needs --marian-python")
+        parser.error(f"{' and '.join(IN_PEERS_PYTHON)} need --peers-python")
     return args
 
 
 def measure(args: argparse.Namespace, job: TrainJob) -> tuple[int, list[Result]]:
     """The size of the vocabulary, and every contender in every setting, one setting after the other."""
-    turns = {size: [args.warmup] + args.rounds * [args.steps or SIZES[size].steps] for size in args.sizes}
+    settings = list(product(args.sizes, args.precisions, ["new", "warm"] if args.shapes == "both" else [args.shapes]))
+    turns = {size: {shapes: cut_turns(args, size, shapes) for _, _, shapes in settings} for size in args.sizes}
     batches = Path(job.run_dir).with_name("batches.npz")
-    vocab_size, longest = write_batches(job, max(map(sum, turns.values())), batches)
+    last = max(stop for kinds in turns.values() for kind in kinds.values() for _, stop in kind)
+    vocab_size, longest = write_batches(job, last, batches)
+
     results: list[Result] = []
-    for size, precision in product(args.sizes, args.precisions):
-        print(f"{size} {precision} ...", file=sys.stderr)
-        shape = SIZES[size].shape
-        model, train = ModelConfig(**asdict(shape), dropout=DROPOUT), replace(job.train, precision=Precision[precision])
+    for size, precision, shapes in settings:
+        print(f"{size} {precision}, {shapes} shapes ...", file=sys.stderr)
+        shape = replace(SIZES[size].shape, n_layers=args.layers or SIZES[size].shape.n_layers)
+        model = ModelConfig(**asdict(shape), dropout=DROPOUT)
         spec = Spec(
-            peer="ours",
+            peer="",
             shape=shape,
             vocab_size=vocab_size,
             longest=longest,
@@ -225,27 +218,39 @@ def measure(args: argparse.Namespace, job: TrainJob) -> tuple[int, list[Result]]
             device=job.train.device.name,
             threads=job.train.threads or 1,
             batches=str(batches),
-            job=to_json(replace(job, model=model, train=train)),
+            job=to_json(replace(job, model=model, train=replace(job.train, precision=Precision[precision]))),
+            weights=str(batches.with_name(f"{size}.npz")),
         )
-        pythons = {"ours": sys.executable, "plain": sys.executable, "marian": args.marian_python}
-        with ExitStack() as held:
-            workers = [held.enter_context(started(pythons[peer], replace(spec, peer=peer))) for peer in args.peers]
-            found = race(workers, turns[size])
-        results += [Result(size, precision, **result) for result in found]
+        torch.manual_seed(1)
+        save_weights(Transformer(model, vocab_size), Path(spec.weights))
+        programs = [
+            Program(peer, args.peers_python if peer in IN_PEERS_PYTHON else sys.executable, "peers.py")
+            for peer in args.peers
+        ]
+        with started(programs) as workers:
+            found = race(workers, spec, turns[size][shapes])
+        results += [Result(size, precision, shapes, **result) for result in found]
         agree(results[-len(workers) :], shape)
     return vocab_size, results
 
 
+def cut_turns(args: argparse.Namespace, size: str, shapes: str) -> list[tuple[int, int]]:
+    """The steps of each turn, the warm-up first, from one number to before another: the same ones, or always new."""
+    steps = args.steps or SIZES[size].steps
+    if shapes == "warm":
+        return [(0, steps)] * (1 + args.rounds)
+    starts = range(args.warmup, args.warmup + args.rounds * steps, steps)
+    return [(0, args.warmup), *((start, start + steps) for start in starts)]
+
+
+def corpus_files(args: argparse.Namespace) -> list[Path]:
+    """Source and target."""
+    return [corpus_file(args.src, "train.en"), corpus_file(args.tgt, "train.de")]
+
+
 def configure(args: argparse.Namespace, folder: Path) -> TrainJob:
     """What `ours` trains with; whatever is not set here stays as `transformer train` has it."""
-    root = os.environ.get("TRANSFORMER_DATA")
-    if root is None and None in (args.src, args.tgt):
-        raise InputError("no corpus: give --src and --tgt, or set TRANSFORMER_DATA to where multi30k/train.en|de are")
-    standard = Path(root or "") / "multi30k"
-    paths = [args.src or standard / "train.en", args.tgt or standard / "train.de"]
-    for path in paths:
-        if not path.is_file():
-            raise InputError(f"{path}: there is no such file: check --src, --tgt and TRANSFORMER_DATA")
+    paths = [joined(path, args.join, folder) for path in corpus_files(args)]
     pair = PairConfig(*map(str, paths))
     try:
         return TrainJob(
@@ -299,12 +304,12 @@ def save_batches(store: Store, steps: Iterable[Ids], path: Path) -> None:
     np.savez(path, allow_pickle=False, **arrays)
 
 
-def race(workers: list[Worker], turns: list[int]) -> list[dict[str, Any]]:
-    """Build one after the other, then take turns of so many steps each."""
-    built = [worker.ask(asdict(worker.spec)) for worker in workers]
+def race(workers: list[Worker], spec: Spec, turns: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Build one after the other, then take turns of these steps each."""
+    built = [worker.ask(asdict(replace(spec, peer=worker.peer))) for worker in workers]
     rounds = [[worker.ask(steps) for worker in workers] for steps in turns]
     return [
-        {"peer": worker.spec.peer, **facts, "turns": list(answers)}
+        {"peer": worker.peer, **facts, "turns": list(answers)}
         for worker, facts, answers in zip(workers, built, zip(*rounds, strict=True), strict=True)
     ]
 
@@ -326,56 +331,52 @@ def page(facts: dict[str, Any], results: list[Result]) -> Iterator[str]:
     yield (
         f"{facts['processor']}, {facts['cores']} cores, {facts['threads']} threads, device {facts['device']}, "
         f"Python {facts['python']}, {', '.join(versions)}; "
-        f"{' and '.join(facts['corpus'])}, {facts['vocab_size']:,} pieces, "
+        f"{' and '.join(facts['corpus'])}, {joined_words(facts)}{facts['vocab_size']:,} pieces, "
         f"up to {facts['tokens_per_step']:,} real tokens a step on each side."
     )
     yield ""
     yield (
         "Speed is real target tokens a second (EOS counted, padding never), the median of the turns and their range; "
-        "the ratio is formed within each round, then its median and range. Every turn takes batches not seen before. "
-        f"Loss: smoothed by {SMOOTHING}, mean of a target token. Adam, rate {PEAK_RATE} after {WARMUP_STEPS} steps of "
-        f"linear warm-up; dropout {DROPOUT} on embeddings and sub-layers."
+        "the ratio is formed within each round, then its median and range. New shapes: every turn takes batches not "
+        "seen before; warm: the same ones again. The first turn is the warm-up, and not counted. "
+        f"Loss: smoothed by {SMOOTHING}, mean of a target token, from the same initial weights. Adam, rate {PEAK_RATE} "
+        f"after {WARMUP_STEPS} steps of linear warm-up; dropout {DROPOUT} on embeddings and sub-layers."
     )
     yield ""
-    columns = ["size", "precision", "contender", "tokens/s", "range", "ours / this", "range"]
+    columns = ["size", "precision", "shapes", "contender", "ours / this", "range", "tokens/s", "range", "warm-up, s"]
     columns += ["loss at first", f"after {updates} steps", "parameters"]
     yield row(columns)
-    yield row(["---"] * 3 + ["---:"] * 7)
+    yield rule(4, 8)
+    warnings = []
     for result in results:
-        setting = (result.size, result.precision)
-        ours = [r.speeds for r in results if r.peer == "ours" and r is not result and (r.size, r.precision) == setting]
-        ratios = [own / other for speeds in ours for own, other in zip(speeds, result.speeds, strict=True)]
-        losses = [f"{result.steps[index]['loss']:.3f}" for index in (0, updates)]
-        cells = [*setting, result.peer, *spread(result.speeds, ",.0f"), *spread(ratios, ".2f")]
-        yield row([*cells, *losses, f"{result.parameters:,}"])
+        setting = (result.size, result.precision, result.shapes)
+        rivals = [other for other in results if (other.size, other.precision, other.shapes) == setting]
+        beside = [
+            ratio
+            for other in rivals
+            if other.peer == "ours" and other is not result
+            for ratio in ratios(other.speeds, result.speeds)
+        ]
+        cells = [*setting, result.peer, *spread(beside, ".2f"), *spread(result.speeds, ",.0f")]
+        cells.append(f"{result.warm_up_seconds:.1f}")
+        cells += [f"{result.steps[index]['loss']:.3f}" for index in (0, updates)]
+        yield row([*cells, f"{result.parameters:,}"])
+
+        off = result.steps[updates]["loss"] / rivals[0].steps[updates]["loss"] - 1
+        if abs(off) > MUST_AGREE:
+            warnings.append(
+                f"**{', '.join(setting)}: after {updates} steps the loss of `{result.peer}` is {off:+.1%} off that of "
+                f"`{rivals[0].peer}`: they do not learn alike, and their speeds cannot be compared.**"
+            )
     yield ""
+    yield from warnings
     for peer, (_, extra) in EXTRA.items():
         if extra and any(result.peer == peer for result in results):
             yield f"- `{peer}` has more parameters: {extra}."
     for result in results:
         if result.peer == "ours":
             settings = ", ".join(f"{name} {value}" for name, value in result.settings.items())
-            yield f"- `ours`, {result.size} {result.precision}: {settings}."
-
-
-def row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def spread(values: list[float], form: str) -> tuple[str, str]:
-    """Median and range."""
-    if not values:
-        return "", ""
-    return format(statistics.median(values), form), f"{min(values):{form}}–{max(values):{form}}"
-
-
-def processor() -> str:
-    """The CPU's name."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+            yield f"- `ours`, {result.size} {result.precision}, {result.shapes} shapes: {settings}."
 
 
 if __name__ == "__main__":
