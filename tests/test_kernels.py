@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from transformer.kernels import loss as kernel
 from transformer.kernels.attention import dense_attention
-from transformer.kernels.dropout import Dropout, dropout, keep_mask
+from transformer.kernels.dropout import Dropout, add_dropout, dropout, keep_mask
 from transformer.kernels.loss import linear_cross_entropy
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def relative(a: Tensor, b: Tensor) -> float:
 def test_every_decision_of_a_word_has_the_probability_asked_for(probability: float) -> None:
     """Four 16-bit parts of 100,000 words, each within five standard errors, and no two of them related."""
     torch.manual_seed(0)
-    parts = keep_mask(torch.Size((100_000, 4)), probability, CPU).double()
+    parts = keep_mask(torch.empty(100_000, 4), probability).double()
     error = math.sqrt(probability * (1 - probability) / 100_000)
     for part in range(4):
         assert parts[:, part].mean().item() == pytest.approx(probability, abs=5 * error + 2**-17)
@@ -48,8 +48,10 @@ def test_every_decision_of_a_word_has_the_probability_asked_for(probability: flo
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3,), (4,), (5,), (2, 3, 7)])
 def test_a_mask_has_any_shape(shape: tuple[int, ...]) -> None:
-    mask = keep_mask(torch.Size(shape), 0.5, CPU)
-    assert (mask.shape, mask.dtype) == (shape, torch.bool)
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        mask = keep_mask(torch.empty(shape, dtype=dtype), 0.5)
+        assert (mask.shape, mask.dtype) == (shape, dtype)
+        assert set(mask.flatten().tolist()) <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
@@ -69,6 +71,31 @@ def test_dropout_zeroes_with_p_and_scales_the_rest_and_its_gradient(p: float, dt
     torch.testing.assert_close(
         gradient.double(), upstream.double() / (1 - p) * kept, rtol=2 * torch.finfo(dtype).eps, atol=0
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_add_dropout_is_the_residual_plus_dropout(dtype: torch.dtype) -> None:
+    inputs = [leaf(31, 33, seed=seed, dtype=dtype) for seed in (2, 3)]
+    upstream = draw(31, 33, seed=4, dtype=dtype)
+
+    torch.manual_seed(1)
+    fused = add_dropout(*inputs, 0.3, training=True)
+    torch.manual_seed(1)
+    plain = inputs[0] + dropout(inputs[1], 0.3, training=True)
+
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(fused, plain, rtol=tolerance, atol=tolerance)
+    ours, expected = (torch.autograd.grad(out, inputs, upstream) for out in (fused, plain))
+    for gradient, other in zip(ours, expected, strict=True):
+        assert torch.equal(gradient, other)
+
+
+def test_add_dropout_of_two_types_gives_the_wider_one() -> None:
+    x = torch.ones(100, dtype=torch.bfloat16)
+    out = add_dropout(torch.ones(100), x, 0.5, training=True)
+    assert out.dtype is torch.float32
+    assert set(out.tolist()) == {1.0, 3.0}
+    assert torch.equal(add_dropout(torch.ones(100), x, 0.5, training=False), torch.full((100,), 2.0))
 
 
 def test_masks_follow_the_seed() -> None:

@@ -50,13 +50,13 @@ class _DenseAttention(torch.autograd.Function):
         mask = None
         dropped = weights
         if dropout:
-            mask = keep_mask(weights.shape, 1.0 - dropout, q.device)
+            mask = keep_mask(weights, 1.0 - dropout)
             dropped = weights * mask / (1.0 - dropout)
 
         # The weighted mean of the values.
         out = torch.bmm(dropped.flatten(0, 1).to(q.dtype), v)  # (B H, T, W)
 
-        ctx.save_for_backward(q, k, v, weights.to(q.dtype), mask)
+        ctx.save_for_backward(q, k, v, weights.to(q.dtype), None if mask is None else mask.to(q.dtype))
         ctx.scale = scale
         ctx.dropout = dropout
         return out.unflatten(0, heads)  # type: ignore[no-untyped-call]

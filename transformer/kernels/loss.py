@@ -85,8 +85,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             linear += ((z_y.squeeze(1) - mean_of_others) * is_real).sum()
 
             # The gradient of the logits, in place of the probabilities, and what follows from it.
-            d_logit_y = p_y - (1.0 - label_smoothing - spread)
-            probabilities.scatter_(1, targets_block, d_logit_y.to(hidden.dtype))
+            # (On a CPU `scatter_` in bf16 copies the whole block twice.)
+            d_logit_y = p_y.squeeze(1) - (1.0 - label_smoothing - spread)  # (n,)
+            first_of_row = torch.arange(0, probabilities.numel(), classes, device=hidden.device)  # (n,)
+            class_index = first_of_row + targets[place]
+            probabilities.view(-1).index_copy_(0, class_index, d_logit_y.to(hidden.dtype))
             torch.mm(probabilities, weights, out=d_hidden[place])
             d_matrix += (probabilities.t() @ rows).to(matrix.dtype)
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from transformer.compute import to_autocast_dtype
 from transformer.config.settings import Norm, Positions
-from transformer.kernels.dropout import Dropout
+from transformer.kernels.dropout import Dropout, add_dropout
 from transformer.layout import Histories, Layout, Padded
 from transformer.model.attention import KeyValueCache, KeyValues, MultiHeadAttention
 
@@ -54,8 +54,8 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor | int) -> Tensor:
         """Ids `(B, T)` and positions that broadcast against them, or one for all -> `(B, T, D)`."""
-        x = F.embedding(tokens, self.matrix) * self.scale  # (B, T, D)
-        return self.dropout(x + self.table[positions])
+        rows = F.embedding(tokens, self.matrix)  # (B, T, D)
+        return self.dropout(torch.add(self.table[positions], rows, alpha=self.scale))
 
 
 class FeedForward(nn.Module):
@@ -86,16 +86,17 @@ class AddNorm(nn.LayerNorm):
     def __init__(self, d_model: int, norm: Norm, *, dropout: float) -> None:
         super().__init__(d_model, eps=1e-5)
         self.pre = norm is Norm.pre
-        self.dropout = Dropout(dropout)
+        self.dropout = dropout
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
         """`x` and what `sublayer` makes of it, both `(..., D)`."""
         if self.pre:
             y = sublayer(to_autocast_dtype(super().forward(x)))
-            return x + self.dropout(y)
+            return add_dropout(x, y, self.dropout, training=self.training)
 
         y = sublayer(x)
-        return to_autocast_dtype(super().forward(x + self.dropout(y)))
+        total = add_dropout(x, y, self.dropout, training=self.training)
+        return to_autocast_dtype(super().forward(total))
 
 
 class EncoderLayer(nn.Module):
