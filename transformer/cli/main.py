@@ -99,7 +99,9 @@ def _enter(command: str, arguments: list[str]) -> None:
         return
 
     from transformer.cli.application import run_application  # Hydra takes a third of a second, which help does not
+    from transformer.machine import limit_kernel_caches
 
+    limit_kernel_caches()
     run_application(command, parsed)
 
 
