@@ -86,6 +86,9 @@ def _enter(command: str, arguments: list[str]) -> None:
     if command == "--version":
         sys.stdout.write(f"transformer {__version__}\n")
         return
+    if command in ("--completion", "--complete"):
+        _complete(command, *arguments[:1] or [""])
+        return
     if command not in COMMANDS:
         raise InputError(
             f"unknown command {command!r}{did_you_mean(command, COMMANDS)}; `transformer --help` lists them"
@@ -103,6 +106,14 @@ def _enter(command: str, arguments: list[str]) -> None:
 
     limit_kernel_caches()
     run_application(command, parsed)
+
+
+def _complete(flag: str, argument: str) -> None:
+    """Write the script that a shell evaluates, or the words that it asks for while somebody types."""
+    from transformer.cli.completion import complete, script
+
+    text = script(argument) if flag == "--completion" else "".join(f"{word}\n" for word in complete(argument))
+    sys.stdout.write(text)
 
 
 def _drop_output() -> None:
