@@ -29,6 +29,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from transformer import errors
 from transformer.cli import commands
+from transformer.cli.completion import complete
 from transformer.cli.main import main
 from transformer.cli.overrides import parse_arguments
 from transformer.config.jobs import AverageJob, EvaluateJob, SummaryJob, TableJob, TrainJob, TranslateJob
@@ -45,6 +46,7 @@ from transformer.config.settings import (
     Precision,
     SweepConfig,
 )
+from transformer.machine import KERNEL_CACHES
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = "experiment=small"
@@ -127,6 +129,8 @@ def enter(*arguments: str, then: Callable[[], None] = lambda: None) -> Result:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("HYDRA_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "1"))  # what the dispatcher sets, undone
+        for name in KERNEL_CACHES:
+            patch.setenv(name, "1")
         patch.setattr(commands, "run", run)
         patch.setattr(sys, "argv", ["transformer", *arguments])
         try:
@@ -728,6 +732,62 @@ def test_commands_are_those_that_have_a_job() -> None:
 def test_info_runs_nothing(flag: list[str]) -> None:
     result = enter("train", *flag, "experiment=small")
     assert (result.status, result.jobs) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("transformer tr", ["train ", "translate "]),
+        ("transformer --v", ["--version "]),
+        ("transformer train tokenizer.v", ["tokenizer.vocab_size="]),
+        ("transformer translate search.", ["search.beam_size=", "search.length_penalty="]),
+        (
+            "transformer train data.test.news.s",
+            ["data.test.news.src=", "data.test.news.subset=", "data.test.news.split="],
+        ),
+        ("transformer train data.test.", []),
+        ("transformer train model.norm=", ["model.norm=post ", "model.norm=pre "]),
+        ("transformer train model.tie_embeddings=f", ["model.tie_embeddings=false "]),
+        ("transformer train experiment=multi30k_en_", ["experiment=multi30k_en_de ", "experiment=multi30k_en_fr "]),
+        ("transformer train -m recipe=paper,te", ["recipe=paper,tensor2tensor "]),
+        ("transformer train data.train.src=", []),
+        ("transformer train --mul", ["--multirun "]),
+        ("transformer evaluate format=", ["format=text ", "format=json "]),
+        ("transformer evaluate experiment=", []),
+        ("transformer nothing model.", []),
+        ("transformer", []),
+        ("", []),
+    ],
+)
+def test_complete_offers_what_the_last_word_may_become(line: str, words: list[str]) -> None:
+    assert set(words) <= set(complete(line))
+    assert words or complete(line) == []
+
+
+def test_complete_finds_the_experiments_of_a_folder_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").touch()
+    assert "experiment=mine " in complete(f"transformer train --config-dir {tmp_path} experiment=m")
+    assert "experiment=mine " in complete(f"transformer train --config-dir={tmp_path} experiment=m")
+    assert "experiment=mine " not in complete("transformer train experiment=m")
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"), [("transformer summ", ["summary "]), ("transformer train model.norm=pr", ["pre "])]
+)
+def test_completion_works_in_bash(line: str, reply: list[str]) -> None:
+    """The program is a function here, so that this checkout answers; bash replaces what follows the `=`."""
+    program = f'transformer() {{ {sys.executable} -m transformer "$@"; }}'
+    evaluate = 'eval "$(transformer --completion bash)"'
+    ask = f'COMP_LINE="{line}" COMP_POINT={len(line)}; _transformer transformer'
+    show = 'printf "%s\\n" "${COMPREPLY[@]}"'
+    shell = ["bash", "--norc", "-c", "; ".join((program, evaluate, ask, show))]
+    assert subprocess.check_output(shell, cwd=ROOT, text=True).split("\n") == [*reply, ""]
+
+
+@pytest.mark.parametrize("shell", [["tcsh"], []])
+def test_completion_of_another_shell_is_refused(shell: list[str]) -> None:
+    assert_refused(enter("--completion", *shell), "--completion bash")
 
 
 def test_the_overview_lists_every_command() -> None:

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from transformer.machine import resolve_threads, trim_heap
+from transformer.compute import resolve_precision
+from transformer.config.settings import Precision
+from transformer.machine import KERNEL_CACHES, limit_kernel_caches, resolve_threads, trim_heap
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,55 @@ def test_what_was_freed_between_others_goes_back() -> None:
     trim_heap()
     assert before - resident() > 100_000_000
     assert len(kept) == 40
+
+
+# Prints how many megabytes 600 products of different shapes leave behind.
+SHAPES = """
+import os, torch
+from pathlib import Path
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+matrix = torch.ones(64, 64, dtype=torch.bfloat16)
+torch.ones(700, 64, dtype=torch.bfloat16) @ matrix
+before = resident()
+for rows in range(2, 602):
+    torch.ones(rows, 64, dtype=torch.bfloat16) @ matrix
+print((resident() - before) // 1_000_000)
+"""
+MULTIPLIES_BF16 = resolve_precision(Precision.auto, torch.device("cpu")) is Precision.bf16
+
+
+@pytest.mark.skipif(not MULTIPLIES_BF16, reason="the caches fill where bf16 is multiplied in hardware")
+def test_limit_kernel_caches_bounds_what_new_shapes_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KERNEL_CACHES:
+        monkeypatch.delenv(name, raising=False)
+    unlimited = int(subprocess.check_output([sys.executable, "-c", SHAPES]))
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    limit_kernel_caches()
+    limited = int(subprocess.check_output([sys.executable, "-c", SHAPES], env=os.environ))
+    assert limited < 200 < unlimited  # measured: 92 and 414
+
+
+def test_limit_kernel_caches_leaves_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "9")
+    limit_kernel_caches()
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
+    assert os.environ["LRU_CACHE_CAPACITY"] == "9"
+
+
+@pytest.mark.slow
+def test_training_a_small_model_stays_small(tmp_path: Path) -> None:
+    """With validation, averaging and scoring; what a CPU kept of every shape brought it to 740 MB."""
+    keys = ["model.d_model=32", "model.d_ff=128", "train.max_steps=60", f"run_dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "transformer", "train", *keys]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert usage.ru_maxrss < 600_000  # kilobytes
 
 
 def test_preparing_imports_no_torch() -> None:

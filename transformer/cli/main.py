@@ -86,6 +86,9 @@ def _enter(command: str, arguments: list[str]) -> None:
     if command == "--version":
         sys.stdout.write(f"transformer {__version__}\n")
         return
+    if command in ("--completion", "--complete"):
+        _complete(command, *arguments[:1] or [""])
+        return
     if command not in COMMANDS:
         raise InputError(
             f"unknown command {command!r}{did_you_mean(command, COMMANDS)}; `transformer --help` lists them"
@@ -99,8 +102,18 @@ def _enter(command: str, arguments: list[str]) -> None:
         return
 
     from transformer.cli.application import run_application  # Hydra takes a third of a second, which help does not
+    from transformer.machine import limit_kernel_caches
 
+    limit_kernel_caches()
     run_application(command, parsed)
+
+
+def _complete(flag: str, argument: str) -> None:
+    """Write the script that a shell evaluates, or the words that it asks for while somebody types."""
+    from transformer.cli.completion import complete, script
+
+    text = script(argument) if flag == "--completion" else "".join(f"{word}\n" for word in complete(argument))
+    sys.stdout.write(text)
 
 
 def _drop_output() -> None:

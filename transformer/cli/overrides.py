@@ -8,13 +8,13 @@ from transformer.config.jobs import JOBS, TrainJob
 from transformer.config.keys import GROUPS, check_override, did_you_mean, keys_of, names_in
 from transformer.errors import InputError
 
-# Hydra's flags, each with the values that it takes: none, any (empty), or one of these. Hydra has one more,
-# --experimental-rerun, which unpickles a file.
+# Hydra's flags, each with the values that it takes: none, any (empty), or one of these. Hydra has two more:
+# --experimental-rerun unpickles a file, and --shell-completion knows nothing of our commands.
 SHOWN = ("job", "hydra", "all")
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FLAGS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("-h", "--help", "--hydra-help", "--resolve"), None),
-    **dict.fromkeys(("-m", "--multirun", "-sc", "--shell-completion"), None),
+    **dict.fromkeys(("-m", "--multirun"), None),
     **dict.fromkeys(("-c", "--cfg"), SHOWN),
     **dict.fromkeys(("-i", "--info"), INFORMATION),
     **dict.fromkeys(("-p", "--package", "-cd", "--config-dir", "-cn", "--config-name", "-cp", "--config-path"), ()),
@@ -86,6 +86,7 @@ def overview() -> str:
     return (
         f"usage: transformer COMMAND [key=value ...]\n\n{commands}\n\n"
         "`transformer COMMAND --help` lists a command's options.\n"
+        '`eval "$(transformer --completion bash)"` lets the tab key complete them.\n'
     )
 
 
