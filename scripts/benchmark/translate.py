@@ -207,7 +207,7 @@ def random_model(shape: Shape, vocab_size: int, *, longest: int) -> Transformer:
     config = ModelConfig(**asdict(shape), max_positions=longest)
     model = Transformer(config, vocab_size)
     parameters = parameters_by_name(model)
-    constant = -0.3
+    constant = -0.3  # EOS is read, too: its embedding must not be far larger than the others
     parameters["embedding"][[PAD, BOS, EOS]] = constant
     parameters[f"decoder.{shape.n_layers - 1}.feed_forward_norm.bias"].fill_(LEAST_LIKELY / (constant * shape.d_model))
     return model
