@@ -54,8 +54,8 @@ Item = TypeVar("Item")
 class Translator:
     """A model with its tokenizer, its search settings, and where and in which arithmetic it computes.
 
-    `load` makes one of a run directory; `translate` is its main method. The model may still be in training: nothing is
-    copied, and its training mode is put back after use. Two threads must not use one translator at the same time.
+    `load` makes one of a run directory; `translate` is its main method. The model may still be in training: then each
+    call makes it ready for inference anew, and leaves it as it was. Two threads must not use one translator at the same time.
     """
 
     model: Transformer
@@ -377,7 +377,9 @@ def build_translator(
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
     with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
-        model = model.to(target, dtype_of(arithmetic)).eval()
+        model = model.to(target, dtype_of(arithmetic))
+        with torch.no_grad(), autocast(target, arithmetic):
+            model = for_inference(model)
     return Translator(model, tokenizer, search.over(settings), target, arithmetic)
 
 

@@ -13,8 +13,11 @@ def for_inference(model: Transformer) -> Transformer:
     """A model that computes what `model` does in evaluation, with every linear map made ready once.
 
     It is to be made and used under the same autocast, and is good for as long as the weights of `model` stay as they
-    are: what is not cast is shared with them.
+    are: what is not cast is shared with them. A model that is ready already comes back as it is.
     """
+    if any(isinstance(module, InferenceLinear) for module in model.modules()):
+        return model
+
     shared = {id(parameter): parameter for parameter in model.parameters()}
     ready = copy.deepcopy(model, shared).eval()
 
