@@ -269,3 +269,24 @@ def test_pack_without_groups_is_what_a_kernel_reads() -> None:
     assert torch.equal(source.offsets, grouped.offsets)
     assert torch.equal(source.position_ids, grouped.position_ids)
     assert source.to(torch.device("meta")).groups is None
+
+
+def test_heads_are_padded_in_the_order_of_batched_products() -> None:
+    """`pad_heads` is `pad` with the heads before the positions, `unpad_heads` the way back; gradients too."""
+    sides = packed([(3, 9), (18, 4), (1, 1), (7, 12)], (32, 32))
+    for side in sides:
+        groups = groups_of(side)
+        x = torch.randn(32, 3, 5, dtype=torch.float64, requires_grad=True)
+        is_real = side.is_real()[:, None, None]
+
+        plain, by_head = groups.pad(x), groups.pad_heads(x)
+        for part, other, layout in zip(by_head, plain, groups.layouts, strict=True):
+            assert part.is_contiguous()
+            reals = torch.arange(layout.width) < layout.lengths[:, None]  # (b, t)
+            assert torch.equal(part.transpose(1, 2)[reals], other[reals])
+
+        there_and_back = groups.unpad_heads([2 * part for part in by_head])
+        assert torch.equal(there_and_back, 2 * x * is_real)
+        upstream = torch.randn_like(x)
+        (gradient,) = torch.autograd.grad(there_and_back, x, upstream)
+        assert torch.equal(gradient, 2 * upstream * is_real)

@@ -11,7 +11,7 @@ sentences in the same group.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,7 @@ class Groups:
     pad_index: Tensor  # (P - tokens,) int64: the padded slots that are padding
     scatter_index: Tensor  # (tokens,) int64: the padded slot of each token, in packed order
     slots: int  # N
+    by_head: "dict[int, HeadIndices]" = field(default_factory=dict, repr=False, compare=False)  # made when first needed
 
     def pad(self, x: Tensor) -> tuple[Tensor, ...]:
         """`(N, ...)` -> for each group its rows, `(b, t, ...)`. What padding holds is arbitrary: never read it."""
@@ -96,6 +97,59 @@ class Groups:
             count=self.slots,
         )
 
+    def pad_heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """`(N, H, K)` -> for each group `(b, H, t, K)`, contiguous: `pad` and the transposition in one gather."""
+        n_heads = x.shape[1]
+        indices = self._head_indices(n_heads)
+        padded = pad_packed(x.flatten(0, 1), indices.gather, scatter_index=indices.scatter)  # (P H, K)
+
+        sizes = [len(layout.lengths) * n_heads * layout.width for layout in self.layouts]
+        parts = zip(torch.split(padded, sizes), self.layouts, strict=True)
+        return tuple(part.view(-1, n_heads, layout.width, x.shape[2]) for part, layout in parts)
+
+    def unpad_heads(self, parts: Sequence[Tensor]) -> Tensor:
+        """For each group `(b, H, t, K)` -> `(N, H, K)`, zero in empty slots. No gradient reaches padding."""
+        n_heads = parts[0].shape[1]
+        indices = self._head_indices(n_heads)
+        packed = pack_padded(
+            torch.cat([part.flatten(0, 2) for part in parts]),  # (P H, K)
+            indices.gather,
+            pad_index=indices.pad,
+            scatter_index=indices.scatter,
+            count=self.slots * n_heads,
+        )
+        return packed.view(self.slots, n_heads, -1)
+
+    def _head_indices(self, n_heads: int) -> "HeadIndices":
+        """Made once for all attentions of a batch."""
+        if n_heads not in self.by_head:
+            self.by_head[n_heads] = self._make_head_indices(n_heads)
+        return self.by_head[n_heads]
+
+    def _make_head_indices(self, n_heads: int) -> "HeadIndices":
+        """On a CPU, which alone attends to groups by batched products."""
+        heads = torch.arange(n_heads)[:, None]  # (H, 1)
+        gather_parts: list[Tensor] = []
+        place_parts: list[Tensor] = []
+        start = 0  # of the group, in padded slots
+
+        for layout in self.layouts:
+            rows = len(layout.lengths)
+            size = rows * layout.width
+            slots = self.gather_index[start : start + size].view(rows, 1, layout.width)
+            gather_parts.append((slots * n_heads + heads).flatten())  # (b H t,)
+
+            places = torch.arange(start * n_heads, (start + size) * n_heads).view(rows, n_heads, layout.width)
+            place_parts.append(places.transpose(1, 2).reshape(size, n_heads))  # (b t, H)
+            start += size
+
+        places = torch.cat(place_parts)  # (P, H): where the head of a padded slot stands
+        return HeadIndices(
+            gather=torch.cat(gather_parts),
+            pad=places[self.pad_index].flatten(),
+            scatter=places[self.scatter_index].flatten(),
+        )
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "Groups":
         """The same groups, with each tensor changed."""
         return Groups(
@@ -105,6 +159,15 @@ class Groups:
             scatter_index=change(self.scatter_index),
             slots=self.slots,
         )
+
+
+@dataclass(frozen=True)
+class HeadIndices:
+    """The indices of `Groups` for rows that are one head of one slot: packed `(N, H)`, padded `(b, H, t)` a group."""
+
+    gather: Tensor  # (P H,) int64
+    pad: Tensor  # ((P - tokens) H,) int64
+    scatter: Tensor  # (tokens H,) int64
 
 
 @dataclass(frozen=True)

@@ -154,8 +154,7 @@ def attend(
             score_vector=score_vector,
         )
 
-    # Half precision on a CPU: torch's backward is slow there, its forward is not.
-    if q.device.type == "cpu" and q.dtype.itemsize == 2 and torch.is_grad_enabled():
+    if _prefers_dense(q):
         return _attend_dense(q, k, v, queries=queries, keys=keys, causal=causal, dropout=dropout, scale=scale)
 
     return _attend_sdpa(q, k, v, keys=keys, causal=causal, dropout=dropout, scale=scale)
@@ -173,6 +172,11 @@ def _is_search(q: Tensor) -> bool:
     sentences, queries, heads, _ = q.shape
     is_shaped_so = queries <= _FEW_QUERIES and sentences * heads >= _MANY_HEADS
     return is_shaped_so and q.device.type == "cpu" and q.dtype.itemsize == 2 and not torch.is_grad_enabled()
+
+
+def _prefers_dense(q: Tensor) -> bool:
+    """Half precision on a CPU: torch's backward is slow there, its forward is not."""
+    return q.device.type == "cpu" and q.dtype.itemsize == 2 and torch.is_grad_enabled()
 
 
 def _attend_packed_kernel(
@@ -216,6 +220,9 @@ def _attend_in_groups(
     score_vector: Tensor | None,
 ) -> Tensor:
     """Packed sentences as small padded batches of similar lengths, one after the other."""
+    if score_vector is None and _prefers_dense(q):
+        return _attend_dense_groups(q, k, v, queries=queries, keys=keys, causal=causal, dropout=dropout, scale=scale)
+
     groups = zip(queries.pad(q), keys.pad(k), keys.pad(v), queries.layouts, keys.layouts, strict=True)
 
     parts = []
@@ -234,6 +241,29 @@ def _attend_in_groups(
         parts.append(part)  # (b, t, H, d_v)
 
     return queries.unpad(parts)
+
+
+def _attend_dense_groups(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    queries: Groups,
+    keys: Groups,
+    causal: bool,
+    dropout: float,
+    scale: float,
+) -> Tensor:
+    """The same, where attention is by batched products: their operands come from the gather as they need them."""
+    groups = zip(queries.pad_heads(q), keys.pad_heads(k), keys.pad_heads(v), queries.layouts, keys.layouts, strict=True)
+
+    parts = []
+    for group_q, group_k, group_v, group_queries, group_keys in groups:
+        hidden = _hidden_keys(group_queries, group_keys, causal=causal)
+        part = dense_attention(group_q, group_k, group_v, hidden=hidden, scale=scale, dropout=dropout)
+        parts.append(part)  # (b, H, t, d_v)
+
+    return queries.unpad_heads(parts)
 
 
 def _attend_plain(

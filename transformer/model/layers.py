@@ -73,7 +73,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., D)` -> `(..., D)`."""
-        inner = F.relu(self.W_1(x))  # (..., d_ff)
+        inner = F.relu(self.W_1(x), inplace=True)  # (..., d_ff)
         return self.W_2(self.dropout(inner))
 
 
