@@ -55,7 +55,8 @@ class Translator:
     """A model with its tokenizer, its search settings, and where and in which arithmetic it computes.
 
     `load` makes one of a run directory; `translate` is its main method. The model may still be in training: then each
-    call makes it ready for inference anew, and leaves it as it was. Two threads must not use one translator at the same time.
+    call makes it ready for inference anew, and leaves it as it was. Two threads must not use one translator at the same
+    time.
     """
 
     model: Transformer

@@ -169,9 +169,11 @@ def _is_search(q: Tensor) -> bool:
 
     torch's fused attention takes up to twice as long for them as plain products.
     """
+    if torch.is_grad_enabled() or q.device.type != "cpu" or q.dtype.itemsize != 2:
+        return False  # first, because a compiler would remember every shape that is looked at
+
     sentences, queries, heads, _ = q.shape
-    is_shaped_so = queries <= _FEW_QUERIES and sentences * heads >= _MANY_HEADS
-    return is_shaped_so and q.device.type == "cpu" and q.dtype.itemsize == 2 and not torch.is_grad_enabled()
+    return queries <= _FEW_QUERIES and sentences * heads >= _MANY_HEADS
 
 
 def _prefers_dense(q: Tensor) -> bool:
