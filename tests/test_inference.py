@@ -1,5 +1,9 @@
 """A model made ready for inference computes what the model computes."""
 
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,7 +14,7 @@ from torch import Tensor, nn
 import transformer.kernels.linear as linear_module
 from transformer.compute import autocast
 from transformer.config.settings import ModelConfig, Norm, Precision, Score
-from transformer.kernels.linear import InferenceLinear, can_pack
+from transformer.kernels.linear import InferenceLinear, pack
 from transformer.layout import Padded
 from transformer.model.inference import for_inference
 from transformer.model.transformer import Transformer
@@ -76,14 +80,16 @@ def test_for_inference_copies_no_weight_that_it_need_not_cast() -> None:
     model = Transformer(CONFIG, 50)
     ready = for_inference(model)
     assert ready.source_embedding.matrix is model.embedding
+    assert ready.source_embedding.table is model.source_embedding.table
     assert ready.output.data_ptr() == model.output.data_ptr()
 
 
 @pytest.mark.parametrize("packs", [True, False])
 def test_inference_linear_with_and_without_packed_weights(packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if packs and not can_pack():
-        pytest.skip("this torch has no packed weights")
-    monkeypatch.setattr(linear_module, "can_pack", lambda: packs)
+    if packs and pack(torch.zeros(2, 2, dtype=torch.bfloat16)) is None:
+        pytest.skip("no packed weights with this torch and processor")
+    if not packs:
+        monkeypatch.setattr(linear_module, "pack", lambda weight: None)
     torch.manual_seed(0)
     makers: list[Callable[[], nn.Linear]] = [lambda: nn.Linear(24, 40), lambda: nn.Linear(24, 40, bias=False)]
 
@@ -98,3 +104,35 @@ def test_inference_linear_with_and_without_packed_weights(packs: bool, monkeypat
         )
         assert found.dtype is torch.bfloat16
         torch.testing.assert_close(found.double(), expected, atol=0.02, rtol=0.01)
+
+
+def test_inference_linear_where_a_processor_does_not_multiply_bf16() -> None:
+    """oneDNN, told to use nothing beyond AVX2, refuses to pack: the plain product takes its place."""
+    code = """
+import torch
+from torch import nn
+from transformer.kernels.linear import InferenceLinear, pack
+assert pack(torch.zeros(2, 2, dtype=torch.bfloat16)) is None
+linear = nn.Linear(24, 40)
+with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    x = torch.randn(3, 24)
+    assert torch.equal(InferenceLinear(linear)(x), linear(x))
+"""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_for_inference_keeps_the_hooks_of_a_model() -> None:
+    """They may belong to something that cannot be copied, such as a lock."""
+    model = Transformer(CONFIG, 50)
+    seen: list[int] = []
+    lock = threading.Lock()
+
+    def count(*_: object) -> None:
+        with lock:
+            seen.append(1)
+
+    model.encoder[0].register_forward_hook(count)
+    with torch.no_grad():
+        logits_of(for_inference(model))
+    assert seen == [1]

@@ -141,7 +141,7 @@ def all_same(found: list[Hypothesis], expected: list[Hypothesis]) -> bool:
 def test_logits_looked_at_in_parts_give_the_same(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table, lengths = Table(5, 9, eos_bias=-3.0), [7, 12, 9]
     whole, rows = search(table, lengths, 4, alpha=0.6)
-    monkeypatch.setattr("transformer.decoding.search._AT_ONCE", at_once)
+    monkeypatch.setattr("transformer.decoding.search._LOGITS_AT_ONCE", at_once)
     assert search(table, lengths, 4, alpha=0.6) == (whole, rows)
     assert rows[0] == 12
     assert min(len(hypothesis.tokens) for hypothesis in whole) > 3

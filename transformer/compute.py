@@ -103,8 +103,8 @@ def has_much_memory(device: torch.device) -> bool:
 def default_batch_tokens(device: torch.device) -> int:
     """Source pieces x beam of a batch that is translated.
 
-    A CPU is as fast with a small batch, and its memory is not filled. A GPU needs a large one: a step of the search
-    takes as long for 75 sentences as for a thousand.
+    A CPU is as fast with a small batch, and holds one for each of several threads. A GPU needs a large one: a step of
+    the search takes as long for 75 sentences as for a thousand.
     """
     if device.type != "cuda":
         return 8_192

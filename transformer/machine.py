@@ -3,9 +3,8 @@
 import ctypes
 import os
 
-# How many matrix products the libraries below torch keep prepared for their shapes on a CPU: each takes 0.4 MB, and a
-# training has a thousand shapes. With so few, a step prepares one product more than with torch's 1,024 of each; with
-# half as many, three.
+# How many matrix products the libraries below torch keep prepared for their shapes on a CPU. By default each keeps
+# 1,024, at 0.3 to 0.4 MB apiece, and a training with its searches has that many shapes.
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "8"}  # oneDNN's own; ideep's above it
 
 

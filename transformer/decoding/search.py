@@ -21,12 +21,12 @@ from transformer.compute import at_least_fp32
 from transformer.vocabulary import PAD
 
 _IMPOSSIBLE = -math.inf  # the log-probability and the score of a place in a beam that nothing fills
-_AT_ONCE = 2**18  # logits that a CPU looks at together: as many as its cache has room for
+_LOGITS_AT_ONCE = 2**18  # that a CPU looks at together: as many as its cache has room for
 _GROUPS = 512  # that the logits of a row are dealt out to, to find the largest
 
 # Sentences that are done stay in the batch, where what they do is ignored, until they are this share of it: moving the
 # others together costs as much as a part of a step, and every new size of a batch costs a CPU time, too.
-_LEAVE_TOGETHER = 1 / 8
+_LEAVING_SHARE = 1 / 8
 
 
 class State(Protocol):
@@ -200,7 +200,7 @@ def _search(
 
         # Who leaves: those that are done, once they are so many that it pays to move the others together.
         n_done = len(results) - (n_sentences - len(beams.done))
-        is_leaving = n_done >= _LEAVE_TOGETHER * len(beams.done)
+        is_leaving = n_done >= _LEAVING_SHARE * len(beams.done)
         if is_leaving:
             staying = (~beams.done).nonzero().squeeze(1)
             beams = beams.select(staying)
@@ -303,7 +303,7 @@ def _best(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor
     A CPU takes a few rows at a time: its caches have no room for all of them, and the C library would fetch fresh
     memory at each step.
     """
-    rows = max(1, _AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
+    rows = max(1, _LOGITS_AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
     best = [_best_of_rows(part, count, banned=banned) for part in torch.split(logits, rows)]
     return torch.cat([log_probs for log_probs, _ in best]), torch.cat([tokens for _, tokens in best])
 

@@ -8,15 +8,15 @@ reaches the model, which would make something up for it.
 
 import logging
 import unicodedata
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 from numbers import Integral, Real
 from pathlib import Path
+from threading import Event
 from typing import Literal, TypeVar
 
 import torch
@@ -33,6 +33,7 @@ from transformer.compute import (
 )
 from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
 from transformer.data.tokenizer import Tokenizer, read_model
+from transformer.decoding.parallel import MOST_AT_ONCE, in_parallel
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Padded
@@ -47,16 +48,16 @@ _MOST_HYPOTHESES = 8_192  # of a batch
 
 Choice = TypeVar("Choice", bound=Enum)
 Found = TypeVar("Found")
-Item = TypeVar("Item")
+DecoderStep = Callable[[Tensor, DecoderState], tuple[Tensor, DecoderState]]
 
 
 @dataclass(frozen=True)
 class Translator:
     """A model with its tokenizer, its search settings, and where and in which arithmetic it computes.
 
-    `load` makes one of a run directory; `translate` is its main method. The model may still be in training: then each
-    call makes it ready for inference anew, and leaves it as it was. Two threads must not use one translator at the same
-    time.
+    `load` makes one of a run directory; `translate` is its main method. A loaded model is ready for inference and good
+    for nothing else. A model may also still be in training: then each call makes it ready anew, and leaves it as it
+    was. Two threads must not use one translator at the same time: it divides torch's threads among its own.
     """
 
     model: Transformer
@@ -103,10 +104,9 @@ class Translator:
             _search_override(None, alpha, max_extra=None, batch_tokens=None)  # only for its checks
         penalties = [length_penalty(alpha) for alpha in length_penalties]
 
-        def search(model: Transformer, batch: list[list[int]]) -> list[list[Hypothesis]]:
-            state, max_lengths = self._start(model, batch)
+        def search(step: DecoderStep, state: DecoderState, max_lengths: Tensor) -> list[list[Hypothesis]]:
             return sweep_penalties(
-                model.decode_step,
+                step,
                 state,
                 beam_size=self.search.beam_size,
                 max_lengths=max_lengths,
@@ -134,10 +134,9 @@ class Translator:
         Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where a GPU has too little memory.
         """
 
-        def search(model: Transformer, batch: list[list[int]]) -> list[list[Hypothesis]]:
-            state, max_lengths = self._start(model, batch)
+        def search(step: DecoderStep, state: DecoderState, max_lengths: Tensor) -> list[list[Hypothesis]]:
             return beam_search(
-                model.decode_step,
+                step,
                 state,
                 beam_size=self.search.beam_size,
                 n_best=n_best,
@@ -152,14 +151,16 @@ class Translator:
     def _in_batches(
         self,
         sources: Sequence[list[int]],
-        search: Callable[[Transformer, list[list[int]]], list[Found]],
+        search: Callable[[DecoderStep, DecoderState, Tensor], list[Found]],
         *,
         check: Callable[[], None],
     ) -> list[Found]:
-        """What `search` finds for each source; it is given the model and a batch of sources of like length at a time.
+        """What `search` finds for each source, a batch of sources of like length at a time.
 
-        A CPU searches as many batches at once as it has threads, each with one thread: two threads that share a batch
-        wait for each other at each of its small products.
+        It is given the step of the decoder, the state before the first, and the longest translation of each source.
+
+        A CPU searches several batches at once, each with its share of the threads: two threads that share a batch wait
+        for each other at each of its small products.
         """
         lengths = [len(ids) + 1 for ids in sources]
         batch_tokens = self.search.batch_tokens or default_batch_tokens(self.device)
@@ -169,12 +170,19 @@ class Translator:
         with self._arithmetic():
             model = for_inference(self.model)
 
-        def found(batch: list[int]) -> list[tuple[int, Found]]:
-            with self._arithmetic(), memory_errors_named("translating", remedy=remedy):
-                return list(zip(batch, search(model, [sources[n] for n in batch]), strict=True))
+        def found(batch: list[int], cancelled: Event) -> list[tuple[int, Found]]:
+            def step(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+                if cancelled.is_set():
+                    raise CancelledError
+                return model.decode_step(tokens, state)
 
-        at_once = min(len(batches), torch.get_num_threads()) if self.device.type == "cpu" else 1
-        results = dict(chain.from_iterable(_each_on_a_thread(found, batches, at_once=at_once, check=check)))
+            with self._arithmetic(), memory_errors_named("translating", remedy=remedy):
+                state, max_lengths = self._start(model, [sources[n] for n in batch])
+                return list(zip(batch, search(step, state, max_lengths), strict=True))
+
+        on_cpu = self.device.type == "cpu"
+        at_once = min(len(batches), torch.get_num_threads(), MOST_AT_ONCE) if on_cpu else 1
+        results = dict(chain.from_iterable(in_parallel(found, batches, at_once=at_once, check=check)))
         return [results[n] for n in range(len(sources))]
 
     @contextmanager
@@ -251,34 +259,6 @@ def _batches(lengths: list[int], *, beam_size: int, batch_tokens: int) -> Iterat
         yield batch
 
 
-def _each_on_a_thread(
-    work: Callable[[Item], Found], items: Sequence[Item], *, at_once: int, check: Callable[[], None]
-) -> Iterator[Found]:
-    """`work` of each item, in order, `at_once` of them at a time; `check` is called before each is begun.
-
-    With several at a time, torch computes each with one thread.
-    """
-    if at_once <= 1:
-        for item in items:
-            check()
-            yield work(item)
-        return
-
-    n_threads = torch.get_num_threads()
-    running: deque[Future[Found]] = deque()
-    try:
-        with ThreadPoolExecutor(at_once, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for item in items:
-                if len(running) == at_once:
-                    yield running.popleft().result()
-                check()
-                running.append(pool.submit(work, item))
-            while running:
-                yield running.popleft().result()
-    finally:
-        torch.set_num_threads(n_threads)  # what a thread sets for itself is also what later threads begin with
-
-
 # --- from a run directory
 
 
@@ -303,7 +283,8 @@ def load(
     beam_size: hypotheses kept in the search (section 6.1); 1 is greedy search.
     length_penalty: alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer translations.
     max_extra: a translation has at most this many pieces more than its source.
-    batch_tokens: the size of a batch, in padded source pieces times `beam_size`: what decides on the memory.
+    batch_tokens: the size of a batch, in padded source pieces times `beam_size`: what decides on the memory. A CPU
+        holds as many batches as torch has threads, but at most 8.
 
     None leaves a search setting as the run was trained with. The number of CPU threads is torch's.
 

@@ -19,21 +19,33 @@ class InferenceLinear(nn.Module):
         super().__init__()
         weight = to_autocast_dtype(linear.weight.detach())
         bias = None if linear.bias is None else to_autocast_dtype(linear.bias.detach())
-        self._packs = weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and can_pack()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packs else weight
+        packed = pack(weight)
+        self._is_packed = packed is not None
+        self._weight = weight if packed is None else packed
         self._bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., in)` -> `(..., out)`."""
         x = to_autocast_dtype(x)
-        if not self._packs:
+        if not self._is_packed:
             return F.linear(x, self._weight, self._bias)
 
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return out
 
 
-def can_pack() -> bool:
-    """Whether torch offers oneDNN's laid-out weights, which it keeps private."""
-    names = ("_reorder_linear_weight", "_linear_pointwise")
-    return all(hasattr(torch.ops.mkldnn, name) for name in names)
+def pack(weight: Tensor) -> Tensor | None:
+    """A bf16 weight `(out, in)` as oneDNN wants it, or None where that cannot be had.
+
+    torch keeps the two functions private, and they refuse processors that do not multiply bf16 in hardware.
+    """
+    functions = ("_reorder_linear_weight", "_linear_pointwise")
+    has_functions = all(hasattr(torch.ops.mkldnn, name) for name in functions)
+    if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16 or not has_functions:
+        return None
+
+    try:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    except RuntimeError:
+        return None
+    return packed

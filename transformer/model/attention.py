@@ -141,7 +141,7 @@ def attend(
         )
 
     assert not isinstance(keys, Packed)
-    if score_vector is not None or _is_search(q):
+    if score_vector is not None or _has_few_queries(q):
         return _attend_plain(
             q,
             k,
@@ -160,12 +160,12 @@ def attend(
     return _attend_sdpa(q, k, v, keys=keys, causal=causal, dropout=dropout, scale=scale)
 
 
-_FEW_QUERIES = 8  # of a sentence
-_MANY_HEADS = 64  # of all sentences
+_FEW_QUERIES = 8  # positions of a sentence that ask: in a search, one for each hypothesis
+_MANY_HEADS = 64  # sentences x heads
 
 
-def _is_search(q: Tensor) -> bool:
-    """Whether many heads have few queries each, in half precision on a CPU: a step of a search over many sentences.
+def _has_few_queries(q: Tensor) -> bool:
+    """Whether each of many heads has few queries, in half precision on a CPU: mostly a step of a search.
 
     torch's fused attention takes up to twice as long for them as plain products.
     """

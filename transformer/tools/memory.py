@@ -84,16 +84,20 @@ def _activations(
     config: ModelConfig, vocab_size: int, resolved: Resolved, *, widths: _Widths, slots: int, mean_length: float
 ) -> int:
     d_model = config.d_model
-    mask = 1 if config.dropout else 0  # a byte for each number that dropout sees
+
+    # Masks: a byte for each number that dropout sees; on a CPU they are of its type.
+    on_cpu = resolved.device is Device.cpu
+    mask = (widths.activation if on_cpu else 1) if config.dropout else 0
+    embedding_mask = (widths.parameter if on_cpu else 1) if config.dropout else 0
 
     # A sub-layer: its input, the mask of its output, and what the norm reads.
     sublayer = slots * d_model * (widths.activation + mask + widths.residual)
     attention = sublayer + _attention(config, resolved, widths=widths, slots=slots, mean_length=mean_length)
-    feed_forward = sublayer + _feed_forward(config, widths=widths, slots=slots)
+    feed_forward = sublayer + _feed_forward(config, resolved.device, widths=widths, slots=slots)
     layers = config.n_layers * (3 * attention + 2 * feed_forward)
 
     # Around the layers: the mask of both embeddings, the encoder's output, the decoder's output and its gradient.
-    around = slots * d_model * (2 * mask + 3 * widths.activation)
+    around = slots * d_model * (2 * embedding_mask + 3 * widths.activation)
 
     # Under autocast: the weights of the layers, rounded, until the backward pass has used them.
     rounded = 0
@@ -123,7 +127,9 @@ def _attention(config: ModelConfig, resolved: Resolved, *, widths: _Widths, slot
 
 def _pair_bytes(config: ModelConfig, resolved: Resolved, widths: _Widths) -> int:
     """Bytes that are kept for each query and key: weights and masks; 0 where the backward pass makes them again."""
-    mask = 1 if config.attention_dropout else 0
+    mask = 0
+    if config.attention_dropout:
+        mask = widths.activation if resolved.device is Device.cpu else 1
     is_half = resolved.precision in HALF
     is_flash = config.key_width == config.value_width and config.attention_dropout == 0.0
 
@@ -139,10 +145,11 @@ def _pair_bytes(config: ModelConfig, resolved: Resolved, widths: _Widths) -> int
     return widths.activation * (2 if mask else 1) + mask
 
 
-def _feed_forward(config: ModelConfig, *, widths: _Widths, slots: int) -> int:
+def _feed_forward(config: ModelConfig, device: Device, *, widths: _Widths, slots: int) -> int:
     """The inner layer; with ReLU dropout before and after it, and the mask."""
     inner = slots * config.d_ff
-    return inner * (2 * widths.activation + 1) if config.relu_dropout else inner * widths.activation
+    mask = widths.activation if device is Device.cpu else 1
+    return inner * (2 * widths.activation + mask) if config.relu_dropout else inner * widths.activation
 
 
 def _loss(config: ModelConfig, vocab_size: int, device: Device, *, widths: _Widths) -> int:

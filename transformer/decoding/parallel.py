@@ -1,0 +1,48 @@
+"""Work on several threads, each with its share of the threads that torch computes with."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+from typing import TypeVar
+
+import torch
+
+MOST_AT_ONCE = 8  # items, since each takes memory of its own
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_parallel(
+    work: Callable[[Item, Event], Result], items: Sequence[Item], *, at_once: int, check: Callable[[], None]
+) -> Iterator[Result]:
+    """`work` of each item, in order, `at_once` of them at a time, or one after the other on the caller's thread.
+
+    `check` is called before an item is begun, and may raise. Then, and when an item fails or the caller is interrupted,
+    the event that `work` is given is set: it tells those under way to give up, and they are waited for.
+    """
+    cancelled = Event()
+    if at_once <= 1:
+        for item in items:
+            check()
+            yield work(item, cancelled)
+        return
+
+    # What a thread sets for itself is also what threads that come later begin with, so it is put back each time.
+    n_threads = torch.get_num_threads()
+    share = max(1, n_threads // at_once)
+    running: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(at_once, initializer=torch.set_num_threads, initargs=(share,)) as pool:
+        try:
+            for item in items:
+                if len(running) == at_once:
+                    yield running.popleft().result()
+                    torch.set_num_threads(n_threads)
+                check()
+                running.append(pool.submit(work, item, cancelled))
+            while running:
+                yield running.popleft().result()
+        finally:
+            cancelled.set()
+            torch.set_num_threads(n_threads)
