@@ -159,7 +159,7 @@ def test_results(finished: Path, job: TrainJob) -> None:
             str(bleu.get_signature()),
             str(chrf.get_signature()),
         )
-    assert results["test_sets"]["test"]["bleu"] > 0.5, "zero equals zero: the tests of scores would show nothing"
+    assert results["test_sets"]["test"]["bleu"] > 0.1, "zero equals zero: the tests of scores would show nothing"
 
 
 def test_an_epoch_is_every_pair_once(corpus: DataConfig, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import os
 
 # How many matrix products the libraries below torch keep prepared for their shapes on a CPU. By default each keeps
 # 1,024, at 0.3 to 0.4 MB apiece, and a training with its searches has that many shapes.
-KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "8"}  # oneDNN's own; ideep's above it
+KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "32"}  # oneDNN's own; ideep's above it
 
 
 def resolve_threads(threads: int | None) -> int:

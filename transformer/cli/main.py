@@ -104,7 +104,8 @@ def _enter(command: str, arguments: list[str]) -> None:
     from transformer.cli.application import run_application  # Hydra takes a third of a second, which help does not
     from transformer.machine import limit_kernel_caches
 
-    limit_kernel_caches()
+    if command in ("train", "table"):  # a search alone has few shapes, and uses each of them again at once
+        limit_kernel_caches()
     run_application(command, parsed)
 
 

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 from numbers import Integral, Real
@@ -55,9 +55,9 @@ DecoderStep = Callable[[Tensor, DecoderState], tuple[Tensor, DecoderState]]
 class Translator:
     """A model with its tokenizer, its search settings, and where and in which arithmetic it computes.
 
-    `load` makes one of a run directory; `translate` is its main method. A loaded model is ready for inference and good
-    for nothing else. A model may also still be in training: then each call makes it ready anew, and leaves it as it
-    was. Two threads must not use one translator at the same time: it divides torch's threads among its own.
+    `load` makes one of a run directory; `translate` is its main method. The model may still be in training: each call
+    makes it ready for inference anew, and leaves it as it was. Two threads must not use one translator at the same
+    time: it divides torch's threads among its own.
     """
 
     model: Transformer
@@ -65,6 +65,15 @@ class Translator:
     search: SearchConfig
     device: torch.device
     precision: Precision
+    _ready: Transformer | None = field(default=None, init=False, repr=False, compare=False)
+
+    def keep_ready(self) -> None:
+        """Make the model ready for inference once: its weights will stay as they are."""
+        object.__setattr__(self, "_ready", self._make_ready())
+
+    def _make_ready(self) -> Transformer:
+        with self._arithmetic():
+            return for_inference(self.model)
 
     def translate(
         self,
@@ -167,8 +176,7 @@ class Translator:
         remedy = f"lower search.batch_tokens (now {batch_tokens})"
         batches = list(_batches(lengths, beam_size=self.search.beam_size, batch_tokens=batch_tokens))
 
-        with self._arithmetic():
-            model = for_inference(self.model)
+        model = self._ready or self._make_ready()
 
         def found(batch: list[int], cancelled: Event) -> list[tuple[int, Found]]:
             def step(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
@@ -359,10 +367,10 @@ def build_translator(
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
     with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
-        model = model.to(target, dtype_of(arithmetic))
-        with torch.no_grad(), autocast(target, arithmetic):
-            model = for_inference(model)
-    return Translator(model, tokenizer, search.over(settings), target, arithmetic)
+        model = model.to(target, dtype_of(arithmetic)).eval()
+        translator = Translator(model, tokenizer, search.over(settings), target, arithmetic)
+        translator.keep_ready()
+    return translator
 
 
 def _precision_of(run: RunDir, device: torch.device) -> Precision:

@@ -16,12 +16,8 @@ def for_inference(model: Transformer) -> Transformer:
     """A model that computes what `model` does in evaluation, with every linear map made ready once.
 
     It is to be made and used under the same autocast, and is good for as long as the weights of `model` stay as they
-    are: what is not cast is shared with them. It can be neither trained nor copied. A model that is ready already comes
-    back as it is.
+    are: what is not cast is shared with them. It can be neither trained nor copied.
     """
-    if any(isinstance(module, InferenceLinear) for module in model.modules()):
-        return model
-
     ready = _share(model)
     for module in list(ready.modules()):
         module.training = False
