@@ -1,7 +1,7 @@
 """Dropout with masks from whole random words.
 
 `bernoulli_` on a CPU draws its numbers one after the other, about 5 ns each: a quarter of a bf16 training step. One
-64-bit word holds four decisions of 16 bits, which makes it ten times as fast, at probabilities rounded to 1 / 65,536.
+64-bit word holds four decisions of 16 bits, which is many times as fast, at probabilities rounded to 1 / 65,536.
 
 A mask is of the type of what it multiplies, for torch multiplies by a bool four times as slowly as by a number.
 """

@@ -28,12 +28,20 @@ class DecoderState:
     A step writes into the caches of the state that it is given: of the states that follow one, go on with the last.
     """
 
-    position: int
-    beam_size: int  # K
     past: list[KeyValueCache]  # of each layer, what it made of the targets so far: K places for every position
     is_past: Tensor  # (B, K, n) bool: which of the places that are filled belong to the past of each hypothesis
     memory: list[KeyValueCache]  # of each layer, what it reads of the encoder's output
     memory_layout: Padded
+
+    @property
+    def beam_size(self) -> int:
+        """K."""
+        return self.is_past.shape[1]
+
+    @property
+    def position(self) -> int:
+        """That of the next target, counted from 0."""
+        return self.is_past.shape[2] // self.beam_size
 
     def reorder(self, rows: Tensor) -> "DecoderState":
         """The state of these hypotheses. Whole sentences may leave; each that stays keeps `beam_size` adjacent rows."""
@@ -111,8 +119,6 @@ class Transformer(nn.Module):
         """The state before the first target, with `beam_size` hypotheses for each row of memory `(B, S, D)`."""
         memory_kv = self._cross_keys_values(memory)
         return DecoderState(
-            position=0,
-            beam_size=beam_size,
             past=[KeyValueCache.empty(kv, 0) for kv in memory_kv],
             is_past=torch.zeros(len(memory), beam_size, 0, dtype=torch.bool, device=memory.device),
             memory=[KeyValueCache.of(kv) for kv in memory_kv],
@@ -125,7 +131,7 @@ class Transformer(nn.Module):
         x = self.target_embedding(tokens.view(-1, beam_size), state.position)  # (B, K, D)
 
         # The places of this position, of which a hypothesis sees its own.
-        start = state.position * beam_size
+        start = state.is_past.shape[2]
         own = torch.eye(beam_size, dtype=torch.bool, device=x.device).expand(len(x), -1, -1)  # (B, K, K)
         is_past = torch.cat((state.is_past, own), 2)  # (B, K, n)
         past = state.past
@@ -143,7 +149,7 @@ class Transformer(nn.Module):
             )
 
         logits = self.unembed(self.decoder_norm(x).flatten(0, 1))  # (R, V)
-        return logits, replace(state, position=state.position + 1, past=past, is_past=is_past)
+        return logits, replace(state, past=past, is_past=is_past)
 
     def _cross_keys_values(self, memory: Tensor) -> list[KeyValues]:
         """Each decoder layer's keys and values of the encoder's output."""
