@@ -22,7 +22,7 @@ from transformer.vocabulary import PAD
 
 _IMPOSSIBLE = -math.inf  # the log-probability and the score of a place in a beam that nothing fills
 _LOGITS_AT_ONCE = 2**18  # that a CPU looks at together: as many as its cache has room for
-_GROUPS = 512  # that the logits of a row are dealt out to, to find the largest
+_GROUP_SIZE = 16  # of the groups that the logits of a row are dealt out to, to find the largest
 
 # Sentences that are done stay in the batch, where what they do is ignored, until they are this share of it: moving the
 # others together costs as much as a part of a step, and every new size of a batch costs a CPU time, too.
@@ -311,37 +311,39 @@ def _best(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor
 def _best_of_rows(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor]:
     """`_best` of a few rows."""
     logits = at_least_fp32(logits)  # (R, V)
-    largest = logits.amax(1, keepdim=True)  # (R, 1)
-    log_sum = largest + (logits - largest).exp_().sum(1, keepdim=True).log_()  # (R, 1)
 
     # A banned token can take a place among the largest: so many more are asked for.
-    values, tokens = _with_largest(logits, count + len(banned))
+    values, tokens = _largest(logits, min(count + len(banned), logits.shape[1]))
+    maximum = values[:, :1]  # (R, 1)
+    log_sum = maximum + (logits - maximum).exp_().sum(1, keepdim=True).log_()  # (R, 1)
+
     is_banned = (tokens.unsqueeze(2) == banned).any(2)
     values, order = values.masked_fill(is_banned, _IMPOSSIBLE).topk(count)  # (R, count)
     return values - log_sum, tokens.gather(1, order)
 
 
-def _with_largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Some logits of each row, among them the `count` largest, and their tokens: each `(R, n)`.
+def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest logits of each row, the largest first, and their tokens: each `(R, count)`.
 
     To sort a long row takes much longer than to read it. So its tokens are dealt out to groups, and only those groups
-    are kept that have the largest maxima: the m-th largest logit is in one of the first m.
+    are sorted that have the largest maxima: the m-th largest logit is in one of the first m.
     """
     rows, classes = logits.shape
-    tokens = torch.arange(classes, device=logits.device)  # (V,)
-    deals = classes // _GROUPS
-    if deals < 2 or count > _GROUPS // 4:
-        return logits, tokens.expand(rows, -1)
+    n_groups = classes // _GROUP_SIZE
+    if count > n_groups // 4:
+        return logits.topk(count)
 
-    # Token i goes to group i mod _GROUPS, and what does not come out even is kept.
-    dealt = deals * _GROUPS
-    groups = logits[:, :dealt].unflatten(1, (deals, _GROUPS))  # type: ignore[no-untyped-call]
-    chosen = groups.amax(1).topk(count).indices.unsqueeze(1).expand(-1, deals, -1)  # (R, deals, count)
+    # Token i goes to group i mod n_groups, and what does not come out even is sorted with the groups chosen.
+    dealt = n_groups * _GROUP_SIZE
+    groups = logits[:, :dealt].unflatten(1, (_GROUP_SIZE, n_groups))  # type: ignore[no-untyped-call]
+    chosen = groups.amax(1).topk(count, sorted=False).indices.unsqueeze(1)  # (R, 1, count)
 
-    kept = groups.gather(2, chosen).flatten(1)
-    kept_tokens = (chosen + tokens[:dealt:_GROUPS].unsqueeze(1)).flatten(1)
-    values = torch.cat((kept, logits[:, dealt:]), 1)
-    return values, torch.cat((kept_tokens, tokens[dealt:].expand(rows, -1)), 1)
+    starts = torch.arange(0, dealt, n_groups, device=logits.device).unsqueeze(1)  # (_GROUP_SIZE, 1)
+    rest = torch.arange(dealt, classes, device=logits.device).expand(rows, -1)
+    tokens = torch.cat(((starts + chosen).flatten(1), rest), 1)
+
+    values, order = logits.gather(1, tokens).topk(count)
+    return values, tokens.gather(1, order)
 
 
 def _survivors(candidates: _Candidates, is_end: Tensor, *, beam_size: int) -> _Candidates:
