@@ -16,7 +16,7 @@ import torch
 from corpora import ROOT, tiny_job, wait_for, write_corpus
 from tools import load_script
 
-from transformer.config.settings import ModelConfig, PairConfig
+from transformer.config.settings import Device, LayoutKind, ModelConfig, PairConfig, Precision
 from transformer.data.batch import collate
 from transformer.data.loader import Step
 from transformer.data.prepare import prepare
@@ -24,6 +24,8 @@ from transformer.data.source import resolve_source
 from transformer.data.store import Store
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
+from transformer.records import Resolved
+from transformer.tools.speed import Work, read_rates
 
 FOLDER = ROOT / "scripts" / "benchmark"
 
@@ -39,7 +41,7 @@ contest, initial, train, translate = (
 checkpoint, growth, loader, startup = (
     load_script(f"benchmark/{name}") for name in ("checkpoint", "growth", "loader", "startup")
 )
-rehearse, scaling = (load_script(f"benchmark/{name}") for name in ("rehearse", "scaling"))
+predict, rehearse, scaling = (load_script(f"benchmark/{name}") for name in ("predict", "rehearse", "scaling"))
 
 
 def benchmark(*arguments: str, script: str = "train.py") -> "subprocess.CompletedProcess[str]":
@@ -368,6 +370,54 @@ def test_growth_asks_the_scripts_for_what_they_know(
     assert lines.count("| 2 | 50 | ours |  | 100 | 50–150 | 0.50 |") == 6
     assert lines.count("| 1 | 50 | plain | 4.00 | 50 | 50–50 | 1.00 |") == 6
     assert "| 2 | 0.90 | 1 | 2.0 | 0.50 | 0.125 |" in lines
+
+
+def sample(model: str, work: tuple[float, float, float], seconds: float, *, is_fitted: bool = True) -> Any:
+    resolved = Resolved(Device.cpu, Precision.bf16, 1, 512, LayoutKind.packed, False, 1)
+    return predict.Sample(model, Precision.bf16, is_fitted, resolved, Work(*work), [seconds], seconds)
+
+
+def test_predict_finds_the_rates_that_made_the_seconds() -> None:
+    """2 s a teraFLOP, 3 s a gigabyte, 5 s a billion parameters; the sample that is not fitted is far off."""
+    works = [(1e12, 1e9, 1e9), (3e12, 2e9, 5e8), (5e11, 4e9, 2e9), (2e12, 3e9, 7e8)]
+    samples = [sample("a", work, 2e-12 * work[0] + 3e-9 * work[1] + 5e-9 * work[2]) for work in works]
+    rates = predict.fit([*samples, sample("b", (1e12, 1e9, 1e9), 1e6, is_fitted=False)])
+    found = (rates.seconds_per_flop, rates.seconds_per_byte, rates.seconds_per_parameter)
+    assert found == pytest.approx((2e-12, 3e-9, 5e-9))
+
+
+def test_predict_has_no_rate_below_nothing() -> None:
+    """Seconds that fall with the bytes: these are left out, and the other two explain what they can."""
+    works = [(1e12, 1e9, 1e9), (3e12, 2e9, 5e8), (5e11, 4e9, 2e9), (2e12, 3e9, 7e8)]
+    samples = [sample("a", work, 2e-12 * work[0] - 1e-10 * work[1] + 5e-9 * work[2]) for work in works]
+    rates = predict.fit(samples)
+    assert rates.seconds_per_byte == 0.0
+    assert rates.seconds_per_flop == pytest.approx(2e-12, rel=0.2)
+    assert rates.seconds_per_parameter == pytest.approx(5e-9, rel=0.2)
+
+
+def test_predict_scales_the_rounds_to_one_speed_of_the_machine() -> None:
+    """In the second round the machine was half as fast, in the third the first model alone was disturbed."""
+    found = predict.scaled_medians([[1.0, 2.0, 1.0 * 4], [4.0, 8.0, 4.0 * 4], [2.0, 4.0, 2.0 * 4]])
+    assert found == pytest.approx([2.0, 8.0, 4.0])
+
+
+def test_predict_measures_a_model_that_it_is_not_fitted_to(corpus: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "rates.json"
+    arguments = [*corpus[:4], *corpus[6:], "--models", "tiny,tinier", "--rounds", "1", "--steps", "1"]
+    done = benchmark(*arguments, "--precisions", "fp32", "--output", str(output), script="predict.py")
+    assert done.returncode == 0, done.stderr
+
+    document = json.loads(output.read_bytes())
+    tiny, tinier = document["samples"]
+    assert [tiny["is_fitted"], tinier["is_fitted"]] == [True, False]
+    assert tiny["work"]["parameters"] > tinier["work"]["parameters"] > 0
+    assert min(tiny["seconds"], tinier["seconds"]) > 0
+
+    # With one model to fit, the rates are exact for it.
+    rates = read_rates(output, Resolved(Device.cpu, Precision.fp32, 1, 512, LayoutKind.padded, False, 1))
+    assert rates.seconds(Work(**tiny["work"])) == pytest.approx(tiny["seconds"])
+    assert re.search(r"^\| tiny \| yes \| .* [+-]0% \|$", done.stdout, re.MULTILINE)
 
 
 def test_joined_puts_neighbouring_lines_together(tmp_path: Path) -> None:

@@ -91,11 +91,13 @@ def ours(spec: Spec) -> Contender:
     from transformer.config.primitives import from_json, to_json
     from transformer.data.loader import Position, Step, load_steps
     from transformer.data.prepare import prepare
+    from transformer.machine import limit_kernel_caches
     from transformer.model.transformer import Transformer, load_parameters
     from transformer.training.optimizer import build_optimizer
     from transformer.training.resolve import batching_of, resolve_settings
     from transformer.training.step import Objective, train_step
 
+    limit_kernel_caches()
     job = from_json(TrainJob, spec.job)
     resolved = resolve_settings(job, 1)
     device, precision = torch.device(resolved.device.name), resolved.precision

@@ -133,6 +133,9 @@ class SummaryJob(TrainJob):
 
     run: str | None = option(None, "sum up this run directory, its settings and its speed, instead of these settings")
     tokens_per_second: float | None = option(None, "target tokens a second, to count the hours with")
+    rates: str | None = option(
+        None, "what a machine takes for each FLOP, byte and parameter, as scripts/benchmark/predict.py measured it"
+    )
     format: Format = option(Format.text, "for people, or for programs")
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ def for_inference(model: Transformer) -> Transformer:
     if output.device.type == "cpu" and output.dtype.itemsize == 2:
         output = output.t().contiguous().t()
     else:
-        ready.unembed = InferenceLinear(output, None).forward  # type: ignore[method-assign]
+        ready.unembed = InferenceLinear(output, None).forward  # type: ignore[method-assign, assignment]
     del ready.output
     ready.output = output
     return ready

@@ -72,9 +72,22 @@ def estimate_memory(
     )
 
 
+def logit_bytes(vocab_size: int, precision: Precision, *, targets: int) -> int:
+    """All logits of so many target tokens, of which only a block is ever held."""
+    return targets * vocab_size * _activation_width(precision)
+
+
+def _parameter_width(precision: Precision) -> int:
+    return 8 if precision is Precision.fp64 else 4
+
+
+def _activation_width(precision: Precision) -> int:
+    return 2 if precision in HALF else _parameter_width(precision)
+
+
 def _widths(config: ModelConfig, precision: Precision) -> _Widths:
-    parameter = 8 if precision is Precision.fp64 else 4
-    activation = 2 if precision in HALF else parameter
+    parameter = _parameter_width(precision)
+    activation = _activation_width(precision)
     # Under autocast a post-norm layer ends in half precision; along pre-norm layers the sum is never rounded.
     residual = activation if config.norm is Norm.post else parameter
     return _Widths(parameter, activation, residual)

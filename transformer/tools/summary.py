@@ -22,6 +22,7 @@ from transformer.errors import InputError
 from transformer.records import Resolved
 from transformer.run_dir import RunDir
 from transformer.tools.memory import Memory, estimate_memory
+from transformer.tools.speed import read_rates, step_work
 from transformer.training.resolve import resolve_settings
 
 MEAN_LENGTH = 27.0  # tokens of a sentence, as in WMT news text
@@ -107,7 +108,7 @@ def summarise(job: SummaryJob) -> Summary:
         memory=_memory(subject, mean_length=MEAN_LENGTH),
         longest_memory=_memory(subject, mean_length=subject.job.data.filter.max_length + 1),
         resolved=subject.resolved,
-        paces=_paces(job, flops),
+        paces=_paces(job, subject, flops),
         paper=[
             _paper_cost("base", BASE, hours=12.0, steps=100_000),
             _paper_cost("big", BIG, hours=3.5 * 24, steps=300_000),
@@ -167,19 +168,34 @@ def _flops(model: ModelConfig, train: TrainConfig, vocab_size: int) -> Flops:
     )
 
 
-def _paces(job: SummaryJob, flops: Flops) -> list[Pace]:
-    """At the rate that was given, the one that the run measured, and those of a few GPUs."""
+def _paces(job: SummaryJob, subject: _Subject, flops: Flops) -> list[Pace]:
+    """At the rate that was given, the one that the run measured, the one predicted, and those of a few GPUs."""
     paces = []
     if job.tokens_per_second is not None:
         paces.append(_pace("given", job.tokens_per_second, flops))
     if job.run is not None:
         speed, windows = measured_speed(RunDir(Path(job.run)))
         paces.append(_pace(f"measured in {job.run} (median of {windows} log lines)", speed, flops))
+    if job.rates is not None:
+        paces.append(_pace(f"predicted from {job.rates}", _predicted_speed(Path(job.rates), subject, flops), flops))
 
     for name in NAMED_GPUS:
         speed = UTILISATION * PEAK_FLOPS[name] / flops.target_token
         paces.append(_pace(f"one {name} at {100 * UTILISATION:.0f} % of its bf16 or fp16 peak", speed, flops))
     return paces
+
+
+def _predicted_speed(path: Path, subject: _Subject, flops: Flops) -> float:
+    rates = read_rates(path, subject.resolved)
+    work = step_work(
+        subject.job.model,
+        subject.vocab_size,
+        resolved=subject.resolved,
+        source=flops.tokens_per_step,
+        target=flops.tokens_per_step,
+        mean_length=flops.mean_length,
+    )
+    return flops.tokens_per_step / rates.seconds(work)
 
 
 def _pace(source: str, tokens_per_second: float, flops: Flops) -> Pace:

@@ -1,0 +1,85 @@
+"""How long a training step takes, predicted from what it does.
+
+The time of a step grows with three numbers that a summary knows: the FLOPs of its matrix products, the bytes that are
+written and read between them, and the parameters that are updated. How much a machine needs for each of them is
+measured once, by `scripts/benchmark/predict.py`, and holds for models that were not measured.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformer.config.primitives import from_json
+from transformer.config.settings import Device, ModelConfig, Precision, require
+from transformer.cost import count_parameters, step_flops
+from transformer.errors import InputError
+from transformer.records import Resolved
+from transformer.tools.memory import estimate_memory, logit_bytes
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a training step does."""
+
+    flops: float  # of the matrix products
+    bytes: float  # that the forward pass leaves for the backward pass, and the logits
+    parameters: float  # that are updated
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a machine takes for each, in seconds."""
+
+    device: Device
+    precision: Precision
+    seconds_per_flop: float
+    seconds_per_byte: float
+    seconds_per_parameter: float
+
+    def __post_init__(self) -> None:
+        rates = (self.seconds_per_flop, self.seconds_per_byte, self.seconds_per_parameter)
+        require(min(rates) >= 0 and max(rates) > 0, f"rates {rates} must be 0 or more, and not all 0")
+
+    def seconds(self, work: Work) -> float:
+        """How long a step takes that does so much."""
+        return (
+            self.seconds_per_flop * work.flops
+            + self.seconds_per_byte * work.bytes
+            + self.seconds_per_parameter * work.parameters
+        )
+
+
+def step_work(
+    config: ModelConfig, vocab_size: int, *, resolved: Resolved, source: int, target: int, mean_length: float
+) -> Work:
+    """The work of a step over `source` and `target` real tokens in sentences of `mean_length` tokens."""
+    memory = estimate_memory(
+        config,
+        vocab_size,
+        resolved=resolved,
+        slots=(source + target) // 2,
+        mean_length=mean_length,
+        has_average=False,
+    )
+    return Work(
+        flops=step_flops(config, vocab_size, source=source, target=target, mean_length=mean_length),
+        bytes=memory.activations + logit_bytes(vocab_size, resolved.precision, targets=target),
+        parameters=count_parameters(config, vocab_size).total,
+    )
+
+
+def read_rates(path: Path, resolved: Resolved) -> Rates:
+    """What a file has for this device and precision. Raises InputError where it has nothing, or is no such file."""
+    try:
+        document = json.loads(path.read_bytes())
+        found = [from_json(Rates, item, complete=True) for item in document["rates"]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InputError(f"rates={path}: cannot be read ({error}): scripts/benchmark/predict.py writes one") from error
+
+    for rates in found:
+        if (rates.device, rates.precision) == (resolved.device, resolved.precision):
+            return rates
+
+    wanted = f"{resolved.device.name} in {resolved.precision.name}"
+    known = ", ".join(f"{rates.device.name} in {rates.precision.name}" for rates in found)
+    raise InputError(f"rates={path}: nothing for {wanted}, only for {known or 'nothing'}: set train.precision")
