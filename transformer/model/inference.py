@@ -23,14 +23,12 @@ def for_inference(model: Transformer) -> Transformer:
         module.training = False
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
-                setattr(module, name, InferenceLinear(child.weight, child.bias))
+                setattr(module, name, InferenceLinear(child))
 
     # The pre-softmax map is a plain matrix. A CPU reads it faster in half precision where its columns lie together.
     output = to_autocast_dtype(model.output.detach())  # (V, D)
     if output.device.type == "cpu" and output.dtype.itemsize == 2:
         output = output.t().contiguous().t()
-    else:
-        ready.unembed = InferenceLinear(output, None).forward  # type: ignore[method-assign, assignment]
     del ready.output
     ready.output = output
     return ready
