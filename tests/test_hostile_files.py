@@ -8,13 +8,16 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import ROOT, overrides, reseal, step_dir, tiny_job, write_pair
+import safetensors
+import torch
+from corpora import ROOT, forge_tensors, overrides, reseal, step_dir, tiny_job, write_pair
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_hostile_runs import (
     LAST,
@@ -276,3 +279,95 @@ def test_train_says_what_did_not_fit_on_a_full_disk(corpus: DataConfig, tmp_path
     assert "Traceback" not in found.stderr
     (line,) = [line for line in found.stderr.split("\n") if "error:" in line]
     assert re.search(rf"{folder}/a/\S+: cannot be written: No space left on device \(.*\d+ bytes free\)", line), line
+
+
+# ---- numbers that a forged checkpoint asks for ----------------------------------------------------------------------
+
+HUGE: dict[str, dict[str, Any]] = {
+    "layers": {"n_layers": 10**6},
+    "more layers": {"n_layers": 10**15},
+    "width": {"d_model": 10**6},
+    "more width": {"d_model": 2**40},
+    "beyond int64": {"d_model": 2**60, "d_ff": 2**60},
+    "feed-forward": {"d_ff": 10**9},
+    "heads": {"n_heads": 2**40, "d_k": 1, "d_v": 1},
+    "keys": {"d_k": 2**50, "d_v": 1},
+    "positions": {"max_positions": 10**12},
+    "learned positions": {"positions": "learned", "max_positions": 10**9},
+    "one more layer": {"n_layers": 2},
+    "untied": {"tie_embeddings": False},
+    "no heads": {"n_heads": 0},
+    "text": {"d_model": "32"},
+}
+SEARCH: dict[str, dict[str, Any]] = {
+    "beam": {"beam_size": 10**9},
+    "more beam": {"beam_size": 2**62},
+    "no beam": {"beam_size": 0},
+    "extra": {"max_extra": -1},
+    "penalty": {"length_penalty": 1e18},
+    "infinite penalty": {"length_penalty": float("1e999")},
+    "penalty 1000": {"length_penalty": 1000.0},
+    "batch": {"batch_tokens": 0},
+}
+SETTINGS = [("model", change) for change in HUGE.values()] + [("search", change) for change in SEARCH.values()]
+
+
+@pytest.mark.parametrize(
+    ("section", "change"), SETTINGS, ids=[*(f"model {name}" for name in HUGE), *(f"search {name}" for name in SEARCH)]
+)
+def test_translate_refuses_forged_settings_before_it_builds_a_model(
+    job: TrainJob,  # noqa: F811
+    section: str,
+    change: dict[str, Any],
+) -> None:
+    folder = Path(job.run_dir) / "averaged"
+    edit(folder / "config.json", lambda config: config[section].update(change))
+    reseal(folder)
+    before = time.monotonic()
+    found = enter("translate", job, "one two\n", "averaged")
+    assert_refused(found, 4, "averaged")
+    assert time.monotonic() - before < 10
+    assert found.megabytes < 1500
+
+
+@pytest.mark.parametrize("extra", [10**9, 2**62])
+def test_translate_stops_at_the_positions_of_the_model(job: TrainJob, extra: int) -> None:  # noqa: F811
+    folder = Path(job.run_dir) / "averaged"
+    edit(folder / "config.json", lambda config: config["search"].update(max_extra=extra, batch_tokens=2**62))
+    reseal(folder)
+    assert enter("translate", job, "one two\n", "averaged").status == 0
+
+
+DTYPES = [name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("file", ["model", "optimizer"])
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_tensor_of_any_type_is_refused_or_used(job: TrainJob, file: str, name: str) -> None:  # noqa: F811
+    """Its bytes are zeros; the manifest is right."""
+    folder = step_dir(Path(job.run_dir), LAST)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for key, tensor in tensors.items():
+            if tensor.dim() == 2:
+                tensors[key] = torch.zeros_like(tensor, dtype=getattr(torch, name))
+                break
+
+    try:
+        forge_tensors(folder, f"{file}.safetensors", change)
+    except (KeyError, RuntimeError, UserWarning, safetensors.SafetensorError):
+        pytest.skip("safetensors does not write this type")
+    for command in ("translate", "average", "train"):
+        found = enter(command, job, "one\n", "last")
+        assert found.status in (0, 4), found
+        assert "Traceback" not in found.said
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_translate_refuses_weights_of_another_type(job: TrainJob, dtype: torch.dtype) -> None:  # noqa: F811
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["embedding"] = tensors["embedding"].to(dtype)
+
+    forge_tensors(step_dir(Path(job.run_dir), LAST), "model.safetensors", change)
+    assert_refused(enter("translate", job, "one\n", "last"), 4, "'embedding' is of type")

@@ -67,6 +67,7 @@ FORMAT = 2
 DAMAGED = ".bad-"
 ATTEMPTS = 3  # to write a checkpoint: a network disk may fail once
 
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _DOCUMENTS = (CONFIG, STATE)
 _REQUIRED = frozenset({*_DOCUMENTS, tensor_file(MODEL)})
 _ALLOWED = _REQUIRED | {tensor_file(OPTIMIZER), tensor_file(EMA)}
@@ -110,6 +111,9 @@ class Checkpoint:
             tensors = safetensors.torch.load(data)
         except Exception as error:  # a hostile header fails in as many ways as safetensors and torch have
             raise CheckpointError(f"{path}: not a safetensors file: {error}") from error
+        wrong = next((key for key, tensor in tensors.items() if tensor.dtype not in _FLOATS), None)
+        if name != OPTIMIZER and wrong is not None:
+            raise CheckpointError(f"{path}: {wrong!a:.80} is of type {tensors[wrong].dtype}, which no weights are")
         return dict(sorted(tensors.items()))
 
     def weights(self) -> dict[str, Tensor]:
