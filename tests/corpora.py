@@ -242,6 +242,7 @@ def in_a_child(command: str, job: Job, folder: Path, text: str = "") -> Ended:
         for descriptor, path in enumerate(files[1:], 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        logging.getLogger().handlers.clear()  # pytest's
         sys.argv = ["transformer", command]
         main._enter = lambda name, _: commands.run(name, job)
         main.main()

@@ -2,22 +2,29 @@
 disks. No command follows, waits, grows or ends in a traceback."""
 
 import errno
+import fcntl
+import gzip
+import io
 import logging
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors
 import torch
-from corpora import ROOT, forge_tensors, overrides, reseal, step_dir, tiny_job, write_pair
+from corpora import ROOT, forge_tensors, overrides, reseal, start, step_dir, tiny_job, write_pair
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_hostile_runs import (
     LAST,
@@ -29,9 +36,14 @@ from test_hostile_runs import (
     job,  # noqa: F401 (a fixture)
 )
 
-from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig
-from transformer.errors import StorageError
+from transformer.config.compose import compose
+from transformer.config.jobs import TrainJob, TranslateJob
+from transformer.config.settings import DataConfig, PairConfig
+from transformer.data.corpus import read_lines
+from transformer.data.store import SIDES, Sentences, Store, StoreWriter
+from transformer.decoding.stream import run as translate
+from transformer.errors import InputError, StorageError
+from transformer.files import build_once
 from transformer.run_dir import RunDir
 from transformer.terminal import PrintableFormatter, printable
 from transformer.tracking import Tracker, log_to
@@ -371,3 +383,165 @@ def test_translate_refuses_weights_of_another_type(job: TrainJob, dtype: torch.d
 
     forge_tensors(step_dir(Path(job.run_dir), LAST), "model.safetensors", change)
     assert_refused(enter("translate", job, "one\n", "last"), 4, "'embedding' is of type")
+
+
+# ---- lines without end ----------------------------------------------------------------------------------------------
+
+MB = 1 << 20
+MOST = 1 << 18  # bytes that are read of a line
+ENDLESS = {"words": "dog ", "one word": "x", "CJK": "世", "a ligature of 18 letters": "\ufdfa", "spaces": " "}
+SOURCE = "import sys\nfor _ in range({count}):\n    sys.stdout.buffer.write(({text!r} * (1 << 16)).encode())\nprint()\n"
+
+
+def translate_with(job: TrainJob, line: str, *, megabytes: int) -> tuple[int, list[str], str, int]:  # noqa: F811
+    """`transformer translate` of two lines around a long one: status, lines, stderr, and the most memory in MB."""
+    count = megabytes * MB // (len(line.encode()) << 16)
+    script = f"print('one', flush=True)\n{SOURCE.format(count=count, text=line)}print('two')"
+    with (
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as writer,
+        start("translate", f"run_dir={job.run_dir}", "threads=1", cwd=ROOT, stdin=writer.stdout) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stderr is not None
+        printed, said = process.stdout.read(), process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, printed.split("\n")[:-1], said, usage.ru_maxrss // 1024
+
+
+@pytest.mark.parametrize(
+    ("line", "megabytes"),
+    [
+        pytest.param("dog ", 40, id="40 MB"),
+        *(pytest.param(text, 200, id=f"200 MB, {name}", marks=pytest.mark.faults) for name, text in ENDLESS.items()),
+        pytest.param("dog ", 1024, id="1 GB", marks=pytest.mark.faults),
+    ],
+)
+def test_translate_keeps_a_bounded_part_of_a_line(job: TrainJob, line: str, megabytes: int) -> None:  # noqa: F811
+    status, lines, said, used = translate_with(job, line, megabytes=megabytes)
+    assert status == 0, said
+    assert len(lines) == 3
+    assert "line 2: longer than 262144 bytes" in said
+    assert "Traceback" not in said
+    assert used < 1000
+
+
+BEGINNING = "ab" + "ü" * (MOST // 2 - 1)  # just as long as may be
+
+
+def translated(run_dir: str, text: str, *, strict: bool = False) -> bytes:
+    output = io.BytesIO()
+    translate(TranslateJob(run_dir=run_dir, threads=1, strict=strict), io.BytesIO(text.encode()), output)
+    return output.getvalue()
+
+
+def test_translate_takes_a_long_line_as_its_beginning(finished: TrainJob) -> None:  # noqa: F811
+    """Cut between two characters: the rest of one would be no UTF-8."""
+    expected = translated(finished.run_dir, BEGINNING)
+    assert translated(finished.run_dir, f"{BEGINNING}ü" * 3) == expected
+    assert expected.count(b"\n") == 1
+
+
+def test_translate_refuses_a_long_line_under_strict(finished: TrainJob) -> None:  # noqa: F811
+    with pytest.raises(InputError, match="line 2: longer than 262144 bytes: split the line"):
+        translated(finished.run_dir, f"one\n{BEGINNING}x", strict=True)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("length", [MOST - 1, MOST, MOST + 1, MOST + 2, 2 * MOST - 1, 3 * MOST, 5 * MOST + 3])
+def test_read_lines_keeps_a_bounded_part_of_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, length: int, suffix: str
+) -> None:
+    """Wherever it stands; the lines around it are whole, and none is shifted."""
+    long = "é" * (length // 2) + "x" * (length % 2)
+    for lines in (["a", long, "b"], [long, "b"], ["a", long], ["a" * (MOST - 3), long, "b", long, "ccc"]):
+        path = tmp_path / f"text{suffix}"
+        content = "\n".join(lines).encode()
+        path.write_bytes(gzip.compress(content, 1) if suffix else content)
+        expected = [line.encode()[:MOST].decode("utf-8", "ignore") for line in lines]
+        caplog.clear()
+        assert list(read_lines(path)) == expected
+        assert (f"{path}:{lines.index(long) + 1}: longer than {MOST} bytes" in caplog.text) is (length > MOST)
+
+
+@pytest.mark.parametrize("size", [64, pytest.param(1024, marks=pytest.mark.faults)])
+def test_prepare_survives_a_gzip_bomb_of_one_line(corpus: DataConfig, tmp_path: Path, size: int) -> None:  # noqa: F811
+    """A pair whose source is so many megabytes long is dropped as too long; a kilobyte of it is on the disk."""
+    bomb = tmp_path / "train.en.gz"
+    with gzip.open(bomb, "wb") as file:
+        file.write(Path(str(corpus.train.src)).read_bytes())
+        for _ in range(size):
+            file.write(b"one " * (MB // 4))
+    target = Path(str(corpus.train.tgt)).read_bytes() + b"eins\n"
+    (tmp_path / "train.de").write_bytes(target)
+    train = PairConfig(str(bomb), str(tmp_path / "train.de"))
+    data = replace(corpus, train=train, store_dir=str(tmp_path / "store"))
+    found = enter("prepare", tiny_job(tmp_path / "a", data))
+    assert found.status == 0, found
+    assert "too_long 1" in found.said
+    assert found.megabytes < 1200
+
+
+# ---- prepared corpora -----------------------------------------------------------------------------------------------
+
+TWO_SENTENCES = ([[4, 5, 6], [7]], [[8], [9, 4]])
+
+
+def write_store(path: Path) -> Store:
+    path.mkdir()
+    with closing(StoreWriter(path, vocab_size=100)) as writer:
+        writer.add(*(Sentences.of(side * 5000) for side in TWO_SENTENCES))
+        writer.finish({})
+    return Store.open(path)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("kind", ["ids", "offsets"])
+def test_store_notices_that_a_file_was_cut_under_it(tmp_path: Path, kind: str, side: int) -> None:
+    """To read on would end the process by SIGBUS."""
+    store = write_store(tmp_path / "store")
+    everything = np.arange(10_000)
+    assert store.gather(everything, side).counts.sum() == [20_000, 15_000][side]
+    os.truncate(tmp_path / "store" / f"{SIDES[side]}.{kind}", 4096)
+    with pytest.raises(StorageError, match=rf"store/{SIDES[side]}\.{kind}: cut short while it was in use: start again"):
+        store.gather(everything, side)
+
+
+def test_store_outlives_its_directory(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store")
+    shutil.rmtree(tmp_path / "store")
+    assert store.gather(np.array([9_999]), 1).pieces.tolist() == [9, 4]
+
+
+def test_build_once_removes_what_dead_builders_of_other_places_left(tmp_path: Path) -> None:
+    """A builder that still lives holds its lock, and keeps its directory."""
+    for name in ("dead", "alive"):
+        (tmp_path / f".tmp-{name}").mkdir()
+        (tmp_path / f".tmp-{name}" / "file").touch()
+    (tmp_path / "dead.lock").touch()
+    with (tmp_path / "alive.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build_once(tmp_path / "new", lambda folder: None, is_usable=lambda path: False)
+    assert sorted(path.name for path in tmp_path.glob("*") if path.is_dir()) == [".tmp-alive", "new"]
+
+
+# ---- experiment files -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["${oc.env:SECRET}", "${oc.env:NONE,x}", "${oc.${data.src_lang}:SECRET}"])
+@pytest.mark.parametrize("place", ["experiment", "override"])
+def test_compose_reads_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, place: str) -> None:
+    """What a job holds is written into run.json and every checkpoint, which people pass on."""
+    monkeypatch.setenv("SECRET", "hf_token")
+    (tmp_path / "experiment").mkdir()
+    text = f"# @package _global_\ndata:\n  root: {word}\n  src_lang: env\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
+    given = (
+        ["experiment=mine"]
+        if place == "experiment"
+        else ["experiment=base", f"data.root='{word}'", "data.src_lang=env"]
+    )
+    with pytest.raises(InputError, match=r"environment.*on the command line") as refused:
+        compose("train", given, config_dir=tmp_path)
+    assert "hf_token" not in str(refused.value)
+    assert OmegaConf.create({"a": "${oc.env:SECRET}"}).a == "hf_token", "other programs' configurations may"

@@ -18,7 +18,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -157,6 +157,7 @@ def build_once(path: Path, fill: Callable[[Path], None], *, is_usable: Callable[
     with _wait_for_lock(path.with_name(f"{path.name}.lock")):
         if is_usable(path):
             return
+        _clear_dead_builds(path.parent)
         shutil.rmtree(temporary, ignore_errors=True)  # a builder that was killed may have left it
         temporary.mkdir()
         try:
@@ -166,6 +167,17 @@ def build_once(path: Path, fill: Callable[[Path], None], *, is_usable: Callable[
             sync(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _clear_dead_builds(folder: Path) -> None:
+    """Remove what killed builders of other directories left here: nobody holds their locks any more."""
+    for name in list_names(folder):
+        lock = folder / f"{name.removeprefix(UNFINISHED)}.lock"
+        if not name.startswith(UNFINISHED) or not lock.exists():
+            continue
+        with lock.open("ab") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 @contextmanager
@@ -192,22 +204,27 @@ def digest_file(path: Path) -> Digest:
 
 def check_digest(file: BufferedReader, expected: Digest) -> None:
     """Read an open file to its end against its digest, leaving it at its start. Raises ValueError."""
+    size = os.fstat(file.fileno()).st_size
+    if size != expected.size:
+        raise ValueError(f"{size} bytes, not the {expected.size} of the manifest")
     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    if file.tell() != expected.size:
-        raise ValueError(f"{file.tell()} bytes, not the {expected.size} of the manifest")
     if sha256 != expected.sha256:
         raise ValueError("its content is not that of the manifest (sha256 differs)")
     file.seek(0)
 
 
-def open_regular(path: Path, folder: int | None = None) -> BufferedReader:
+def open_regular(path: Path, folder: int | None = None, *, limit: int | None = None) -> BufferedReader:
     """Open a regular file, following no link and waiting for no pipe.
 
     With the descriptor of an open `folder`, the file is the one of that name in it, wherever the folder is now. Raises
-    OSError, also for what is not a regular file.
+    OSError, also for what is not a regular file, or is larger than `limit` bytes.
     """
     name = path if folder is None else path.name
-    return os.fdopen(_open_regular(name, os.O_RDONLY, folder), "rb")
+    file = os.fdopen(_open_regular(name, os.O_RDONLY, folder), "rb")
+    if limit is not None and os.fstat(file.fileno()).st_size > limit:
+        file.close()
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes")
+    return file
 
 
 def append_to(path: Path) -> TextIO:

@@ -24,6 +24,8 @@ from transformer.files import append_to, open_regular, storage_error, write_file
 from transformer.run_dir import RunDir
 from transformer.terminal import PrintableFormatter, printable
 
+LARGEST_METRICS = 1 << 28  # bytes: a million lines
+
 
 class Tracker:
     """Scalars and texts by step, into TensorBoard and metrics.jsonl.
@@ -105,7 +107,7 @@ def _drop_after(path: Path, step: int) -> None:
     """Remove the lines of later steps, and a last line that a crash cut short. Raises StorageError."""
     if not os.path.lexists(path):
         return
-    with open_regular(path) as file:
+    with open_regular(path, limit=LARGEST_METRICS) as file:
         kept = [line for line in file.read().split(b"\n") if _step_of(line) <= step]
     write_file(path, b"".join(line + b"\n" for line in kept))
 

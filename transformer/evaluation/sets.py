@@ -26,6 +26,8 @@ from transformer.records import Evaluation, Results, Scores
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
 from transformer.terminal import printable
 
+LARGEST_TEXT = 1 << 28  # bytes of one side of a set that a run keeps
+
 Sets = Mapping[str, Sequence[Pair]]
 
 
@@ -160,7 +162,7 @@ def read_sets(run: RunDir) -> dict[str, list[Pair]]:
     names = [name for name in run.set_names() if name != DEV]
     for path in [run.text(name, kind) for name in names for kind in (SOURCE, REFERENCE)]:
         try:
-            open_regular(path).close()
+            open_regular(path, limit=LARGEST_TEXT).close()
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}): copy it again") from error
     return {name: list(read_pairs(run.text(name, SOURCE), run.text(name, REFERENCE))) for name in names}

@@ -199,7 +199,7 @@ def measured_speed(run: RunDir) -> tuple[float, int]:
     Raises InputError where the run has no log line of training yet, or its file cannot be read.
     """
     try:
-        with open_regular(run.metrics) as file:
+        with open_regular(run.metrics, limit=LARGEST_METRICS) as file:
             lines = file.read().decode().split("\n")
         rows = [json.loads(line) for line in lines if line]
         speeds = [float(row[SPEED]) for row in rows if SPEED in row]
