@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import struct
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import forge_tensors, read, reseal, step_dir
+from corpora import ROOT, forge_tensors, read, reseal, start, step_dir
 from test_hostile_files import RAW
 from test_hostile_runs import (
     LAST,
@@ -76,7 +77,7 @@ def craft_document(run_dir: Path, draw: Draw, marker: Path) -> str:
     path.write_text(f"{text}\n", encoding="utf-8")
     if path.parent in folders:
         reseal(path.parent)
-    return f"{path.name}: {text[:0]}document"
+    return f"{path.name}: document"
 
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (2,), (32,), (64,), (32, 32), (1, 32), (32, 0), (7, 3, 2), (1 << 20,)]
@@ -175,7 +176,8 @@ def craft_file(run_dir: Path, draw: Draw, marker: Path) -> str:
         case 5:
             path.write_bytes(pickle.dumps(Payload(touch)))
         case 6:
-            torch.save({"model": Payload(touch)}, path)  # a zip with a pickle
+            with path.open("wb") as file:
+                torch.save({"model": Payload(touch)}, file)  # a zip with a pickle
         case 7:
             path.write_bytes(draw.randbytes(5000))
         case 8:
@@ -192,28 +194,14 @@ def craft_file(run_dir: Path, draw: Draw, marker: Path) -> str:
             path.write_bytes(b"[" * 200_000)
         case _:
             path.symlink_to(path.name)  # a circle
-    if (
-        path.parent.parent != run_dir.parent
-        and path.name != "MANIFEST.json"
-        and draw.random() < 0.5
-        and kind in (4, 5, 6, 7, 9, 10)
-    ):
+    if path.parent == folder and path.name != "MANIFEST.json" and kind in (4, 5, 6, 7, 9, 10) and draw.random() < 0.5:
         reseal(folder)
     return f"{path.name}: file {kind}"
 
 
 def craft_names(run_dir: Path, draw: Draw, marker: Path) -> str:
     """Directories and files with names of all kinds, links in place of folders."""
-    names = (
-        "step-00000099",
-        "step-99999999999999999999",
-        "step-\x1b[2J",
-        "$(touch x)",
-        "a\nb",
-        "-rf",
-        "\udcff",
-        "x" * 250,
-    )
+    names = ("step-00000099", "step-99999999999999999999", "step-\x1b[2J", "$(touch x)", "a\nb", "-rf", "x" * 250)
     kind = draw.randrange(5)
     match kind:
         case 0:
@@ -299,3 +287,68 @@ def count_errors(said: str) -> int:
 def listing(folder: Path) -> list[tuple[str, bytes]]:
     """Every file below, with its content."""
     return [(str(path), path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+# ---- lines ----------------------------------------------------------------------------------------------------------
+
+KINDS: list[Callable[[Draw], str]] = [
+    lambda draw: "",
+    lambda draw: draw.choice((" ", "\t", "\u3000", "\u200b", "\ufeff", "\u00a0", "\u2060")) * draw.randrange(1, 50),
+    lambda draw: draw.choice(("\r", "a\rb", "one two\r", "\r\r")),
+    lambda draw: draw.choice(("a\u2028b", "a\u2029b", "a\x85b", "a\x0bb\x0cc", "\x1c\x1d\x1e")),
+    lambda draw: "one\x00two" if draw.random() < 0.5 else "\x00" * draw.randrange(1, 100),
+    lambda draw: draw.choice(("<s>", "</s>", "<unk>", "<pad>", "▁", "⁇", "<0x0A>", "<0x0D><0x0A>", "@@")) * 3,
+    lambda draw: f"\x1b]0;{draw.randrange(99)}\x07 one \x1b[2J\x9b31m two",
+    lambda draw: draw.choice(("\u202e", "\u2066", "\u200f")) + "one two",
+    lambda draw: "👩\u200d👩\u200d👧" * draw.randrange(1, 30),
+    lambda draw: "e" + "\u0301" * draw.randrange(1, 3000),
+    lambda draw: "\ufdfa" * draw.randrange(1, 300),
+    lambda draw: "x" * draw.randrange(1, 5000),
+    lambda draw: "one " * draw.randrange(1, 2000),
+    lambda draw: "世界" * draw.randrange(1, 300),
+    lambda draw: "".join(chr(draw.randrange(0x20, 0x2FFF)) for _ in range(draw.randrange(1, 60))),
+    lambda draw: "".join(chr(draw.randrange(0x10000, 0x10FFFF)) for _ in range(draw.randrange(1, 20))),
+    lambda draw: "${oc.env:HOME} $(touch x) `touch x` ; touch x",
+    lambda draw: '{"a": [1, 2]}\t<script>alert(1)</script>\\n\\x1b',
+    *([lambda draw: " ".join(draw.choices(("one", "two", "three", "nine", "zero"), k=draw.randrange(1, 12)))] * 4),
+]
+
+
+def hostile_line(draw: Draw) -> bytes:
+    if draw.random() < 0.15:
+        return draw.randbytes(draw.randrange(1, 120)).replace(b"\n", b"\xff")
+    line = draw.choice(KINDS)(draw).encode("utf-8", "surrogatepass")
+    return line[: draw.randrange(len(line))] if draw.random() < 0.05 and line else line  # mostly inside a character
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(3600)
+def test_twenty_thousand_hostile_lines(finished: TrainJob, tmp_path: Path) -> None:  # noqa: F811
+    """Lines out equal lines in, in order; blank in, blank out; nothing that acts on a terminal is said."""
+    draw = random.Random(20_000)
+    lines = [hostile_line(draw) for _ in range(LINES)]
+    lines[::100] = [b""] * (LINES // 100)  # each must stay in its place
+    paths = [tmp_path / name for name in ("in", "out", "err")]
+    paths[0].write_bytes(b"".join(line + b"\n" for line in lines))
+    overrides = (f"run_dir={finished.run_dir}", "threads=1", "search.beam_size=2", "search.max_extra=5")
+    with paths[0].open("rb") as given, paths[1].open("wb") as out, paths[2].open("wb") as err:
+        process = start("translate", *overrides, cwd=ROOT, stdin=given, stdout=out, stderr=err, text=False)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    found = paths[1].read_bytes().split(b"\n")
+    said = paths[2].read_text(encoding="utf-8")
+    sys.stderr.write(f"\n{LINES} lines in {usage.ru_utime:.0f} s and {usage.ru_maxrss >> 10} MB\n")
+    assert process.returncode == 0, said[-1000:]
+    assert len(found) == LINES + 1
+    assert found[-1] == b""
+    for line, text in zip(lines, found, strict=False):
+        text.decode("utf-8")
+        assert b"\r" not in text
+        assert text == b"" or line.decode("utf-8", "replace").strip() != ""
+    assert all(found[number] == b"" for number in range(0, LINES, 100))
+    assert sum(text != b"" for text in found) > LINES // 2
+    assert RAW.search(said) is None
+    assert "Traceback" not in said
+    bad = [number for number, line in enumerate(lines, 1) if line.decode("utf-8", "ignore").encode() != line]
+    assert [int(n) for n in re.findall(r"^line (\d+): not UTF-8", said, re.MULTILINE)] == bad
+    assert usage.ru_maxrss >> 10 < 1000
