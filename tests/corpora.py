@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from transformer.training.loop import train
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 GERMAN = ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun")
+MOST_MEMORY = 8 << 30  # bytes that a child may ask for, so that a test that fails leaves the machine to the others
 SIZES = {"train": 200, "dev": 16, "test": 12, "other": 8}
 
 
@@ -215,12 +217,14 @@ class Ended:
     status: int
     printed: str
     said: str
+    megabytes: int = 0  # the most that it had in memory, those included that it shares with the tests
 
 
 def in_a_child(command: str, job: Job, folder: Path, text: str = "") -> Ended:
     """The command from its entry point to its exit status, but for Hydra, in a process forked from this one.
 
-    It reads `text`. A child may die of a signal, which the tests survive, and costs a tenth of a second.
+    It reads `text`. A child may die of a signal, which the tests survive, and costs a tenth of a second. One that waits
+    for something is ended by SIGALRM after a minute.
     """
     files = [folder / name for name in ("stdin", "stdout", "stderr")]
     files[0].write_text(text, encoding="utf-8")
@@ -228,13 +232,17 @@ def in_a_child(command: str, job: Job, folder: Path, text: str = "") -> Ended:
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forking with threads; there is one
         child = os.fork()
     if child:
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return Ended(status, *(path.read_text(encoding="utf-8") for path in files[1:]))
+        _, status, usage = os.wait4(child, 0)
+        printed, said = (path.read_text(encoding="utf-8") for path in files[1:])
+        return Ended(os.waitstatus_to_exitcode(status), printed, said, usage.ru_maxrss // 1024)
     try:
+        signal.alarm(60)
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
         os.dup2(os.open(files[0], os.O_RDONLY), 0)
         for descriptor, path in enumerate(files[1:], 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        logging.getLogger().handlers.clear()  # pytest's
         sys.argv = ["transformer", command]
         main._enter = lambda name, _: commands.run(name, job)
         main.main()

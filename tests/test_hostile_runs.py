@@ -66,6 +66,7 @@ def enter(command: str, job: TrainJob, text: str = "", checkpoint: str = "auto")
     """The command on the run directory of the job, in a child."""
     of_command: dict[str, Job] = {
         "train": job,
+        "prepare": job,
         "translate": TranslateJob(run_dir=job.run_dir, checkpoint=checkpoint, threads=1),
         "evaluate": EvaluateJob(run_dir=job.run_dir, checkpoint=checkpoint, threads=1),
         "average": AverageJob(run_dir=job.run_dir),

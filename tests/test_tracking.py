@@ -105,7 +105,9 @@ def test_tracker_reports_what_it_cannot_write(method: str, tmp_path: Path, monke
     tracker = Tracker(RunDir(tmp_path), 0)
     with monkeypatch.context() as patch:
         patch.setattr(f"torch.utils.tensorboard.SummaryWriter.{method}", fail)
-        with pytest.raises(StorageError, match=r"/tensorboard: cannot be written: No such file or directory$"):
+        with pytest.raises(
+            StorageError, match=r"/tensorboard: cannot be written: No such file or directory \(\d+ bytes free\)$"
+        ):
             use(tracker)
     tracker.close()
 

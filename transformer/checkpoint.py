@@ -67,6 +67,7 @@ FORMAT = 2
 DAMAGED = ".bad-"
 ATTEMPTS = 3  # to write a checkpoint: a network disk may fail once
 
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _DOCUMENTS = (CONFIG, STATE)
 _REQUIRED = frozenset({*_DOCUMENTS, tensor_file(MODEL)})
 _ALLOWED = _REQUIRED | {tensor_file(OPTIMIZER), tensor_file(EMA)}
@@ -115,16 +116,16 @@ class Checkpoint:
     def weights(self) -> dict[str, Tensor]:
         """What translates and is averaged: the moving average of the weights where there is one, else the weights.
 
-        Raises CheckpointError as `tensors` does, and where a weight is not finite.
+        Raises CheckpointError as `tensors` does, and where they cannot be weights.
         """
         with _open_folder(self.path) as folder:
             files = _read_manifest(self.path, folder).files
         name = EMA if tensor_file(EMA) in files else MODEL
         tensors = self.tensors(name)
-        bad = first_not_finite(tensors)
-        if bad is not None:
-            path = self.path / tensor_file(name)
-            raise CheckpointError(f"{path}: {bad!a:.80} holds numbers that are not finite: use another checkpoint")
+        try:
+            check_weights(tensors)
+        except ValueError as error:
+            raise CheckpointError(f"{self.path / tensor_file(name)}: {error}: use another checkpoint") from None
         return tensors
 
     def settings(self, section: str, kind: type[T]) -> T:
@@ -143,6 +144,16 @@ class Checkpoint:
             return state
         except ValueError as error:
             raise CheckpointError(f"{self.path / STATE}: not the state of a run: {error}") from None
+
+
+def check_weights(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless these are finite floating-point numbers."""
+    other = next((name for name, tensor in tensors.items() if tensor.dtype not in _FLOATS), None)
+    if other is not None:
+        raise ValueError(f"{other!a:.80} is of type {tensors[other].dtype}, which no weights are")
+    bad = first_not_finite(tensors)
+    if bad is not None:
+        raise ValueError(f"{bad!a:.80} holds numbers that are not finite")
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:

@@ -8,6 +8,7 @@ Temporary names begin with a dot: `.tmp-` is unfinished, `.del-` is being remove
 if the new one never came.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -17,11 +18,11 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from transformer.errors import StorageError
 
@@ -134,11 +135,12 @@ def clear_leftovers(folder: Path) -> None:
         sync(folder)  # a killed process may have renamed without living to sync
 
 
-def storage_error(path: Path, needed: int, *, error: OSError) -> StorageError:
-    """The error of a failed write, with the bytes that were needed and those that are free."""
+def storage_error(path: Path, needed: int | None = None, *, error: OSError) -> StorageError:
+    """The error of a failed write, with the bytes that were needed, where that is known, and those that are free."""
     folder = next(folder for folder in path.absolute().parents if folder.is_dir())
-    free = shutil.disk_usage(folder).free
-    return StorageError(f"{path}: cannot be written: {error.strerror} ({needed} bytes needed, {free} bytes free)")
+    sizes = f"{shutil.disk_usage(folder).free} bytes free"
+    sizes = sizes if needed is None else f"{needed} bytes needed, {sizes}"
+    return StorageError(f"{path}: cannot be written: {error.strerror or error} ({sizes})")
 
 
 # ---- directories that are built once --------------------------------------------------------------------------------
@@ -155,6 +157,7 @@ def build_once(path: Path, fill: Callable[[Path], None], *, is_usable: Callable[
     with _wait_for_lock(path.with_name(f"{path.name}.lock")):
         if is_usable(path):
             return
+        _clear_dead_builds(path.parent)
         shutil.rmtree(temporary, ignore_errors=True)  # a builder that was killed may have left it
         temporary.mkdir()
         try:
@@ -164,6 +167,17 @@ def build_once(path: Path, fill: Callable[[Path], None], *, is_usable: Callable[
             sync(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _clear_dead_builds(folder: Path) -> None:
+    """Remove what killed builders of other directories left here: nobody holds their locks any more."""
+    for name in list_names(folder):
+        lock = folder / f"{name.removeprefix(UNFINISHED)}.lock"
+        if not name.startswith(UNFINISHED) or not lock.exists():
+            continue
+        with lock.open("ab") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 @contextmanager
@@ -190,26 +204,41 @@ def digest_file(path: Path) -> Digest:
 
 def check_digest(file: BufferedReader, expected: Digest) -> None:
     """Read an open file to its end against its digest, leaving it at its start. Raises ValueError."""
+    size = os.fstat(file.fileno()).st_size
+    if size != expected.size:
+        raise ValueError(f"{size} bytes, not the {expected.size} of the manifest")
     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    if file.tell() != expected.size:
-        raise ValueError(f"{file.tell()} bytes, not the {expected.size} of the manifest")
     if sha256 != expected.sha256:
         raise ValueError("its content is not that of the manifest (sha256 differs)")
     file.seek(0)
 
 
-def open_regular(path: Path, folder: int | None = None) -> BufferedReader:
+def open_regular(path: Path, folder: int | None = None, *, limit: int | None = None) -> BufferedReader:
     """Open a regular file, following no link and waiting for no pipe.
 
     With the descriptor of an open `folder`, the file is the one of that name in it, wherever the folder is now. Raises
-    OSError, and ValueError for what is not a regular file.
+    OSError, also for what is not a regular file, or is larger than `limit` bytes.
     """
     name = path if folder is None else path.name
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    file = os.fdopen(_open_regular(name, os.O_RDONLY, folder), "rb")
+    if limit is not None and os.fstat(file.fileno()).st_size > limit:
+        file.close()
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes")
+    return file
+
+
+def append_to(path: Path) -> TextIO:
+    """Open a regular file, made if missing, to add lines at its end; no link is followed. Raises OSError."""
+    file = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, None)
+    return os.fdopen(file, "w", encoding="utf-8", newline="\n")
+
+
+def _open_regular(name: str | Path, flags: int, folder: int | None) -> int:
+    file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise ValueError("not a regular file")
-    return os.fdopen(file, "rb")
+        raise OSError(errno.EINVAL, "not a regular file")
+    return file
 
 
 def read_json(path: Path) -> Any:

@@ -16,6 +16,7 @@ from transformer.config.settings import (
     SearchConfig,
     TrainConfig,
     at_least,
+    check_names,
     require,
 )
 
@@ -247,6 +248,7 @@ class Results:
     validations: list[Validation]
 
     def __post_init__(self) -> None:
+        check_names("results.test_sets", self.test_sets)
         at_least(self, "results.", 1, "steps", "sentences", "target_tokens")
         require(bool(self.validations), "results.validations is empty: the last step is always validated")
 

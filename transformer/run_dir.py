@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from transformer.config.primitives import from_json, to_json
 from transformer.errors import CheckpointError, LockedError, StorageError
-from transformer.files import clear_leftovers, list_names, make_directories, read_json, write_json
+from transformer.files import clear_leftovers, list_names, make_directories, open_regular, read_json, write_json
 from transformer.records import RUN_FORMAT, Best, Results, RunRecord
 
 T = TypeVar("T")
@@ -145,6 +145,12 @@ class RunDir:
         suffix = f".{SOURCE}"
         return [name.removesuffix(suffix) for name in list_names(self.hypotheses) if name.endswith(suffix)]
 
+    def check_folders(self) -> None:
+        """Raise StorageError where a folder that is written to is a link: a run directory is written in place."""
+        for folder in (self.checkpoints, self.averaged, self.tensorboard, self.hypotheses):
+            if folder.is_symlink():
+                raise StorageError(f"{folder}: a link, which is not followed; link the whole run directory instead")
+
     # ---- documents
 
     def write_record(self, record: RunRecord) -> None:
@@ -207,11 +213,12 @@ def lock_run(run_dir: Path) -> Iterator[None]:
     another process has it; StorageError if the directory cannot be made or written.
     """
     run = RunDir(run_dir)
+    run.check_folders()
     try:
         make_directories(run_dir)
         file = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise StorageError(f"{run_dir}: cannot be written: {error.strerror}") from error
+        raise StorageError(f"{error.filename or run_dir}: cannot be written: {error.strerror}") from error
 
     with os.fdopen(file, "r+b", buffering=0) as lock:  # closed, never unlocked: that would free a forking parent's lock
         try:
@@ -235,7 +242,8 @@ def lock_run(run_dir: Path) -> Iterator[None]:
 def holds_lock(run: RunDir) -> bool:
     """Whether this process holds the lock: a mere reader must not move what a trainer may be replacing."""
     try:
-        return run.lock.read_text(encoding="utf-8", errors="replace").startswith(f"{_this_process()},")
+        with open_regular(run.lock) as lock:
+            return lock.read(1000).startswith(f"{_this_process()},".encode())
     except OSError:
         return False
 

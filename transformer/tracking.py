@@ -7,25 +7,31 @@ keeps all.
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, TextIO
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transformer.errors import StorageError
-from transformer.files import write_file
+from transformer.files import append_to, open_regular, storage_error, write_file
 from transformer.run_dir import RunDir
+from transformer.terminal import PrintableFormatter, printable
+
+LARGEST_METRICS = 1 << 28  # bytes: a million lines
 
 
 class Tracker:
     """Scalars and texts by step, into TensorBoard and metrics.jsonl.
 
-    Every method raises StorageError where they cannot be written: on a full disk, or in a directory taken away.
+    Every method raises StorageError where they cannot be written: on a full disk, or in a directory taken away. A
+    context manager; at its end, an error that is on its way is the one that counts.
     """
 
     def __init__(self, run: RunDir | None, step: int) -> None:
@@ -40,7 +46,17 @@ class Tracker:
             self._writer = SummaryWriter(str(run.tensorboard), purge_step=step + 1)
         with _errors_name(run.metrics):
             _drop_after(run.metrics, step)
-            self._metrics = run.metrics.open("a", encoding="utf-8", newline="\n")
+            self._metrics = append_to(run.metrics)
+
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        try:
+            self.close()
+        except StorageError:
+            if kind is None:
+                raise
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """Write these values of `step`; None is left out, and so is what is not finite: JSON has no word for it."""
@@ -55,10 +71,10 @@ class Tracker:
             self._metrics.flush()
 
     def text(self, step: int, name: str, lines: list[str]) -> None:
-        """Show these lines of `step` in TensorBoard, as they are."""
+        """Show these lines of `step` in TensorBoard, as they are but for controls."""
         if not self._writes:
             return
-        escaped = "\n".join(f"    {line}" for line in lines)  # Markdown's literal block
+        escaped = "\n".join(f"    {printable(line)}" for line in lines)  # Markdown's literal block
         with _errors_name(self._run.tensorboard):
             self._writer.add_text(name, escaped, step)
 
@@ -84,21 +100,22 @@ def _errors_name(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise storage_error(path, error=error) from error
 
 
 def _drop_after(path: Path, step: int) -> None:
     """Remove the lines of later steps, and a last line that a crash cut short. Raises StorageError."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    kept = [line for line in path.read_bytes().split(b"\n") if _step_of(line) <= step]
+    with open_regular(path, limit=LARGEST_METRICS) as file:
+        kept = [line for line in file.read().split(b"\n") if _step_of(line) <= step]
     write_file(path, b"".join(line + b"\n" for line in kept))
 
 
 def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return float("inf")
 
 
@@ -107,8 +124,9 @@ def log_to(path: Path) -> Iterator[None]:
     """Append the package's log lines to a file, with the time of day, whatever the process shows of them itself."""
     logger = logging.getLogger("transformer")
     level, propagate = logger.level, logger.propagate
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    with _errors_name(path):
+        handler = _LogFile(path)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     shown = _Parents(logger, logger.getEffectiveLevel())
 
     logger.setLevel(min(logging.INFO, logger.getEffectiveLevel()))
@@ -123,6 +141,22 @@ def log_to(path: Path) -> Iterator[None]:
         logger.setLevel(level)
         logger.propagate = propagate
         handler.close()
+
+
+class _LogFile(logging.StreamHandler[TextIO]):
+    """Adds lines to a file. Those that do not fit on the disk are lost: what must not be lost is saved elsewhere."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(append_to(path))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Without logging's traceback."""
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):
+            self.stream.close()
+        super().close()
 
 
 class _Parents(logging.Handler):

@@ -15,6 +15,7 @@ from typing import Any
 from transformer.config.jobs import AverageJob, EvaluateJob, Job, SummaryJob, TableJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
+from transformer.terminal import printable
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def _train(job: TrainJob) -> None:
         return
 
     run_dir = Path(job.run_dir)
-    sys.stdout.write(format_results(run_dir, results))
+    _write(format_results(run_dir, results))
     sys.stdout.flush()
     log.info(WHAT_NEXT, run_dir, run_dir, run_dir.parent)
 
@@ -76,7 +77,7 @@ def _evaluate(job: EvaluateJob) -> None:
     from transformer.evaluation.sets import evaluate, format_results
 
     evaluation = evaluate(job)
-    _write(evaluation, format_results(Path(job.run_dir), evaluation), as_json=job.format is Format.json)
+    _write_result(evaluation, format_results(Path(job.run_dir), evaluation), as_json=job.format is Format.json)
 
 
 def _score_files(job: EvaluateJob) -> None:
@@ -85,28 +86,28 @@ def _score_files(job: EvaluateJob) -> None:
 
     scores = score_files(job)
     text = f"{format_scores(scores)}; {job.hypotheses} against {', '.join(job.references)}\n"
-    _write(scores, text, as_json=job.format is Format.json)
+    _write_result(scores, text, as_json=job.format is Format.json)
 
 
 def _sweep(job: EvaluateJob) -> None:
     from transformer.tools.sweep import format_sweep, sweep
 
     found = sweep(job)
-    _write(found, format_sweep(Path(job.run_dir), found), as_json=job.format is Format.json)
+    _write_result(found, format_sweep(Path(job.run_dir), found), as_json=job.format is Format.json)
 
 
 def _average(job: AverageJob) -> None:
     from transformer.average import average
 
     averaged = average(job)
-    sys.stdout.write(json.dumps({"averaged": averaged.run_state().averaged, "path": str(averaged.path)}) + "\n")
+    _write(json.dumps({"averaged": averaged.run_state().averaged, "path": str(averaged.path)}) + "\n")
 
 
 def _summary(job: SummaryJob) -> None:
     from transformer.tools.summary import format_summary, summarise
 
     summary = summarise(job)
-    _write(summary, format_summary(summary), as_json=job.format is Format.json)
+    _write_result(summary, format_summary(summary), as_json=job.format is Format.json)
 
 
 def _table(job: TableJob) -> None:
@@ -117,21 +118,26 @@ def _table(job: TableJob) -> None:
     if job.table == "1":
         layers = make_layer_table(job)
         write_layer_table(output_of(job), layers)
-        sys.stdout.write(format_layers(layers))
+        _write(format_layers(layers))
         return
 
     table, errors = make_table(job)
     if is_rank0():
         write_table(output_of(job), table)
-        sys.stdout.write(format_markdown(table))
+        _write(format_markdown(table))
         sys.stdout.flush()
     if errors:
         raise errors[0]
 
 
-def _write(result: object, text: str, *, as_json: bool) -> None:
+def _write_result(result: object, text: str, *, as_json: bool) -> None:
     """Write a result to standard output: its text for people, or the result itself as JSON for programs."""
-    sys.stdout.write(json.dumps(to_json(result), indent=2) + "\n" if as_json else text)
+    _write(json.dumps(to_json(result), indent=2) + "\n" if as_json else text)
+
+
+def _write(text: str) -> None:
+    """Write lines to standard output, where a terminal may show them."""
+    sys.stdout.write(printable(text, keep="\n"))
 
 
 COMMANDS = {

@@ -18,6 +18,7 @@ from transformer.cli.commands import COMMANDS
 from transformer.cli.overrides import command_help, overview, parse_arguments
 from transformer.config.keys import did_you_mean
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
+from transformer.terminal import PrintableFormatter, printable
 
 BUG = 1  # the exit status of an exception that nobody expected; Python's own
 
@@ -33,7 +34,7 @@ def main() -> NoReturn:
     """The console script."""
     _fill_closed_descriptors()
     signal.signal(signal.SIGTERM, _interrupt)
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    _log_to_stderr()
     logging.getLogger("transformer").setLevel(logging.INFO)  # not the root: the hub's client tells of every request
     sys.exit(_dispatch(sys.argv[1:]))
 
@@ -46,6 +47,13 @@ def _fill_closed_descriptors() -> None:
     os.close(descriptor)
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (until the process ends)
+
+
+def _log_to_stderr() -> None:
+    logging.raiseExceptions = False  # where standard error cannot be written, a traceback cannot, either
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(handlers=[handler])
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -130,9 +138,8 @@ def _fail_as_bug(error: Exception) -> int:
 
 def _fail(error: BaseException, message: str, status: int) -> int:
     """Report an error in one line; the status."""
-    line = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in message)
     with contextlib.suppress(OSError):  # a full disk: the status still says it
         if os.environ.get("TRANSFORMER_DEBUG") == "1":
-            traceback.print_exception(error)
-        sys.stderr.write(f"transformer: error: {line}\n")
+            sys.stderr.write(printable("".join(traceback.format_exception(error)), keep="\n"))
+        sys.stderr.write(f"transformer: error: {printable(message)}\n")
     return status

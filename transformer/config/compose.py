@@ -23,6 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException, ReadonlyConfigError
+from omegaconf.resolvers.oc import env
 
 from transformer.config.jobs import BESIDE_THE_ROWS, JOBS, PAPER_TABLES, Job, TableJob, TrainJob
 from transformer.config.keys import (
@@ -208,12 +209,29 @@ def typed_job(command: str, composed: DictConfig) -> Job:
     try:
         _refuse_mixed_demo()
         _log_overridden_recipe(composed)
-        plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
+        with _environment_refused():
+            plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
         job = cast(Job, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(JOBS[command]), plain)))
     except (OmegaConfBaseException, ValueError) as error:
         raise InputError(_one_line(error)) from error
     _refuse_model_of_table(job)
     return job
+
+
+@contextmanager
+def _environment_refused() -> Iterator[None]:
+    """Let no `${oc.env:NAME}` be resolved: a job is stored in run.json and every checkpoint, which people pass on."""
+
+    def refuse(name: str, *_: object) -> str:
+        raise ValueError(
+            f"${{oc.env:{name}}} would store the environment with the run: write on the command line ${name}"
+        )
+
+    OmegaConf.register_new_resolver("oc.env", refuse, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", env, replace=True)
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:

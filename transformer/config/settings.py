@@ -10,6 +10,11 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
+# Far beyond what anybody has a use for: a checkpoint that asks for more would only take memory and time.
+MOST_POSITIONS = 1 << 16
+MOST_BEAM = 1 << 10
+MOST_PENALTY = 10.0  # ((5 + |Y|) / 6)^10 of the longest translation is still a number
+
 
 class Norm(Enum):
     """Where the LayerNorm stands: after the residual sum (the paper) or before the sub-layer."""
@@ -125,6 +130,13 @@ def at_least(config: object, section: str, minimum: float, *names: str) -> None:
         require(ok, f"{section}{name}={value} must be a number of at least {minimum}, and finite")
 
 
+def at_most(config: object, section: str, maximum: float, *names: str) -> None:
+    """Refuse numbers above `maximum`; None (left to a rule) passes."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value <= maximum, f"{section}{name}={value} is above {maximum}, the most there can be")
+
+
 def check_names(section: str, sets: dict[str, Any]) -> None:
     """Test sets name files of the run directory, where `dev` is taken."""
     for name in sets:
@@ -172,6 +184,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         at_least(self, "model.", 1, "n_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
+        at_most(self, "model.", MOST_POSITIONS, "max_positions")
         _below_one(self, "model", "dropout", "attention_dropout", "relu_dropout")
         require(self.d_model % 2 == 0, f"model.d_model={self.d_model} must be even: sines and cosines come in pairs")
         divides = self.d_model % self.n_heads == 0
@@ -365,6 +378,8 @@ class SearchConfig:
     def __post_init__(self) -> None:
         at_least(self, "search.", 1, "beam_size", "max_extra", "batch_tokens")
         at_least(self, "search.", 0, "length_penalty")
+        at_most(self, "search.", MOST_BEAM, "beam_size")
+        at_most(self, "search.", MOST_PENALTY, "length_penalty")
 
 
 @dataclass
@@ -393,11 +408,11 @@ class SweepConfig:
     length_penalty: list[float] | None = option(None, "compare these alphas on the dev set, such as 0,0.6,1,1.4")
 
     def __post_init__(self) -> None:
-        for name, minimum in (("beam_size", 1), ("length_penalty", 0)):
+        for name, minimum, maximum in (("beam_size", 1, MOST_BEAM), ("length_penalty", 0, MOST_PENALTY)):
             values = getattr(self, name)
             require(values is None or len(values) > 0, f"sweep.{name} names no value")
-            ok = all(minimum <= value < 2**63 for value in values or [])
-            require(ok, f"sweep.{name}={values}: each must be a number of at least {minimum}, and finite")
+            ok = all(minimum <= value <= maximum for value in values or [])
+            require(ok, f"sweep.{name}={values}: each must be a number from {minimum} to {maximum}")
 
     @property
     def is_wanted(self) -> bool:

@@ -8,6 +8,7 @@ naming file and line. Only training pairs are filtered: whole pairs, with counts
 import gzip
 import hashlib
 import io
+import logging
 import zlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -24,13 +25,18 @@ Pair = tuple[str, str]
 
 KEPT, EMPTY, IDENTICAL, DUPLICATE = range(4)  # what becomes of a training pair
 
-_BUFFER = 1 << 20
+LONGEST_LINE = 1 << 18  # bytes: no sentence comes near; memory must not depend on where a file has its newlines
+
+_BUFFER = LONGEST_LINE  # so a longer line never lies in one buffer
+
+log = logging.getLogger(__name__)
 
 
 def read_lines(path: Path) -> Generator[str, None, None]:
     """The lines of a UTF-8 file, plain or gzip (named `.gz`), without their ends and without a BOM at the start.
 
-    Raises InputError where the file cannot be opened, is a damaged gzip file, or is not UTF-8.
+    Of a line longer than LONGEST_LINE only the beginning is read, and the log says so. Raises InputError where the file
+    cannot be opened, is a damaged gzip file, or is not UTF-8.
     """
     with closing(_read_blocks(path)) as blocks:
         for lines in blocks:
@@ -65,7 +71,7 @@ def _read_blocks(path: Path) -> Generator[list[str], None, None]:
     try:
         with closing(_blocks(path)) as blocks:
             for block in blocks:
-                text = _decode(block, path, number)
+                text = _decode(_cut_first_line(block, path, number), path, number)
                 lines = (text.removeprefix("\ufeff") if number == 0 else text).split("\n")
                 number += len(lines)
                 yield [line.removesuffix("\r") for line in lines] if "\r" in text else lines
@@ -78,15 +84,36 @@ def _read_blocks(path: Path) -> Generator[list[str], None, None]:
 def _blocks(path: Path) -> Generator[bytes, None, None]:
     """The bytes of the file, cut at newlines, which are left out: many lines at a time are decoded and split faster."""
     with _open(path) as file:
-        parts: list[bytes] = []  # of a line that is not complete
+        parts: list[bytes] = []  # of a line that is not complete, as far as it is of interest
+        size = 0
         while chunk := file.read1(_BUFFER):
             lines, newline, rest = chunk.rpartition(b"\n")
             if newline:
                 yield b"".join([*parts, lines])
                 parts = []
-            parts.append(rest)
+                size = 0
+            if size <= LONGEST_LINE:
+                parts.append(rest)
+                size += len(rest)
         if last := b"".join(parts):
             yield last
+
+
+def _cut_first_line(block: bytes, path: Path, before: int) -> bytes:
+    """The block, with no more of its first line than LONGEST_LINE; the others lay in one buffer, and are shorter."""
+    if len(block) <= LONGEST_LINE or block.find(b"\n", 0, LONGEST_LINE + 1) >= 0:
+        return block
+    line, newline, others = block.partition(b"\n")
+    log.warning("%s:%d: longer than %d bytes: only its beginning is read", path, before + 1, LONGEST_LINE)
+    return cut_line(line) + newline + others
+
+
+def cut_line(line: bytes) -> bytes:
+    """The first LONGEST_LINE bytes of a longer line of UTF-8, less those of a character that has more."""
+    end = LONGEST_LINE
+    while end > LONGEST_LINE - 4 and line[end] & 0xC0 == 0x80:  # inside a character
+        end -= 1
+    return line[:end]
 
 
 def _open(path: Path) -> io.BufferedReader:

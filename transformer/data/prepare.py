@@ -378,7 +378,7 @@ def _summary(report: DataReport) -> str:
 def _given_tokenizer(job: TrainJob) -> bytes | None:
     """The model that is not to be trained: that of `tokenizer.model`, or of the run where the weights come from."""
     origin = None if job.tokenizer.model is None else Path(job.tokenizer.model)
-    tokenizer_model = None if origin is None else read_model(origin)
+    tokenizer_model = None if origin is None else read_model(origin.resolve())  # the user's own may be a link
 
     if job.init_from is not None:
         carried_origin = _tokenizer_run_dir(job.run_dir, job.init_from).tokenizer

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from transformer.config.primitives import from_json, to_json
-from transformer.errors import InputError
+from transformer.errors import InputError, StorageError
 from transformer.files import MANIFEST, Digest, digest_file, encode_json, read_json, sync, write_new
 
 STORE_VERSION = 1
@@ -58,10 +58,32 @@ class Sentences(NamedTuple):
         return Sentences(self.pieces[np.repeat(keep, self.counts)], self.counts[keep])
 
 
+class _File(NamedTuple):
+    """A file of a store, and its content in memory."""
+
+    path: Path
+    content: mmap.mmap | bytes
+
+    @classmethod
+    def of(cls, path: Path) -> "_File":
+        if path.stat().st_size == 0:  # it cannot be mapped
+            return cls(path, b"")
+        with path.open("rb") as file:
+            return cls(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has become shorter than it was: to read what is missing would end the process by SIGBUS."""
+        return isinstance(self.content, mmap.mmap) and self.content.size() < len(self.content)
+
+
 class Store:
     """Sentence pairs as piece ids; pair `i` keeps its number for ever."""
 
-    def __init__(self, pieces: tuple[Array, Array], offsets: tuple[Ids, Ids]) -> None:
+    def __init__(
+        self, pieces: tuple[Array, Array], offsets: tuple[Ids, Ids], *, files: Sequence[Sequence["_File"]] = ((), ())
+    ) -> None:
+        self._files = files  # of each side, where they are mapped
         self._pieces = pieces
         self._offsets = offsets
         self.lengths = _lengths(offsets)
@@ -72,12 +94,18 @@ class Store:
 
     def gather(self, ids: Ids, side: int) -> Sentences:
         """These sentences, their pieces as int64; side 0 is the source."""
+        self._check(side)
         starts = self._offsets[side][ids]
         counts = self._offsets[side][ids + 1] - starts
         ends = counts.cumsum()
         total = int(ends[-1]) if len(ids) else 0
         index = np.arange(total) + np.repeat(starts - ends + counts, counts)
         return Sentences(self._pieces[side][index].astype(np.int64), counts)
+
+    def _check(self, side: int) -> None:
+        for file in self._files[side]:
+            if file.is_cut:
+                raise StorageError(f"{file.path}: cut short while it was in use: start again, and it is built anew")
 
     @classmethod
     def from_pieces(cls, source: list[list[int]], target: list[list[int]]) -> "Store":
@@ -96,9 +124,11 @@ class Store:
         manifest = _read_manifest(path)
         if not is_verified:
             _verify(path, manifest)
-        pieces = [_map(path / f"{side}.ids", manifest.dtype) for side in SIDES]
-        offsets = [cast(Ids, _map(path / f"{side}.offsets", "<i8")) for side in SIDES]
-        return cls((pieces[0], pieces[1]), (offsets[0], offsets[1]))
+        ids = [_File.of(path / f"{side}.ids") for side in SIDES]
+        ends = [_File.of(path / f"{side}.offsets") for side in SIDES]
+        pieces = [np.frombuffer(file.content, dtype=manifest.dtype) for file in ids]
+        offsets = [np.frombuffer(file.content, dtype="<i8") for file in ends]
+        return cls((pieces[0], pieces[1]), (offsets[0], offsets[1]), files=list(zip(ids, ends, strict=True)))
 
 
 def _lengths(offsets: tuple[Ids, Ids]) -> Lengths:
@@ -135,13 +165,6 @@ def _verify(path: Path, manifest: Manifest) -> None:
             raise InputError(f"{path}: not a complete prepared corpus ({error})") from error
         if not is_sound:
             raise InputError(f"{path / name}: damaged: its digest is not the one in {MANIFEST}")
-
-
-def _map(path: Path, dtype: str) -> Array:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped
-        return np.zeros(0, dtype=dtype)
-    with path.open("rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)
 
 
 class StoreWriter:

@@ -16,6 +16,7 @@ import sentencepiece
 
 from transformer.config.settings import TokenizerConfig
 from transformer.errors import InputError
+from transformer.files import open_regular
 from transformer.seeding import seed_for
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
@@ -88,9 +89,9 @@ def _with_plain_spaces(text: str) -> str:
 
 
 def read_model(path: Path) -> bytes:
-    """The bytes of a model file. Raises InputError where it cannot be read or is far too large."""
+    """The bytes of a model file, which is no link. Raises InputError where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(LARGEST_MODEL + 1)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}): check the path") from error

@@ -12,7 +12,9 @@ from typing import BinaryIO
 import torch
 
 from transformer.config.jobs import TranslateJob
+from transformer.data.corpus import LONGEST_LINE, cut_line
 from transformer.decoding.translator import load_translator
+from transformer.errors import InputError
 from transformer.machine import resolve_threads
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     )
     line = 1
     for block in _blocks(stdin):
-        texts = [_decode(text, line + n) for n, text in enumerate(block)]
+        texts = [_decode(text, line + n, strict=job.strict) for n, text in enumerate(block)]
         translations = translator.translate(texts, first_line=line, strict=job.strict)
         stdout.write("".join(f"{text}\n" for text in translations).encode("utf-8"))
         stdout.flush()
@@ -39,21 +41,31 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
 
 
 def _blocks(stdin: BinaryIO) -> Iterator[list[bytes]]:
-    """The lines of the input, without their newlines, as they come; never an empty block."""
+    """The lines of the input, without their newlines, as they come; never an empty block.
+
+    Of a line longer than LONGEST_LINE, one byte more than that is kept.
+    """
     read = getattr(stdin, "read1", stdin.read)  # read1 returns what is there; read would wait for a full block
-    begun: list[bytes] = []  # the parts of a line whose end has not been read
+    begun = bytearray()  # of a line whose end has not been read
     while chunk := read(BLOCK):
         *ended, rest = chunk.split(b"\n")
         if ended:
-            yield [b"".join((*begun, ended[0])), *ended[1:]]
-            begun = []
-        if rest:
-            begun.append(rest)
+            begun += ended[0]
+            yield [bytes(begun[: LONGEST_LINE + 1]), *ended[1:]]
+            begun.clear()
+        begun += rest[: LONGEST_LINE + 1 - len(begun)]
     if begun:
-        yield [b"".join(begun)]
+        yield [bytes(begun)]
 
 
-def _decode(line: bytes, number: int) -> str:
+def _decode(line: bytes, number: int, *, strict: bool) -> str:
+    if len(line) > LONGEST_LINE:
+        problem = f"line {number}: longer than {LONGEST_LINE} bytes"
+        if strict:
+            raise InputError(f"{problem}: split the line, or leave out strict=true to have it truncated")
+        log.warning("%s: only its beginning is read", problem)
+        line = cut_line(line)
+
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:

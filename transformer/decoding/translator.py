@@ -37,7 +37,7 @@ from transformer.decoding.search import Hypothesis, beam_search, length_penalty,
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Padded
 from transformer.model.inference import for_inference
-from transformer.model.transformer import DecoderState, Transformer, load_parameters
+from transformer.model.transformer import DecoderState, Transformer, check_size, load_parameters
 from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
 
@@ -362,6 +362,7 @@ def build_translator(
     try:
         if checkpoint.run_state().vocab_size != tokenizer.vocab_size:
             raise ValueError(f"made for another tokenizer than {run.tokenizer}")
+        check_size(config, tokenizer.vocab_size, tensors)
         model = Transformer(config, tokenizer.vocab_size)
         load_parameters(model, tensors)
     except ValueError as error:

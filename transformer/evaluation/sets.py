@@ -20,10 +20,13 @@ from transformer.decoding.translator import Translator, build_translator
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.paper_bleu import choose_scorer
 from transformer.evaluation.score import Scorer, format_scores
-from transformer.files import remove, write_file
+from transformer.files import open_regular, remove, write_file
 from transformer.machine import resolve_threads
 from transformer.records import Evaluation, Results, Scores
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
+from transformer.terminal import printable
+
+LARGEST_TEXT = 1 << 28  # bytes of one side of a set that a run keeps
 
 Sets = Mapping[str, Sequence[Pair]]
 
@@ -95,6 +98,7 @@ def evaluate_sets(run: RunDir, translator: Translator, sets: Sets, *, scorer: Sc
     `scorer` is `score` for a language, which refuses text that cannot be compared fairly, or `measure`, for the end
     of a training: that must not lose its results over a doubt.
     """
+    run.check_folders()
     scores = {}
     for name, pairs in sets.items():
         hypotheses = translator.translate([source for source, _ in pairs])
@@ -113,7 +117,7 @@ def format_results(run_dir: Path, results: Results | Evaluation) -> str:
         for name, scores in results.test_sets.items()
     ]
     lines = lines or [f"{run_dir}: {origin}; no test set to score (data.test.NAME.src, data.test.NAME.tgt)"]
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{printable(line)}\n" for line in lines)  # names and digests are what files say
 
 
 def describe_origin(averaged: Sequence[int], *, steps: int, seed: int, data_digest: str) -> str:
@@ -156,6 +160,11 @@ def digest_sets(sets: Sets) -> str:
 def read_sets(run: RunDir) -> dict[str, list[Pair]]:
     """The test sets that the run keeps, by name. Raises InputError where one cannot be read."""
     names = [name for name in run.set_names() if name != DEV]
+    for path in [run.text(name, kind) for name in names for kind in (SOURCE, REFERENCE)]:
+        try:
+            open_regular(path, limit=LARGEST_TEXT).close()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror}): copy it again") from error
     return {name: list(read_pairs(run.text(name, SOURCE), run.text(name, REFERENCE))) for name in names}
 
 

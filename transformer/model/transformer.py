@@ -5,6 +5,7 @@ paper's names, and `parameters_by_name` is what a checkpoint holds: a shared mat
 returned, never kept on the module.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from transformer.compute import to_autocast_dtype
 from transformer.config.settings import ModelConfig, Norm
+from transformer.cost import count_parameters
 from transformer.layout import Histories, Layout, Padded
 from transformer.model.attention import KeyValueCache, KeyValues, MultiHeadAttention
 from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
@@ -209,6 +211,17 @@ class Transformer(nn.Module):
 def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter once, detached, under the name that a checkpoint gives it."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def check_size(config: ModelConfig, vocab_size: int, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless `tensors` hold as many numbers as a model of this config, before one is built.
+
+    A config that somebody forged could ask for more memory or time than there is.
+    """
+    wanted = count_parameters(config, vocab_size).total
+    found = sum(tensor.numel() for tensor in tensors.values())
+    if wanted != found or config.n_layers > len(tensors):
+        raise ValueError(f"its settings are of a model of {wanted} parameters, but it has {found}")
 
 
 def load_parameters(model: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -19,10 +19,12 @@ from transformer.cost import PEAK_FLOPS, UTILISATION, Parameters, StackParameter
 from transformer.data.plan import SLOTS
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError
+from transformer.files import open_regular
 from transformer.records import Resolved
 from transformer.run_dir import RunDir
 from transformer.tools.memory import Memory, estimate_memory
 from transformer.tools.speed import read_rates, step_work
+from transformer.tracking import LARGEST_METRICS
 from transformer.training.resolve import resolve_settings
 
 MEAN_LENGTH = 27.0  # tokens of a sentence, as in WMT news text
@@ -214,10 +216,11 @@ def measured_speed(run: RunDir) -> tuple[float, int]:
     Raises InputError where the run has no log line of training yet, or its file cannot be read.
     """
     try:
-        lines = run.metrics.read_text(encoding="utf-8").split("\n")
+        with open_regular(run.metrics, limit=LARGEST_METRICS) as file:
+            lines = file.read().decode().split("\n")
         rows = [json.loads(line) for line in lines if line]
         speeds = [float(row[SPEED]) for row in rows if SPEED in row]
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{run.metrics}: the run's speed cannot be read: {error}") from error
     if not speeds:
         raise InputError(f"{run.metrics}: nothing is measured yet: let the run come to its first log line")

@@ -9,7 +9,6 @@ import json
 import logging
 import platform
 import secrets
-import shutil
 import time
 from collections.abc import Iterator
 from hashlib import sha256
@@ -29,7 +28,7 @@ from transformer.config.settings import Decay, OnResume
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.prepare import PREPARE_VERSION, Prepared
 from transformer.errors import CheckpointError
-from transformer.files import MANIFEST, write_file, write_json
+from transformer.files import MANIFEST, remove, write_file, write_json
 from transformer.records import RUN_FORMAT, Origin, Resolved, RunRecord
 from transformer.run_dir import RunDir
 from transformer.training.resolve import resolve_again, resolve_settings
@@ -44,7 +43,7 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
     """
     run = RunDir(Path(job.run_dir))
     for stale in (run.results, run.best, run.averaged):  # of a run whose checkpoints were taken away
-        shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
+        remove(stale)
 
     resolved = resolve_settings(job, world_size)
     record = RunRecord(

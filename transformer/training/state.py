@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Adam
 
-from transformer.checkpoint import Checkpoint, first_not_finite
+from transformer.checkpoint import Checkpoint, check_weights, first_not_finite
 from transformer.compute import dtype_of, loss_scaler
 from transformer.config.settings import ModelConfig, Precision, TrainConfig
 from transformer.data.plan import PLAN_VERSION
@@ -144,7 +144,5 @@ class TrainState:
 
 def _load_finite(model: Transformer, checkpoint: Checkpoint, name: str) -> None:
     tensors = checkpoint.tensors(name)
-    bad = first_not_finite(tensors)
-    if bad is not None:
-        raise ValueError(f"{bad!a:.80} holds numbers that are not finite")
+    check_weights(tensors)
     load_parameters(model, tensors)
