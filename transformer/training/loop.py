@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from transformer.average import average_checkpoints, scheduled_steps
 from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, rotate
@@ -31,15 +32,15 @@ from transformer.data.store import Mixture, Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator, build_translator
 from transformer.distributed import Vote, Wait, World, collective_errors_named, join_world, local_device
-from transformer.errors import CheckpointError
+from transformer.errors import CheckpointError, NumericalError
 from transformer.evaluation.score import check_language, measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
 from transformer.machine import trim_heap
 from transformer.records import Best, CheckpointState, Progress, Resolved, Results
 from transformer.run_dir import DEV, RunDir, list_steps, lock_run
 from transformer.tracking import Tracker, log_to, progress_bar
-from transformer.training.guard import Interrupted, Signals, SkippedGuard, stopped
-from transformer.training.optimizer import learning_rate, move_average
+from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
+from transformer.training.optimizer import learning_rate, move_average, updates_applied
 from transformer.training.preview import log_preview
 from transformer.training.progress import Clock, describe, log_window, validation_scalars
 from transformer.training.resolve import batching_of
@@ -257,7 +258,7 @@ def train_loop(run: Run, world: World) -> None:
     if run.resolved.compile:
         objective.compile()
     parallel = world.wrap(objective)
-    guard = SkippedGuard(progress)
+    guard = NumbersGuard(progress)
     trimmed = time.monotonic()
     clock = Clock()
 
@@ -301,9 +302,7 @@ def train_loop(run: Run, world: World) -> None:
             is_validation_due = _is_validation_due(config, progress)
             is_commit_due = progress.step % config.save_every == 0
             if is_log_due or is_validation_due or is_commit_due or progress.step % READ_EVERY == 0:
-                state.read_device()
-                state.add_seconds(clock.lap())
-                guard.check(progress, loss_scale=state.loss_scale)
+                _read_device(run, world, guard, clock=clock, tracker=tracker)
             if is_log_due:
                 _log(run, world, tracker)
             if run.device.type == "cpu" and time.monotonic() > trimmed + TRIM_SECONDS:
@@ -321,9 +320,7 @@ def train_loop(run: Run, world: World) -> None:
                 stopping = vote.ask(signals.requested)
             has_ended = progress.has_ended(config)
             if is_among_best or is_commit_due or stopping or has_ended:
-                state.read_device()
-                state.add_seconds(clock.lap())
-                guard.check(progress, loss_scale=state.loss_scale)
+                _read_device(run, world, guard, clock=clock, tracker=tracker)
                 if has_ended and not is_log_due:
                     _log(run, world, tracker)  # the last window may be a short one
                 _commit(run, world, tracker)
@@ -380,7 +377,7 @@ def _count(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
     state, progress = run.state, run.progress
     decay = run.job.train.ema_decay
     if state.ema is not None and decay is not None:
-        updates = progress.step - state.skipped.total  # those that were applied before this one
+        updates = updates_applied(state.optimizer) - result.applied.float()  # those before this one
         move_average(state.ema, state.model, decay=decay, updates=updates, is_applied=result.applied)
 
     progress.advance(
@@ -389,7 +386,7 @@ def _count(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
         sentences=step.sentences,
         target_tokens=step.target_tokens,
     )
-    state.skipped.add(result.applied, progress.step)
+    state.norms.add(result.grad_norm)
     flops = step_flops(
         run.job.model,
         run.tokenizer.vocab_size,
@@ -398,6 +395,26 @@ def _count(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
         mean_length=(step.source_tokens + step.target_tokens) / (2 * step.sentences),
     )
     state.window.add(step, result, waited=waited, flops=flops)
+
+
+def _read_device(run: Run, world: World, guard: NumbersGuard, *, clock: Clock, tracker: Tracker) -> None:
+    """Bring what the device has measured to the host, and have it judged.
+
+    After too many skipped updates the position is saved, for they left the weights as they were, and NumericalError is
+    raised, on every rank.
+    """
+    run.state.read_device()
+    run.state.add_seconds(clock.lap())
+    try:
+        guard.check(run.progress, loss_scale=run.state.loss_scale)
+    except NumericalError as error:
+        _commit(run, world, tracker)
+        raise _with_advice(error, run, world) from None
+
+
+def _with_advice(error: NumericalError, run: Run, world: World) -> NumericalError:
+    """The same error, with the newest checkpoint whose numbers are finite; every rank must ask."""
+    return NumericalError(f"{error}: {world.from_rank0(lambda: advice(run.directory.path))}")
 
 
 def _log(run: Run, world: World, tracker: Tracker) -> None:
@@ -453,8 +470,12 @@ def _show_samples(run: Run, hypotheses: Sequence[str], tracker: Tracker) -> None
 
 
 def _commit(run: Run, world: World, tracker: Tracker) -> None:
-    """Commit the step in progress; rank 0 writes, and removes the checkpoints that are not to be kept."""
+    """Commit the step in progress; rank 0 writes, and removes the checkpoints that are not to be kept.
+
+    Raises NumericalError, on every rank, where a number is not finite.
+    """
     window = run.state.window.totals(world)
+    tensors = _finite_tensors(run, world)
 
     def write() -> None:
         tracker.flush()  # what was measured up to a checkpoint must not be lost: nobody measures it again
@@ -466,7 +487,7 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
         commit(
             run.directory.path,
             step=run.progress.step,
-            tensors=run.state.tensors(),
+            tensors=tensors,
             state=to_json(state),
             config=to_json(run.job),
         )
@@ -474,6 +495,19 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
         _rotate(run.directory, run.job.train, run.progress)
 
     world.from_rank0(write)
+
+
+def _finite_tensors(run: Run, world: World) -> dict[str, Mapping[str, Tensor]]:
+    """What a checkpoint holds. Raises NumericalError, on every rank, where a number is not finite on one of them."""
+    error = NumericalError(f"step {run.progress.step} is not saved: numbers on another rank are not finite")
+    tensors = None
+    try:
+        tensors = run.state.tensors()
+    except NumericalError as found:
+        error = found
+    if world.any(tensors is None) or tensors is None:
+        raise _with_advice(error, run, world)
+    return tensors
 
 
 def _rotate(directory: RunDir, config: TrainConfig, progress: Progress) -> None:

@@ -41,6 +41,12 @@ def set_rate(optimizer: Adam, rate: float) -> None:
         group["lr"] = rate
 
 
+def updates_applied(optimizer: Adam) -> Tensor:
+    """How many updates have been applied, a scalar on the device; there must have been a step."""
+    updates: Tensor = next(iter(optimizer.state.values()))["step"]
+    return updates
+
+
 def moments_by_name(model: nn.Module, optimizer: Adam) -> dict[str, Tensor]:
     """Adam's moments as `exp_avg/NAME` and `exp_avg_sq/NAME`, and the updates applied; empty before the first."""
     named = [(name, optimizer.state[parameter]) for name, parameter in model.named_parameters()]
