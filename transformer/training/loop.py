@@ -22,7 +22,7 @@ from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, 
 from transformer.compute import memory_errors_named, resolve_device, uses_cudnn_attention
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import SearchOverride, TrainConfig, paper_peak
+from transformer.config.settings import SearchOverride, TrainConfig
 from transformer.cost import parameters, step_flops
 from transformer.data.corpus import Pair
 from transformer.data.loader import Position, Step, load_steps
@@ -40,7 +40,7 @@ from transformer.records import Best, CheckpointState, Progress, Resolved, Resul
 from transformer.run_dir import DEV, RunDir, list_steps, lock_run
 from transformer.tracking import Tracker, log_to, progress_bar
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
-from transformer.training.optimizer import learning_rate, move_average, updates_applied
+from transformer.training.optimizer import move_average, rate_of, updates_applied
 from transformer.training.preview import log_preview
 from transformer.training.progress import Clock, describe, log_window, validation_scalars
 from transformer.training.resolve import batching_of
@@ -288,7 +288,7 @@ def train_loop(run: Run, world: World) -> None:
                     step,
                     scaler=state.scaler,
                     world_size=world.size,
-                    rate=_rate(run.job, progress.step),
+                    rate=rate_of(config, run.job.model.d_model, step=progress.step),
                     seed=config.seed,
                     clip_norm=config.clip_norm,
                     device=run.device,
@@ -364,14 +364,6 @@ def _log_preview(run: Run, world: World) -> None:
     )
 
 
-def _rate(job: TrainJob, step: int) -> float:
-    config = job.train
-    peak = config.learning_rate or paper_peak(job.model.d_model, config.warmup_steps)
-    return learning_rate(
-        step, peak=peak, warmup_steps=config.warmup_steps, decay=config.decay, max_steps=config.max_steps
-    )
-
-
 def _count(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
     """Bring average, progress and log window up to a step that is done. Nothing here waits for the device."""
     state, progress = run.state, run.progress
@@ -420,7 +412,7 @@ def _with_advice(error: NumericalError, run: Run, world: World) -> NumericalErro
 def _log(run: Run, world: World, tracker: Tracker) -> None:
     """Log the window that ends here, and begin the next one."""
     totals = run.state.window.totals(world)
-    rate = _rate(run.job, run.progress.step - 1)
+    rate = rate_of(run.job.train, run.job.model.d_model, step=run.progress.step - 1)
     log_window(totals, tracker, run.progress, rate=rate, device=run.device)
     run.state.window.clear()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from transformer.config.settings import Decay, TrainConfig
+from transformer.config.settings import Decay, TrainConfig, paper_peak
 
 SQUARES = "exp_avg_sq"
 MOMENTS = ("exp_avg", SQUARES)
@@ -27,6 +27,17 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, decay: Decay, ma
         case Decay.linear:
             falling = (max_steps - step) / max(1, max_steps - warmup_steps)
             return peak * max(0.0, min(update / warmup_steps, falling))
+
+
+def rate_of(recipe: TrainConfig, d_model: int, *, step: int) -> float:
+    """The rate at which a training takes step `step`, counted from 0."""
+    return learning_rate(
+        step,
+        peak=recipe.learning_rate or paper_peak(d_model, recipe.warmup_steps),
+        warmup_steps=recipe.warmup_steps,
+        decay=recipe.decay,
+        max_steps=recipe.max_steps,
+    )
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> Adam:
