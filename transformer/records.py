@@ -58,8 +58,18 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class MemoryCheck:
+    """What a step with the largest micro-batch needs, as it was before the first step."""
+
+    max_tokens: int
+    is_estimate: bool  # on a CPU; on a GPU it was tried
+    needed: int  # bytes
+    available: int  # bytes
+
+
+@dataclass(frozen=True)
 class RunRecord:
-    """run.json: written once, when the run starts."""
+    """run.json: written when the run starts, and again when its memory has been checked."""
 
     format: int
     id: str
@@ -71,6 +81,7 @@ class RunRecord:
     init_from: Origin | None
     resolved: Resolved
     config: TrainJob
+    memory: MemoryCheck | None = None  # None: not yet checked
 
 
 @dataclass(frozen=True)

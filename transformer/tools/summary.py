@@ -21,7 +21,7 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError
 from transformer.records import Resolved
 from transformer.run_dir import RunDir
-from transformer.tools.memory import Memory, estimate_memory
+from transformer.training.memory import Memory, estimate_memory
 from transformer.training.resolve import resolve_settings
 
 MEAN_LENGTH = 27.0  # tokens of a sentence, as in WMT news text

@@ -47,6 +47,7 @@ from transformer.training.resolve import batching_of
 from transformer.training.resume import resume_run, start_run
 from transformer.training.state import TrainState
 from transformer.training.step import Objective, StepResult, train_step
+from transformer.training.trial import check_memory
 from transformer.training.validate import DevSet, validate
 from transformer.training.warm_start import find_source
 
@@ -252,11 +253,13 @@ def train_loop(run: Run, world: World) -> None:
     Raises Stopped after a signal, with the step in progress committed; several ranks agree on it one step later.
     """
     config, state, progress = run.job.train, run.state, run.progress
-    if world.is_rank0:
-        _log_preview(run, world)
     objective = Objective(state.model, config.label_smoothing).train()
     if run.resolved.compile:
         objective.compile()
+    if progress.step == 0:
+        run = _with_checked_memory(run, objective, world)
+    if world.is_rank0:
+        _log_preview(run, world)
     parallel = world.wrap(objective)
     guard = NumbersGuard(progress)
     trimmed = time.monotonic()
@@ -328,6 +331,26 @@ def train_loop(run: Run, world: World) -> None:
 
         if stopping or world.any(signals.requested):  # it may have come while the last step was saved
             raise stopped(progress.step)
+
+
+def _with_checked_memory(run: Run, objective: Objective, world: World) -> Run:
+    """The run with a `max_tokens` that fits; run.json says what was found."""
+    resolved, check = check_memory(
+        run.job,
+        run.resolved,
+        objective,
+        store=run.store,
+        mixture=run.mixture,
+        device=run.device,
+        world=world,
+    )
+
+    def write() -> None:
+        record = run.directory.read_record()
+        run.directory.write_record(replace(record, resolved=resolved, memory=check))
+
+    world.from_rank0(write)
+    return replace(run, resolved=resolved)
 
 
 def _smaller_batches(run: Run) -> str:
