@@ -150,7 +150,7 @@ def test_every_kind_of_tensor_returns_bit_for_bit(tmp_path: Path) -> None:
 def test_the_manifest_says_what_sha256sum_says(run: Path) -> None:
     folder = step_path(run, 20)
     manifest = json.loads((folder / "MANIFEST.json").read_text())
-    assert (manifest["format"], manifest["step"], list(manifest["files"])) == (2, 20, sorted(FILES)[1:])
+    assert (manifest["format"], manifest["step"], list(manifest["files"])) == (3, 20, sorted(FILES)[1:])
     for name, entry in manifest["files"].items():
         data = (folder / name).read_bytes()
         assert entry == {"size": len(data), "sha256": sha256(data).hexdigest()}
@@ -577,7 +577,7 @@ def reseal(path: Path, **changes: Any) -> None:
     for name in sorted(set(os.listdir(path)) - {"MANIFEST.json"}):
         data = (path / name).read_bytes()
         files[name] = {"size": len(data), "sha256": sha256(data).hexdigest()}
-    manifest = {"format": 2, "step": 20, "files": files} | changes
+    manifest = {"format": 3, "step": 20, "files": files} | changes
     (path / "MANIFEST.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
 

@@ -32,7 +32,7 @@ from transformer.cli import commands
 from transformer.cli.completion import complete
 from transformer.cli.main import main
 from transformer.cli.overrides import parse_arguments
-from transformer.config.jobs import AverageJob, EvaluateJob, SummaryJob, TableJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, ReplayJob, SummaryJob, TableJob, TrainJob, TranslateJob
 from transformer.config.settings import (
     Algorithm,
     Decay,
@@ -57,6 +57,7 @@ JOBS = {
     "evaluate": EvaluateJob,
     "average": AverageJob,
     "summary": SummaryJob,
+    "replay": ReplayJob,
     "table": TableJob,
 }
 EXPERIMENTS = (

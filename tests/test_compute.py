@@ -69,6 +69,16 @@ def test_memory_errors_named_says_what_to_change() -> None:
         raise RuntimeError("another")
 
 
+def test_memory_errors_named_knows_those_of_the_machine() -> None:
+    """A CPU's allocator raises a plain RuntimeError."""
+    for size in (2**50, 2**58):
+        with (
+            pytest.raises(InputError, match=r"^out of memory while training: lower train\.max_tokens$"),
+            memory_errors_named("training", remedy="lower train.max_tokens"),
+        ):
+            torch.empty(size, dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(("kind", "gib", "expected"), [("cpu", 0, 8_192), ("cuda", 24, 32_768), ("cuda", 80, 131_072)])
 def test_default_batch_tokens_follows_the_memory(
     kind: str, gib: int, expected: int, monkeypatch: pytest.MonkeyPatch

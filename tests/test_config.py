@@ -314,6 +314,7 @@ ON_RESUME = {
     "train.max_steps": "a",
     "train.tokens_per_step": "r",
     "train.max_tokens": "n",
+    "train.fit_memory": "a",
     "train.learning_rate": "r",
     "train.warmup_steps": "r",
     "train.decay": "r",

@@ -42,9 +42,10 @@ from transformer.layout import Padded, pack
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import attend
 from transformer.model.transformer import Transformer
+from transformer.records import Progress
 from transformer.training.optimizer import build_optimizer
 from transformer.training.progress import LogWindow
-from transformer.training.step import Objective, SkippedUpdates, train_step
+from transformer.training.step import GradientNorms, Objective, train_step
 from transformer.vocabulary import BOS, EOS
 
 DEVICE = torch.device(os.environ.get("TRANSFORMER_TEST_DEVICE", "cuda"))
@@ -228,7 +229,7 @@ def test_a_step_never_waits_for_the_device() -> None:
     objective = build(replace(SMALL, dropout=0.1), Precision.bf16)
     recipe = TrainConfig(clip_norm=1.0)
     optimizer, scaler = build_optimizer(objective.model, recipe), loss_scaler(DEVICE, Precision.bf16)
-    window, skipped = LogWindow(DEVICE), SkippedUpdates(DEVICE)
+    window, norms = LogWindow(DEVICE), GradientNorms()
     batching = Batching(
         mixture=[(len(corpus()), 1.0)],
         seed=1,
@@ -268,12 +269,15 @@ def test_a_step_never_waits_for_the_device() -> None:
                     precision=Precision.bf16,
                 )
                 window.add(step, result, waited=0.0, flops=0.0)
-                skipped.add(result.applied, number)
+                norms.add(result.grad_norm)
             finally:
                 if DEVICE.type == "cuda":
                     torch.cuda.set_sync_debug_mode("default")
     assert result.loss_sum.isfinite()
-    assert skipped.total.item() == 0
+    progress = Progress(step=12)
+    norms.read_into(progress)
+    assert progress.skipped == 0
+    assert progress.usual_norm > 0.0
 
 
 def test_steps_copied_ahead_are_the_steps_of_the_host() -> None:

@@ -15,7 +15,7 @@ from transformer.config.settings import Metric, TrainConfig
 from transformer.distributed import World
 from transformer.records import Progress, Validation, WindowTotals
 from transformer.training.progress import LogWindow, describe, log_window, perplexity, validation_scalars
-from transformer.training.step import SkippedUpdates, StepResult
+from transformer.training.step import GradientNorms, StepResult
 
 NAN = math.nan
 
@@ -126,20 +126,55 @@ def test_progress_advances_by_a_step() -> None:
     ],
 )
 @pytest.mark.parametrize("interrupted", [False, True], ids=["straight", "interrupted"])
-def test_skipped_updates_are_counted_on_the_device(
+def test_gradient_norms_count_skipped_updates(
     flags: str, expected: tuple[int, int, int, int | None], interrupted: bool
 ) -> None:
     """`x` is an update that was skipped: how many, the streak at the end, the longest one, and the first one's step."""
-    counts, progress = SkippedUpdates(torch.device("cpu")), Progress()
-    for step, flag in enumerate(flags, 1):
-        counts.add(torch.tensor(flag == "."), step)
+    norms, progress = GradientNorms(), Progress()
+    for flag in flags:
+        progress.step += 1
+        norms.add(torch.tensor(1.5 if flag == "." else NAN, dtype=torch.float64))
         if interrupted:
-            counts.read_into(progress)
-            counts = SkippedUpdates(torch.device("cpu"))
-            counts.restore(progress)
-    counts.read_into(progress)
+            norms.read_into(progress)
+            norms = GradientNorms()
+            progress = restored(progress)
+    norms.read_into(progress)
     assert (progress.skipped, progress.streak, progress.longest_streak, progress.first_skipped) == expected
-    assert int(counts.total) == expected[0]
+
+
+def count_norms(norms: list[float]) -> Progress:
+    """The progress after updates of these norms."""
+    progress = Progress()
+    for norm in norms:
+        progress.step += 1
+        progress.add_norm(norm, step=progress.step)
+    return progress
+
+
+def test_the_usual_norm_is_the_mean_and_later_a_running_mean_over_a_hundred() -> None:
+    assert count_norms([2.0, 4.0, 9.0]).usual_norm == pytest.approx(5.0, rel=1e-12)
+    assert count_norms([2.0, NAN, 4.0, math.inf, 9.0]).usual_norm == pytest.approx(5.0, rel=1e-12)
+    many = [3.0] * 500 + [5.0]
+    assert count_norms(many).usual_norm == pytest.approx(3.0 + 2.0 / 100, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("norms", "spikes", "last"),
+    [
+        ([1.0] * 20 + [10.0], 0, None),  # ten times, and no more
+        ([1.0] * 20 + [10.1], 1, 21),
+        ([1.0] * 19 + [10.1], 0, None),  # the first twenty updates are what norms are compared with
+        ([1.0] * 19 + [NAN, 10.1], 0, None),  # and a skipped one is none of them
+        ([1.0] * 20 + [math.inf], 0, None),
+        ([1.0] * 20 + [1e300, 1.0, 1e300], 2, 23),  # a spike hardly moves the mean, so that the next one shows, too
+        ([1.0] * 99 + [30.0, 1.0, 30.0], 2, 102),
+        ([1000.0] * 20 + [1.0] * 200, 0, None),
+    ],
+)
+def test_a_spike_is_a_norm_above_ten_times_the_usual_one(norms: list[float], spikes: int, last: int | None) -> None:
+    progress = count_norms(norms)
+    assert (progress.spikes, progress.last_spike) == (spikes, last)
+    assert progress.usual_norm < 1e4
 
 
 def test_progress_comes_back_from_json_with_null_for_what_is_no_number() -> None:
@@ -244,10 +279,37 @@ def test_log_window_logs_means_and_begins_again() -> None:
     assert row["speed/utilisation"] is None
 
     add(window, FakeStep(), result(), seconds=0.5, waited=0.0, flops=0.0)
-    add(window, FakeStep(), result(norm=math.inf), seconds=0.5, waited=0.0, flops=0.0)
+    add(window, FakeStep(), result(loss=NAN, nll=math.inf, norm=math.inf), seconds=0.5, waited=0.0, flops=0.0)
     row = logged(window, recorder, 13)
-    assert row["train/loss"] == pytest.approx(2.0)
-    assert row["train/gradient_norm"] == pytest.approx(3.0)  # that of the update that was applied
+    assert row["train/loss"] == pytest.approx(2.0)  # those of the update that was applied
+    assert row["train/perplexity"] == pytest.approx(math.e)
+    assert row["train/gradient_norm"] == pytest.approx(3.0)
+    assert row["speed/target_tokens_per_second"] == pytest.approx(220.0)
+
+
+def test_log_window_of_nothing_but_skipped_updates_has_no_loss() -> None:
+    window, recorder = LogWindow(torch.device("cpu")), Recorder()
+    add(window, FakeStep(), result(loss=NAN, nll=NAN, norm=NAN), seconds=0.5, waited=0.0, flops=0.0)
+    totals = window.totals(World(0, 1, {}))
+    assert (totals.loss, totals.nll, totals.gradient_norm, totals.applied, totals.applied_tokens) == (
+        0.0,
+        0.0,
+        0.0,
+        0,
+        0,
+    )
+    row = logged(window, recorder, 13)
+    assert all(math.isnan(row[name] or 0.0) for name in ("train/loss", "train/gradient_norm"))
+    assert row["speed/target_tokens_per_second"] == pytest.approx(220.0)
+
+
+def test_log_window_shows_skipped_updates_and_spikes() -> None:
+    window, recorder = LogWindow(torch.device("cpu")), Recorder()
+    add(window, FakeStep(), result(), seconds=0.5, waited=0.0, flops=0.0)
+    totals, progress = window.totals(World(0, 1, {})), Progress(step=30, skipped=4, spikes=2)
+    log_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
+    (row,) = (row for _, row in recorder.rows)
+    assert (row["train/skipped_updates"], row["train/gradient_spikes"]) == (4.0, 2.0)
 
 
 def test_log_window_goes_on_from_a_checkpoint() -> None:

@@ -371,6 +371,19 @@ def test_one_bad_micro_batch_costs_its_step_and_nothing_else(part: str) -> None:
     assert same(moments_by_name(first.model, first_adam), moments_by_name(second.model, second_adam))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_costs_its_step_even_where_the_gradient_is(value: float) -> None:
+    """Each rank has a loss of its own, and all share the gradient: so it is the gradient that must tell of it."""
+    objective, optimizer = build()
+    run(objective, optimizer, step_of([PAIRS]))
+    kept = weights(objective)
+    remove = objective.register_forward_hook(lambda _module, _args, sums: (sums[0] + value, sums[1])).remove
+    bad = run(objective, optimizer, step_of([PAIRS]))
+    remove()
+    assert not bad.applied
+    assert same(weights(objective), kept)
+
+
 @pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
 @pytest.mark.parametrize("score", list(Score), ids=lambda score: score.name)
 @either_layout

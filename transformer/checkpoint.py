@@ -63,7 +63,7 @@ from transformer.run_dir import (
 
 T = TypeVar("T")
 
-FORMAT = 2
+FORMAT = 3
 DAMAGED = ".bad-"
 ATTEMPTS = 3  # to write a checkpoint: a network disk may fail once
 
@@ -113,14 +113,17 @@ class Checkpoint:
             raise CheckpointError(f"{path}: not a safetensors file: {error}") from error
         return dict(sorted(tensors.items()))
 
+    def holds(self, name: str) -> bool:
+        """Whether it has the tensors called MODEL, OPTIMIZER or EMA."""
+        with _open_folder(self.path) as folder:
+            return tensor_file(name) in _read_manifest(self.path, folder).files
+
     def weights(self) -> dict[str, Tensor]:
         """What translates and is averaged: the moving average of the weights where there is one, else the weights.
 
         Raises CheckpointError as `tensors` does, and where they cannot be weights.
         """
-        with _open_folder(self.path) as folder:
-            files = _read_manifest(self.path, folder).files
-        name = EMA if tensor_file(EMA) in files else MODEL
+        name = EMA if self.holds(EMA) else MODEL
         tensors = self.tensors(name)
         try:
             check_weights(tensors)
@@ -318,6 +321,19 @@ def newest(run_dir: Path) -> Checkpoint | None:
     if tried:
         remedy = f"restore one, or move {run.checkpoints} away to start afresh"
         raise CheckpointError(f"no checkpoint can be verified: {'; '.join(tried)}; {remedy}")
+    return None
+
+
+def newest_finite(run_dir: Path) -> Checkpoint | None:
+    """The newest checkpoint that verifies and in which every number is finite; None if there is none."""
+    for step in reversed(list_steps(run_dir)):
+        try:
+            checkpoint = load_checkpoint(step_path(run_dir, step))
+            tensors = [checkpoint.tensors(name) for name in (MODEL, EMA, OPTIMIZER) if checkpoint.holds(name)]
+        except CheckpointError:
+            continue
+        if all(first_not_finite(group) is None for group in tensors):
+            return checkpoint
     return None
 
 

@@ -68,11 +68,15 @@ def loss_scaler(device: torch.device, precision: Precision) -> GradScaler:
 
 @contextmanager
 def memory_errors_named(phase: str, *, remedy: str) -> Iterator[None]:
-    """Around work on a GPU: raises InputError where its memory runs out, with what was done and what to change."""
+    """Raises InputError where memory, a GPU's or the machine's, runs out: with what was done and what to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise InputError(f"out of GPU memory while {phase}: {remedy}") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise InputError(f"out of memory while {phase}: {remedy}") from error
 
 
 def to_autocast_dtype(x: Tensor) -> Tensor:

@@ -14,6 +14,26 @@ def resolve_threads(threads: int | None) -> int:
     return threads if threads is not None else max(1, share)
 
 
+def free_memory() -> int:
+    """Bytes that this process may still take, of the machine and of its own control group."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        fields = dict(line.split(":") for line in file)
+    free = 1024 * int(fields["MemAvailable"].split()[0])
+
+    limit = _number_in("/sys/fs/cgroup/memory.max")
+    used = _number_in("/sys/fs/cgroup/memory.current")
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def _number_in(path: str) -> int | None:
+    """What a file of the kernel's says; None where it is not there, or says that there is no limit."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
 def limit_kernel_caches() -> None:
     """Bound what prepared matrix products take on a CPU, unless the user has: before torch first multiplies.
 

@@ -21,6 +21,9 @@ from transformer.config.settings import (
 )
 
 RUN_FORMAT = 2
+RECENT = 100  # updates over which the usual norm of the gradient is averaged
+SETTLED = 20  # updates before any norm can be a spike
+SPIKE = 10.0  # times the usual norm
 MOST_THREADS = 1 << 16  # what no machine exceeds: a larger number is damage
 MOST_RANKS = 1 << 16
 
@@ -56,8 +59,18 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class MemoryCheck:
+    """What a step with the largest micro-batch needs, as it was before the first step."""
+
+    max_tokens: int
+    is_estimate: bool  # on a CPU; on a GPU it was tried
+    needed: int  # bytes
+    available: int  # bytes
+
+
+@dataclass(frozen=True)
 class RunRecord:
-    """run.json: written once, when the run starts."""
+    """run.json: written when the run starts, and again when its memory has been checked."""
 
     format: int
     id: str
@@ -69,6 +82,7 @@ class RunRecord:
     init_from: Origin | None
     resolved: Resolved
     config: TrainJob
+    memory: MemoryCheck | None = None  # None: not yet checked
 
 
 @dataclass(frozen=True)
@@ -115,13 +129,17 @@ class Progress:
     streak: int = 0  # consecutive skipped updates, up to the last step
     longest_streak: int = 0
     first_skipped: int | None = None  # the step of the first skipped update, counted from 1
+    usual_norm: float = 0.0  # of the gradient: its running mean, to which a spike adds no more than what makes a spike
+    spikes: int = 0  # applied updates whose gradient had a norm above SPIKE times the usual one
+    last_spike: int | None = None  # the step of the last of them
     stalled: int = 0  # validations since the best
     validations: list[Validation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         counts = ("step", "epoch", "step_in_epoch", "sentences", "target_tokens", "seconds", "stalled")
         at_least(self, "progress.", 0, *counts, "skipped", "streak", "longest_streak", "first_skipped")
-        for name in ("epoch", "step_in_epoch", "skipped", "streak", "longest_streak"):
+        at_least(self, "progress.", 0, "usual_norm", "spikes", "last_spike")
+        for name in ("epoch", "step_in_epoch", "skipped", "streak", "longest_streak", "spikes"):
             value = getattr(self, name)
             require(value <= self.step, f"progress.{name}={value} is more than the {self.step} steps that are done")
 
@@ -132,6 +150,27 @@ class Progress:
         self.step_in_epoch = step_in_epoch
         self.sentences += sentences
         self.target_tokens += target_tokens
+
+    def add_norm(self, norm: float, *, step: int) -> None:
+        """Count the update of `step`, counted from 1, by its gradient's norm: skipped, a spike, or neither.
+
+        To be called once for each step, in their order. The update of a norm that is not finite was skipped.
+        """
+        if not math.isfinite(norm):
+            self.skipped += 1
+            self.streak += 1
+            self.longest_streak = max(self.longest_streak, self.streak)
+            self.first_skipped = self.first_skipped or step
+            return
+
+        self.streak = 0
+        applied = step - self.skipped
+        largest = SPIKE * self.usual_norm
+        if applied > SETTLED and norm > largest:
+            self.spikes += 1
+            self.last_spike = step
+            norm = largest
+        self.usual_norm += (norm - self.usual_norm) / min(applied, RECENT)
 
     def record(self, validation: Validation, metric: Metric) -> bool:
         """Add a validation; whether it is better than all before."""
@@ -153,12 +192,13 @@ class Progress:
 
 @dataclass
 class WindowTotals:
-    """Sums over the steps since the last log line, over all ranks."""
+    """Sums over the steps since the last log line, over all ranks. The first five are of applied updates only."""
 
     loss: float = 0.0
     nll: float = 0.0
     gradient_norm: float = 0.0
     applied: int = 0  # updates
+    applied_tokens: int = 0  # target tokens of them
     target_tokens: int = 0
     source_tokens: int = 0
     slots: int = 0
@@ -167,7 +207,7 @@ class WindowTotals:
     flops: float = 0.0
 
     def __post_init__(self) -> None:
-        counts = ("applied", "target_tokens", "source_tokens", "slots", "seconds", "waited")
+        counts = ("applied", "applied_tokens", "target_tokens", "source_tokens", "slots", "seconds", "waited")
         at_least(self, "window.", 0, *counts)
 
 

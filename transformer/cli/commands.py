@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer.config.jobs import AverageJob, EvaluateJob, Job, SummaryJob, TableJob, TrainJob, TranslateJob
+from transformer.config.jobs import (
+    AverageJob,
+    EvaluateJob,
+    Job,
+    ReplayJob,
+    SummaryJob,
+    TableJob,
+    TrainJob,
+    TranslateJob,
+)
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
 from transformer.terminal import printable
@@ -110,6 +119,13 @@ def _summary(job: SummaryJob) -> None:
     _write_result(summary, format_summary(summary), as_json=job.format is Format.json)
 
 
+def _replay(job: ReplayJob) -> None:
+    from transformer.tools.replay import format_replay, replay
+
+    replayed = replay(job)
+    _write_result(replayed, format_replay(replayed), as_json=job.format is Format.json)
+
+
 def _table(job: TableJob) -> None:
     from transformer.distributed import is_rank0
     from transformer.tools.table_format import format_layers, format_markdown, write_layer_table, write_table
@@ -147,5 +163,6 @@ COMMANDS = {
     "evaluate": Command(_evaluate, "score the test sets with sacreBLEU, or files; or compare search settings"),
     "average": Command(_average, "average a run's newest checkpoints, or its best"),
     "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
+    "replay": Command(_replay, "run one step of a training again, to find where numbers are not finite"),
     "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),
 }

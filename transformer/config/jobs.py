@@ -144,6 +144,20 @@ class SummaryJob(TrainJob):
         require(speed is None or 0 < speed < math.inf, f"tokens_per_second={speed} must be above 0")
 
 
+@dataclass
+class ReplayJob:
+    """`transformer replay`."""
+
+    run_dir: str = option("runs/demo", "a directory that `train` made")
+    step: int | None = option(
+        None, "the step to run again, counted from 1 (null: the first bad one behind the newest checkpoint)"
+    )
+    format: Format = option(Format.text, "for people, or for programs")
+
+    def __post_init__(self) -> None:
+        at_least(self, "", 1, "step")
+
+
 PAPER_TABLES = ("1", "2", "3")
 
 # Of the model, what no row of the paper's tables is about: where the user sets one of these, it holds in every row.
@@ -181,7 +195,7 @@ class TableJob(TrainJob):
 
 # The class of job that each command takes.
 
-Job = TrainJob | TranslateJob | EvaluateJob | AverageJob | SummaryJob | TableJob
+Job = TrainJob | TranslateJob | EvaluateJob | AverageJob | SummaryJob | ReplayJob | TableJob
 
 JOBS: dict[str, type[Job]] = {
     "prepare": TrainJob,
@@ -190,5 +204,6 @@ JOBS: dict[str, type[Job]] = {
     "evaluate": EvaluateJob,
     "average": AverageJob,
     "summary": SummaryJob,
+    "replay": ReplayJob,
     "table": TableJob,
 }

@@ -317,6 +317,9 @@ class TrainConfig:
         "tokens of a micro-batch per side, padding counted; packed: rounded up to 128 (null: by device)",
         on_resume=OnResume.note,
     )
+    fit_memory: bool = option(
+        False, "find the largest max_tokens that fits into memory, before the first step", on_resume=OnResume.allow
+    )
     learning_rate: float | None = option(None, "peak rate (null: the paper's eq. 3)")
     warmup_steps: int = option(4_000, "updates until the peak")
     decay: Decay = option(Decay.inverse_sqrt, "what the rate does after the peak")
@@ -356,6 +359,10 @@ class TrainConfig:
         for name in ("learning_rate", "adam_eps", "clip_norm"):
             value = getattr(self, name)
             require(value is None or (math.isfinite(value) and value > 0), f"train.{name}={value} must be above 0")
+        require(
+            not (self.fit_memory and self.max_tokens is not None),
+            f"train.fit_memory finds what train.max_tokens={self.max_tokens} sets: leave one of them out",
+        )
         require(
             self.keep_last >= self.average,
             f"train.keep_last={self.keep_last} must be at least train.average={self.average}: raise it",

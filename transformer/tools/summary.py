@@ -22,9 +22,9 @@ from transformer.errors import InputError
 from transformer.files import open_regular
 from transformer.records import Resolved
 from transformer.run_dir import RunDir
-from transformer.tools.memory import Memory, estimate_memory
 from transformer.tools.speed import read_rates, step_work
 from transformer.tracking import LARGEST_METRICS
+from transformer.training.memory import Memory, estimate_memory
 from transformer.training.resolve import resolve_settings
 
 MEAN_LENGTH = 27.0  # tokens of a sentence, as in WMT news text

@@ -4,10 +4,12 @@ import logging
 import os
 import signal
 import threading
+from pathlib import Path
 from types import FrameType, TracebackType
 
+from transformer.checkpoint import newest_finite
 from transformer.errors import NumericalError, Stopped
-from transformer.records import Progress
+from transformer.records import SPIKE, Progress
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +63,13 @@ def stopped(step: int) -> Stopped:
     return Stopped(f"stopped by a signal, {done}; the same command goes on from there")
 
 
-class SkippedGuard:
-    """Reports skipped updates whenever the host has read their counts, and gives up after too many in a row."""
+class NumbersGuard:
+    """Reports skipped updates and spikes whenever the host has counted them, and gives up after too many in a row."""
 
     def __init__(self, progress: Progress) -> None:
         self._skipped = progress.skipped
         self._longest = progress.longest_streak
+        self._spikes = progress.spikes
 
     def check(self, progress: Progress, *, loss_scale: float | None) -> None:
         """Log what is new. Raises NumericalError after LONGEST_STREAK consecutive skipped updates.
@@ -74,6 +77,7 @@ class SkippedGuard:
         Under fp16 each of them halves the scale of the loss: a run goes on until a scale of 1 has failed, too.
         `loss_scale` is that of the next update; None: the loss is not scaled.
         """
+        self._report_spikes(progress)
         new = progress.skipped - self._skipped
         if new == 0:
             return
@@ -95,6 +99,27 @@ class SkippedGuard:
         )
         if streak >= LONGEST_STREAK and (loss_scale is None or loss_scale < 1.0):
             raise NumericalError(
-                f"{streak} consecutive updates had a gradient that is not finite, up to step "
-                f"{progress.step}; the newest checkpoint holds finite weights: {REMEDY}"
+                f"{streak} consecutive updates had a gradient that is not finite, up to step {progress.step}"
             )
+
+    def _report_spikes(self, progress: Progress) -> None:
+        new = progress.spikes - self._spikes
+        self._spikes = progress.spikes
+        if new:
+            log.warning(
+                "up to step %d: %d updates since the last report had a gradient whose norm was more than %g times the "
+                "recent mean, now %.3g (%d in all, the last at step %d)",
+                progress.step,
+                new,
+                SPIKE,
+                progress.usual_norm,
+                progress.spikes,
+                progress.last_spike,
+            )
+
+
+def advice(run_dir: Path) -> str:
+    """What to do after a NumericalError in this run: where finite weights are, what tells more, and what may help."""
+    checkpoint = newest_finite(run_dir)
+    place = "no checkpoint holds finite weights" if checkpoint is None else f"finite weights are in {checkpoint.path}"
+    return f"{place}; `transformer replay run_dir={run_dir}` names the module where it begins; {REMEDY}"

@@ -15,13 +15,14 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from transformer.average import average_checkpoints, scheduled_steps
 from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, rotate
 from transformer.compute import memory_errors_named, resolve_device, uses_cudnn_attention
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import SearchOverride, TrainConfig, paper_peak
+from transformer.config.settings import SearchOverride, TrainConfig
 from transformer.cost import parameters, step_flops
 from transformer.data.corpus import Pair
 from transformer.data.loader import Position, Step, load_steps
@@ -31,21 +32,22 @@ from transformer.data.store import Mixture, Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator, build_translator
 from transformer.distributed import Vote, Wait, World, collective_errors_named, join_world, local_device
-from transformer.errors import CheckpointError
+from transformer.errors import CheckpointError, NumericalError
 from transformer.evaluation.score import check_language, measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
 from transformer.machine import trim_heap
 from transformer.records import Best, CheckpointState, Progress, Resolved, Results
 from transformer.run_dir import DEV, RunDir, list_steps, lock_run
 from transformer.tracking import Tracker, log_to, progress_bar
-from transformer.training.guard import Interrupted, Signals, SkippedGuard, stopped
-from transformer.training.optimizer import learning_rate, move_average
+from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
+from transformer.training.optimizer import move_average, rate_of, updates_applied
 from transformer.training.preview import log_preview
 from transformer.training.progress import Clock, describe, log_window, validation_scalars
 from transformer.training.resolve import batching_of
 from transformer.training.resume import resume_run, start_run
 from transformer.training.state import TrainState
 from transformer.training.step import Objective, StepResult, train_step
+from transformer.training.trial import check_memory
 from transformer.training.validate import DevSet, validate
 from transformer.training.warm_start import find_source
 
@@ -251,13 +253,15 @@ def train_loop(run: Run, world: World) -> None:
     Raises Stopped after a signal, with the step in progress committed; several ranks agree on it one step later.
     """
     config, state, progress = run.job.train, run.state, run.progress
-    if world.is_rank0:
-        _log_preview(run, world)
     objective = Objective(state.model, config.label_smoothing).train()
     if run.resolved.compile:
         objective.compile()
+    if progress.step == 0:
+        run = _with_checked_memory(run, objective, world)
+    if world.is_rank0:
+        _log_preview(run, world)
     parallel = world.wrap(objective)
-    guard = SkippedGuard(progress)
+    guard = NumbersGuard(progress)
     trimmed = time.monotonic()
     clock = Clock()
 
@@ -287,7 +291,7 @@ def train_loop(run: Run, world: World) -> None:
                     step,
                     scaler=state.scaler,
                     world_size=world.size,
-                    rate=_rate(run.job, progress.step),
+                    rate=rate_of(config, run.job.model.d_model, step=progress.step),
                     seed=config.seed,
                     clip_norm=config.clip_norm,
                     device=run.device,
@@ -301,9 +305,7 @@ def train_loop(run: Run, world: World) -> None:
             is_validation_due = _is_validation_due(config, progress)
             is_commit_due = progress.step % config.save_every == 0
             if is_log_due or is_validation_due or is_commit_due or progress.step % READ_EVERY == 0:
-                state.read_device()
-                state.add_seconds(clock.lap())
-                guard.check(progress, loss_scale=state.loss_scale)
+                _read_device(run, world, guard, clock=clock, tracker=tracker)
             if is_log_due:
                 _log(run, world, tracker)
             if run.device.type == "cpu" and time.monotonic() > trimmed + TRIM_SECONDS:
@@ -321,9 +323,7 @@ def train_loop(run: Run, world: World) -> None:
                 stopping = vote.ask(signals.requested)
             has_ended = progress.has_ended(config)
             if is_among_best or is_commit_due or stopping or has_ended:
-                state.read_device()
-                state.add_seconds(clock.lap())
-                guard.check(progress, loss_scale=state.loss_scale)
+                _read_device(run, world, guard, clock=clock, tracker=tracker)
                 if has_ended and not is_log_due:
                     _log(run, world, tracker)  # the last window may be a short one
                 _commit(run, world, tracker)
@@ -331,6 +331,26 @@ def train_loop(run: Run, world: World) -> None:
 
         if stopping or world.any(signals.requested):  # it may have come while the last step was saved
             raise stopped(progress.step)
+
+
+def _with_checked_memory(run: Run, objective: Objective, world: World) -> Run:
+    """The run with a `max_tokens` that fits; run.json says what was found."""
+    resolved, check = check_memory(
+        run.job,
+        run.resolved,
+        objective,
+        store=run.store,
+        mixture=run.mixture,
+        device=run.device,
+        world=world,
+    )
+
+    def write() -> None:
+        record = run.directory.read_record()
+        run.directory.write_record(replace(record, resolved=resolved, memory=check))
+
+    world.from_rank0(write)
+    return replace(run, resolved=resolved)
 
 
 def _smaller_batches(run: Run) -> str:
@@ -367,20 +387,12 @@ def _log_preview(run: Run, world: World) -> None:
     )
 
 
-def _rate(job: TrainJob, step: int) -> float:
-    config = job.train
-    peak = config.learning_rate or paper_peak(job.model.d_model, config.warmup_steps)
-    return learning_rate(
-        step, peak=peak, warmup_steps=config.warmup_steps, decay=config.decay, max_steps=config.max_steps
-    )
-
-
 def _count(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
     """Bring average, progress and log window up to a step that is done. Nothing here waits for the device."""
     state, progress = run.state, run.progress
     decay = run.job.train.ema_decay
     if state.ema is not None and decay is not None:
-        updates = progress.step - state.skipped.total  # those that were applied before this one
+        updates = updates_applied(state.optimizer) - result.applied.float()  # those before this one
         move_average(state.ema, state.model, decay=decay, updates=updates, is_applied=result.applied)
 
     progress.advance(
@@ -389,7 +401,7 @@ def _count(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
         sentences=step.sentences,
         target_tokens=step.target_tokens,
     )
-    state.skipped.add(result.applied, progress.step)
+    state.norms.add(result.grad_norm)
     flops = step_flops(
         run.job.model,
         run.tokenizer.vocab_size,
@@ -400,10 +412,30 @@ def _count(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
     state.window.add(step, result, waited=waited, flops=flops)
 
 
+def _read_device(run: Run, world: World, guard: NumbersGuard, *, clock: Clock, tracker: Tracker) -> None:
+    """Bring what the device has measured to the host, and have it judged.
+
+    After too many skipped updates the position is saved, for they left the weights as they were, and NumericalError is
+    raised, on every rank.
+    """
+    run.state.read_device()
+    run.state.add_seconds(clock.lap())
+    try:
+        guard.check(run.progress, loss_scale=run.state.loss_scale)
+    except NumericalError as error:
+        _commit(run, world, tracker)
+        raise _with_advice(error, run, world) from None
+
+
+def _with_advice(error: NumericalError, run: Run, world: World) -> NumericalError:
+    """The same error, with the newest checkpoint whose numbers are finite; every rank must ask."""
+    return NumericalError(f"{error}: {world.from_rank0(lambda: advice(run.directory.path))}")
+
+
 def _log(run: Run, world: World, tracker: Tracker) -> None:
     """Log the window that ends here, and begin the next one."""
     totals = run.state.window.totals(world)
-    rate = _rate(run.job, run.progress.step - 1)
+    rate = rate_of(run.job.train, run.job.model.d_model, step=run.progress.step - 1)
     log_window(totals, tracker, run.progress, rate=rate, device=run.device)
     run.state.window.clear()
 
@@ -453,8 +485,12 @@ def _show_samples(run: Run, hypotheses: Sequence[str], tracker: Tracker) -> None
 
 
 def _commit(run: Run, world: World, tracker: Tracker) -> None:
-    """Commit the step in progress; rank 0 writes, and removes the checkpoints that are not to be kept."""
+    """Commit the step in progress; rank 0 writes, and removes the checkpoints that are not to be kept.
+
+    Raises NumericalError, on every rank, where a number is not finite.
+    """
     window = run.state.window.totals(world)
+    tensors = _finite_tensors(run, world)
 
     def write() -> None:
         tracker.flush()  # what was measured up to a checkpoint must not be lost: nobody measures it again
@@ -466,7 +502,7 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
         commit(
             run.directory.path,
             step=run.progress.step,
-            tensors=run.state.tensors(),
+            tensors=tensors,
             state=to_json(state),
             config=to_json(run.job),
         )
@@ -474,6 +510,19 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
         _rotate(run.directory, run.job.train, run.progress)
 
     world.from_rank0(write)
+
+
+def _finite_tensors(run: Run, world: World) -> dict[str, Mapping[str, Tensor]]:
+    """What a checkpoint holds. Raises NumericalError, on every rank, where a number is not finite on one of them."""
+    error = NumericalError(f"step {run.progress.step} is not saved: numbers on another rank are not finite")
+    tensors = None
+    try:
+        tensors = run.state.tensors()
+    except NumericalError as found:
+        error = found
+    if world.any(tensors is None) or tensors is None:
+        raise _with_advice(error, run, world)
+    return tensors
 
 
 def _rotate(directory: RunDir, config: TrainConfig, progress: Progress) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from transformer.config.settings import Decay, TrainConfig
+from transformer.config.settings import Decay, TrainConfig, paper_peak
 
 SQUARES = "exp_avg_sq"
 MOMENTS = ("exp_avg", SQUARES)
@@ -29,6 +29,17 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, decay: Decay, ma
             return peak * max(0.0, min(update / warmup_steps, falling))
 
 
+def rate_of(recipe: TrainConfig, d_model: int, *, step: int) -> float:
+    """The rate at which a training takes step `step`, counted from 0."""
+    return learning_rate(
+        step,
+        peak=recipe.learning_rate or paper_peak(d_model, recipe.warmup_steps),
+        warmup_steps=recipe.warmup_steps,
+        decay=recipe.decay,
+        max_steps=recipe.max_steps,
+    )
+
+
 def build_optimizer(model: nn.Module, config: TrainConfig) -> Adam:
     """One fused Adam over every parameter; the rate is set at each step."""
     betas = (config.adam_beta1, config.adam_beta2)
@@ -39,6 +50,12 @@ def set_rate(optimizer: Adam, rate: float) -> None:
     """The learning rate of the next update."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def updates_applied(optimizer: Adam) -> Tensor:
+    """How many updates have been applied, a scalar on the device; there must have been a step."""
+    updates: Tensor = next(iter(optimizer.state.values()))["step"]
+    return updates
 
 
 def moments_by_name(model: nn.Module, optimizer: Adam) -> dict[str, Tensor]:

@@ -40,13 +40,16 @@ class LogWindow:
 
     def clear(self) -> None:
         """Begin again."""
-        self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)  # loss, nll, gradient norm, updates
+        # Of the applied updates: loss, nll, gradient norm, their number, and their target tokens.
+        self._sums = torch.zeros(5, dtype=torch.float64, device=self._device)
         self._host = WindowTotals()
 
     def add(self, step: Step, result: StepResult, *, waited: float, flops: float) -> None:
-        """One more step, which `waited` so many seconds for data. The norm is of applied updates only."""
-        norm = torch.where(result.applied, result.grad_norm, 0.0)
-        self._sums = self._sums + torch.stack((result.loss_sum, result.nll_sum, norm, result.applied.double()))
+        """One more step, which `waited` so many seconds for data; nothing is measured of an update that was skipped."""
+        applied = result.applied.double()
+        tokens = applied * step.target_tokens
+        measured = torch.stack((result.loss_sum, result.nll_sum, result.grad_norm, applied, tokens))
+        self._sums = self._sums + torch.where(result.applied, measured, 0.0)
         self._host.target_tokens += step.target_tokens
         self._host.source_tokens += step.source_tokens
         self._host.slots += step.slots
@@ -59,14 +62,21 @@ class LogWindow:
 
     def totals(self, world: World) -> WindowTotals:
         """The sums over the ranks; every rank must ask. Waits for the device."""
-        loss, nll, norm, applied = self._sums.tolist()
+        loss, nll, norm, applied, tokens = self._sums.tolist()
         loss, nll = world.sum(torch.tensor([loss, nll], dtype=torch.float64)).tolist()
-        return replace(self._host, loss=loss, nll=nll, gradient_norm=norm, applied=int(applied))
+        return replace(
+            self._host,
+            loss=loss,
+            nll=nll,
+            gradient_norm=norm,
+            applied=int(applied),
+            applied_tokens=int(tokens),
+        )
 
     def restore(self, totals: WindowTotals, *, rank: int) -> None:
         """Go on from the sums of a checkpoint; what was summed over the ranks is rank 0's from now on."""
         loss, nll = (totals.loss, totals.nll) if rank == 0 else (0.0, 0.0)
-        sums = [loss, nll, totals.gradient_norm, float(totals.applied)]
+        sums = [loss, nll, totals.gradient_norm, float(totals.applied), float(totals.applied_tokens)]
         self._sums = torch.tensor(sums, dtype=torch.float64, device=self._device)
         self._host = replace(totals)
 
@@ -80,9 +90,10 @@ def log_window(
     totals: WindowTotals, tracker: Tracker, progress: Progress, *, rate: float, device: torch.device
 ) -> None:
     """Log the means over a window that ends at this step."""
-    loss = totals.loss / totals.target_tokens
-    nll = totals.nll / totals.target_tokens
-    norm = totals.gradient_norm / totals.applied if totals.applied else math.nan
+    tokens = totals.applied_tokens or math.nan  # none, if every update of the window was skipped
+    loss = totals.loss / tokens
+    nll = totals.nll / tokens
+    norm = totals.gradient_norm / (totals.applied or math.nan)
     speed = totals.target_tokens / totals.seconds
     flops = totals.flops / totals.seconds
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
@@ -92,6 +103,8 @@ def log_window(
         "train/smoothed_perplexity": perplexity(loss),
         "train/rate": rate,
         "train/gradient_norm": norm,
+        "train/gradient_spikes": float(progress.spikes),
+        "train/skipped_updates": float(progress.skipped),
         "train/epoch": float(progress.epoch),
         "speed/target_tokens_per_second": speed,
         "speed/padding_share": 1.0 - (totals.source_tokens + totals.target_tokens) / totals.slots,

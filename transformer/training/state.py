@@ -21,10 +21,9 @@ from transformer.model.transformer import Transformer, load_parameters, paramete
 from transformer.records import LossScale, Progress, TrainingRecord, WindowTotals
 from transformer.run_dir import EMA, MODEL, OPTIMIZER
 from transformer.seeding import seed_for
-from transformer.training.guard import REMEDY
 from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name
 from transformer.training.progress import LogWindow
-from transformer.training.step import SkippedUpdates
+from transformer.training.step import GradientNorms
 from transformer.training.warm_start import initialise
 
 
@@ -38,7 +37,7 @@ class TrainState:
     scaler: GradScaler
     progress: Progress
     window: LogWindow  # what was measured since the last log line
-    skipped: SkippedUpdates  # counted on the device; `read_device` brings them into `progress`
+    norms: GradientNorms  # of the updates that `read_device` has still to bring into `progress`
 
     @classmethod
     def at_start(
@@ -63,7 +62,7 @@ class TrainState:
             scaler=loss_scaler(device, precision),
             progress=Progress(),
             window=LogWindow(device),
-            skipped=SkippedUpdates(device),
+            norms=GradientNorms(),
         )
 
     @property
@@ -77,8 +76,8 @@ class TrainState:
         return float(self.scaler.get_scale()) if self.scaler.is_enabled() else None
 
     def read_device(self) -> None:
-        """Bring what is counted on the device to the host, which waits for the device to get there."""
-        self.skipped.read_into(self.progress)
+        """Bring what the device has measured of each update to the host, which waits for the device to get there."""
+        self.norms.read_into(self.progress)
 
     def add_seconds(self, seconds: float) -> None:
         """Time that steps took, once the host has waited for the device."""
@@ -88,18 +87,16 @@ class TrainState:
     # ---- to a checkpoint, and back
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """What a checkpoint holds. Raises NumericalError where a weight is not finite: that is never committed."""
+        """What a checkpoint holds. Raises NumericalError where a number is not finite: that is never committed."""
         tensors: dict[str, Mapping[str, Tensor]] = {MODEL: parameters_by_name(self.model)}
         if self.ema is not None:
             tensors[EMA] = parameters_by_name(self.ema)
+        tensors[OPTIMIZER] = moments_by_name(self.model, self.optimizer)
+
         for group in tensors.values():
             bad = first_not_finite(group)
             if bad is not None:
-                raise NumericalError(
-                    f"step {self.progress.step}: the weights in {bad} are not finite, and were not saved; "
-                    f"the newest checkpoint holds finite weights: {REMEDY}"
-                )
-        tensors[OPTIMIZER] = moments_by_name(self.model, self.optimizer)
+                raise NumericalError(f"step {self.progress.step} is not saved: the numbers in {bad} are not finite")
         return tensors
 
     def to_record(self, window: WindowTotals, *, dev_digest: str) -> TrainingRecord:
@@ -138,11 +135,13 @@ class TrainState:
             self.scaler.load_state_dict({**current, "scale": scale.scale, "_growth_tracker": scale.growth_tracker})
         self.progress = training.progress
         self.window.restore(training.window, rank=rank)
-        self.skipped.restore(training.progress)
         return training
 
 
 def _load_finite(model: Transformer, checkpoint: Checkpoint, name: str) -> None:
     tensors = checkpoint.tensors(name)
-    check_weights(tensors)
+    try:
+        check_weights(tensors)
+    except ValueError as error:
+        raise ValueError(f"{error}: move it away, and the run goes on from the one before") from None
     load_parameters(model, tensors)

@@ -87,37 +87,24 @@ class StepResult:
     applied: Tensor  # bool; False: the gradient was not finite, and the update was skipped
 
 
-class SkippedUpdates:
-    """How many updates were skipped, counted on the device, so that the host need not wait at every step."""
+class GradientNorms:
+    """The norms of the updates since the host last looked, on the device, so that it need not wait at every step."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._counts = torch.zeros(4, dtype=torch.int64, device=device)
+    def __init__(self) -> None:
+        self._norms: list[Tensor] = []
 
-    def add(self, is_finite: Tensor, step: int) -> None:
-        """One more update, that of step `step`, counted from 1."""
-        total, streak, longest, first = self._counts.unbind()
-        is_skipped = (~is_finite).long()
-        streak = (streak + 1) * is_skipped
-        first = torch.where((first == 0) & ~is_finite, step, first)
-        self._counts = torch.stack((total + is_skipped, streak, torch.maximum(longest, streak), first))
-
-    @property
-    def total(self) -> Tensor:
-        """How many have been skipped, on the device."""
-        return self._counts[0]
+    def add(self, norm: Tensor) -> None:
+        """One more update: the norm of its gradient, a scalar."""
+        self._norms.append(norm)
 
     def read_into(self, progress: Progress) -> None:
-        """Copy the counts to the host, which waits for the device."""
-        total, streak, longest, first = self._counts.tolist()
-        progress.skipped = total
-        progress.streak = streak
-        progress.longest_streak = longest
-        progress.first_skipped = first or None
-
-    def restore(self, progress: Progress) -> None:
-        """Go on from the counts of a checkpoint."""
-        counts = [progress.skipped, progress.streak, progress.longest_streak, progress.first_skipped or 0]
-        self._counts = torch.tensor(counts, dtype=torch.int64, device=self._counts.device)
+        """Count the updates up to the last one that `progress` knows of, which waits for the device."""
+        if not self._norms:
+            return
+        norms = torch.stack(self._norms).tolist()
+        self._norms.clear()
+        for step, norm in enumerate(norms, progress.step - len(norms) + 1):
+            progress.add_norm(norm, step=step)
 
 
 def train_step(
@@ -138,8 +125,8 @@ def train_step(
     `objective` is an Objective, perhaps wrapped so that the ranks' gradients are averaged: hence the factor
     `world_size`. Dropout is seeded for each micro-batch, so that a resumed run, or one on other ranks, draws the same
     masks. An update whose gradient is not finite is skipped on the device: weights and moments stay as they were, and
-    the scale of `scaler` falls. The ranks agree on it, since they share the gradient. Nothing here waits for the
-    device.
+    the scale of `scaler` falls. So is one whose loss is not finite on any rank: it spoils the gradient, which the ranks
+    share, and so they agree. Nothing here waits for the device.
     """
     step.await_copy()
     optimizer.zero_grad(set_to_none=True)
@@ -150,7 +137,8 @@ def train_step(
         with nullcontext() if m == last else unsynchronised(objective):
             with autocast(device, precision):
                 loss_sum, nll_sum = objective(batch.to(device))
-            scaler.scale(loss_sum * (world_size / step.target_tokens)).backward()
+            factor = world_size / step.target_tokens + 0.0 * loss_sum.detach()  # NaN where the loss is not finite
+            scaler.scale(loss_sum * factor).backward()
         sums += torch.stack((loss_sum.detach(), nll_sum))
 
     scaler.unscale_(optimizer)  # before the norm is measured
