@@ -167,6 +167,7 @@ for line in sys.stdin:
     if child == 0:
         log, *arguments = json.loads(line)
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # which is for the statuses
         sys.argv = ["transformer", *arguments]
         main()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -222,26 +223,39 @@ def in_a_child(command: str, job: Job, folder: Path, text: str = "") -> Ended:
 
     It reads `text`. A child may die of a signal, which the tests survive, and costs a tenth of a second.
     """
+    return ended(begin_in_a_child(command, job, folder, text), folder)
+
+
+def ended(child: int, folder: Path) -> Ended:
+    """Wait for a child that was begun in this folder."""
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return Ended(status, *((folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr")))
+
+
+def begin_in_a_child(command: str, job: Job, folder: Path, text: str = "") -> int:
+    """Begin what `in_a_child` does; the process id of the child, which the caller waits for."""
     files = [folder / name for name in ("stdin", "stdout", "stderr")]
     files[0].write_text(text, encoding="utf-8")
+    for path in files[1:]:
+        path.write_text("", encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forking with threads; there is one
         child = os.fork()
     if child:
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return Ended(status, *(path.read_text(encoding="utf-8") for path in files[1:]))
+        return child
     try:
         os.dup2(os.open(files[0], os.O_RDONLY), 0)
         for descriptor, path in enumerate(files[1:], 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         sys.argv = ["transformer", command]
+        logging.getLogger().handlers.clear()  # pytest's, beside which the command would have none of its own
         main._enter = lambda name, _: commands.run(name, job)
         main.main()
-    except SystemExit as ended:
+    except SystemExit as end:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(ended.code if isinstance(ended.code, int) else 0)
+        os._exit(end.code if isinstance(end.code, int) else 0)
     finally:
         os._exit(1)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from transformer.average import average_checkpoints, scheduled_steps
-from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, rotate
+from transformer.checkpoint import Checkpoint, check_space, commit, load_checkpoint, newest, rotate
 from transformer.compute import memory_errors_named, resolve_device, uses_cudnn_attention
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
@@ -251,6 +251,8 @@ def train_loop(run: Run, world: World) -> None:
     Raises Stopped after a signal, with the step in progress committed; several ranks agree on it one step later.
     """
     config, state, progress = run.job.train, run.state, run.progress
+    if not progress.has_ended(config):  # a full disk is better known before the first hours than after them
+        world.from_rank0(lambda: check_space(run.directory.path, state.checkpoint_bytes))
     if world.is_rank0:
         _log_preview(run, world)
     objective = Objective(state.model, config.label_smoothing).train()
