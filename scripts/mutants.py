@@ -204,11 +204,11 @@ REPORTED = (
         f"{STOP}[5]",
     ),
     Mutant(
-        "the schedule begins anew",
-        "training/loop.py",
-        "rate=_rate(run.job, progress.step),",
-        "rate=_rate(run.job, progress.step - run.progress.step),",
-        "test_train.py::test_the_rate_is_applied",
+        "the schedule stands still",
+        "training/optimizer.py",
+        "    update = step + 1",
+        "    update = 1",
+        "test_train.py::test_the_rate_is_equation_3",
     ),
     Mutant(
         "the moving average is not restored",
@@ -219,17 +219,10 @@ REPORTED = (
     ),
     Mutant(
         "the moving average's warm-up begins anew",
-        "training/loop.py",
-        "updates = progress.step - state.skipped.total",
-        "updates = 0 * progress.step - state.skipped.total",
+        "training/optimizer.py",
+        "    updates = updates.double()",
+        "    updates = 0.0 * updates.double()",
         "test_ema.py::test_the_average_of_a_training",
-    ),
-    Mutant(
-        "the counts of skipped updates are not restored",
-        "training/state.py",
-        "        self.skipped.restore(training.progress)\n",
-        "",
-        "test_resume.py::test_skipped_updates_in_a_row_go_on_over_a_resume",
     ),
     Mutant(
         "the loss scale is not restored",
@@ -290,8 +283,8 @@ REPORTED = (
     Mutant(
         "the gradient is a mean of micro-batches, not over the step's tokens",
         "training/step.py",
-        "(world_size / step.target_tokens)",
-        "(world_size / (len(step.micro_batches) * int((batch.target_out != 0).sum())))",
+        "world_size / step.target_tokens",
+        "world_size / (len(step.micro_batches) * int((batch.target_out != 0).sum()))",
         "test_step.py::test_any_split_gives_the_mean_gradient_over_target_tokens",
     ),
     Mutant(
@@ -399,7 +392,74 @@ SURVIVORS = (
     ),
 )
 
-MUTANTS = (*REPORTED, *SURVIVORS)
+# What attacks on this package found, or its own tests must find.
+FOUND = (
+    Mutant(
+        "the tokenizer is not verified",
+        "run_dir.py",
+        "if self.record.exists() and self.read_record().tokenizer_sha256 != ",
+        "if False and self.read_record().tokenizer_sha256 != ",
+        "test_hostile_runs.py::test_tokenizer_with_one_flipped_bit_is_refused",
+    ),
+    Mutant(
+        "the test sets are not verified",
+        "evaluation/sets.py",
+        "    if digest_sets(own) != results.test_digest:",
+        "    if False:",
+        "test_hostile_runs.py::test_evaluate_refuses_test_sets_that_changed",
+    ),
+    Mutant(
+        "the store is not verified",
+        "data/store.py",
+        "        if not is_sound:",
+        "        if False:",
+        "test_store.py::test_every_flipped_bit_cut_and_missing_file_is_found",
+    ),
+    Mutant(
+        "the shapes of Adam's moments are not compared",
+        "training/optimizer.py",
+        "        if moment.shape != parameter.shape:",
+        "        if False:",
+        "test_hostile_runs.py::test_load_moments_refuses_in_a_process_of_its_own",
+    ),
+    Mutant(
+        "weights that are not finite are restored",
+        "training/state.py",
+        "    bad = first_not_finite(tensors)\n    if bad is not None:\n",
+        "    bad = None\n    if bad is not None:\n",
+        "test_hostile_runs.py::test_train_refuses_to_resume_from_weights_that_are_not_finite",
+    ),
+    Mutant(
+        "what a kill left of a store is not cleared",
+        "files.py",
+        "        shutil.rmtree(temporary, ignore_errors=True)  #",
+        "        #",
+        "test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[the store]",
+    ),
+    Mutant(
+        "what a kill left of translations is not cleared",
+        "run_dir.py",
+        "for folder in (run.path, run.checkpoints, run.hypotheses):",
+        "for folder in (run.path, run.checkpoints):",
+        "test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[translations]",
+    ),
+    Mutant(
+        "the lock's error hides that of a failing disk",
+        "run_dir.py",
+        "with suppress(OSError):",
+        "with suppress(KeyError):",
+        "test_faults_disk.py::test_train_recovers_from_an_error_of_a_call",
+    ),
+    Mutant(
+        "results are not made again after a kill",
+        "training/loop.py",
+        "    if not _is_finished(run):\n        run.directory.write_results(",
+        "    if not run.directory.hypotheses.exists():\n        run.directory.write_results(",
+        "test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[results.json]",
+    ),
+)
+
+MUTANTS = (*REPORTED, *SURVIVORS, *FOUND)
 
 
 # ---- planting -------------------------------------------------------------------------------------------------------

@@ -162,16 +162,16 @@ def damage_one(finished: Finished, draw: random.Random, path: Path | None = None
     return judge(finished, command, chosen, damage.__name__, finished.enter(command))
 
 
-def test_a_damaged_run_is_refused_or_ends_the_same(finished: Finished) -> None:
-    refused = [damage_one(finished, random.Random(seed)) for seed in range(24)]
-    assert 4 <= sum(refused) <= 22
-
-
 IMPORTANT = ("tokenizer.model", "hypotheses/test.src", "hypotheses/test.ref", "hypotheses/other.src", "run.json")
 
 
+def test_no_damage_to_what_gives_text_its_meaning_goes_unnoticed(finished: Finished) -> None:
+    refused = [damage_one(finished, random.Random(seed), Path(place)) for seed in (0, 1) for place in IMPORTANT]
+    assert sum(refused) >= 4
+
+
 @pytest.mark.faults
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_any_damage_to_a_run_is_refused_or_changes_nothing(
     finished: Finished, part: int, record_property: Note
 ) -> None:
@@ -182,9 +182,9 @@ def test_any_damage_to_a_run_is_refused_or_changes_nothing(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("place", IMPORTANT)
-def test_no_damage_to_what_gives_text_its_meaning_is_silent(
+def test_no_damage_of_many_to_what_gives_text_its_meaning_goes_unnoticed(
     finished: Finished, place: str, record_property: Note
 ) -> None:
-    for seed in range(20):
+    for seed in range(2, 22):
         damage_one(finished, random.Random(seed), Path(place))
     record_property("damages", 20)

@@ -150,8 +150,8 @@ def test_train_refuses_before_the_first_step_where_no_checkpoint_would_fit(
 def test_train_recovers_from_a_kill_before_any_call(
     trainings: StruckTrainings, calls: list[str], part: int, record_property: Note
 ) -> None:
-    """Every third call in turn, and once more in the run that resumes."""
-    numbers = range(1 + 3 * part, len(calls) - 5, 3 * PARTS)
+    """Every fourth call in turn, and once more in the run that resumes."""
+    numbers = range(1 + 4 * part, len(calls) - 5, 4 * PARTS)
     record_property("kills", sum(kill_at(trainings, number) for number in numbers))
     record_property("runs that ended bit-identical", len(numbers))
 

@@ -3,15 +3,17 @@
     python scripts/benchmark/faults.py > scripts/benchmark/results/faults-MACHINE.md
 
 Runs the long tiers of the tests (`pytest -m faults`) and scripts/mutants.py. Each test says itself how much it did, and
-fails at the first loss: what is counted here is of the tests that passed, and those that did not are named.
+fails at the first loss: what is counted here is of the tests that passed, and those that did not are named. Where the
+machine is wanted for other things in between, `pytest -m faults --junitxml=FILE PATHS` can do a part at a time, and
+`--reports FILES` counts the parts.
 """
 
+import argparse
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +41,7 @@ class Outcome:
     rows: dict[str, Row]
     failed: list[str]
     skipped: list[str]
+    seconds: float
 
     @property
     def totals(self) -> Counter[str]:
@@ -46,10 +49,17 @@ class Outcome:
         return sum((row.amounts for row in self.rows.values()), Counter[str]())
 
 
-def read_report(path: Path) -> Outcome:
-    """The outcome, from pytest's report in JUnit's format."""
-    outcome = Outcome({}, [], [])
-    for case in ElementTree.parse(path).iter("testcase"):
+def read_reports(paths: Sequence[Path]) -> Outcome:
+    """The outcome, from pytest's reports in JUnit's format."""
+    outcome = Outcome({}, [], [], 0.0)
+    for tree in map(ElementTree.parse, paths):
+        outcome.seconds += sum(float(suite.get("time", 0)) for suite in tree.iter("testsuite"))
+        _count(tree, outcome)
+    return outcome
+
+
+def _count(tree: "ElementTree.ElementTree[ElementTree.Element]", outcome: Outcome) -> None:
+    for case in tree.iter("testcase"):
         name = f"{case.get('classname', '').removeprefix('tests.')}.py::{case.get('name', '')}"
         if case.find("failure") is not None or case.find("error") is not None:
             outcome.failed.append(name)
@@ -60,7 +70,6 @@ def read_report(path: Path) -> Outcome:
             row.cases += 1
             row.seconds += float(case.get("time", 0))
             row.amounts.update({what: int(amount) for what, amount in _amounts(case)})
-    return outcome
 
 
 def _amounts(case: ElementTree.Element) -> Iterator[tuple[str, str]]:
@@ -68,10 +77,10 @@ def _amounts(case: ElementTree.Element) -> Iterator[tuple[str, str]]:
         yield entry.get("name", ""), entry.get("value", "0")
 
 
-def write_page(outcome: Outcome, seconds: float) -> Iterator[str]:
+def write_page(outcome: Outcome) -> Iterator[str]:
     """The page in Markdown, line by line."""
     machine = f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, torch {torch.__version__}"
-    yield f"`python scripts/benchmark/faults.py`: {machine}; the tests took {seconds:.0f} s."
+    yield f"`python scripts/benchmark/faults.py`: {machine}; the tests took {outcome.seconds:.0f} s."
     yield ""
     yield "| what | amount |"
     yield "| --- | ---: |"
@@ -95,21 +104,30 @@ def write_page(outcome: Outcome, seconds: float) -> Iterator[str]:
             yield f"{title}: {'; '.join(names)}."
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the tests and the mutants, print the page; the exit status. Arguments go to pytest."""
+def run_tests(report: Path) -> None:
+    """The long tiers, on all cores."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "faults", f"--junitxml={report}"]
+    subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
+
+
+def main() -> int:
+    """Run the tests, or read their reports; print the page, and try the mutants; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reports", type=Path, nargs="+", default=[], help="of parts of the tests that have been run")
+    reports: list[Path] = parser.parse_args().reports
+
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        began = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "faults", f"--junitxml={report}", *arguments]
-        tests = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
-        outcome = read_report(report)
-        for line in write_page(outcome, time.monotonic() - began):
-            print(line, flush=True)
+        if not reports:
+            reports = [Path(folder) / "report.xml"]
+            run_tests(reports[0])
+        outcome = read_reports(reports)
+    for line in write_page(outcome):
+        print(line, flush=True)
 
     print("\n## Planted defects: `python scripts/mutants.py`\n", flush=True)
     mutants = subprocess.run([sys.executable, str(ROOT / "scripts" / "mutants.py")], cwd=ROOT, check=False)
-    return tests.returncode or mutants.returncode
+    return 1 if outcome.failed else mutants.returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
