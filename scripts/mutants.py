@@ -362,10 +362,17 @@ SURVIVORS = (
         "test_search.py::test_beam_search_considers_twice_as_many_candidates_as_it_keeps",
     ),
     Mutant(
-        "a beam considers K + 1 continuations of a hypothesis",
+        "a beam considers K + 1 candidates",
+        "decoding/search.py",
+        "    order = order[:, : 2 * beam_size]  # (B, C)\n",
+        "    order = order[:, : 2 * beam_size]  # (B, C)\n    totals[:, beam_size + 1 :] = _IMPOSSIBLE\n",
+        "test_search.py::test_beam_search_considers_twice_as_many_candidates_as_it_keeps",
+    ),
+    Mutant(
+        "a beam considers K continuations of a hypothesis",
         "decoding/search.py",
         "width = min(2 * beam_size, logits.shape[1])",
-        "width = min(beam_size + 1, logits.shape[1])",
+        "width = min(beam_size, logits.shape[1])",
         "test_search.py::test_beam_search_considers_more_continuations_of_one_hypothesis_than_it_keeps",
     ),
     Mutant(
@@ -449,6 +456,20 @@ FOUND = (
         "with suppress(OSError):",
         "with suppress(KeyError):",
         "test_faults_disk.py::test_train_recovers_from_an_error_of_a_call",
+    ),
+    Mutant(
+        "a rotation that a kill cut short is not made up for",
+        "training/loop.py",
+        "            world.from_rank0(lambda: _rotate(run.directory, config, progress))\n",
+        "            pass\n",
+        "test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call",
+    ),
+    Mutant(
+        "TensorBoard's thread ends with a traceback",
+        "cli/main.py",
+        "    threading.excepthook = _end_thread\n",
+        "",
+        "test_faults_disk.py::test_tensorboard_s_thread_fails_without_a_traceback",
     ),
     Mutant(
         "results are not made again after a kill",

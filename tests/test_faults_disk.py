@@ -48,8 +48,8 @@ def calls(trainings: StruckTrainings) -> list[str]:
 
 
 def number_of(calls: list[str], pattern: str) -> int:
-    """The first call that looks like this, counted from 1."""
-    return next(number for number, call in enumerate(calls, 1) if re.search(pattern, call))
+    """The last call that looks like this, counted from 1."""
+    return max(number for number, call in enumerate(calls, 1) if re.search(pattern, call))
 
 
 def recover(trainings: StruckTrainings, folder: Path) -> None:
@@ -103,7 +103,8 @@ def test_the_library_strikes_before_the_call(trainings: StruckTrainings, calls: 
 PLACES = {
     "the store": r"^write .*/store/\.tmp-.*\.offsets$",
     "a checkpoint": r"^write .*/checkpoints/\.tmp-.*/optimizer\.safetensors$",
-    "rotation": r"^unlink .*",
+    "best.json": r"^rename .*/best\.json$",
+    "rotation": r"^rename .*/checkpoints/\.del-",
     "translations": r"^fsync .*/hypotheses/\.tmp-test\.hyp",
     "results.json": r"^write .*/\.tmp-results\.json",
 }
@@ -119,6 +120,11 @@ def test_train_recovers_from_an_error_of_a_call(trainings: StruckTrainings, call
     """From the second checkpoint on, the disk fails for good."""
     number = number_of(calls, r"^mkdir .*/checkpoints/\.tmp-step-00000003")
     assert fail_at(trainings, number, ERRORS[name], lasts=True) == 5
+
+
+def test_tensorboard_s_thread_fails_without_a_traceback(trainings: StruckTrainings, calls: list[str]) -> None:
+    """It writes from a thread of its own, which ends; the run says so at its next step, or had no more to write."""
+    fail_at(trainings, number_of(calls, r"^write .*/tensorboard/"), errno.EIO, lasts=True)
 
 
 def test_train_refuses_before_the_first_step_where_no_checkpoint_would_fit(

@@ -269,7 +269,9 @@ def train_loop(run: Run, world: World) -> None:
         bar = held.enter_context(progress_bar(config.max_steps, progress.step, shown=world.is_rank0))
         steps = held.enter_context(closing(_steps(run, world)))
 
-        # A validation that a signal cut short, or in which the process died, is made up for.
+        # A rotation, or a validation, that a signal cut short, or in which the process died, is made up for.
+        if progress.step:
+            world.from_rank0(lambda: _rotate(run.directory, config, progress))
         if progress.step and _is_validation_due(config, progress):
             _validate(run, world, tracker=tracker, signals=signals)
             _commit(run, world, tracker)
