@@ -430,10 +430,10 @@ FOUND = (
         "test_hostile_runs.py::test_load_moments_refuses_in_a_process_of_its_own",
     ),
     Mutant(
-        "weights that are not finite are restored",
-        "training/state.py",
-        "    bad = first_not_finite(tensors)\n    if bad is not None:\n",
-        "    bad = None\n    if bad is not None:\n",
+        "numbers that are not finite are not looked for",
+        "checkpoint.py",
+        "torch.isfinite(tensor).all() for tensor in",
+        "torch.ones((), dtype=torch.bool) for tensor in",
         "test_hostile_runs.py::test_train_refuses_to_resume_from_weights_that_are_not_finite",
     ),
     Mutant(
