@@ -169,6 +169,7 @@ for line in sys.stdin:
     if child == 0:
         log, *arguments = json.loads(line)
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # which is for the statuses
         sys.argv = ["transformer", *arguments]
         main()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -226,15 +227,27 @@ def in_a_child(command: str, job: Job, folder: Path, text: str = "") -> Ended:
     It reads `text`. A child may die of a signal, which the tests survive, and costs a tenth of a second. One that waits
     for something is ended by SIGALRM after a minute.
     """
+    return ended(begin_in_a_child(command, job, folder, text), folder)
+
+
+def ended(child: int, folder: Path) -> Ended:
+    """Wait for a child that was begun in this folder."""
+    _, status, usage = os.wait4(child, 0)
+    printed, said = ((folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+    return Ended(os.waitstatus_to_exitcode(status), printed, said, usage.ru_maxrss // 1024)
+
+
+def begin_in_a_child(command: str, job: Job, folder: Path, text: str = "") -> int:
+    """Begin what `in_a_child` does; the process id of the child, which the caller waits for."""
     files = [folder / name for name in ("stdin", "stdout", "stderr")]
     files[0].write_text(text, encoding="utf-8")
+    for path in files[1:]:
+        path.write_text("", encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forking with threads; there is one
         child = os.fork()
     if child:
-        _, status, usage = os.wait4(child, 0)
-        printed, said = (path.read_text(encoding="utf-8") for path in files[1:])
-        return Ended(os.waitstatus_to_exitcode(status), printed, said, usage.ru_maxrss // 1024)
+        return child
     try:
         signal.alarm(60)
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
@@ -246,10 +259,10 @@ def in_a_child(command: str, job: Job, folder: Path, text: str = "") -> Ended:
         sys.argv = ["transformer", command]
         main._enter = lambda name, _: commands.run(name, job)
         main.main()
-    except SystemExit as ended:
+    except SystemExit as end:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(ended.code if isinstance(ended.code, int) else 0)
+        os._exit(end.code if isinstance(end.code, int) else 0)
     finally:
         os._exit(1)
 

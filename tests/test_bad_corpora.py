@@ -263,16 +263,32 @@ def numbers_of(prepared: Prepared) -> list[tuple[list[str], list[str]]]:
 def test_a_bad_corpus_is_refused_or_no_pair_is_shifted(
     trial: int, clean: DataConfig, model: str, tmp_path: Path
 ) -> None:
+    judge(trial, clean, model, tmp_path)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("part", range(4))
+def test_no_pair_is_shifted_in_many_more_bad_corpora(
+    part: int, clean: DataConfig, model: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    for trial in range(TRIALS * (1 + part), TRIALS * (2 + part)):
+        judge(trial, clean, model, tmp_path / str(trial))
+    record_property("bad corpora", TRIALS)
+
+
+def judge(trial: int, clean: DataConfig, model: str, folder: Path) -> None:
+    """Write and prepare the corpus of this number."""
     corpus = make(trial)
-    job = job_of(corpus.write(tmp_path / "bad"), clean, tmp_path / "runs" / "a", TokenizerConfig(model=model))
+    folder.mkdir(exist_ok=True)
+    job = job_of(corpus.write(folder / "bad"), clean, folder / "runs" / "a", TokenizerConfig(model=model))
     if corpus.refusals:
         with pytest.raises(InputError) as caught:
             prepare(job)
         message = str(caught.value)
         assert "\n" not in message
-        assert message.startswith(str(tmp_path / "bad"))
+        assert message.startswith(str(folder / "bad"))
         assert any(re.search(pattern, message) for pattern in corpus.refusals), message
-        assert not (tmp_path / "runs").exists()
+        assert not (folder / "runs").exists()
         return
     prepared = prepare(job)
     kept = [number for line, number in enumerate(NUMBERS) if line not in corpus.dropped]

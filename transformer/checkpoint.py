@@ -199,8 +199,7 @@ def commit(
         temporary = temporary_name(target, UNFINISHED)  # after a failed write the old file cannot be trusted
         try:
             make_directories(target.parent)
-            if shutil.disk_usage(target.parent).free < 1.1 * needed:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _check_space(target.parent, needed)
             _fill(temporary, step, tensors=tensors, documents=documents)
             _publish(temporary, target)
             break
@@ -211,6 +210,21 @@ def commit(
         finally:
             remove(temporary)
     return Checkpoint(target, step, config=json.loads(documents[CONFIG]), state=json.loads(documents[STATE]))
+
+
+def check_space(run_dir: Path, needed: int) -> None:
+    """Raise StorageError unless a checkpoint of so many bytes, and a tenth more, can be written."""
+    place = RunDir(run_dir).checkpoints
+    try:
+        make_directories(place)
+        _check_space(place, needed)
+    except OSError as error:
+        raise storage_error(place, needed, error=error) from error
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    if shutil.disk_usage(folder).free < 1.1 * needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _fill(

@@ -9,7 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -236,7 +236,8 @@ def lock_run(run_dir: Path) -> Iterator[None]:
         try:
             yield
         finally:  # after an error, too: this process may live on, and must not be taken for the holder
-            lock.truncate(0)
+            with suppress(OSError):  # of a disk that fails: it would hide the error that says so
+                lock.truncate(0)
 
 
 def holds_lock(run: RunDir) -> bool:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from types import FrameType
 from typing import NoReturn
@@ -36,6 +37,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _interrupt)
     _log_to_stderr()
     logging.getLogger("transformer").setLevel(logging.INFO)  # not the root: the hub's client tells of every request
+    threading.excepthook = _end_thread
     sys.exit(_dispatch(sys.argv[1:]))
 
 
@@ -58,6 +60,12 @@ def _log_to_stderr() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _end_thread(failure: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes from a thread of its own: where it cannot, the run is told at the next step, in one line."""
+    if not issubclass(failure.exc_type, OSError):
+        threading.__excepthook__(failure)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from transformer.average import average_checkpoints, scheduled_steps
-from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, rotate
+from transformer.checkpoint import Checkpoint, check_space, commit, load_checkpoint, newest, rotate
 from transformer.compute import memory_errors_named, resolve_device, uses_cudnn_attention
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
@@ -253,6 +253,8 @@ def train_loop(run: Run, world: World) -> None:
     Raises Stopped after a signal, with the step in progress committed; several ranks agree on it one step later.
     """
     config, state, progress = run.job.train, run.state, run.progress
+    if not progress.has_ended(config):  # a full disk is better known before the first hours than after them
+        world.from_rank0(lambda: check_space(run.directory.path, state.checkpoint_bytes))
     objective = Objective(state.model, config.label_smoothing).train()
     if run.resolved.compile:
         objective.compile()
@@ -271,7 +273,9 @@ def train_loop(run: Run, world: World) -> None:
         bar = held.enter_context(progress_bar(config.max_steps, progress.step, shown=world.is_rank0))
         steps = held.enter_context(closing(_steps(run, world)))
 
-        # A validation that a signal cut short, or in which the process died, is made up for.
+        # A rotation, or a validation, that a signal cut short, or in which the process died, is made up for.
+        if progress.step:
+            world.from_rank0(lambda: _rotate(run.directory, config, progress))
         if progress.step and _is_validation_due(config, progress):
             _validate(run, world, tracker=tracker, signals=signals)
             _commit(run, world, tracker)

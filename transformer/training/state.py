@@ -86,6 +86,12 @@ class TrainState:
 
     # ---- to a checkpoint, and back
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """What a checkpoint's tensors take on the disk, once Adam has its two moments."""
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        return weights * (3 if self.ema is None else 4)
+
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint holds. Raises NumericalError where a number is not finite: that is never committed."""
         tensors: dict[str, Mapping[str, Tensor]] = {MODEL: parameters_by_name(self.model)}

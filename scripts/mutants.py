@@ -1,0 +1,601 @@
+"""Plants known defects, one at a time, and checks that the test named for each of them fails.
+
+    python scripts/mutants.py               all of them
+    python scripts/mutants.py "no fsync"    those whose name has these words in it
+
+A test that passes says little unless it fails where it should. Each mutant replaces one text of one file in a copy of
+the tree, and the named test runs there, in a process forked from this one, which has imported torch already: a few
+seconds each. First of all, the named tests must pass as the tree stands. A text that is not in its file exactly once is
+an error: the list must be kept up with the code.
+
+Prints a table for scripts/benchmark/results/, and ends with 1 if a mutant survives or cannot be planted.
+"""
+
+import argparse
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("transformer", "tests", "scripts", "configs", "data", "pyproject.toml", "README.md")  # of the tree, for a copy
+SLOW = ("torch._dynamo", "torch.utils.tensorboard", "sacrebleu", "sentencepiece", "omegaconf", "numpy")
+TIMEOUT = 120  # seconds that a test may take; one that hangs has noticed the defect, too
+CAUGHT, SURVIVED = 1, 0  # what pytest returns where a test failed, and where all passed
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A defect: `old` becomes `new` in a file of the package, and the test must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the named test ended: what pytest returned, and the seconds that it took."""
+
+    status: int
+    seconds: float
+    output: str
+
+
+CRASH = "test_checkpoint_faults.py::test_a_crash_before_any_call_leaves_the_old_or_the_new"
+POWER = "test_checkpoint_faults.py::test_a_power_cut_at_any_moment_loses_nothing_that_was_committed"
+DAMAGE = "test_checkpoint.py::test_damage_is_detected_and_named"
+STOP = "test_resume.py::test_resumed_at_every_step"
+CORPUS = "test_bad_corpora.py::test_a_bad_corpus_is_refused_or_no_pair_is_shifted"
+
+# What has gone wrong in trainers before.
+REPORTED = (
+    Mutant(
+        "a small file is written in place",
+        "files.py",
+        "        write_new(temporary, data)\n        os.replace(temporary, path)",
+        "        path.write_bytes(data)",
+        f"{CRASH}[json]",
+    ),
+    Mutant(
+        "a checkpoint is written in place",
+        "checkpoint.py",
+        "_fill(temporary, step, tensors=tensors, documents=documents)\n            _publish(temporary, target)",
+        "_fill(target, step, tensors=tensors, documents=documents)",
+        f"{CRASH}[first]",
+    ),
+    Mutant("digests are not compared", "files.py", "if sha256 != expected.sha256:", "if False:", f"{DAMAGE}[flip]"),
+    Mutant(
+        "a file that the manifest lacks is let through",
+        "checkpoint.py",
+        "                if name not in manifest.files:\n                    raise",
+        "                if name not in manifest.files:\n                    continue\n                    raise",
+        f"{DAMAGE}[add]",
+    ),
+    Mutant(
+        "a checkpoint of another step is let through",
+        "checkpoint.py",
+        "if step_of(path.name) is not None and path.name != step_name(manifest.step):",
+        "if False:",
+        f"{DAMAGE}[be_another_step]",
+    ),
+    Mutant(
+        "a file is synced before it is written",
+        "files.py",
+        "        rest = memoryview(data)\n        while rest:\n            rest = rest[os.write(file, rest) :]\n"
+        "        os.fsync(file)",
+        "        os.fsync(file)\n        rest = memoryview(data)\n        while rest:\n"
+        "            rest = rest[os.write(file, rest) :]",
+        POWER,
+    ),
+    Mutant("no fsync of a file", "files.py", "        os.fsync(file)\n", "", POWER),
+    Mutant("no fsync of a new checkpoint's names", "checkpoint.py", "    sync(folder)\n", "", POWER),
+    Mutant(
+        "no fsync of the directory of checkpoints",
+        "checkpoint.py",
+        "    sync(target.parent)  #",
+        "    #",
+        POWER,
+    ),
+    Mutant(
+        "no fsync of what is about to be removed",
+        "checkpoint.py",
+        "            sync(run.checkpoints)\n",
+        "            pass\n",
+        POWER,
+    ),
+    Mutant("no fsync at the start", "files.py", "        sync(folder)  #", "        pass  #", POWER),
+    Mutant(
+        "the old checkpoint is removed before the new one is there",
+        "checkpoint.py",
+        "                os.rename(target, old)",
+        "                remove(target)",
+        f"{CRASH}[again]",
+    ),
+    Mutant(
+        "two renames, and what was moved aside does not return at the next start",
+        "files.py",
+        "            put_back(folder / name, folder / name.removeprefix(REPLACED))",
+        "            remove(folder / name)",
+        f"{CRASH}[again]",
+    ),
+    Mutant(
+        "another attempt writes into what the first one left",
+        "checkpoint.py",
+        "    for attempt in range(1, ATTEMPTS + 1):\n        temporary = temporary_name(target, UNFINISHED)",
+        "    temporary = temporary_name(target, UNFINISHED)\n    for attempt in range(1, ATTEMPTS + 1):\n        pass",
+        "test_checkpoint_faults.py::test_another_attempt_needs_nothing_of_the_first",
+    ),
+    Mutant(
+        "rotation may remove the newest",
+        "checkpoint.py",
+        "for step in list_steps(run_dir)[:-1] if step not in keep]",
+        "for step in list_steps(run_dir) if step not in keep]",
+        "test_checkpoint.py::test_rotation_keeps_what_it_is_told_and_always_the_newest",
+    ),
+    Mutant(
+        "the space on the disk is not asked for",
+        "checkpoint.py",
+        "            _check_space(target.parent, needed)\n",
+        "",
+        "test_checkpoint_faults.py::test_the_space_is_checked_before_anything_is_written",
+    ),
+    Mutant(
+        "training begins where no checkpoint would fit",
+        "training/loop.py",
+        "check_space(run.directory.path, state.checkpoint_bytes)",
+        "None",
+        "test_faults_disk.py::test_train_refuses_before_the_first_step_where_no_checkpoint_would_fit",
+    ),
+    Mutant(
+        "all checkpoints damaged: the run begins anew",
+        "checkpoint.py",
+        '        raise CheckpointError(f"no checkpoint can be verified',
+        '        log.warning(f"no checkpoint can be verified',
+        "test_resume.py::test_where_all_checkpoints_are_damaged_nothing_is_touched",
+    ),
+    Mutant(
+        "dropout is not seeded",
+        "training/step.py",
+        "        torch.manual_seed(seed_for(seed, step.epoch, step.index, m))\n",
+        "",
+        f"{STOP}[5]",
+    ),
+    Mutant(
+        "the order comes from a global generator",
+        "data/plan.py",
+        "random = np.random.PCG64(seed_for(seed, epoch))\n",
+        "random = np.random.PCG64(np.random.randint(1 << 30))\n",
+        f"{STOP}[5]",
+    ),
+    Mutant(
+        "the step in the epoch is not restored",
+        "training/loop.py",
+        "position=Position(run.progress.epoch, run.progress.step_in_epoch)",
+        "position=Position(run.progress.epoch, 0)",
+        f"{STOP}[8]",
+    ),
+    Mutant(
+        "the epoch is not restored",
+        "training/loop.py",
+        "position=Position(run.progress.epoch, run.progress.step_in_epoch)",
+        "position=Position(0, run.progress.step_in_epoch)",
+        f"{STOP}[8]",
+    ),
+    Mutant(
+        "Adam's moments are not restored",
+        "training/state.py",
+        "            load_moments(self.model, self.optimizer, moments)",
+        "            pass",
+        f"{STOP}[5]",
+    ),
+    Mutant(
+        "Adam's count of updates is not restored",
+        "training/optimizer.py",
+        '{"step": updates.to(parameter.device, copy=True), **state}',
+        '{"step": torch.zeros_like(updates), **state}',
+        f"{STOP}[5]",
+    ),
+    Mutant(
+        "the schedule stands still",
+        "training/optimizer.py",
+        "    update = step + 1",
+        "    update = 1",
+        "test_train.py::test_the_rate_is_equation_3",
+    ),
+    Mutant(
+        "the moving average is not restored",
+        "training/state.py",
+        "                _load_finite(self.ema, checkpoint, EMA)",
+        "                _load_finite(self.ema, checkpoint, MODEL)",
+        "test_resume.py::test_every_recipe_trains_and_resumes[moving average]",
+    ),
+    Mutant(
+        "the moving average's warm-up begins anew",
+        "training/optimizer.py",
+        "    updates = updates.double()",
+        "    updates = 0.0 * updates.double()",
+        "test_ema.py::test_the_average_of_a_training",
+    ),
+    Mutant(
+        "the loss scale is not restored",
+        "training/state.py",
+        "        if scale is not None and self.scaler.is_enabled():\n",
+        "        if False:\n",
+        "test_resume.py::test_the_loss_scale_goes_on[7]",
+    ),
+    Mutant(
+        "patience begins anew",
+        "training/state.py",
+        "        self.progress = training.progress\n",
+        "        self.progress = training.progress\n        self.progress.stalled = 0\n",
+        "test_faults_resume.py::test_train_decides_the_same_stopped_after_every_validation",
+    ),
+    Mutant(
+        "the best score is forgotten",
+        "training/state.py",
+        "        self.progress = training.progress\n",
+        "        self.progress = training.progress\n        self.progress.validations = []\n",
+        "test_faults_resume.py::test_train_decides_the_same_stopped_after_every_validation",
+    ),
+    Mutant(
+        "NaN is the best score",
+        "records.py",
+        "        return value if math.isfinite(value) else -math.inf",
+        "        return value if math.isfinite(value) else math.inf",
+        "test_faults_resume.py::test_train_decides_the_same_stopped_after_every_validation",
+    ),
+    Mutant(
+        "an equal score counts as better",
+        "records.py",
+        "is_best = validation.rank_key(metric) > best",
+        "is_best = validation.rank_key(metric) >= best",
+        "test_faults_resume.py::test_train_decides_the_same_stopped_after_every_validation",
+    ),
+    Mutant(
+        "the sums between two log lines are not restored",
+        "training/state.py",
+        "        self.window.restore(training.window, rank=rank)\n",
+        "",
+        "test_resume.py::test_log_window_goes_on_after_a_signal[6]",
+    ),
+    Mutant(
+        "TensorBoard keeps the steps after the checkpoint",
+        "tracking.py",
+        "purge_step=step + 1",
+        "purge_step=None",
+        "test_tracking.py::test_no_step_stands_twice_and_none_is_missing[falls back]",
+    ),
+    Mutant(
+        "metrics.jsonl keeps the steps after the checkpoint",
+        "tracking.py",
+        "if _step_of(line) <= step]",
+        "]",
+        "test_tracking.py::test_no_step_stands_twice_and_none_is_missing[falls back]",
+    ),
+    Mutant(
+        "the gradient is a mean of micro-batches, not over the step's tokens",
+        "training/step.py",
+        "world_size / step.target_tokens",
+        "world_size / (len(step.micro_batches) * int((batch.target_out != 0).sum()))",
+        "test_step.py::test_any_split_gives_the_mean_gradient_over_target_tokens",
+    ),
+    Mutant(
+        "lines end where str.splitlines says",
+        "data/corpus.py",
+        'if number == 0 else text).split("\\n")',
+        "if number == 0 else text).splitlines()",
+        CORPUS,
+    ),
+    Mutant(
+        "one side may have more lines than the other",
+        "data/corpus.py",
+        "map(chain.from_iterable, sides), strict=True)",
+        "map(chain.from_iterable, sides), strict=False)",
+        CORPUS,
+    ),
+    Mutant(
+        "what is not UTF-8 is replaced",
+        "data/corpus.py",
+        'return block.decode("utf-8")',
+        'return block.decode("utf-8", "replace")',
+        CORPUS,
+    ),
+    Mutant(
+        "what is no safetensors file is unpickled",
+        "checkpoint.py",
+        '            raise CheckpointError(f"{path}: not a safetensors file: {error}") from error',
+        "            tensors = torch.load(path, weights_only=False)",
+        "test_checkpoint.py::test_what_is_no_safetensors_file_is_refused_and_not_run[pickle]",
+    ),
+    Mutant(
+        "torch.load is called",
+        "checkpoint.py",
+        "tensors = safetensors.torch.load(data)",
+        "tensors = safetensors.torch.load(data) or torch.load(path)",
+        "test_architecture.py::test_nothing_unsafe_or_loud_is_called",
+    ),
+    Mutant(
+        "blank lines go to the model",
+        "decoding/translator.py",
+        "shown = [n for n, text in enumerate(texts) if not _is_blank(text)]",
+        "shown = list(range(len(texts)))",
+        "test_translate.py::test_blank_in_blank_out_without_the_model",
+    ),
+)
+
+# What passed every test when it was first tried.
+SURVIVORS = (
+    Mutant(
+        "the dev loss is divided by target tokens without their ends",
+        "training/validate.py",
+        "int(dev.lengths[:, 1].sum())).tolist()",
+        "int((dev.lengths[:, 1] - 1).sum())).tolist()",
+        "test_validate.py::test_dev_loss_is_a_mean_over_target_tokens_with_their_ends",
+    ),
+    Mutant(
+        "the average is divided by the checkpoints asked for, not by those used",
+        "average.py",
+        "(total / len(used))",
+        "(total / len(steps))",
+        "test_train.py::test_average_is_the_mean_of_the_sound_checkpoints",
+    ),
+    Mutant(
+        "dropout falls on the residual, too",
+        "model/layers.py",
+        "total = add_dropout(x, y, self.dropout, training=self.training)",
+        "total = add_dropout(0 * x, x + y, self.dropout, training=self.training)",
+        "test_model.py::test_add_norm_drops_nothing_of_the_residual",
+    ),
+    Mutant(
+        "a beam considers K candidates",
+        "decoding/search.py",
+        "    order = order[:, : 2 * beam_size]  # (B, C)\n",
+        "    order = order[:, : 2 * beam_size]  # (B, C)\n    totals[:, beam_size:] = _IMPOSSIBLE\n",
+        "test_search.py::test_beam_search_considers_twice_as_many_candidates_as_it_keeps",
+    ),
+    Mutant(
+        "a beam considers K + 1 candidates",
+        "decoding/search.py",
+        "    order = order[:, : 2 * beam_size]  # (B, C)\n",
+        "    order = order[:, : 2 * beam_size]  # (B, C)\n    totals[:, beam_size + 1 :] = _IMPOSSIBLE\n",
+        "test_search.py::test_beam_search_considers_twice_as_many_candidates_as_it_keeps",
+    ),
+    Mutant(
+        "a beam considers K continuations of a hypothesis",
+        "decoding/search.py",
+        "width = min(2 * beam_size, logits.shape[1])",
+        "width = min(beam_size, logits.shape[1])",
+        "test_search.py::test_beam_search_considers_more_continuations_of_one_hypothesis_than_it_keeps",
+    ),
+    Mutant(
+        "the initial weights do not depend on the seed",
+        "training/state.py",
+        "torch.manual_seed(seed_for(recipe.seed))",
+        "torch.manual_seed(seed_for(1))",
+        "test_train.py::test_train_seed_draws_the_initial_weights",
+    ),
+    Mutant(
+        "a beam's scores are summed in float32",
+        "decoding/search.py",
+        "    totals = live_log_probs.unsqueeze(2) + log_probs.view(n_sentences, beam_size, width)",
+        "    totals = (live_log_probs.unsqueeze(2).float() + log_probs.view(n_sentences, beam_size, width)).double()",
+        "test_search.py::test_beam_search_sums_in_float64_what_a_model_computes_in_float32",
+    ),
+    Mutant(
+        "dev BLEU is counted on lower-cased text",
+        "training/validate.py",
+        "scores = measure(hypotheses, dev.references, tgt_lang=tgt_lang)",
+        "lower = [[text.lower() for text in texts] for texts in (hypotheses, dev.references)]\n"
+        "    scores = measure(*lower, tgt_lang=tgt_lang)",
+        "test_validate.py::test_validate_scores_cased_text",
+    ),
+)
+
+# What attacks on this package found, or its own tests must find.
+FOUND = (
+    Mutant(
+        "the tokenizer is not verified",
+        "run_dir.py",
+        "if self.record.exists() and self.read_record().tokenizer_sha256 != ",
+        "if False and self.read_record().tokenizer_sha256 != ",
+        "test_hostile_runs.py::test_tokenizer_with_one_flipped_bit_is_refused",
+    ),
+    Mutant(
+        "the test sets are not verified",
+        "evaluation/sets.py",
+        "    if digest_sets(own) != results.test_digest:",
+        "    if False:",
+        "test_hostile_runs.py::test_evaluate_refuses_test_sets_that_changed",
+    ),
+    Mutant(
+        "the store is not verified",
+        "data/store.py",
+        "        if not is_sound:",
+        "        if False:",
+        "test_store.py::test_every_flipped_bit_cut_and_missing_file_is_found",
+    ),
+    Mutant(
+        "the shapes of Adam's moments are not compared",
+        "training/optimizer.py",
+        "        if moment.shape != parameter.shape:",
+        "        if False:",
+        "test_hostile_runs.py::test_load_moments_refuses_in_a_process_of_its_own",
+    ),
+    Mutant(
+        "numbers that are not finite are not looked for",
+        "checkpoint.py",
+        "torch.isfinite(tensor).all() for tensor in",
+        "torch.ones((), dtype=torch.bool) for tensor in",
+        "test_hostile_runs.py::test_train_refuses_to_resume_from_weights_that_are_not_finite",
+    ),
+    Mutant(
+        "what a kill left of a store is not cleared",
+        "files.py",
+        "        shutil.rmtree(temporary, ignore_errors=True)  #",
+        "        #",
+        "test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[the store]",
+    ),
+    Mutant(
+        "what a kill left of translations is not cleared",
+        "run_dir.py",
+        "for folder in (run.path, run.checkpoints, run.hypotheses):",
+        "for folder in (run.path, run.checkpoints):",
+        "test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[translations]",
+    ),
+    Mutant(
+        "the lock's error hides that of a failing disk",
+        "run_dir.py",
+        "with suppress(OSError):",
+        "with suppress(KeyError):",
+        "test_faults_disk.py::test_train_recovers_from_an_error_of_a_call",
+    ),
+    Mutant(
+        "a rotation that a kill cut short is not made up for",
+        "training/loop.py",
+        "            world.from_rank0(lambda: _rotate(run.directory, config, progress))\n",
+        "            pass\n",
+        "test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call",
+    ),
+    Mutant(
+        "TensorBoard's thread ends with a traceback",
+        "cli/main.py",
+        "    threading.excepthook = _end_thread\n",
+        "",
+        "test_faults_disk.py::test_tensorboard_s_thread_fails_without_a_traceback",
+    ),
+    Mutant(
+        "results are not made again after a kill",
+        "training/loop.py",
+        "    if not _is_finished(run):\n        run.directory.write_results(",
+        "    if not run.directory.hypotheses.exists():\n        run.directory.write_results(",
+        "test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[results.json]",
+    ),
+)
+
+MUTANTS = (*REPORTED, *SURVIVORS, *FOUND)
+
+
+# ---- planting -------------------------------------------------------------------------------------------------------
+
+
+def plant(mutant: Mutant, tree: Path) -> None:
+    """Change the file in a copy of the tree. Raises ValueError, naming the mutant, where its text is not there once."""
+    path = tree / "transformer" / mutant.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        raise ValueError(
+            f"mutant {mutant.name!r}: its text is {text.count(mutant.old)} times in {mutant.file}, not once"
+        )
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+
+
+def copy_tree(folder: Path) -> Path:
+    """A copy of what the tests need."""
+    for name in PARTS:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        else:
+            shutil.copy(source, folder / name)
+    return folder
+
+
+def run_tests(tree: Path, tests: Sequence[str]) -> Verdict:
+    """Run tests of a copy of the tree in a forked process that has imported nothing of it yet."""
+    began = time.monotonic()
+    output = tree / "output"
+    child = os.fork()
+    if child == 0:
+        _run_tests_here(tree, tests, output)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
+    return Verdict(status, time.monotonic() - began, text)
+
+
+def _run_tests_here(tree: Path, tests: Sequence[str], output: Path) -> None:
+    """Never returns."""
+    status = 70
+    try:
+        for descriptor in (1, 2):
+            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), descriptor)
+        os.chdir(tree)
+        os.environ["PYTHONPATH"] = str(tree)
+        sys.path[:] = [str(tree), *(path for path in sys.path if path not in (str(ROOT), str(ROOT / "scripts"), ""))]
+
+        import pytest
+
+        options = ["-n", "0", "-q", "-x", "-m", "", "-p", "no:cacheprovider", "--timeout", str(TIMEOUT)]
+        status = int(pytest.main([*options, *(f"tests/{test}" for test in tests)]))
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def try_all(mutants: Sequence[Mutant], folder: Path) -> Iterator[tuple[Mutant, Verdict]]:
+    """Plant each in a copy of its own, and run its test."""
+    for number, mutant in enumerate(mutants):
+        tree = folder / str(number)
+        tree.mkdir()
+        copy_tree(tree)
+        plant(mutant, tree)
+        yield mutant, run_tests(tree, [mutant.test])
+        shutil.rmtree(tree)
+
+
+def main() -> int:
+    """Check the clean tree, try the mutants, print the table; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="?", default="", help="only mutants whose name has these words in it")
+    words = parser.parse_args().words
+    mutants = [mutant for mutant in MUTANTS if words in mutant.name]
+
+    import torch
+
+    torch.set_num_threads(1)  # a process with more of them must not fork
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in SLOW:
+        importlib.import_module(name)
+
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        folder = Path(name)
+        clean = folder / "clean"
+        clean.mkdir()
+        sound = run_tests(copy_tree(clean), sorted({mutant.test for mutant in mutants}))
+        if sound.status != SURVIVED:
+            print(sound.output)
+            print("a named test fails in the tree as it stands")
+            return 1
+
+        print("| defect | place | the test that fails | seconds |")
+        print("| --- | --- | --- | --- |")
+        failures, seconds = [], 0.0
+        for mutant, verdict in try_all(mutants, folder):
+            seconds += verdict.seconds
+            if verdict.status != CAUGHT:
+                failures.append(f"{mutant.name}: {mutant.test} ended with {verdict.status}\n{verdict.output[-2000:]}")
+            outcome = f"`{mutant.test}`" if verdict.status == CAUGHT else "**none**"
+            print(f"| {mutant.name} | {mutant.file} | {outcome} | {verdict.seconds:.1f} |", flush=True)
+
+    caught = len(mutants) - len(failures)
+    print(
+        f"\n{caught} of {len(mutants)} mutants caught in {seconds:.0f} s; clean, the tests took {sound.seconds:.0f} s"
+    )
+    for failure in failures:
+        print(failure)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
