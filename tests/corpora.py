@@ -219,6 +219,7 @@ class Ended:
     printed: str
     said: str
     megabytes: int = 0  # the most that it had in memory, those included that it shares with the tests
+    seconds: float = 0.0  # of a processor
 
 
 def in_a_child(command: str, job: Job, folder: Path, text: str = "") -> Ended:
@@ -234,7 +235,8 @@ def ended(child: int, folder: Path) -> Ended:
     """Wait for a child that was begun in this folder."""
     _, status, usage = os.wait4(child, 0)
     printed, said = ((folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
-    return Ended(os.waitstatus_to_exitcode(status), printed, said, usage.ru_maxrss // 1024)
+    seconds = usage.ru_utime + usage.ru_stime
+    return Ended(os.waitstatus_to_exitcode(status), printed, said, usage.ru_maxrss // 1024, seconds)
 
 
 def begin_in_a_child(command: str, job: Job, folder: Path, text: str = "") -> int:

@@ -159,13 +159,21 @@ def digest_sets(sets: Sets) -> str:
 
 def read_sets(run: RunDir) -> dict[str, list[Pair]]:
     """The test sets that the run keeps, by name. Raises InputError where one cannot be read."""
-    names = [name for name in run.set_names() if name != DEV]
-    for path in [run.text(name, kind) for name in names for kind in (SOURCE, REFERENCE)]:
+    return {name: read_set(run, name) for name in run.set_names() if name != DEV}
+
+
+def read_set(run: RunDir, name: str, target: str = REFERENCE) -> list[Pair]:
+    """A set that the run keeps, with its references, or with translations. Raises InputError where one cannot be read.
+
+    That is so, too, where a link or a pipe is in the place of a file.
+    """
+    paths = run.text(name, SOURCE), run.text(name, target)
+    for path in paths:
         try:
             open_regular(path, limit=LARGEST_TEXT).close()
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}): copy it again") from error
-    return {name: list(read_pairs(run.text(name, SOURCE), run.text(name, REFERENCE))) for name in names}
+    return list(read_pairs(*paths))
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:

@@ -17,13 +17,13 @@ from transformer.checkpoint import find_checkpoint, newest
 from transformer.config.jobs import EvaluateJob
 from transformer.config.keys import as_typed, keys_of
 from transformer.config.settings import DataConfig, Format, SearchConfig, SweepConfig, TrainConfig
-from transformer.data.corpus import Pair, read_pairs
+from transformer.data.corpus import Pair
 from transformer.decoding.translator import Translator, build_translator
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure_bleu
-from transformer.evaluation.sets import describe_origin, digest_sets
+from transformer.evaluation.sets import describe_origin, digest_sets, read_set
 from transformer.machine import resolve_threads
-from transformer.run_dir import DEV, REFERENCE, SOURCE, RunDir
+from transformer.run_dir import DEV, SOURCE, RunDir
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def _read_dev(run: RunDir) -> list[Pair]:
     source = run.text(DEV, SOURCE)
     if not source.exists():
         raise InputError(f"{source}: the run keeps no development set to compare settings on")
-    dev = list(read_pairs(source, run.text(DEV, REFERENCE)))
+    dev = read_set(run, DEV)
 
     last = newest(run.path)
     training = None if last is None else last.run_state().training

@@ -28,15 +28,15 @@ from transformer.config.keys import leaves
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import ModelConfig
 from transformer.cost import step_flops
-from transformer.data.corpus import read_pairs
 from transformer.data.prepare import DataReport
 from transformer.data.source import store_beside
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
+from transformer.evaluation.sets import read_set
 from transformer.files import make_directories, read_json
 from transformer.machine import resolve_threads
 from transformer.records import Results
-from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
+from transformer.run_dir import DEV, HYPOTHESIS, RunDir
 from transformer.tools.complexity import Complexity, LayerTime, complexity_rows, time_layers
 from transformer.tools.grid import Changes, describe_changes, differences, run_grid, with_changes
 from transformer.tools.paper import TABLE_2, TABLE_3, Published
@@ -300,8 +300,8 @@ def _measure(job: TrainJob, results: Results) -> Measured:
     # BLEU of each test set, from the translations that the run keeps.
     scores = {}
     for name, scored in results.test_sets.items():
-        references = [reference for _, reference in read_pairs(run.text(name, SOURCE), run.text(name, REFERENCE))]
-        hypotheses = [hypothesis for _, hypothesis in read_pairs(run.text(name, SOURCE), run.text(name, HYPOTHESIS))]
+        references = [reference for _, reference in read_set(run, name)]
+        hypotheses = [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
         scores[name] = bootstrap_bleu(hypotheses, references, tgt_lang=job.data.tgt_lang)
 
         # `evaluate` with another search writes over them.
@@ -312,7 +312,7 @@ def _measure(job: TrainJob, results: Results) -> Measured:
             )
 
     # Perplexity: the same loss is spread over fewer words than pieces.
-    dev = [reference for _, reference in read_pairs(run.text(DEV, SOURCE), run.text(DEV, REFERENCE))]
+    dev = [reference for _, reference in read_set(run, DEV)]
     tokenizer = Tokenizer.load(run.tokenizer)
     pieces = sum(len(ids) + 1 for ids in tokenizer.encode(dev))
     words = sum(len(text.split()) + 1 for text in dev)
