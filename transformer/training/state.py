@@ -127,7 +127,9 @@ class TrainState:
                 raise ValueError("Adam's moments are missing")
             load_moments(self.model, self.optimizer, moments)
         except ValueError as error:
-            raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
+            raise CheckpointError(
+                f"{checkpoint.path}: does not fit this model: {error}; move it away to go on from the one before"
+            ) from None
 
         scale = training.loss_scale
         if scale is not None and self.scaler.is_enabled():
@@ -142,6 +144,5 @@ def _load_finite(model: Transformer, checkpoint: Checkpoint, name: str) -> None:
     tensors = checkpoint.tensors(name)
     bad = first_not_finite(tensors)
     if bad is not None:
-        remedy = "move it away, and the run goes on from the one before"
-        raise ValueError(f"{bad!a:.80} holds numbers that are not finite: {remedy}")
+        raise ValueError(f"{bad!a:.80} holds numbers that are not finite")
     load_parameters(model, tensors)
