@@ -133,7 +133,9 @@ class TrainState:
                 raise ValueError("Adam's moments are missing")
             load_moments(self.model, self.optimizer, moments)
         except ValueError as error:
-            raise CheckpointError(f"{checkpoint.path}: does not fit this model: {error}") from None
+            raise CheckpointError(
+                f"{checkpoint.path}: does not fit this model: {error}; move it away to go on from the one before"
+            ) from None
 
         scale = training.loss_scale
         if scale is not None and self.scaler.is_enabled():
@@ -146,8 +148,5 @@ class TrainState:
 
 def _load_finite(model: Transformer, checkpoint: Checkpoint, name: str) -> None:
     tensors = checkpoint.tensors(name)
-    try:
-        check_weights(tensors)
-    except ValueError as error:
-        raise ValueError(f"{error}: move it away, and the run goes on from the one before") from None
+    check_weights(tensors)
     load_parameters(model, tensors)
