@@ -1,7 +1,7 @@
 """Plants known defects, one at a time, and checks that the test named for each of them fails.
 
     python scripts/mutants.py               all of them
-    python scripts/mutants.py "no fsync"    those whose name has these words in it
+    python scripts/mutants.py "no fsync"    those whose name has one of these in it
 
 A test that passes says little unless it fails where it should. Each mutant replaces one text of one file in a copy of
 the tree, and the named test runs there, in a process forked from this one, which has imported torch already: a few
@@ -556,9 +556,9 @@ def try_all(mutants: Sequence[Mutant], folder: Path) -> Iterator[tuple[Mutant, V
 def main() -> int:
     """Check the clean tree, try the mutants, print the table; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="?", default="", help="only mutants whose name has these words in it")
-    words = parser.parse_args().words
-    mutants = [mutant for mutant in MUTANTS if words in mutant.name]
+    parser.add_argument("words", nargs="*", help="only mutants whose name has one of these in it")
+    words = parser.parse_args().words or [""]
+    mutants = [mutant for mutant in MUTANTS if any(word in mutant.name for word in words)]
 
     import torch
 
