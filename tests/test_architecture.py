@@ -15,7 +15,7 @@ PACKAGE = ROOT / "transformer"
 # From the bottom up. Units of one floor may import one another only where PEERS says so.
 FLOORS = (
     ("config", "cost", "errors", "files", "machine", "seeding", "terminal", "vocabulary"),
-    ("checkpoint", "compute", "distributed", "kernels", "layout", "loss", "records", "run_dir", "tracking"),
+    ("checkpoint", "compute", "distributed", "kernels", "layout", "liveness", "loss", "records", "run_dir", "tracking"),
     ("data", "model"),
     ("average", "decoding", "evaluation"),
     ("training",),
@@ -26,6 +26,7 @@ FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 PEERS = {
     ("config", "errors"),
     ("cost", "config"),
+    ("distributed", "liveness"),
     ("files", "errors"),
     ("checkpoint", "records"),
     ("checkpoint", "run_dir"),
@@ -369,7 +370,7 @@ def test_the_package_stays_small_and_is_not_squeezed() -> None:
     """Counted in tokens, because lines can be squeezed; kernels are read for themselves."""
     counted = {module.name: tokens(module) for module in modules() if module.unit != "kernels"}
     door = sum(count for name, count in counted.items() if name.partition(".")[0] in ("cli", "tools"))
-    assert 20_000 < sum(counted.values()) - door < 63_000
+    assert 20_000 < sum(counted.values()) - door < 65_000
     assert 2_000 < door < 25_000
 
 

@@ -904,7 +904,15 @@ RUN = (
 )
 
 
-@pytest.mark.parametrize(("command", "number"), [("train", signal.SIGTERM), ("prepare", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        ("train", signal.SIGTERM),
+        ("prepare", signal.SIGINT),
+        ("prepare", signal.SIGHUP),
+        ("train", signal.SIGUSR1),
+    ],
+)
 def test_a_signal_before_the_loop_says_start_again(tmp_path: Path, command: str, number: signal.Signals) -> None:
     process = python("-c", RUN.format("(print('ready', flush=True), time.sleep(60))"), command, cwd=tmp_path)
     assert process.stdout is not None

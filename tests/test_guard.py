@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from transformer.cli import main
 from transformer.errors import NumericalError, Stopped, TransformerError
 from transformer.records import Progress
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, stopped
 
 ROOT = Path(__file__).resolve().parents[1]
-NUMBERS = [signal.SIGTERM, signal.SIGINT]
+IMPATIENT = [signal.SIGTERM, signal.SIGINT]
+NUMBERS = [*IMPATIENT, signal.SIGHUP, signal.SIGUSR1]
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +44,43 @@ def test_the_handlers_are_put_back() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Signals():
         assert signal.getsignal(signal.SIGTERM) is not mine
-    assert [signal.getsignal(number) for number in NUMBERS] == [mine, signal.SIG_IGN]
+    assert [signal.getsignal(number) for number in IMPATIENT] == [mine, signal.SIG_IGN]
     with pytest.raises(ZeroDivisionError), Signals():
         _ = 1 / 0
-    assert [signal.getsignal(number) for number in NUMBERS] == [mine, signal.SIG_IGN]
+    assert [signal.getsignal(number) for number in IMPATIENT] == [mine, signal.SIG_IGN]
+
+
+def test_signals_leave_an_ignored_hangup_ignored() -> None:
+    """`nohup transformer train` goes on when its terminal closes."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Signals() as signals:
+        signal.raise_signal(signal.SIGHUP)
+        assert not signals.requested
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("then", NUMBERS)
+def test_signals_that_only_ask_hurry_nobody(number: signal.Signals, then: signal.Signals) -> None:
+    """A terminal that closes sends two, and a scheduler SIGTERM after its warning: the save must come to its end."""
+    with Signals() as signals:
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        signal.raise_signal(then)
+        assert signals.requested
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_main_interrupts_on_every_signal_that_the_loop_serves(ignored: bool) -> None:
+    """Before the loop, and after it; but for SIGINT, of which Python itself makes a KeyboardInterrupt."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    main._interrupt_on_signals()
+    for number in NUMBERS:
+        if number == signal.SIGHUP and ignored:
+            signal.raise_signal(number)
+            continue
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    signal.raise_signal(signal.SIGHUP)  # a second one, while the process ends
 
 
 def test_handlers_are_left_alone_outside_the_main_thread() -> None:
@@ -64,8 +99,8 @@ def test_handlers_are_left_alone_outside_the_main_thread() -> None:
     assert seen == [False, *before]
 
 
-@pytest.mark.parametrize("first", NUMBERS)
-@pytest.mark.parametrize("second", NUMBERS)
+@pytest.mark.parametrize("first", IMPATIENT)
+@pytest.mark.parametrize("second", IMPATIENT)
 def test_the_second_signal_ends_the_process_at_once(first: signal.Signals, second: signal.Signals) -> None:
     code = (
         "import atexit, signal, sys, time\n"

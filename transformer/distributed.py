@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from transformer.errors import InputError, PeerError, TransformerError
+from transformer.liveness import Watch, ending_with_launcher, keeping_status
 
 T = TypeVar("T")
 
@@ -35,6 +36,10 @@ class Wait(Enum):
 
 # A peer whose process has ended shows at once; these are for one that hangs.
 TIMEOUTS = {Wait.step: timedelta(minutes=10), Wait.task: timedelta(minutes=30), Wait.work: timedelta(hours=24)}
+
+
+class _NoAnswer(PeerError):
+    """A message that failed: a rank has died, or hangs. `join_world` finds out which."""
 
 
 @dataclass(frozen=True)
@@ -179,24 +184,39 @@ def local_device(device: torch.device) -> torch.device:
 def join_world(device: torch.device) -> Iterator[World]:
     """The ranks that torchrun started, or this process alone.
 
-    Raises PeerError where they do not find each other, InputError where there are more of them than GPUs.
+    Raises PeerError where they do not find each other, InputError where there are more of them than GPUs. A PeerError
+    that leaves the block names the rank that failed or does not answer, where that can be known.
     """
-    size = _world_size()
-    if size == 1:
-        yield World(0, 1, {})
-        return
-    if device.type == "cuda":
-        ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-        if ranks > gpus:
-            raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")
-        torch.cuda.set_device(local_device(device))
-    with _peers():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUTS[Wait.step])
-        groups = {wait: dist.new_group(backend="gloo", timeout=timeout) for wait, timeout in TIMEOUTS.items()}
-    try:
-        yield World(dist.get_rank(), size, groups)
-    finally:
-        dist.destroy_process_group()
+    with ending_with_launcher():
+        if _world_size() == 1:
+            yield World(0, 1, {})
+            return
+
+        if device.type == "cuda":
+            ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+            if ranks > gpus:
+                raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")
+            torch.cuda.set_device(local_device(device))
+        with _peers():
+            timeout = TIMEOUTS[Wait.step]
+            store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+            groups = {wait: dist.new_group(backend="gloo", timeout=timeout) for wait, timeout in TIMEOUTS.items()}
+
+        with Watch(store, rank, size) as watch:
+            try:
+                yield World(rank, size, groups)
+            except _NoAnswer as error:
+                with keeping_status():
+                    message = watch.describe_loss(str(error))
+                raise PeerError(message) from error
+            except BaseException as error:
+                with keeping_status():
+                    watch.tell(error)
+                raise
+            finally:
+                dist.destroy_process_group()
 
 
 @contextmanager
@@ -205,7 +225,7 @@ def _peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerError(f"another rank does not answer: {str(error).partition(chr(10))[0]}") from error
+        raise _NoAnswer(_summary(error)) from error
 
 
 @contextmanager
@@ -215,5 +235,10 @@ def collective_errors_named() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if isinstance(error, dist.DistError) or "gloo" in str(error):
-            raise PeerError(f"another rank does not answer: {str(error).partition(chr(10))[0]}") from error
+            raise _NoAnswer(_summary(error)) from error
         raise
+
+
+def _summary(error: RuntimeError) -> str:
+    """What gloo or NCCL says, without its source lines."""
+    return str(error).partition("\n")[0].rpartition("] ")[2]

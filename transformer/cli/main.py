@@ -34,7 +34,7 @@ CANNOT_BE_WRITTEN = {
 def main() -> NoReturn:
     """The console script."""
     _fill_closed_descriptors()
-    signal.signal(signal.SIGTERM, _interrupt)
+    _interrupt_on_signals()
     _log_to_stderr()
     logging.getLogger("transformer").setLevel(logging.INFO)  # not the root: the hub's client tells of every request
     threading.excepthook = _end_thread
@@ -58,7 +58,17 @@ def _log_to_stderr() -> None:
     logging.basicConfig(handlers=[handler])
 
 
+def _interrupt_on_signals() -> None:
+    """Every signal that asks for the end is a KeyboardInterrupt, as SIGINT is; the steps of a training delay it."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGUSR1, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _interrupt)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:
+        signal.signal(number, signal.SIG_IGN)  # a terminal that closes sends it twice
     raise KeyboardInterrupt
 
 
@@ -145,7 +155,9 @@ def _fail_as_bug(error: Exception) -> int:
 
 
 def _fail(error: BaseException, message: str, status: int) -> int:
-    """Report an error in one line; the status."""
+    """Report an error in one line; the status. A rank gives both away: torchrun's own status is always 1."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        message = f"{message} (rank {os.environ.get('RANK')}: exit status {status})"
     with contextlib.suppress(OSError):  # a full disk: the status still says it
         if os.environ.get("TRANSFORMER_DEBUG") == "1":
             sys.stderr.write(printable("".join(traceback.format_exception(error)), keep="\n"))

@@ -13,6 +13,8 @@ from transformer.records import SPIKE, Progress
 
 log = logging.getLogger(__name__)
 
+IMPATIENT = (signal.SIGTERM, signal.SIGINT)  # a second one of these ends the process at once
+ONLY_ASKING = (signal.SIGHUP, signal.SIGUSR1)  # a terminal that closes sends it twice; a scheduler warns with it
 LONGEST_STREAK = 10  # consecutive updates whose gradient is not finite, and no smaller loss scale may help
 REMEDY = "in another run_dir, lower train.learning_rate, set train.clip_norm, or use train.precision=fp32"
 
@@ -22,22 +24,24 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """SIGTERM and SIGINT ask the loop to stop at the end of its step (several ranks: of the next); a second one ends
-    the process at once.
+    """SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask the loop to stop at the end of its step (several ranks: of the next).
 
+    A second SIGTERM or SIGINT ends the process at once. A SIGHUP that is ignored, as `nohup` has it, stays ignored.
     Outside the main thread, where Python allows no handlers, it does nothing: signals stay with the process's own.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self._ends_at_once = False
         self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is not threading.main_thread():
             return self
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._receive)
+        for number in (*IMPATIENT, *ONLY_ASKING):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(
@@ -52,8 +56,10 @@ class Signals:
             raise Interrupted
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            os._exit(128 + number)
+        if number in IMPATIENT:
+            if self._ends_at_once:
+                os._exit(128 + number)
+            self._ends_at_once = True
         self.requested = True
 
 

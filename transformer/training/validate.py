@@ -60,17 +60,35 @@ class DevSet:
 
 
 def dev_loss(
-    objective: Objective, dev: Store, world: World, *, max_tokens: int, device: torch.device, precision: Precision
+    objective: Objective,
+    dev: Store,
+    world: World,
+    *,
+    max_tokens: int,
+    device: torch.device,
+    precision: Precision,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
-    """The smoothed and the plain loss, as means over the dev set's target tokens, without dropout."""
+    """The smoothed and the plain loss, as means over the dev set's target tokens, without dropout.
+
+    Raises Interrupted on every rank if `check`, asked before each batch, raised it on one.
+    """
     budget = max(max_tokens, int(dev.lengths.max()))  # dev sentences are never dropped, however long
     batches = split_step(np.arange(len(dev)), dev.lengths, max_tokens=budget, micro_batch_multiple=1)
     sums = torch.zeros(2, dtype=torch.float64, device=device)
+    is_interrupted = False
     objective.eval()
-    with torch.inference_mode(), autocast(device, precision):
-        for ids in batches[world.rank :: world.size]:
-            sums += torch.stack(objective.evaluate(collate(dev, ids).to(device)))
+    try:
+        with torch.inference_mode(), autocast(device, precision):
+            for ids in batches[world.rank :: world.size]:
+                check()
+                sums += torch.stack(objective.evaluate(collate(dev, ids).to(device)))
+    except Interrupted:
+        is_interrupted = True
     objective.train()
+
+    if world.sum(torch.tensor([float(is_interrupted)])) > 0:
+        raise Interrupted
     smoothed, plain = (world.sum(sums) / int(dev.lengths[:, 1].sum())).tolist()
     return smoothed, plain
 
@@ -91,7 +109,9 @@ def validate(
     Raises Interrupted on all of them if `check`, asked before each batch, raised it on one.
     """
     device, precision = translator.device, translator.precision
-    loss, nll = dev_loss(objective, dev.store, world, max_tokens=max_tokens, device=device, precision=precision)
+    loss, nll = dev_loss(
+        objective, dev.store, world, max_tokens=max_tokens, device=device, precision=precision, check=check
+    )
     try:
         share = translator.translate(dev.sources[world.rank :: world.size], check=check)
     except Interrupted:
