@@ -419,7 +419,9 @@ class SweepConfig:
             values = getattr(self, name)
             require(values is None or len(values) > 0, f"sweep.{name} names no value")
             ok = all(minimum <= value <= maximum for value in values or [])
-            require(ok, f"sweep.{name}={values}: each must be a number from {minimum} to {maximum}")
+            require(
+                ok, f"sweep.{name}={values}: each must be a number of at least {minimum} and at most {maximum}, finite"
+            )
 
     @property
     def is_wanted(self) -> bool:
