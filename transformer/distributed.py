@@ -200,6 +200,8 @@ def join_world(device: torch.device) -> Iterator[World]:
         with _peers():
             timeout = TIMEOUTS[Wait.step]
             store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+            restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store, with the old keys
+            store = dist.PrefixStore(f"transformer/{restarts}", store)  # type: ignore[attr-defined]
             backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
             groups = {wait: dist.new_group(backend="gloo", timeout=timeout) for wait, timeout in TIMEOUTS.items()}
