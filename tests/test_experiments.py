@@ -90,7 +90,10 @@ RECIPE = {  # base and big of English-German, base and big of English-French; wh
 NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
     "model.max_positions",
     *(f"tokenizer.{key}" for key in ("normalization", "byte_fallback", "character_coverage", "sample_lines")),
-    *(f"train.{key}" for key in ("seed", "max_tokens", "precision", "device", "layout", "compile", "threads")),
+    *(
+        f"train.{key}"
+        for key in ("seed", "max_tokens", "fit_memory", "precision", "device", "layout", "compile", "threads")
+    ),
     *(f"train.{key}" for key in ("deterministic", "prefetch", "log_every", "validate_every", "keep_last", "keep_best")),
     *("train.metric", "train.samples", "search.batch_tokens"),
 }

@@ -338,6 +338,7 @@ def document(kind: type) -> dict[str, Any]:
             "init_from": {"path": "a", "step": 4, "manifest_sha256": "f" * 64},
             "resolved": {**resolved, "compile": False, "micro_batch_multiple": 1},
             "config": to_json(TrainJob()),
+            "memory": {"max_tokens": 300, "is_estimate": True, "needed": 4_000, "available": 90_000},
         },
     }
     return copy.deepcopy(documents[kind])

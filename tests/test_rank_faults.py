@@ -1,7 +1,9 @@
 """Ranks that are killed or stopped at random moments, in numbers; `-s` shows the totals.
 
 Every survivor ends by itself, with status 7 or with its work done, and within seconds. Every committed checkpoint
-stays. Every run that is started again until it is finished ends with the bits of one that nobody disturbed.
+stays. Every run that is started again until it is finished ends as one that nobody disturbed: with its bits on two
+ranks, and to rounding on more. There gloo adds up a gradient in the order in which it lies in DDP's buckets, which are
+laid out anew after the first step of a process.
 """
 
 import os
@@ -16,11 +18,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 from corpora import assert_same_end, is_verified, last_logged, run, step_dir, steps_of, tiny_job, wait_for, write_corpus
 from ranks import Ranks, ranks, start_commands
+from safetensors.torch import load_file
 
 from transformer import distributed
 from transformer.config.jobs import TrainJob
+from transformer.config.settings import Precision
 from transformer.distributed import Wait
 from transformer.errors import PeerError
 
@@ -35,14 +40,14 @@ class Totals:
     statuses: Counter[int] = field(default_factory=Counter)
     named: int = 0  # losses whose survivors all name the rank
     seconds: list[float] = field(default_factory=list)  # until they had ended, one for each loss
-    runs: int = 0  # finished, and bit-identical
+    runs: int = 0  # finished as one that nobody disturbed
 
     def __str__(self) -> str:
         ends = ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items()))
         median = sorted(self.seconds)[len(self.seconds) // 2]
         return (
             f"{len(self.seconds)} losses, {self.named} named; survivors' statuses: {ends}; gone after {median:.1f} s "
-            f"(median), {max(self.seconds):.1f} s (worst); {self.runs} runs bit-identical"
+            f"(median), {max(self.seconds):.1f} s (worst); {self.runs} runs the same"
         )
 
     def add(self, peers: Ranks, victim: int) -> None:
@@ -60,9 +65,9 @@ class Totals:
         assert all("Traceback" not in peers.said(rank) for rank in rest)
 
 
-def job_of(folder: Path, name: str, steps: int = STEPS) -> TrainJob:
-    data = write_corpus(folder / "corpus")
-    return tiny_job(folder / name, data, max_steps=steps, max_tokens=100, save_every=4, validate_every=20)
+def job_of(folder: Path, name: str, steps: int = STEPS, precision: Precision = Precision.fp32) -> TrainJob:
+    recipe = {"max_steps": steps, "max_tokens": 100, "save_every": 4, "validate_every": 20, "precision": precision}
+    return tiny_job(folder / name, write_corpus(folder / "corpus"), **recipe)
 
 
 def saved(run_dir: Path) -> int:
@@ -78,10 +83,11 @@ def saved(run_dir: Path) -> int:
 def test_ranks_that_are_killed(tmp_path: Path, size: int, kills: int, capsys: pytest.CaptureFixture[str]) -> None:
     """At a random time from the start of the ranks to the scores of the test sets."""
     run(job_of(tmp_path, "first", steps=1))  # what torch imports late is there when ranks fork
-    job = job_of(tmp_path, "killed")
+    precision = Precision.fp32 if size == 2 else Precision.fp64
+    job = job_of(tmp_path, "killed", precision=precision)
     calm, run_dir = tmp_path / "calm", tmp_path / "killed"
     began = time.monotonic()
-    assert ranks(size, lambda: run(job_of(tmp_path, "calm")), tmp_path) == [0] * size
+    assert ranks(size, lambda: run(job_of(tmp_path, "calm", precision=precision)), tmp_path) == [0] * size
     length = min(time.monotonic() - began, 10.0)  # on a busy machine, too, most kills meet a run early or midway
 
     draw = random.Random(size)
@@ -98,9 +104,9 @@ def test_ranks_that_are_killed(tmp_path: Path, size: int, kills: int, capsys: py
             assert max(verified, default=0) >= known, "a committed checkpoint is lost"
         else:
             assert peers.wait() == [0] * size
-            totals.runs += finished(run_dir, calm)
+            totals.runs += finished(run_dir, calm, is_exact=size == 2)
     assert start_commands(size, job, tmp_path).wait() == [0] * size
-    totals.runs += finished(run_dir, calm)
+    totals.runs += finished(run_dir, calm, is_exact=size == 2)
 
     with capsys.disabled():
         print(f"\n{size} ranks, killed: {totals}; {time.monotonic() - began:.0f} s in all")
@@ -108,9 +114,13 @@ def test_ranks_that_are_killed(tmp_path: Path, size: int, kills: int, capsys: py
     assert max(totals.seconds) < 5.0
 
 
-def finished(run_dir: Path, calm: Path) -> bool:
-    """Whether the run has the bits of the calm one, and nothing is left behind; it is removed, for a new one."""
-    assert_same_end(run_dir, calm)
+def finished(run_dir: Path, calm: Path, *, is_exact: bool) -> bool:
+    """Whether the run ended as the calm one, and nothing is left behind; it is removed, for a new one."""
+    if is_exact:
+        assert_same_end(run_dir, calm)
+    else:
+        ends = [load_file(step_dir(run, STEPS) / "model.safetensors") for run in (run_dir, calm)]
+        torch.testing.assert_close(*ends, rtol=0.0, atol=1e-9)
     assert not [path for path in run_dir.rglob(".*") if path.name != ".lock"], "leftovers"
     shutil.rmtree(run_dir)
     return True

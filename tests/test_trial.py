@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import assert_same_tensors, read, run, step_dir, tiny_job, write_corpus
+from corpora import assert_same_tensors, read, run, step_dir, steps_of, tiny_job, write_corpus
 from test_distributed import ranks
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
@@ -174,7 +174,7 @@ def test_train_refuses_a_micro_batch_that_does_not_fit(tmp_path: Path, corpus: D
     )
     with memory_of(200), pytest.raises(InputError, match=words):
         run(job_of(tmp_path / "a", corpus, layout=LayoutKind.padded))
-    assert not (tmp_path / "a" / "checkpoints").exists()
+    assert steps_of(tmp_path / "a") == []
     with memory_of(200):
         run(job_of(tmp_path / "a", corpus, layout=LayoutKind.padded, max_tokens=200))
 
