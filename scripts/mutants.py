@@ -460,8 +460,8 @@ FOUND = (
     Mutant(
         "a rotation that a kill cut short is not made up for",
         "training/loop.py",
-        "            world.from_rank0(lambda: _rotate(run.directory, config, progress))\n",
-        "            pass\n",
+        "        world.from_rank0(lambda: _rotate(run.directory, config, progress))\n",
+        "        pass\n",
         "test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call",
     ),
     Mutant(

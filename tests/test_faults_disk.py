@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from corpora import run, tiny_job, write_corpus
-from faults import StruckTrainings, assert_nothing_lost, assert_recovered, leftovers
+from fault_runs import StruckTrainings, assert_nothing_lost, assert_recovered, leftovers
 
 from transformer.errors import StorageError
 from transformer.training import loop

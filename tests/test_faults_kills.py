@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from corpora import run, tiny_job, write_corpus
-from faults import Killer
+from fault_runs import Killer
 
 from transformer.config.settings import DataConfig, Norm, Positions, Precision
 

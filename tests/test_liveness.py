@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -11,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import is_verified, last_logged, run, step_dir, steps_of, tiny_job, wait_for, write_corpus
+from corpora import ROOT, is_verified, last_logged, run, step_dir, steps_of, tiny_job, wait_for, write_corpus
 from ranks import Ranks, ranks, start_commands
 
 from transformer import distributed, liveness
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig
 from transformer.distributed import Wait, join_world
-from transformer.errors import InputError, PeerError
+from transformer.errors import InputError, PeerError, Stopped
 from transformer.training import loop
 
 GONE = 10.0  # seconds after which nothing of a training is left that has lost a rank: 5 on a machine of one's own
@@ -224,3 +226,45 @@ def test_dev_loss_is_interrupted_on_every_rank(tmp_path: Path, corpus: DataConfi
     assert "dev loss" not in peers.said(0)
     run(job)
     assert "step 2: dev loss" in (tmp_path / "a" / "train.log").read_text(encoding="utf-8")
+
+
+def test_a_rank_that_is_slow_to_stop_keeps_its_status(tmp_path: Path) -> None:
+    """All ranks know of a stop: nobody is lost, however long one of them takes to close its files."""
+
+    def action() -> None:
+        with join_world(torch.device("cpu")) as world:
+            assert not world.any(False)
+            try:
+                raise Stopped("stopped at step 1")
+            finally:
+                time.sleep(liveness.LEAVE_SECONDS + 2.0 if world.rank == 1 else 0.0)
+
+    assert ranks(2, action, tmp_path) == [Stopped.exit_status, Stopped.exit_status]
+
+
+TRAININGS = """
+import torch
+from transformer.distributed import join_world
+from transformer.errors import InputError
+
+for number in range(4):
+    try:
+        with join_world(torch.device("cpu")) as world:
+            assert float(world.sum(torch.ones(1))) == 2.0
+            if number == 1:
+                raise InputError("a row that fails on every rank")
+    except InputError:
+        pass
+print("done", world.rank, flush=True)
+"""
+
+
+def test_join_world_again_in_one_process_of_torchrun(tmp_path: Path) -> None:
+    """Its store outlives a training, and what a training leaves in it means nothing to the next one."""
+    script = tmp_path / "trainings.py"
+    script.write_text(TRAININGS, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == 2

@@ -23,7 +23,7 @@ from corpora import assert_same_end, is_verified, last_logged, run, step_dir, st
 from ranks import Ranks, ranks, start_commands
 from safetensors.torch import load_file
 
-from transformer import distributed
+from transformer import distributed, liveness
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import Precision
 from transformer.distributed import Wait
@@ -90,10 +90,13 @@ def test_ranks_that_are_killed(tmp_path: Path, size: int, kills: int, capsys: py
     assert ranks(size, lambda: run(job_of(tmp_path, "calm", precision=precision)), tmp_path) == [0] * size
     length = min(time.monotonic() - began, 10.0)  # on a busy machine, too, most kills meet a run early or midway
 
+    def meet_soon() -> None:
+        liveness.MEETING_SECONDS = TIMEOUT
+
     draw = random.Random(size)
     totals = Totals()
     while len(totals.seconds) < kills:
-        peers = start_commands(size, job, tmp_path)
+        peers = start_commands(size, job, tmp_path, meet_soon)
         victim = draw.randrange(size)
         peers.processes[victim].join(draw.uniform(0.0, length))
         known = saved(run_dir)

@@ -22,7 +22,7 @@ from corpora import (
     steps_of,
     wait_for,
 )
-from faults import saved
+from fault_runs import saved
 
 STEPS = 80
 KILLS = {"start": 2, "step": 10, "save": 6, "load": 1, "decode": 1}

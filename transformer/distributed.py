@@ -8,6 +8,8 @@ one process no group is created.
 
 import json
 import os
+import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer.errors import InputError, PeerError, TransformerError
-from transformer.liveness import Watch, ending_with_launcher, keeping_status
+from transformer.errors import InputError, PeerError, Stopped, TransformerError
+from transformer.liveness import Watch, ending_with_launcher, keeping_status, meeting_in_time
 
 T = TypeVar("T")
 
@@ -197,28 +199,58 @@ def join_world(device: torch.device) -> Iterator[World]:
             if ranks > gpus:
                 raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")
             torch.cuda.set_device(local_device(device))
-        with _peers():
+        with _meeting(), meeting_in_time():
             timeout = TIMEOUTS[Wait.step]
             store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
-            restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store, with the old keys
-            store = dist.PrefixStore(f"transformer/{restarts}", store)  # type: ignore[attr-defined]
+            name = _agree_on_name(store, rank, size, timeout=timeout)
+            store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
             backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
             groups = {wait: dist.new_group(backend="gloo", timeout=timeout) for wait, timeout in TIMEOUTS.items()}
 
-        with Watch(store, rank, size) as watch:
+        # A store that waits for a key lets nobody else ask: the watch has a connection of its own.
+        with Watch(store.clone(), rank, size) as watch:  # type: ignore[attr-defined]
             try:
                 yield World(rank, size, groups)
             except _NoAnswer as error:
                 with keeping_status():
                     message = watch.describe_loss(str(error))
                 raise PeerError(message) from error
+            except Stopped:  # on every rank
+                raise
             except BaseException as error:
                 with keeping_status():
                     watch.tell(error)
                 raise
             finally:
                 dist.destroy_process_group()
+
+
+def _agree_on_name(store: Any, rank: int, size: int, *, timeout: timedelta) -> str:
+    """A name that these processes alone share, for a store may still hold the keys of others.
+
+    torchrun keeps its store over restarts, and a process may train more than once. Each rank leaves a token. Rank 0
+    proposes all of them as the name, until every rank has agreed to the same. Raises RuntimeError after `timeout`.
+    """
+    token = secrets.token_hex(4)
+    store.set(f"token/{rank}", token)
+
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        if rank == 0 and store.check([f"token/{other}" for other in range(size)]):
+            name = "-".join(store.get(f"token/{other}").decode() for other in range(size))
+            store.set("name", name)
+            if store.check([f"agreed/{name}/{other}" for other in range(1, size)]):
+                store.set(f"begun/{name}", "")
+                return name
+        elif rank != 0 and store.check(["name"]):
+            name = store.get("name").decode()
+            if name.split("-")[rank : rank + 1] == [token]:
+                store.set(f"agreed/{name}/{rank}", "")
+                if store.check([f"begun/{name}"]):
+                    return name
+        time.sleep(0.02)
+    raise RuntimeError(f"they did not meet in {timeout.total_seconds():g} seconds")
 
 
 @contextmanager
@@ -228,6 +260,16 @@ def _peers() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise _NoAnswer(_summary(error)) from error
+
+
+@contextmanager
+def _meeting() -> Iterator[None]:
+    """A message that fails before the ranks have met."""
+    try:
+        yield
+    except RuntimeError as error:
+        remedy = "check MASTER_ADDR, MASTER_PORT and the network"
+        raise PeerError(f"the ranks do not find each other ({_summary(error)}): {remedy}") from error
 
 
 @contextmanager

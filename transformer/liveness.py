@@ -1,8 +1,9 @@
 """Which ranks are alive, and the end of a rank that has lost another one, or its launcher.
 
-Beside every rank a thread asks twice a second whether some rank has lost a peer. Then it answers for its own, even if
-that one waits in vain for a message, and sees to its end. A rank that was killed or stopped does not answer, and so is
-named. Word travels through the store in which the ranks found each other: torchrun's, else rank 0's.
+Beside every rank a thread asks twice a second whether some rank has lost a peer. Then it answers for its rank, even
+while that is blocked in a collective, and ends the process if the rank cannot. A rank that was killed or stopped does
+not answer, and so is named. Word travels through the store in which the ranks found each other: torchrun's, or that of
+rank 0.
 """
 
 import logging
@@ -22,6 +23,7 @@ LOOK_SECONDS = 0.5  # between two looks at the store, and at the launcher
 ANSWER_SECONDS = 1.0  # in which the thread of every living rank has answered
 LINGER_SECONDS = 0.3  # for which a rank then stays: others may still need the store of its process
 LEAVE_SECONDS = 3.0  # after which a rank ends that knows of a lost peer, whatever holds it
+MEETING_SECONDS = 600.0  # in which the ranks have found each other
 GRACE_SECONDS = 30.0  # for a rank without a launcher to save and end: as much as torchrun grants
 
 LOST = "transformer/lost"  # a key of the store: some rank has failed, or lost a peer
@@ -50,6 +52,8 @@ class Watch:
         self._others = [other for other in range(size) if other != rank]
         self._alive: set[int] = set()  # ranks whose thread has answered
         self._reasons: dict[int, str] = {}  # of ranks that failed by themselves
+        self._status = LOST_STATUS  # with which this rank ends if something holds it
+        self._loss = "another rank is lost"
         self._is_ending = threading.Event()  # this rank has failed, or lost a peer
         self._has_asked = threading.Event()  # the two tables are complete, or the store has gone
         self._has_left = threading.Event()
@@ -64,6 +68,8 @@ class Watch:
 
     def tell(self, error: BaseException) -> None:
         """Leave word of why this rank fails, and wait until the others have it: the store may end with this process."""
+        self._status = getattr(error, "exit_status", 1)
+        self._loss = f"{type(error).__name__}: {error}"
         reason = "stopped by a signal" if isinstance(error, KeyboardInterrupt) else str(error).partition("\n")[0]
         with suppress(RuntimeError):
             self._store.set(_reason(self._rank), reason or type(error).__name__)
@@ -72,6 +78,10 @@ class Watch:
     def describe_loss(self, symptom: str) -> str:
         """Which rank failed and why, or which does not answer; `symptom` is what the failed message said."""
         self._ask()
+        self._loss = self._describe(symptom)
+        return self._loss
+
+    def _describe(self, symptom: str) -> str:
         for failed, reason in self._reasons.items():
             return f"rank {failed} failed: {reason}"
 
@@ -95,8 +105,8 @@ class Watch:
             self._has_asked.set()
 
         if not self._has_left.wait(LEAVE_SECONDS):
-            log.error("another rank is lost, and this one does not end by itself (exit status %d)", LOST_STATUS)
-            os._exit(LOST_STATUS)
+            log.error("%s; this rank does not end by itself (exit status %d)", self._loss, self._status)
+            os._exit(self._status)
 
     def _wait_for_loss(self) -> None:
         while not self._is_ending.wait(LOOK_SECONDS):
@@ -138,6 +148,26 @@ def _ranks(lost: list[int]) -> str:
             return f"rank {one} does not answer"
         case _:
             return f"ranks {', '.join(map(str, lost))} do not answer"
+
+
+@contextmanager
+def meeting_in_time() -> Iterator[None]:
+    """End this rank where the ranks do not find each other in MEETING_SECONDS.
+
+    One that dies meanwhile is missed by nobody yet, and torch would wait for it as long as for a message: a day.
+    """
+
+    def give_up() -> None:
+        log.error("the ranks have not found each other in %g seconds (exit status %d)", MEETING_SECONDS, LOST_STATUS)
+        os._exit(LOST_STATUS)
+
+    timer = threading.Timer(MEETING_SECONDS, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Cores and memory of this process. Without torch, which takes longer to import than a small corpus to prepare."""
 
+import contextlib
 import ctypes
 import os
 
@@ -15,14 +16,25 @@ def resolve_threads(threads: int | None) -> int:
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take, of the machine and of its own control group."""
+    """This rank's share of the bytes that the machine, and a container that it is, may still give out."""
     with open("/proc/meminfo", encoding="ascii") as file:
         fields = dict(line.split(":") for line in file)
     free = 1024 * int(fields["MemAvailable"].split()[0])
 
     limit = _number_in("/sys/fs/cgroup/memory.max")
-    used = _number_in("/sys/fs/cgroup/memory.current")
-    return free if limit is None or used is None else max(0, min(free, limit - used))
+    used = _number_in("/sys/fs/cgroup/memory.current")  # with the copies of files, which give way
+    if limit is not None and used is not None:
+        free = max(0, min(free, limit - used + _cached_files("/sys/fs/cgroup/memory.stat")))
+    return free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _cached_files(path: str) -> int:
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        for line in file:
+            name, value = line.split()
+            if name == "inactive_file":
+                return int(value)
+    return 0
 
 
 def _number_in(path: str) -> int | None:

@@ -107,7 +107,9 @@ def _drop_after(path: Path, step: int) -> None:
     """Remove the lines of later steps, and a last line that a crash cut short. Raises StorageError."""
     if not os.path.lexists(path):
         return
-    with open_regular(path, limit=LARGEST_METRICS) as file:
+    if path.lstat().st_size > LARGEST_METRICS:
+        raise StorageError(f"{path}: larger than {LARGEST_METRICS} bytes: move it away, and the run begins a new one")
+    with open_regular(path) as file:
         kept = [line for line in file.read().split(b"\n") if _step_of(line) <= step]
     write_file(path, b"".join(line + b"\n" for line in kept))
 

@@ -224,7 +224,7 @@ def _environment_refused() -> Iterator[None]:
 
     def refuse(name: str, *_: object) -> str:
         raise ValueError(
-            f"${{oc.env:{name}}} would store the environment with the run: write on the command line ${name}"
+            f"${{oc.env:{name}}}: settings are stored with the run, so the environment is not read: let the shell do it"
         )
 
     OmegaConf.register_new_resolver("oc.env", refuse, replace=True)
@@ -330,6 +330,7 @@ def _one_line(error: BaseException) -> str:
     noise = ("object_type=", "reference_type=", "full_key:", "See https", "To append to your", "Set the environment")
     kept = [line for line in dict.fromkeys(lines) if line and not line.startswith(noise)]
     line = "; ".join(kept).partition("; Config search path")[0].replace("Error merging override ", "")
+    line = line.replace("ValueError raised while resolving interpolation: ", "")
     line = re.sub(r"^In '\w+_job': ", "", line)  # the name of a primary configuration, which says nothing to a user
     return re.sub(
         r"Key ('experiment'|'recipe') not in", r"its first line must be `# @package _global_`: \1 not in", line

@@ -253,6 +253,8 @@ def train_loop(run: Run, world: World) -> None:
     Raises Stopped after a signal, with the step in progress committed; several ranks agree on it one step later.
     """
     config, state, progress = run.job.train, run.state, run.progress
+    if progress.step:  # a rotation in which the process died is made up for, and may free the space
+        world.from_rank0(lambda: _rotate(run.directory, config, progress))
     if not progress.has_ended(config):  # a full disk is better known before the first hours than after them
         world.from_rank0(lambda: check_space(run.directory.path, state.checkpoint_bytes))
     objective = Objective(state.model, config.label_smoothing).train()
@@ -273,9 +275,7 @@ def train_loop(run: Run, world: World) -> None:
         bar = held.enter_context(progress_bar(config.max_steps, progress.step, shown=world.is_rank0))
         steps = held.enter_context(closing(_steps(run, world)))
 
-        # A rotation, or a validation, that a signal cut short, or in which the process died, is made up for.
-        if progress.step:
-            world.from_rank0(lambda: _rotate(run.directory, config, progress))
+        # A validation that a signal cut short, or in which the process died, is made up for.
         if progress.step and _is_validation_due(config, progress):
             _validate(run, world, tracker=tracker, signals=signals)
             _commit(run, world, tracker)
@@ -513,7 +513,8 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
         log.info("step %d: saved", run.progress.step)
         _rotate(run.directory, run.job.train, run.progress)
 
-    world.from_rank0(write)
+    with memory_errors_named("saving", remedy="end what else uses it"):
+        world.from_rank0(write)
 
 
 def _finite_tensors(run: Run, world: World) -> dict[str, Mapping[str, Tensor]]:

@@ -77,16 +77,18 @@ def check_memory(
 
     found = needed(resolved.max_tokens, objective)
     if world.any(math.isinf(found)):
-        raise InputError(
-            "out of GPU memory in the trial before the first step: "
-            f"lower train.max_tokens (now {resolved.max_tokens}), or let train.fit_memory=true find it"
-        )
+        remedy = f"lower train.max_tokens (now {resolved.max_tokens}), or let train.fit_memory=true find it"
+        if job.train.fit_memory:  # the compiled step takes more than the eager one by which it was found
+            remedy = f"set train.max_tokens below {resolved.max_tokens} in place of train.fit_memory"
+        raise InputError(f"out of GPU memory in the trial before the first step: {remedy}")
+    is_too_much = found > available
     log.log(
-        logging.WARNING if found > available else logging.INFO,
-        "memory of a step: %.2f GiB %s; there are %.2f GiB",
+        logging.WARNING if is_too_much else logging.INFO,
+        "memory of a step: %.2f GiB %s; there are %.2f GiB%s",
         found / 2**30,
         "by estimate" if is_estimate else "in a trial",
         available / 2**30,
+        ": lower train.max_tokens" if is_too_much else "",
     )
     return resolved, MemoryCheck(resolved.max_tokens, is_estimate, needed=int(found), available=available)
 

@@ -152,7 +152,7 @@ SERVER = """
 import json, sys
 from pathlib import Path
 from corpora import in_a_child, run
-from faults import struck_job
+from fault_runs import struck_job
 run(struck_job(Path("calm")))
 print("ready", flush=True)
 for line in sys.stdin:
