@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from corpora import run, tiny_job, write_corpus
+from corpora import run, steps_of, tiny_job, write_corpus
 from fault_runs import StruckTrainings, assert_nothing_lost, assert_recovered, leftovers
 
 from transformer.errors import StorageError
@@ -146,6 +146,22 @@ def test_train_refuses_before_the_first_step_where_no_checkpoint_would_fit(
     run(job)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=0))
     run(job)  # what is finished needs no space
+
+
+def test_train_removes_old_checkpoints_before_it_asks_for_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that dies between a commit and its rotation leaves one too many, on a disk that has no room for it."""
+    recipe = {"save_every": 2, "validate_every": 4, "average": 1}
+    data = write_corpus(tmp_path / "corpus")
+    run(tiny_job(tmp_path / "a", data, max_steps=8, keep_last=9, **recipe))
+    assert steps_of(tmp_path / "a") == [2, 4, 6, 8]
+
+    real = shutil.disk_usage
+    full = real(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full if 2 in steps_of(tmp_path / "a") else real(path))
+    run(tiny_job(tmp_path / "a", data, max_steps=10, keep_last=2, **recipe))
+    assert steps_of(tmp_path / "a")[-1] == 10
 
 
 # ---- the big amounts ------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from transformer.records import Progress
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, stopped
 
 ROOT = Path(__file__).resolve().parents[1]
-IMPATIENT = [signal.SIGTERM, signal.SIGINT]
-NUMBERS = [*IMPATIENT, signal.SIGHUP, signal.SIGUSR1]
+ENDS_AT_SECOND = [signal.SIGTERM, signal.SIGINT]
+NUMBERS = [*ENDS_AT_SECOND, signal.SIGHUP, signal.SIGUSR1]
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +44,10 @@ def test_the_handlers_are_put_back() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Signals():
         assert signal.getsignal(signal.SIGTERM) is not mine
-    assert [signal.getsignal(number) for number in IMPATIENT] == [mine, signal.SIG_IGN]
+    assert [signal.getsignal(number) for number in ENDS_AT_SECOND] == [mine, signal.SIG_IGN]
     with pytest.raises(ZeroDivisionError), Signals():
         _ = 1 / 0
-    assert [signal.getsignal(number) for number in IMPATIENT] == [mine, signal.SIG_IGN]
+    assert [signal.getsignal(number) for number in ENDS_AT_SECOND] == [mine, signal.SIG_IGN]
 
 
 def test_signals_leave_an_ignored_hangup_ignored() -> None:
@@ -99,8 +99,8 @@ def test_handlers_are_left_alone_outside_the_main_thread() -> None:
     assert seen == [False, *before]
 
 
-@pytest.mark.parametrize("first", IMPATIENT)
-@pytest.mark.parametrize("second", IMPATIENT)
+@pytest.mark.parametrize("first", ENDS_AT_SECOND)
+@pytest.mark.parametrize("second", ENDS_AT_SECOND)
 def test_the_second_signal_ends_the_process_at_once(first: signal.Signals, second: signal.Signals) -> None:
     code = (
         "import atexit, signal, sys, time\n"

@@ -86,7 +86,7 @@ def test_describe_loss_names_the_rank_that_was_stopped(tmp_path: Path, corpus: D
     assert line.startswith(f"transformer: error: rank {victim} does not answer: ")
 
 
-def test_tell_gives_the_others_the_reason(tmp_path: Path, corpus: DataConfig) -> None:
+def test_report_failure_gives_the_others_the_reason(tmp_path: Path, corpus: DataConfig) -> None:
     """A rank that fails by itself keeps its own status; the others end with 7, and with its words."""
 
     def fail() -> None:

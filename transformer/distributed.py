@@ -220,7 +220,7 @@ def join_world(device: torch.device) -> Iterator[World]:
                 raise
             except BaseException as error:
                 with keeping_status():
-                    watch.tell(error)
+                    watch.report_failure(error)
                 raise
             finally:
                 dist.destroy_process_group()

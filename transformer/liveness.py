@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5  # between two looks at the store, and at the launcher
 ANSWER_SECONDS = 1.0  # in which the thread of every living rank has answered
-LINGER_SECONDS = 0.3  # for which a rank then stays: others may still need the store of its process
+STORE_SECONDS = 0.3  # for which a rank then stays: others may still need the store of its process
 LEAVE_SECONDS = 3.0  # after which a rank ends that knows of a lost peer, whatever holds it
 MEETING_SECONDS = 600.0  # in which the ranks have found each other
-GRACE_SECONDS = 30.0  # for a rank without a launcher to save and end: as much as torchrun grants
+SAVE_SECONDS = 30.0  # for a rank without a launcher to save and end: as much as torchrun grants
 
 LOST = "transformer/lost"  # a key of the store: some rank has failed, or lost a peer
 LOST_STATUS = PeerError.exit_status
@@ -66,8 +66,8 @@ class Watch:
         self._has_left.set()
         self._is_ending.set()
 
-    def tell(self, error: BaseException) -> None:
-        """Leave word of why this rank fails, and wait until the others have it: the store may end with this process."""
+    def report_failure(self, error: BaseException) -> None:
+        """Write why this rank fails, and wait until the others have read it: the store may end with this process."""
         self._status = getattr(error, "exit_status", 1)
         self._loss = f"{type(error).__name__}: {error}"
         reason = "stopped by a signal" if isinstance(error, KeyboardInterrupt) else str(error).partition("\n")[0]
@@ -93,12 +93,12 @@ class Watch:
     def _ask(self) -> None:
         """Let the thread ask who is alive; where it hangs with the process that has the store, nobody has answered."""
         self._is_ending.set()
-        self._has_asked.wait(ANSWER_SECONDS + 2 * LINGER_SECONDS)
+        self._has_asked.wait(ANSWER_SECONDS + 2 * STORE_SECONDS)
 
     def _watch(self) -> None:
         try:
             self._wait_for_loss()
-            self._call_roll()
+            self._exchange_status()
         except RuntimeError:  # the store has gone
             return
         finally:
@@ -113,7 +113,7 @@ class Watch:
             if self._store.check([LOST]):
                 return
 
-    def _call_roll(self) -> None:
+    def _exchange_status(self) -> None:
         """Answer for this rank, and note who else does, and who has left a reason."""
         if self._has_left.is_set():
             return
@@ -128,8 +128,8 @@ class Watch:
                 if other not in self._reasons and self._store.check([_reason(other)]):
                     self._reasons[other] = self._store.get(_reason(other)).decode(errors="replace")
             self._alive.add(self._rank)
-            time.sleep(LINGER_SECONDS / 10)
-        time.sleep(LINGER_SECONDS)  # the others may still ask the store of this process
+            time.sleep(STORE_SECONDS / 10)
+        time.sleep(STORE_SECONDS)  # the others may still ask the store of this process
 
 
 def _answer(rank: int) -> str:
@@ -189,7 +189,7 @@ def ending_with_launcher() -> Iterator[None]:
                 return
         log.warning("torchrun has died: this rank stops")
         os.kill(os.getpid(), signal.SIGTERM)
-        if not has_ended.wait(GRACE_SECONDS):
+        if not has_ended.wait(SAVE_SECONDS):
             os._exit(LOST_STATUS)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()

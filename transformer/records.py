@@ -129,7 +129,7 @@ class Progress:
     streak: int = 0  # consecutive skipped updates, up to the last step
     longest_streak: int = 0
     first_skipped: int | None = None  # the step of the first skipped update, counted from 1
-    usual_norm: float = 0.0  # of the gradient: its running mean, to which a spike adds no more than what makes a spike
+    usual_norm: float = 0.0  # the running mean of the gradient norm, in which a spike counts as SPIKE times the mean
     spikes: int = 0  # applied updates whose gradient had a norm above SPIKE times the usual one
     last_spike: int | None = None  # the step of the last of them
     stalled: int = 0  # validations since the best

@@ -13,8 +13,8 @@ from transformer.records import SPIKE, Progress
 
 log = logging.getLogger(__name__)
 
-IMPATIENT = (signal.SIGTERM, signal.SIGINT)  # a second one of these ends the process at once
-ONLY_ASKING = (signal.SIGHUP, signal.SIGUSR1)  # a terminal that closes sends it twice; a scheduler warns with it
+ENDS_AT_SECOND = (signal.SIGTERM, signal.SIGINT)  # a second one of these ends the process at once
+NEVER_ENDS = (signal.SIGHUP, signal.SIGUSR1)  # a terminal that closes sends it twice; a scheduler warns with it
 LONGEST_STREAK = 10  # consecutive updates whose gradient is not finite, and no smaller loss scale may help
 REMEDY = "in another run_dir, lower train.learning_rate, set train.clip_norm, or use train.precision=fp32"
 
@@ -39,7 +39,7 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             return self
 
-        for number in (*IMPATIENT, *ONLY_ASKING):
+        for number in (*ENDS_AT_SECOND, *NEVER_ENDS):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
@@ -56,7 +56,7 @@ class Signals:
             raise Interrupted
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number in IMPATIENT:
+        if number in ENDS_AT_SECOND:
             if self._ends_at_once:
                 os._exit(128 + number)
             self._ends_at_once = True
