@@ -381,7 +381,7 @@ def test_predict_finds_the_rates_that_made_the_seconds() -> None:
     """2 s a teraFLOP, 3 s a gigabyte, 5 s a billion parameters; the sample that is not fitted is far off."""
     works = [(1e12, 1e9, 1e9), (3e12, 2e9, 5e8), (5e11, 4e9, 2e9), (2e12, 3e9, 7e8)]
     samples = [sample("a", work, 2e-12 * work[0] + 3e-9 * work[1] + 5e-9 * work[2]) for work in works]
-    rates = predict.fit([*samples, sample("b", (1e12, 1e9, 1e9), 1e6, is_fitted=False)])
+    rates = predict.fit([*samples, sample("b", (1e12, 1e9, 1e9), 1e6, is_fitted=False)], tokens_per_step=9)
     found = (rates.seconds_per_flop, rates.seconds_per_byte, rates.seconds_per_parameter)
     assert found == pytest.approx((2e-12, 3e-9, 5e-9))
 
@@ -390,7 +390,7 @@ def test_predict_has_no_rate_below_nothing() -> None:
     """Seconds that fall with the bytes: these are left out, and the other two explain what they can."""
     works = [(1e12, 1e9, 1e9), (3e12, 2e9, 5e8), (5e11, 4e9, 2e9), (2e12, 3e9, 7e8)]
     samples = [sample("a", work, 2e-12 * work[0] - 1e-10 * work[1] + 5e-9 * work[2]) for work in works]
-    rates = predict.fit(samples)
+    rates = predict.fit(samples, tokens_per_step=9)
     assert rates.seconds_per_byte == 0.0
     assert rates.seconds_per_flop == pytest.approx(2e-12, rel=0.2)
     assert rates.seconds_per_parameter == pytest.approx(5e-9, rel=0.2)
@@ -415,7 +415,8 @@ def test_predict_measures_a_model_that_it_is_not_fitted_to(corpus: list[str], tm
     assert min(tiny["seconds"], tinier["seconds"]) > 0
 
     # With one model to fit, the rates are exact for it.
-    rates = read_rates(output, Resolved(Device.cpu, Precision.fp32, 1, 512, LayoutKind.padded, False, 1))
+    resolved = Resolved(Device.cpu, Precision.fp32, 1, 512, LayoutKind.padded, False, 1)
+    rates = read_rates(output, resolved, tokens_per_step=300)
     assert rates.seconds(Work(**tiny["work"])) == pytest.approx(tiny["seconds"])
     assert re.search(r"^\| tiny \| yes \| .* [+-]0% \|$", done.stdout, re.MULTILINE)
 

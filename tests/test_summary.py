@@ -81,7 +81,7 @@ def test_summary_refuses_a_speed_that_is_none(speed: str) -> None:
 
 # ---- a prediction ---------------------------------------------------------------------------------------------------
 
-RATES = {"seconds_per_flop": 1e-12, "seconds_per_byte": 2e-10, "seconds_per_parameter": 3e-9}
+RATES = {"tokens_per_step": 25_000, "seconds_per_flop": 1e-12, "seconds_per_byte": 2e-10, "seconds_per_parameter": 3e-9}
 
 
 def write_rates(path: Path, *items: dict[str, Any]) -> str:
@@ -90,7 +90,7 @@ def write_rates(path: Path, *items: dict[str, Any]) -> str:
 
 
 def test_rates_add_up_what_each_part_of_a_step_takes() -> None:
-    rates = Rates(Device.cpu, Precision.bf16, 2.0, 5.0, 11.0)
+    rates = Rates(Device.cpu, Precision.bf16, 25_000, 2.0, 5.0, 11.0)
     assert rates.seconds(Work(flops=3.0, bytes=7.0, parameters=13.0)) == 6.0 + 35.0 + 143.0
 
 
@@ -131,8 +131,18 @@ def test_summary_predicts_the_hours_from_the_rates_of_a_machine(tmp_path: Path) 
         ("{}", "cannot be read"),
         (json.dumps({"rates": []}), "nothing for cpu in fp64, only for nothing"),
         (json.dumps({"rates": [{"device": "cpu", "precision": "fp32", **RATES}]}), "only for cpu in fp32"),
-        (json.dumps({"rates": [{"device": "cpu", "precision": "fp64"}]}), "seconds_per_flop"),
-        (json.dumps({"rates": [{"device": "cpu", "precision": "fp64", **dict.fromkeys(RATES, 0.0)}]}), "not all 0"),
+        (json.dumps({"rates": [{"device": "cpu", "precision": "fp64"}]}), "Rates has no key"),
+        (
+            json.dumps(
+                {
+                    "rates": [
+                        {"device": "cpu", "precision": "fp64", **dict.fromkeys(RATES, 0.0), "tokens_per_step": 25_000}
+                    ]
+                }
+            ),
+            "not all 0",
+        ),
+        (json.dumps({"rates": [{"device": "cpu", "precision": "fp64", **RATES, "tokens_per_step": 9}]}), "of 9 tokens"),
         (json.dumps({"rates": [{"device": "cpu", "precision": "fp64", **RATES, "seconds_per_flop": -1.0}]}), "0 or"),
     ],
 )

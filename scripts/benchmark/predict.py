@@ -1,11 +1,12 @@
 """What a machine takes for a FLOP, a byte and a parameter of a training step, and how well that predicts other models.
 
-    python scripts/benchmark/predict.py --output rates.json
+    python scripts/benchmark/predict.py --tokens 25000 --output rates.json
     transformer summary experiment=base rates=rates.json
 
 Trains some models for a few steps each, on the same real sentences, as `transformer train` would with what `auto`
 settles on here. From most of them it fits the three rates of `transformer.tools.speed` (least squares of the relative
-errors, none below 0); for the others it compares what the rates predict with what was measured.
+errors, none below 0); for the others it compares what the rates predict with what was measured. The rates hold for
+steps of the tokens that were measured.
 
 The models take turns, A B C A B C, and a machine whose speed drifts is the same for all of a round: each round is
 scaled to the same mean before the medians are taken.
@@ -98,7 +99,10 @@ def main(arguments: list[str]) -> None:
     except TransformerError as error:
         fail(error)
 
-    fitted = [fit([sample for sample in samples if sample.precision.name == name]) for name in args.precisions]
+    fitted = [
+        fit([sample for sample in samples if sample.precision.name == name], tokens_per_step=args.tokens)
+        for name in args.precisions
+    ]
     facts = {
         "command": shlex.join(["python", "scripts/benchmark/predict.py", *arguments]),
         **machine(),
@@ -224,7 +228,7 @@ def mean_work(model: Model, corpora: dict[int, Prepared], resolved: Resolved, st
 # ---- fitting --------------------------------------------------------------------------------------------------------
 
 
-def fit(samples: Sequence[Sample]) -> Rates:
+def fit(samples: Sequence[Sample], *, tokens_per_step: int) -> Rates:
     """The rates, none below 0, with the least squares of the relative errors over the samples that are fitted."""
     fitted = [sample for sample in samples if sample.is_fitted]
     rows = np.array([[sample.work.flops, sample.work.bytes, sample.work.parameters] for sample in fitted])
@@ -246,7 +250,7 @@ def fit(samples: Sequence[Sample]) -> Rates:
                 best[list(used)] = found
 
     first = fitted[0]
-    return Rates(first.resolved.device, first.precision, *map(float, best))
+    return Rates(first.resolved.device, first.precision, tokens_per_step, *map(float, best))
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

@@ -28,10 +28,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine takes for each, in seconds."""
+    """What a machine takes for each, in seconds.
+
+    In steps of one size, FLOPs grow as parameters do, and which of the two takes the time cannot be told: so the rates
+    hold for steps of that size alone.
+    """
 
     device: Device
     precision: Precision
+    tokens_per_step: int  # with which they were measured
     seconds_per_flop: float
     seconds_per_byte: float
     seconds_per_parameter: float
@@ -68,8 +73,11 @@ def step_work(
     )
 
 
-def read_rates(path: Path, resolved: Resolved) -> Rates:
-    """What a file has for this device and precision. Raises InputError where it has nothing, or is no such file."""
+def read_rates(path: Path, resolved: Resolved, *, tokens_per_step: int) -> Rates:
+    """What a file has for this device, precision and size of a step.
+
+    Raises InputError where it has nothing, or is no such file.
+    """
     try:
         document = json.loads(path.read_bytes())
         found = [from_json(Rates, item, complete=True) for item in document["rates"]]
@@ -77,8 +85,14 @@ def read_rates(path: Path, resolved: Resolved) -> Rates:
         raise InputError(f"rates={path}: cannot be read ({error}): scripts/benchmark/predict.py writes one") from error
 
     for rates in found:
-        if (rates.device, rates.precision) == (resolved.device, resolved.precision):
-            return rates
+        if (rates.device, rates.precision) != (resolved.device, resolved.precision):
+            continue
+        if rates.tokens_per_step != tokens_per_step:
+            raise InputError(
+                f"rates={path}: measured in steps of {rates.tokens_per_step} tokens: measure with "
+                f"scripts/benchmark/predict.py --tokens {tokens_per_step}"
+            )
+        return rates
 
     wanted = f"{resolved.device.name} in {resolved.precision.name}"
     known = ", ".join(f"{rates.device.name} in {rates.precision.name}" for rates in found)

@@ -188,7 +188,7 @@ def _paces(job: SummaryJob, subject: _Subject, flops: Flops) -> list[Pace]:
 
 
 def _predicted_speed(path: Path, subject: _Subject, flops: Flops) -> float:
-    rates = read_rates(path, subject.resolved)
+    rates = read_rates(path, subject.resolved, tokens_per_step=flops.tokens_per_step)
     work = step_work(
         subject.job.model,
         subject.vocab_size,
