@@ -6,8 +6,8 @@ torch. `.ci/run` installs what it names, and nothing that differs from it by a b
     python scripts/lock.py
 
 with a pip of 23.0 or later, let the gate pass with it, and commit the two together. What pip chooses is what
-pyproject.toml allows: the newest there is. Packages that come as source alone are built with whatever build tools are
-current; all else is fixed.
+pyproject.toml allows: the newest there is. What is built from source, this package and those that come as source alone,
+is built with whatever build tools are current; all else is fixed.
 """
 
 import json

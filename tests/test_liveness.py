@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from corpora import ROOT, is_verified, last_logged, run, step_dir, steps_of, tiny_job, wait_for, write_corpus
-from ranks import Ranks, ranks, start_commands
+from ranks import Ranks, ranks, start_commands, start_ranks
 
 from transformer import distributed, liveness
 from transformer.config.jobs import TrainJob
@@ -268,3 +268,24 @@ def test_join_world_again_in_one_process_of_torchrun(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done") == 2
+
+
+def test_meeting_in_time_ends_the_ranks_that_wait_for_one_that_died(tmp_path: Path) -> None:
+    """Rank 1 dies between two of the groups that it makes with the others."""
+
+    def action() -> None:
+        liveness.MEETING_SECONDS = 3.0
+        real, made = distributed.dist.new_group, []
+
+        def new_group(*arguments: Any, **options: Any) -> Any:
+            made.append(1)
+            if os.environ["RANK"] == "1" and len(made) == 3:
+                os._exit(9)
+            return real(*arguments, **options)
+
+        distributed.dist.new_group = new_group
+        with join_world(torch.device("cpu")):
+            pass
+
+    peers = start_ranks(3, action, tmp_path)
+    assert peers.wait(30) == [PeerError.exit_status, 9, PeerError.exit_status]

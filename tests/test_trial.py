@@ -18,6 +18,7 @@ from test_distributed import ranks
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from transformer import machine
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, LayoutKind, ModelConfig, Precision, SearchConfig, TrainConfig
 from transformer.data.plan import Batching
@@ -258,6 +259,17 @@ def test_on_a_cpu_fit_memory_goes_by_the_estimate(
 def test_fit_memory_and_max_tokens_exclude_each_other() -> None:
     with pytest.raises(ValueError, match=r"fit_memory finds what train.max_tokens=512 sets: leave one of them out"):
         TrainConfig(fit_memory=True, max_tokens=512)
+
+
+def test_free_memory_is_a_rank_s_share_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 9,000 bytes 5,000 are used, but 1,000 of them by copies of files; there are two ranks."""
+    monkeypatch.setattr(machine, "CONTROL_GROUP", str(tmp_path))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for name, text in (("max", "9000\n"), ("current", "5000\n"), ("stat", "anon 4000\ninactive_file 1000\n")):
+        (tmp_path / f"memory.{name}").write_text(text, encoding="ascii")
+    assert free_memory() == (9_000 - 5_000 + 1_000) // 2
+    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
+    assert free_memory() > 5_000, "no limit but the machine's"
 
 
 def test_free_memory_is_some_of_the_machine_s() -> None:

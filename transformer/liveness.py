@@ -158,7 +158,12 @@ def meeting_in_time() -> Iterator[None]:
     """
 
     def give_up() -> None:
-        log.error("the ranks have not found each other in %g seconds (exit status %d)", MEETING_SECONDS, LOST_STATUS)
+        log.error(
+            "the ranks have not found each other in %g seconds: check MASTER_ADDR, MASTER_PORT and the network "
+            "(exit status %d)",
+            MEETING_SECONDS,
+            LOST_STATUS,
+        )
         os._exit(LOST_STATUS)
 
     timer = threading.Timer(MEETING_SECONDS, give_up)

@@ -8,6 +8,8 @@ import os
 # 1,024, at 0.3 to 0.4 MB apiece, and a training with its searches has that many shapes.
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "32"}  # oneDNN's own; ideep's above it
 
+CONTROL_GROUP = "/sys/fs/cgroup"  # a container's own is mounted there
+
 
 def resolve_threads(threads: int | None) -> int:
     """This rank's share of the cores that this process may use, unless told otherwise."""
@@ -21,10 +23,10 @@ def free_memory() -> int:
         fields = dict(line.split(":") for line in file)
     free = 1024 * int(fields["MemAvailable"].split()[0])
 
-    limit = _number_in("/sys/fs/cgroup/memory.max")
-    used = _number_in("/sys/fs/cgroup/memory.current")  # with the copies of files, which give way
+    limit = _number_in(f"{CONTROL_GROUP}/memory.max")
+    used = _number_in(f"{CONTROL_GROUP}/memory.current")  # with the copies of files, which give way
     if limit is not None and used is not None:
-        free = max(0, min(free, limit - used + _cached_files("/sys/fs/cgroup/memory.stat")))
+        free = max(0, min(free, limit - used + _cached_files(f"{CONTROL_GROUP}/memory.stat")))
     return free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 

@@ -22,7 +22,7 @@ from transformer.config.settings import (
 
 RUN_FORMAT = 2
 RECENT = 100  # updates over which the usual norm of the gradient is averaged
-SETTLED = 20  # updates before any norm can be a spike
+FIRST_UPDATES = 20  # of which no norm counts as a spike: there is no mean to compare it with yet
 SPIKE = 10.0  # times the usual norm
 MOST_THREADS = 1 << 16  # what no machine exceeds: a larger number is damage
 MOST_RANKS = 1 << 16
@@ -166,7 +166,7 @@ class Progress:
         self.streak = 0
         applied = step - self.skipped
         largest = SPIKE * self.usual_norm
-        if applied > SETTLED and norm > largest:
+        if applied > FIRST_UPDATES and norm > largest:
             self.spikes += 1
             self.last_spike = step
             norm = largest
