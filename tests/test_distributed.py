@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from corpora import (
     ROOT,
     is_verified,
@@ -293,6 +294,21 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match="3 ranks on a machine with 2 GPUs"), join_world(torch.device("cuda")):
         pass
+
+
+def test_join_world_leaves_no_process_group_where_the_ranks_do_not_meet(tmp_path: Path) -> None:
+    """A second training of the same process could not begin otherwise."""
+
+    def lose_the_network(**options: object) -> None:
+        raise RuntimeError("[file.cpp:1] Connection closed by peer")
+
+    def meet() -> None:
+        dist.new_group = lose_the_network
+        with pytest.raises(PeerError, match="do not find each other"), join_world(torch.device("cpu")):
+            pass
+        assert not dist.is_initialized()
+
+    assert ranks(2, meet, tmp_path) == [0, 0]
 
 
 def test_messages(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def join_world(device: torch.device) -> Iterator[World]:
             if ranks > gpus:
                 raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")
             torch.cuda.set_device(local_device(device))
-        with _meeting(), meeting_in_time():
+        with meeting_in_time(), _meeting():
             timeout = TIMEOUTS[Wait.step]
             store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
             store = dist.PrefixStore(_agree_on_name(store, rank, size), store)  # type: ignore[attr-defined]
@@ -261,10 +261,12 @@ def _peers() -> Iterator[None]:
 
 @contextmanager
 def _meeting() -> Iterator[None]:
-    """A message that fails before the ranks have met."""
+    """A message that fails before the ranks have met. What they have of a process group is taken down again."""
     try:
         yield
     except RuntimeError as error:
+        if dist.is_initialized():
+            dist.destroy_process_group()
         remedy = "check MASTER_ADDR, MASTER_PORT and the network"
         raise PeerError(f"the ranks do not find each other ({_summary(error)}): {remedy}") from error
 
