@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from transformer.config.settings import Score
 from transformer.tools.complexity import (
     Complexity,
-    _SelfAttention,
+    SelfAttention,
     complexity_rows,
     format_complexity,
     format_times,
@@ -122,7 +123,7 @@ def test_time_layers_refuses_a_length_that_is_no_multiple_of_the_block() -> None
         time_layers((4, 10), d_model=8, n_heads=2, k=3, r=4, device=torch.device("cpu"))
 
 
-def attended(layer: _SelfAttention, x: Tensor) -> Tensor:
+def attended(layer: SelfAttention, x: Tensor) -> Tensor:
     with torch.no_grad():
         out: Tensor = layer(x)
     return out
@@ -130,8 +131,8 @@ def attended(layer: _SelfAttention, x: Tensor) -> Tensor:
 
 def test_restricted_attention_stays_inside_its_block() -> None:
     torch.manual_seed(0)
-    whole = _SelfAttention(8, 2, block=None)
-    blocks = _SelfAttention(8, 2, block=4)
+    whole = SelfAttention(8, 2, score=Score.scaled, block=None)
+    blocks = SelfAttention(8, 2, score=Score.scaled, block=4)
     blocks.load_state_dict(whole.state_dict())
     x = torch.randn(3, 12, 8)
     expected = torch.cat([attended(whole, part) for part in x.split(4, dim=1)], dim=1)  # type: ignore[no-untyped-call]

@@ -80,7 +80,7 @@ def test_ranks_end_with_a_torchrun_that_is_killed(tmp_path: Path) -> None:
     out, _ = launcher.communicate(timeout=20)
     (step,) = steps_of(tmp_path / "a")
     assert is_verified(step_dir(tmp_path / "a", step))
-    assert out.count("torchrun has died: this rank stops\n") == 2
+    assert out.count("torchrun has died: this rank stops\n") in (1, 2)  # the one that sees it first stops the other
     for rank in range(2):
         assert f"step {step} is saved; the same command goes on from there (rank {rank}: exit status 75)\n" in out
 

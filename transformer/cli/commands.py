@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer.config.jobs import (
+    SCORES,
     AverageJob,
     EvaluateJob,
     Job,
@@ -128,6 +129,8 @@ def _replay(job: ReplayJob) -> None:
 
 def _table(job: TableJob) -> None:
     from transformer.distributed import is_rank0
+    from transformer.tools.score_format import format_study, write_study
+    from transformer.tools.scores import study_scores
     from transformer.tools.table_format import format_layers, format_markdown, write_layer_table, write_table
     from transformer.tools.tables import make_layer_table, make_table, output_of
 
@@ -139,8 +142,13 @@ def _table(job: TableJob) -> None:
 
     table, errors = make_table(job)
     if is_rank0():
-        write_table(output_of(job), table)
-        _write(format_markdown(table))
+        if job.table == SCORES:
+            study = study_scores(job, table)
+            write_study(output_of(job), study)
+            _write(format_study(study))
+        else:
+            write_table(output_of(job), table)
+            _write(format_markdown(table))
         sys.stdout.flush()
     if errors:
         raise errors[0]

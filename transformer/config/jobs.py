@@ -159,6 +159,7 @@ class ReplayJob:
 
 
 PAPER_TABLES = ("1", "2", "3")
+SCORES = "scores"  # the study of scores that section 3.2.1 only asserts
 
 # Of the model, what no row of the paper's tables is about: where the user sets one of these, it holds in every row.
 BESIDE_THE_ROWS = ("norm", "score", "attention_dropout", "relu_dropout")
@@ -168,7 +169,9 @@ BESIDE_THE_ROWS = ("norm", "score", "attention_dropout", "relu_dropout")
 class TableJob(TrainJob):
     """`transformer table`: the corpus, the budget and the search are those of every row."""
 
-    table: str = option("3", "a table of the paper: 1, 2 or 3; or a YAML file with rows of your own")
+    table: str = option(
+        "3", "a table of the paper: 1, 2 or 3; scores: each score at each d_k; or a YAML file with rows of your own"
+    )
     output: str | None = option(None, "where the table and its runs go (null: RUN_DIR-tableN)")
     rows: str | None = option(None, "only rows whose names begin so, such as base,A,D (null: all)")
     width: int | None = option(
@@ -182,6 +185,10 @@ class TableJob(TrainJob):
         require(
             self.table != "1" or (self.rows is None and self.seeds == 1),
             "table=1 trains nothing: leave rows and seeds out",
+        )
+        require(
+            self.table != SCORES or (self.model.d_model % 8 == 0 and self.init_from is None),
+            f"table={SCORES} needs a model.d_model that 8 divides (it is {self.model.d_model}), and no init_from",
         )
         require(
             self.width is None or self.width % 32 == 0,

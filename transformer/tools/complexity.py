@@ -300,29 +300,29 @@ def time_layers(
     rows = []
     for n in lengths:
         x = torch.randn(max(1, tokens // n), n, d_model, device=device, requires_grad=True)
-        rows += _time_at(layers, x, repeats=repeats)
+        rows += time_in_turns(layers, x, repeats=repeats)
     return rows
 
 
 def _timed_layers(d_model: int, n_heads: int, *, k: int, r: int, device: torch.device) -> dict[str, nn.Module]:
     """Layers that map (B, n, D) to the same."""
     layers: dict[str, nn.Module] = {
-        "self-attention": _SelfAttention(d_model, n_heads, block=None),
-        "self-attention (restricted)": _SelfAttention(d_model, n_heads, block=r),
+        "self-attention": SelfAttention(d_model, n_heads, score=Score.scaled, block=None),
+        "self-attention (restricted)": SelfAttention(d_model, n_heads, score=Score.scaled, block=r),
         "recurrent (LSTM)": _Recurrent(d_model),
         "convolutional": _Convolution(d_model, k),
     }
     return {name: layer.to(device) for name, layer in layers.items()}
 
 
-class _SelfAttention(nn.Module):
-    """Over whole sentences, or inside blocks of so many positions."""
+class SelfAttention(nn.Module):
+    """Multi-head self-attention `(B, n, D)` to the same, over whole sentences or inside blocks of so many positions."""
 
-    def __init__(self, d_model: int, n_heads: int, *, block: int | None) -> None:
+    def __init__(self, d_model: int, n_heads: int, *, score: Score, block: int | None) -> None:
         super().__init__()
         width = d_model // n_heads
         self.block = block
-        self.attention = MultiHeadAttention(d_model, n_heads, d_k=width, d_v=width, score=Score.scaled, dropout=0.0)
+        self.attention = MultiHeadAttention(d_model, n_heads, d_k=width, d_v=width, score=score, dropout=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         width = x.shape[1] if self.block is None else min(x.shape[1], self.block)
@@ -354,15 +354,15 @@ class _Convolution(nn.Module):
         return out
 
 
-def _time_at(layers: dict[str, nn.Module], x: Tensor, *, repeats: int) -> list[LayerTime]:
-    """Every layer on `x` `(B, n, D)`, in turns."""
+def time_in_turns(layers: dict[str, nn.Module], x: Tensor, *, repeats: int) -> list[LayerTime]:
+    """Every layer on `x` `(B, n, D)`, in turns: a disturbance hits all alike."""
     forward: dict[str, list[float]] = {name: [] for name in layers}
     forward_backward: dict[str, list[float]] = {name: [] for name in layers}
 
     for turn in range(repeats + 1):
         for name, layer in layers.items():
             without = _seconds(partial(_forward, layer, x), x.device)
-            with_backward = _seconds(partial(_forward_backward, layer, x), x.device)
+            with_backward = _seconds(partial(forward_and_backward, layer, x), x.device)
             if turn > 0:  # the first turn pays for memory and kernels of a new shape
                 forward[name].append(without)
                 forward_backward[name].append(with_backward)
@@ -385,7 +385,8 @@ def _forward(layer: nn.Module, x: Tensor) -> None:
         layer(x)
 
 
-def _forward_backward(layer: nn.Module, x: Tensor) -> None:
+def forward_and_backward(layer: nn.Module, x: Tensor) -> None:
+    """One pass each way, with new gradients."""
     layer.zero_grad(set_to_none=True)
     x.grad = None
     out = layer(x)

@@ -80,6 +80,34 @@ def plot_times(times: Mapping[str, Sequence[tuple[int, float]]], *, title: str) 
     return _as_svg(figure)
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One of several plots over the same x: a line of points for each name."""
+
+    title: str
+    lines: Mapping[str, Sequence[tuple[int, float]]]
+    is_logarithmic: bool  # the y axis
+
+
+def plot_panels(panels: Sequence[Panel], *, x_label: str) -> bytes | None:
+    """Panels below one another, x in powers of two. None without matplotlib."""
+    figure = _new_figure(height=3.0 * len(panels))
+    if figure is None:
+        return None
+
+    for axes, panel in zip(figure.subplots(len(panels), sharex=True), panels, strict=True):
+        for name, line in panel.lines.items():
+            if line:
+                axes.plot([x for x, _ in line], [y for _, y in line], marker="o", label=name)
+        axes.set_xscale("log", base=2)
+        if panel.is_logarithmic:
+            axes.set_yscale("log", base=2)
+        axes.set_title(panel.title, fontsize="medium")
+        axes.legend(loc="best", fontsize="small")
+    axes.set_xlabel(x_label)
+    return _as_svg(figure)
+
+
 def _new_figure(*, height: float) -> Any:  # a Figure, or None without matplotlib
     try:
         from matplotlib.figure import Figure  # slow, and optional; no pyplot, so that no window and no state is opened

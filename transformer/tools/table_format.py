@@ -198,8 +198,8 @@ def _format_conclusions(table: Table) -> str:
 
 
 def _format_conclusion(conclusion: Conclusion, row: TableRow, other: TableRow) -> str:
-    bleu = _mean_bleu(row) - _mean_bleu(other)
-    error = _error_of_difference(row, other)
+    bleu = mean_bleu(row) - mean_bleu(other)
+    error = error_of_difference(row, other)
     perplexity = fmean(run.perplexity for run in row.runs) - fmean(run.perplexity for run in other.runs)
 
     published, published_other = row.published, other.published
@@ -216,7 +216,8 @@ def _format_conclusion(conclusion: Conclusion, row: TableRow, other: TableRow) -
     )
 
 
-def _mean_bleu(row: TableRow) -> float:
+def mean_bleu(row: TableRow) -> float:
+    """On the first test set, over seeds."""
     return fmean(_first_score(run).bleu for run in row.runs)
 
 
@@ -224,7 +225,7 @@ def _first_score(run: Measured) -> Interval:
     return next(iter(run.scores.values()))
 
 
-def _error_of_difference(row: TableRow, other: TableRow) -> float:
+def error_of_difference(row: TableRow, other: TableRow) -> float:
     """What a difference in BLEU must exceed: the sampling of the sentences, or of the seeds, whichever is larger."""
     sampling = math.hypot(*(fmean(_first_score(run).half_width for run in each.runs) for each in (row, other)))
     if min(len(row.runs), len(other.runs)) < 2:

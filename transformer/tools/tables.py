@@ -1,7 +1,8 @@
 """`transformer table`: the paper's tables, or one of your own, on any corpus: published figures beside measured ones.
 
     layers      Table 1: counted and timed, and nothing is trained
-    rows        Table 2 and 3: the experiments of the package, at any width; a file: rows of your own
+    rows        Table 2 and 3: the experiments of the package, at any width; scores: each score at each d_k; a file:
+                rows of your own
     grid        a training for each row and each seed, in OUTPUT/ROW/seed-N
     measured    perplexity, BLEU with its interval, parameters, FLOPs and time, read from those run directories
     written     OUTPUT/table.md, table.csv, table.json and table.svg, by `table_format`
@@ -23,10 +24,10 @@ import torch
 
 from transformer.compute import resolve_device
 from transformer.config.compose import compose, read_rows
-from transformer.config.jobs import BESIDE_THE_ROWS, PAPER_TABLES, TableJob, TrainJob
+from transformer.config.jobs import BESIDE_THE_ROWS, PAPER_TABLES, SCORES, TableJob, TrainJob
 from transformer.config.keys import leaves
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import ModelConfig
+from transformer.config.settings import ModelConfig, Score
 from transformer.cost import step_flops
 from transformer.data.prepare import DataReport
 from transformer.data.source import store_beside
@@ -201,6 +202,8 @@ def _rows(job: TableJob) -> list[Row]:
             names = _choose(list(TABLE_3), job.rows)
             on_dev = _scored_on_dev(given)
             return _published_rows(on_dev, {name: TABLE_3[name] for name in names}, width=job.width)
+        case "scores":
+            return _score_rows(given, job.rows)
         case _:
             changes_of = read_rows(Path(job.table))
             return [
@@ -221,6 +224,26 @@ def _choose(known: list[str], wanted: str | None) -> list[str]:
             raise InputError(f"rows={wanted}: no row begins with {name!r}; there are {', '.join(known)}")
         chosen |= set(found)
     return [name for name in known if name in chosen]
+
+
+def _score_rows(given: TrainJob, wanted: str | None) -> list[Row]:
+    """Each score at each d_k that is a power of two, with as many heads as fill the model's width."""
+    d_model = given.model.d_model
+    widths = {f"dk{d_k}_{score.value}": (d_k, score) for d_k in _powers_of_two(d_model) for score in Score}
+
+    rows = []
+    for name in _choose(list(widths), wanted):
+        d_k, score = widths[name]
+        changes = {"model": {"n_heads": d_model // d_k, "score": score.value}}
+        own_widths = {"model": {"d_k": None, "d_v": None}}  # d_model / n_heads
+        job = with_changes(with_changes(given, own_widths, place=f"row {name}"), changes, place=f"row {name}")
+        rows.append(Row(name, describe_changes(changes), published=None, job=job))
+    return rows
+
+
+def _powers_of_two(d_model: int) -> list[int]:
+    """8, 16, 32, ... as far as they divide d_model."""
+    return [8 * 2**n for n in range(d_model.bit_length()) if d_model % (8 * 2**n) == 0]
 
 
 def _row_of_file(given: TrainJob, name: str, changes: Changes, *, path: str) -> Row:
@@ -352,6 +375,8 @@ def _read_report(run: RunDir) -> DataReport:
 
 
 def _title(job: TableJob) -> str:
+    if job.table == SCORES:
+        return f"Scores of attention, in a model of width {job.model.d_model}"
     if job.table not in ("2", "3"):
         return Path(job.table).stem
     width = job.width or PAPER_WIDTH

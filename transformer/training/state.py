@@ -27,6 +27,12 @@ from transformer.training.step import GradientNorms
 from transformer.training.warm_start import initialise
 
 
+def draw_model(config: ModelConfig, *, seed: int, vocab_size: int) -> Transformer:
+    """The model before the first step of a training with this seed."""
+    torch.manual_seed(seed_for(seed))
+    return Transformer(config, vocab_size)
+
+
 @dataclass
 class TrainState:
     """What training changes; nothing of it is shared with another run."""
@@ -51,8 +57,7 @@ class TrainState:
         source: Checkpoint | None,
     ) -> "TrainState":
         """The state before the first step: the weights of `source`, or drawn from the seed, the same on every rank."""
-        torch.manual_seed(seed_for(recipe.seed))
-        model = Transformer(config, vocab_size).to(device, dtype_of(precision))
+        model = draw_model(config, seed=recipe.seed, vocab_size=vocab_size).to(device, dtype_of(precision))
         if source is not None:
             initialise(model, source)
         return cls(

@@ -1,0 +1,220 @@
+"""`transformer table table=scores`: what the paper says of scores (section 3.2.1, footnote 4), beside what one finds.
+
+Models with one score each, scaled q.k / sqrt(d_k), plain q.k or additive, at several d_k. A model of width D has
+D / d_k heads, as in the paper: the projections to queries and keys are then square, and leave the variance of what they
+project as it is. With the number of heads fixed instead, their initialisation would hide what d_k does.
+
+    table       every model is trained on the same data for as many steps, and scored: `tables`
+    observed    what its attention does with sentences of the development set, before the first step and after the last
+    costs       time and memory of one layer with each score, against d_k and the length: `score_costs`
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transformer.checkpoint import find_checkpoint
+from transformer.compute import resolve_device
+from transformer.config.jobs import TableJob
+from transformer.config.settings import ModelConfig, Score
+from transformer.data.batch import Batch, collate
+from transformer.data.tokenizer import Tokenizer
+from transformer.evaluation.sets import read_set
+from transformer.layout import Padded
+from transformer.machine import resolve_threads
+from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores, attention_weights
+from transformer.model.transformer import Transformer, load_parameters
+from transformer.run_dir import DEV, RunDir
+from transformer.tools.score_costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores
+from transformer.tools.tables import Measured, Table
+from transformer.training.state import draw_model
+from transformer.training.step import Objective
+from transformer.training.validate import DevSet
+
+SENTENCES = 128  # of the development set, the first ones
+
+
+@dataclass(frozen=True)
+class AttentionState:
+    """What attention does with these sentences, without dropout: means over every layer, role, head and real query."""
+
+    variance: float  # of q.k before any scale, over all pairs of a query and a key that it sees; or of additive scores
+    entropy: float  # of the weights, as a share of what equal weights have
+    softmax_gradient: float  # trace of the softmax's Jacobian, 1 - sum of squared weights, as a share of the same
+    weight_gradient: float  # root mean square of the gradient of the mean loss of a token in W_q and W_k
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The attention of one training, before its first step and after its last."""
+
+    row: str
+    seed: int
+    score: Score
+    d_k: int
+    at_start: AttentionState
+    trained: AttentionState
+
+
+@dataclass(frozen=True)
+class ScoreStudy:
+    """Everything that is measured: `table.json`."""
+
+    table: Table
+    observed: list[Observed]
+    costs: list[ScoreCost]
+    heads: list[HeadsCost]
+    notes: list[str]
+
+
+def study_scores(job: TableJob, table: Table) -> ScoreStudy:
+    """Observe the attention of each run of the table, and measure what the scores cost on this machine.
+
+    Raises CheckpointError where a run is damaged.
+    """
+    device = resolve_device(job.train.device)
+    threads = resolve_threads(job.train.threads)
+    torch.set_num_threads(threads)
+
+    observed = [_observe_run(row.name, run) for row in table.rows for run in row.runs]
+    widths = sorted({one.d_k for one in observed})
+    return ScoreStudy(
+        table=table,
+        observed=observed,
+        costs=cost_of_scores(widths, d_model=job.model.d_model, device=device),
+        heads=cost_of_heads(device),
+        notes=[
+            f"Attention is observed in fp32, without dropout, on the first {SENTENCES} sentences of the development "
+            "set: means over every layer, role, head and query.",
+            f"Costs: {device.type}, {threads} threads, torch {torch.__version__}, fp32; medians of interleaved runs.",
+        ],
+    )
+
+
+def _observe_run(row: str, run: Measured) -> Observed:
+    """One run's attention; the weights before its first step are drawn again from its seed."""
+    run_dir = Path(run.run_dir)
+    checkpoint = find_checkpoint(run_dir, "last")
+    config = checkpoint.settings("model", ModelConfig)
+    tokenizer = Tokenizer.load(RunDir(run_dir).tokenizer)
+    batch = _dev_batch(RunDir(run_dir), tokenizer, config)
+
+    model = draw_model(config, seed=run.seed, vocab_size=tokenizer.vocab_size)
+    at_start = observe(model, batch)
+
+    load_parameters(model, checkpoint.weights())
+    return Observed(
+        row=row,
+        seed=run.seed,
+        score=config.score,
+        d_k=config.key_width,
+        at_start=at_start,
+        trained=observe(model, batch),
+    )
+
+
+def _dev_batch(run: RunDir, tokenizer: Tokenizer, config: ModelConfig) -> Batch:
+    pairs = read_set(run, DEV)[:SENTENCES]
+    dev = DevSet.of(pairs, tokenizer, max_pieces=config.max_positions - 1)
+    return collate(dev.store, np.arange(len(pairs)))
+
+
+# ---- observing ------------------------------------------------------------------------------------------------------
+
+
+def observe(model: Transformer, batch: Batch) -> AttentionState:
+    """What the model's attention does with a padded batch, and how its loss depends on queries and keys.
+
+    The model is left in evaluation, without gradients.
+    """
+    model.eval()
+    attentions = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+
+    seen: list[tuple[float, float, float]] = []
+    with _watching(attentions, seen):
+        loss, _ = Objective(model, 0.0)(batch)
+    (loss / len(batch.target_out)).backward()
+
+    gradients = [cast(Tensor, map_.weight.grad).flatten() for each in attentions for map_ in (each.W_q, each.W_k)]
+    weight_gradient = float(torch.cat(gradients).square().mean().sqrt())
+    model.zero_grad(set_to_none=True)
+
+    variance, entropy, softmax_gradient = (fmean(values) for values in zip(*seen, strict=True))
+    return AttentionState(variance, entropy, softmax_gradient, weight_gradient)
+
+
+@contextmanager
+def _watching(attentions: list[MultiHeadAttention], seen: list[tuple[float, float, float]]) -> Iterator[None]:
+    """Add what each of these modules does to `seen`, as the model calls them."""
+    hook = partial(_see, seen)
+    handles = [attention.register_forward_hook(hook, with_kwargs=True) for attention in attentions]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _see(
+    seen: list[tuple[float, float, float]],
+    attention: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Tensor,
+) -> None:
+    """A forward hook of an attention module."""
+    assert isinstance(attention, MultiHeadAttention)
+    x, kv = args
+    with torch.no_grad():
+        seen.append(scores_and_weights(attention, x, kv, **kwargs))
+
+
+def scores_and_weights(
+    attention: MultiHeadAttention, x: Tensor, kv: KeyValues, *, queries: Padded, keys: Padded, causal: bool
+) -> tuple[float, float, float]:
+    """The variance of the scores before any scale, the weights' entropy and the trace of the softmax's Jacobian.
+
+    x `(B, T, D)`. The last two are means over real queries that see at least two keys, each as a share of what equal
+    weights have: `log n` and `1 - 1 / n` where a query sees n keys.
+    """
+    q = attention.W_q(x).unflatten(-1, (attention.n_heads, -1))  # (B, T, H, K)
+    weights = attention_weights(
+        q,
+        kv.keys,
+        queries=queries,
+        keys=keys,
+        causal=causal,
+        scale=attention.scale,
+        score_vector=attention.score_vector,
+    )  # (B, H, T, S)
+
+    # The pairs of a real query and a key that it sees.
+    visible = queries.visible()[:, None, :, None] & keys.visible()[:, None, None, :]  # (B, 1, T, S)
+    if causal:
+        visible = visible & torch.ones(visible.shape[2:], dtype=torch.bool).tril()
+
+    # The scores, in one list.
+    q, k = q.transpose(1, 2), kv.keys.transpose(1, 2)
+    vector = attention.score_vector
+    raw = q @ k.transpose(2, 3) if vector is None else additive_scores(q, k, vector)  # (B, H, T, S)
+    variance = raw.masked_select(visible).var()
+
+    # The weights, query by query.
+    n_visible = visible.sum(-1)  # (B, 1, T)
+    has_choice = n_visible > 1
+    equal = n_visible.clamp(min=2)
+    entropy = torch.special.entr(weights).sum(-1) / equal.log()  # (B, H, T)
+    trace = (1 - weights.square().sum(-1)) / (1 - 1 / equal)
+    return (
+        float(variance),
+        float(entropy.masked_select(has_choice).mean()),
+        float(trace.masked_select(has_choice).mean()),
+    )
