@@ -99,7 +99,7 @@ def _multiply_adds(layer: nn.Module, x: Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
-def peak_bytes(work: Callable[[], None]) -> int:
+def peak_bytes(work: Callable[[], object]) -> int:
     """The most bytes that the tensors which `work` makes take at one time; kernels' own memory is not counted."""
     with _TensorBytes() as tensors:
         work()
