@@ -187,7 +187,10 @@ def test_what_no_row_is_about_can_be_set_for_every_row(tmp_path: Path, asked: li
     [
         ({"rows": "base,F"}, "no row begins with 'F'; there are base, A_h1"),
         ({"rows": "base,,A"}, "no row begins with ''"),
-        ({"table": "nowhere.yaml"}, "nowhere.yaml: No such file or directory: name 1, 2, 3 or a YAML file with rows"),
+        (
+            {"table": "nowhere.yaml"},
+            "nowhere.yaml: No such file or directory: name 1, 2, 3, scores or a YAML file with rows",
+        ),
     ],
 )
 def test_table_refuses(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -143,7 +143,8 @@ def _table(job: TableJob) -> None:
     table, errors = make_table(job)
     if is_rank0():
         if job.table == SCORES:
-            study = study_scores(job, table)
+            study, not_observed = study_scores(job, table)
+            errors += not_observed
             write_study(output_of(job), study)
             _write(format_study(study))
         else:

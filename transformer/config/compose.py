@@ -242,7 +242,7 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
     try:
         rows = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except OSError as error:
-        raise InputError(f"table={path}: {error.strerror}: name 1, 2, 3 or a YAML file with rows") from error
+        raise InputError(f"table={path}: {error.strerror}: name 1, 2, 3, scores or a YAML file with rows") from error
     except Exception as error:  # of the YAML library, which is not ours to import
         raise InputError(f"{path}: not YAML: {_one_line(error)}") from error
 

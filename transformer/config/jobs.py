@@ -187,12 +187,20 @@ class TableJob(TrainJob):
             "table=1 trains nothing: leave rows and seeds out",
         )
         require(
-            self.table != SCORES or (self.model.d_model % 8 == 0 and self.init_from is None),
-            f"table={SCORES} needs a model.d_model that 8 divides (it is {self.model.d_model}), and no init_from",
+            self.table != SCORES or self.model.d_model % 8 == 0,
+            f"model.d_model={self.model.d_model} must be a multiple of 8, the smallest d_k of table={SCORES}",
+        )
+        require(
+            self.table != SCORES or self.init_from is None,
+            f"table={SCORES} compares trainings from their first step on: leave init_from out",
         )
         require(
             self.width is None or self.width % 32 == 0,
             f"width={self.width} must be a multiple of 32: the paper's smallest heads are d_model / 32 wide",
+        )
+        require(
+            self.width is None or self.table != SCORES,
+            f"width={self.width} is for the tables of the paper: set model.d_model for table={SCORES}",
         )
         require(
             self.width is None or self.table in PAPER_TABLES,

@@ -95,15 +95,20 @@ def plot_panels(panels: Sequence[Panel], *, x_label: str) -> bytes | None:
     if figure is None:
         return None
 
-    for axes, panel in zip(figure.subplots(len(panels), sharex=True), panels, strict=True):
+    for axes, panel in zip(figure.subplots(len(panels), sharex=True, squeeze=False).flat, panels, strict=True):
         for name, line in panel.lines.items():
             if line:
                 axes.plot([x for x, _ in line], [y for _, y in line], marker="o", label=name)
+
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         if panel.is_logarithmic:
             axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter("{x:g}")
+
         axes.set_title(panel.title, fontsize="medium")
-        axes.legend(loc="best", fontsize="small")
+        if any(panel.lines.values()):
+            axes.legend(loc="best", fontsize="small")
     axes.set_xlabel(x_label)
     return _as_svg(figure)
 

@@ -27,7 +27,7 @@ REPEATS = 3
 
 # The heads that section 3.2.2 compares: 8 of width 64, or one of full width.
 PAPER_WIDTH = 512
-PAPER_LENGTH = 64
+HEADS_LENGTH = 64  # of the sentences over which they are timed
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ScoreCost:
 
 @dataclass(frozen=True)
 class HeadsCost:
-    """One layer of width 512 over sentences of 64: multiply-adds of a forward pass, time forward and backward."""
+    """One layer over `TOKENS` tokens: the multiply-adds of its forward products, and its time forward and backward."""
 
     n_heads: int
     d_k: int
@@ -76,7 +76,7 @@ def cost_of_scores(widths: Sequence[int], *, d_model: int, device: torch.device)
 
 def cost_of_heads(device: torch.device) -> list[HeadsCost]:
     """8 heads of width 64 and one of 512, counted and timed."""
-    x = torch.randn(TOKENS // PAPER_LENGTH, PAPER_LENGTH, PAPER_WIDTH, device=device, requires_grad=True)
+    x = torch.randn(TOKENS // HEADS_LENGTH, HEADS_LENGTH, PAPER_WIDTH, device=device, requires_grad=True)
     layers: dict[str, nn.Module] = {
         str(n_heads): SelfAttention(PAPER_WIDTH, n_heads, score=Score.scaled, block=None).to(device)
         for n_heads in (8, 1)
@@ -99,7 +99,7 @@ def _multiply_adds(layer: nn.Module, x: Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
-def peak_bytes(work: Callable[[], None]) -> int:
+def peak_bytes(work: Callable[[], object]) -> int:
     """The most bytes that the tensors which `work` makes take at one time; kernels' own memory is not counted."""
     with _TensorBytes() as tensors:
         work()

@@ -1,55 +1,63 @@
 """`transformer table table=scores`: what the paper says of scores (section 3.2.1, footnote 4), beside what one finds.
 
-Models with one score each, scaled q.k / sqrt(d_k), plain q.k or additive, at several d_k. A model of width D has
-D / d_k heads, as in the paper: the projections to queries and keys are then square, and leave the variance of what they
-project as it is. With the number of heads fixed instead, their initialisation would hide what d_k does.
+Each model has one score, scaled q.k / sqrt(d_k), plain q.k or additive, at one d_k. A model of width D has D / d_k
+heads, as in the paper: the projections to queries and keys are then square, and Xavier's initialisation leaves the
+variance of what they project as it is. With the number of heads fixed instead, it would hide what d_k does.
 
     table       every model is trained on the same data for as many steps, and scored: `tables`
     observed    what its attention does with sentences of the development set, before the first step and after the last
     costs       time and memory of one layer with each score, against d_k and the length: `score_costs`
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transformer.checkpoint import find_checkpoint
+from transformer.checkpoint import Checkpoint, find_checkpoint
 from transformer.compute import resolve_device
 from transformer.config.jobs import TableJob
 from transformer.config.settings import ModelConfig, Score
 from transformer.data.batch import Batch, collate
 from transformer.data.tokenizer import Tokenizer
+from transformer.errors import CheckpointError, TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.layout import Padded
 from transformer.machine import resolve_threads
 from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores, attention_weights
 from transformer.model.transformer import Transformer, load_parameters
-from transformer.run_dir import DEV, RunDir
+from transformer.run_dir import DEV, STEP_PREFIX, RunDir
 from transformer.tools.score_costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores
-from transformer.tools.tables import Measured, Table
+from transformer.tools.tables import Measured, Table, TableRow
 from transformer.training.state import draw_model
 from transformer.training.step import Objective
 from transformer.training.validate import DevSet
+
+log = logging.getLogger(__name__)
 
 SENTENCES = 128  # of the development set, the first ones
 
 
 @dataclass(frozen=True)
 class AttentionState:
-    """What attention does with these sentences, without dropout: means over every layer, role, head and real query."""
+    """What attention does with these sentences, without dropout.
+
+    The first three are means over the modules, which are every layer's in each of its roles; in a module, over all
+    heads.
+    """
 
     variance: float  # of q.k before any scale, over all pairs of a query and a key that it sees; or of additive scores
-    entropy: float  # of the weights, as a share of what equal weights have
+    entropy: float  # of a query's weights, as a share of what equal weights have
     softmax_gradient: float  # trace of the softmax's Jacobian, 1 - sum of squared weights, as a share of the same
-    weight_gradient: float  # root mean square of the gradient of the mean loss of a token in W_q and W_k
+    weight_gradient: float  # root mean square, over W_q and W_k, of the gradient of the mean loss of a token
 
 
 @dataclass(frozen=True)
@@ -72,37 +80,58 @@ class ScoreStudy:
     observed: list[Observed]
     costs: list[ScoreCost]
     heads: list[HeadsCost]
-    notes: list[str]
+    machine: str  # on which the costs were measured
 
 
-def study_scores(job: TableJob, table: Table) -> ScoreStudy:
+def study_scores(job: TableJob, table: Table) -> tuple[ScoreStudy, list[Exception]]:
     """Observe the attention of each run of the table, and measure what the scores cost on this machine.
 
-    Raises CheckpointError where a run is damaged.
+    Also returns the errors of the runs that cannot be observed; their rows name them, and keep what was measured.
     """
     device = resolve_device(job.train.device)
     threads = resolve_threads(job.train.threads)
     torch.set_num_threads(threads)
 
-    observed = [_observe_run(row.name, run) for row in table.rows for run in row.runs]
+    # Observe.
+    observed: list[Observed] = []
+    errors: list[Exception] = []
+    rows: list[TableRow] = []
+    for row in table.rows:
+        found = [_observe_or_error(row.name, run) for run in row.runs]
+        failed = [error for error in found if isinstance(error, Exception)]
+        observed += [one for one in found if isinstance(one, Observed)]
+        errors += failed
+        rows.append(replace(row, errors=[*row.errors, *map(str, failed)]))
+
+    # Measure.
     widths = sorted({one.d_k for one in observed})
-    return ScoreStudy(
-        table=table,
+    study = ScoreStudy(
+        table=replace(table, rows=rows),
         observed=observed,
         costs=cost_of_scores(widths, d_model=job.model.d_model, device=device),
         heads=cost_of_heads(device),
-        notes=[
-            f"Attention is observed in fp32, without dropout, on the first {SENTENCES} sentences of the development "
-            "set: means over every layer, role, head and query.",
-            f"Costs: {device.type}, {threads} threads, torch {torch.__version__}, fp32; medians of interleaved runs.",
-        ],
+        machine=f"{device.type}, {threads} thread{'' if threads == 1 else 's'}, torch {torch.__version__}, fp32",
     )
+    return study, errors
+
+
+def _observe_or_error(row: str, run: Measured) -> Observed | Exception:
+    """One run's attention, or why it has none. A damaged run directory is the failure of its own row alone."""
+    try:
+        return _observe_run(row, run)
+    except TransformerError as error:
+        log.error("run %s cannot be observed: %s", run.run_dir, error)
+        return error
 
 
 def _observe_run(row: str, run: Measured) -> Observed:
-    """One run's attention; the weights before its first step are drawn again from its seed."""
+    """One run's attention; the weights before its first step are drawn again from its seed.
+
+    The trained weights are those that its perplexity is of: the last step's, or their moving average where the run
+    keeps one. Where that checkpoint is damaged, no earlier one takes its place. Raises InputError or CheckpointError.
+    """
     run_dir = Path(run.run_dir)
-    checkpoint = find_checkpoint(run_dir, "last")
+    checkpoint = find_checkpoint(run_dir, f"{STEP_PREFIX}{run.steps}")
     config = checkpoint.settings("model", ModelConfig)
     tokenizer = Tokenizer.load(RunDir(run_dir).tokenizer)
     batch = _dev_batch(RunDir(run_dir), tokenizer, config)
@@ -110,7 +139,7 @@ def _observe_run(row: str, run: Measured) -> Observed:
     model = draw_model(config, seed=run.seed, vocab_size=tokenizer.vocab_size)
     at_start = observe(model, batch)
 
-    load_parameters(model, checkpoint.weights())
+    _load(model, checkpoint)
     return Observed(
         row=row,
         seed=run.seed,
@@ -119,6 +148,13 @@ def _observe_run(row: str, run: Measured) -> Observed:
         at_start=at_start,
         trained=observe(model, batch),
     )
+
+
+def _load(model: Transformer, checkpoint: Checkpoint) -> None:
+    try:
+        load_parameters(model, checkpoint.weights())
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
 
 
 def _dev_batch(run: RunDir, tokenizer: Tokenizer, config: ModelConfig) -> Batch:
@@ -133,26 +169,38 @@ def _dev_batch(run: RunDir, tokenizer: Tokenizer, config: ModelConfig) -> Batch:
 def observe(model: Transformer, batch: Batch) -> AttentionState:
     """What the model's attention does with a padded batch, and how its loss depends on queries and keys.
 
-    The model is left in evaluation, without gradients.
+    The model is left in evaluation, and else as it was.
     """
     model.eval()
     attentions = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
 
-    seen: list[tuple[float, float, float]] = []
+    seen: list[ScoreStatistics] = []
     with _watching(attentions, seen):
         loss, _ = Objective(model, 0.0)(batch)
-    (loss / len(batch.target_out)).backward()
 
-    gradients = [cast(Tensor, map_.weight.grad).flatten() for each in attentions for map_ in (each.W_q, each.W_k)]
-    weight_gradient = float(torch.cat(gradients).square().mean().sqrt())
-    model.zero_grad(set_to_none=True)
+    weights = [projection.weight for each in attentions for projection in (each.W_q, each.W_k)]
+    gradients = torch.autograd.grad(loss / len(batch.target_out), weights)
+    all_gradients = torch.cat([gradient.flatten() for gradient in gradients])
 
-    variance, entropy, softmax_gradient = (fmean(values) for values in zip(*seen, strict=True))
-    return AttentionState(variance, entropy, softmax_gradient, weight_gradient)
+    return AttentionState(
+        variance=fmean(each.variance for each in seen),
+        entropy=fmean(each.entropy for each in seen),
+        softmax_gradient=fmean(each.softmax_gradient for each in seen),
+        weight_gradient=float(all_gradients.square().mean().sqrt()),
+    )
+
+
+@dataclass(frozen=True)
+class ScoreStatistics:
+    """What one attention module does with one batch; see `AttentionState`."""
+
+    variance: float
+    entropy: float
+    softmax_gradient: float
 
 
 @contextmanager
-def _watching(attentions: list[MultiHeadAttention], seen: list[tuple[float, float, float]]) -> Iterator[None]:
+def _watching(attentions: list[MultiHeadAttention], seen: list[ScoreStatistics]) -> Iterator[None]:
     """Add what each of these modules does to `seen`, as the model calls them."""
     hook = partial(_see, seen)
     handles = [attention.register_forward_hook(hook, with_kwargs=True) for attention in attentions]
@@ -164,7 +212,7 @@ def _watching(attentions: list[MultiHeadAttention], seen: list[tuple[float, floa
 
 
 def _see(
-    seen: list[tuple[float, float, float]],
+    seen: list[ScoreStatistics],
     attention: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -174,16 +222,16 @@ def _see(
     assert isinstance(attention, MultiHeadAttention)
     x, kv = args
     with torch.no_grad():
-        seen.append(scores_and_weights(attention, x, kv, **kwargs))
+        seen.append(score_statistics(attention, x, kv, **kwargs))
 
 
-def scores_and_weights(
+def score_statistics(
     attention: MultiHeadAttention, x: Tensor, kv: KeyValues, *, queries: Padded, keys: Padded, causal: bool
-) -> tuple[float, float, float]:
+) -> ScoreStatistics:
     """The variance of the scores before any scale, the weights' entropy and the trace of the softmax's Jacobian.
 
-    x `(B, T, D)`. The last two are means over real queries that see at least two keys, each as a share of what equal
-    weights have: `log n` and `1 - 1 / n` where a query sees n keys.
+    x `(B, T, D)`. The last two are means over heads and over real queries that see at least two keys, each as a share
+    of what equal weights have: `log n` and `1 - 1 / n` where a query sees n keys.
     """
     q = attention.W_q(x).unflatten(-1, (attention.n_heads, -1))  # (B, T, H, K)
     weights = attention_weights(
@@ -199,7 +247,7 @@ def scores_and_weights(
     # The pairs of a real query and a key that it sees.
     visible = queries.visible()[:, None, :, None] & keys.visible()[:, None, None, :]  # (B, 1, T, S)
     if causal:
-        visible = visible & torch.ones(visible.shape[2:], dtype=torch.bool).tril()
+        visible = visible.tril()
 
     # The scores, in one list.
     q, k = q.transpose(1, 2), kv.keys.transpose(1, 2)
@@ -213,8 +261,8 @@ def scores_and_weights(
     equal = n_visible.clamp(min=2)
     entropy = torch.special.entr(weights).sum(-1) / equal.log()  # (B, H, T)
     trace = (1 - weights.square().sum(-1)) / (1 - 1 / equal)
-    return (
-        float(variance),
-        float(entropy.masked_select(has_choice).mean()),
-        float(trace.masked_select(has_choice).mean()),
+    return ScoreStatistics(
+        variance=float(variance),
+        entropy=float(entropy.masked_select(has_choice).mean()),
+        softmax_gradient=float(trace.masked_select(has_choice).mean()),
     )

@@ -234,10 +234,10 @@ def _score_rows(given: TrainJob, wanted: str | None) -> list[Row]:
     rows = []
     for name in _choose(list(widths), wanted):
         d_k, score = widths[name]
-        changes = {"model": {"n_heads": d_model // d_k, "score": score.value}}
-        own_widths = {"model": {"d_k": None, "d_v": None}}  # d_model / n_heads
-        job = with_changes(with_changes(given, own_widths, place=f"row {name}"), changes, place=f"row {name}")
-        rows.append(Row(name, describe_changes(changes), published=None, job=job))
+        changes = {"n_heads": d_model // d_k, "score": score.value}
+        own_widths = {"d_k": None, "d_v": None}  # d_model / n_heads
+        job = with_changes(given, {"model": {**changes, **own_widths}}, place=f"row {name}")
+        rows.append(Row(name, describe_changes({"model": changes}), published=None, job=job))
     return rows
 
 
