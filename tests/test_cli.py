@@ -32,7 +32,16 @@ from transformer.cli import commands
 from transformer.cli.completion import complete
 from transformer.cli.main import main
 from transformer.cli.overrides import parse_arguments
-from transformer.config.jobs import AverageJob, EvaluateJob, ReplayJob, SummaryJob, TableJob, TrainJob, TranslateJob
+from transformer.config.jobs import (
+    AverageJob,
+    EvaluateJob,
+    ReplayJob,
+    ScoreJob,
+    SummaryJob,
+    TableJob,
+    TrainJob,
+    TranslateJob,
+)
 from transformer.config.settings import (
     Algorithm,
     Decay,
@@ -54,6 +63,7 @@ JOBS = {
     "prepare": TrainJob,
     "train": TrainJob,
     "translate": TranslateJob,
+    "score": ScoreJob,
     "evaluate": EvaluateJob,
     "average": AverageJob,
     "summary": SummaryJob,
