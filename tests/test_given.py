@@ -161,8 +161,8 @@ def test_score_command_names_the_line(run_dir: Path, given: bytes, message: str)
 
 @pytest.mark.parametrize("norm", list(Norm))
 @pytest.mark.parametrize("scores", [AttentionScore.scaled, AttentionScore.additive])
-def test_align_is_the_largest_mean_weight_of_the_last_layer_but_one(norm: Norm, scores: AttentionScore) -> None:
-    """The layer's own inputs are caught on their way, and equation 1 is written out: the first of two layers."""
+def test_align_is_the_largest_mean_weight_of_the_last_layer(norm: Norm, scores: AttentionScore) -> None:
+    """The layer's own inputs are caught on their way, and equation 1 is written out: the second of two layers."""
     torch.manual_seed(3)
     config = ModelConfig(n_layers=2, d_model=16, d_ff=32, n_heads=2, max_positions=40, norm=norm, score=scores)
     model = Transformer(config, 30).double().eval()
@@ -171,7 +171,7 @@ def test_align_is_the_largest_mean_weight_of_the_last_layer_but_one(norm: Norm, 
         found = align([model], pairs, torch.device("cpu"))
 
     caught: list[tuple[Any, Any]] = []
-    layer = model.decoder[0].cross_attention
+    layer: Any = model.decoder[1].cross_attention
     hook = layer.register_forward_pre_hook(lambda _, given: caught.append(given))
     for (source, target), aligned in zip(pairs, found, strict=True):
         log_probs_by_hand(model, source, target)
@@ -207,6 +207,19 @@ def test_translate_n_best_aligns_with_the_pieces(translator: Translator) -> None
     assert [[(one.text, one.log_prob) for one in of_one] for of_one in found] == [
         [(one.text, one.log_prob) for one in of_one] for of_one in plain
     ]
+
+
+def test_translate_n_best_aligns_a_translation_as_long_as_the_model_can_write(translator: Translator) -> None:
+    """It fills every position, so there is none in which to read its last piece."""
+    wordy = replace(translator, search=replace(SEARCH, max_extra=1_000, beam_size=1))
+    norm = wordy.model.decoder[-1].feed_forward_norm
+    with torch.no_grad():
+        norm.weight.zero_()  # type: ignore[union-attr, operator]
+        norm.bias.fill_(1.0)  # type: ignore[union-attr, operator]
+        wordy.model.output[:] = torch.arange(wordy.model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
+    [[one]] = wordy.translate_n_best(["a dog"], 1, align=True)
+    assert one.alignment is not None
+    assert len(one.alignment.source_of) == 60
 
 
 # --- prefixes

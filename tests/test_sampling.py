@@ -184,7 +184,7 @@ def test_translator_sample_of_one_piece_is_greedy_search(translator: Translator)
         ({"top_p": 1.5}, r"^top_p=1\.5 must be in \(0, 1\]"),
         ({"top_p": 0.0}, r"^top_p=0\.0 must be in \(0, 1\]"),
         ({"seed": -1}, "^seed=-1 must be a number of at least 0"),
-        ({"n_samples": 0}, "^n_samples=0 must be at least 1"),
+        ({"n_samples": 0}, "^n_samples=0 must be from 1 to 1024"),
     ],
 )
 def test_translator_sample_refuses(translator: Translator, given: dict[str, Any], message: str) -> None:

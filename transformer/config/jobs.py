@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from transformer.config.settings import (
+    MOST_BEAM,
     DataConfig,
     Device,
     Format,
@@ -19,6 +20,7 @@ from transformer.config.settings import (
     TokenizerConfig,
     TrainConfig,
     at_least,
+    at_most,
     check_names,
     option,
     require,
@@ -94,6 +96,7 @@ class TranslateJob(DecodeJob):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, "", 1, "n_best")
+        at_most(self, "", MOST_BEAM, "n_best")
         require(
             self.n_best == 1 or self.format is not LineFormat.text,
             f"n_best={self.n_best} needs format=tsv or format=jsonl: text is one line for each line of input",

@@ -142,7 +142,7 @@ def throughput(unit: str, stdin: BinaryIO, stdout: BinaryIO) -> Iterator[Callabl
 
     if bar.disable and not is_dialogue:
         seconds = time.perf_counter() - started
-        log.info("%d %ss in %.1f s, %.1f a second", count, unit, seconds, count / seconds)
+        log.info("%d %s%s in %.1f s, %.1f a second", count, unit, "" if count == 1 else "s", seconds, count / seconds)
 
 
 def _decode(line: bytes, number: int, *, strict: bool) -> str:

@@ -32,7 +32,15 @@ from transformer.compute import (
     resolve_device,
     resolve_precision,
 )
-from transformer.config.settings import Device, ModelConfig, Precision, SampleConfig, SearchConfig, SearchOverride
+from transformer.config.settings import (
+    MOST_BEAM,
+    Device,
+    ModelConfig,
+    Precision,
+    SampleConfig,
+    SearchConfig,
+    SearchOverride,
+)
 from transformer.data.tokenizer import Tokenizer, read_model
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.given import Pair, align, pad, piece_log_probs
@@ -187,8 +195,8 @@ class Translator:
         raised, are as for `translate_n_best`.
         """
         sampling = _sampling(temperature, top_k=top_k, top_p=top_p, seed=seed)
-        if n_samples < 1:
-            raise InputError(f"n_samples={n_samples} must be at least 1")
+        if not 1 <= n_samples <= MOST_BEAM:
+            raise InputError(f"n_samples={n_samples} must be from 1 to {MOST_BEAM}")
 
         def search(batch: _Batch) -> list[list[Hypothesis]]:
             return sample(
@@ -288,7 +296,6 @@ class Translator:
 
         Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where a GPU has too little memory.
         """
-
         return self._search(sources, self._beam_search(n_best), width=self.search.beam_size, check=check)
 
     def score(
