@@ -2,7 +2,9 @@
 
 import io
 import json
+import logging
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +224,54 @@ def test_translate_strict_refuses_what_is_not_utf8(run_dir: Path) -> None:
     with pytest.raises(InputError, match=r"^line 2: not UTF-8 at byte 3: mend the line"):
         output_of(run_dir, b"a dog\na \xff dog\n", strict=True)
     assert output_of(run_dir, b"a dog\na \xff dog\n").count("\n") == 2
+
+
+# --- while it goes on
+
+
+def test_translate_answers_before_it_has_read_much(run_dir: Path) -> None:
+    """Of a file that could be read at once."""
+    read_before_each_write: list[int] = []
+
+    stdin = io.BytesIO(b"a dog\n" * 20_000)
+
+    class Output(io.BytesIO):
+        def write(self, data: Any, /) -> int:
+            read_before_each_write.append(stdin.tell())
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        translate(TranslateJob(run_dir=str(run_dir), device=Device.cpu, threads=1), stdin, Output())
+    assert read_before_each_write == [16_384]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_translate_says_how_fast_it_was(
+    run_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line at the end; on a terminal in a live one; and not to somebody who types."""
+    with caplog.at_level(logging.INFO):
+        output_of(run_dir, GIVEN)
+    assert re.fullmatch(r"5 lines in \d+\.\d s, \d+\.\d a second", caplog.messages[-1])
+
+    caplog.clear()
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with caplog.at_level(logging.INFO):
+        output_of(run_dir, GIVEN)
+    assert "5line [" in terminal.getvalue()
+    assert caplog.messages == []
+
+    class Typed(io.BytesIO):
+        def isatty(self) -> bool:
+            return True
+
+    silent = Terminal()
+    monkeypatch.setattr("sys.stderr", silent)
+    with caplog.at_level(logging.INFO):
+        translate(TranslateJob(run_dir=str(run_dir), device=Device.cpu, threads=1), Typed(GIVEN), io.BytesIO())
+    assert (silent.getvalue(), caplog.messages) == ("", [])

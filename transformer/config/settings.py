@@ -419,9 +419,13 @@ class SearchOverride:
 class SampleConfig:
     """Sampling, in the place of the search; null means: no limit, or a temperature of 1."""
 
-    temperature: float | None = option(None, "sample: divide logits by this; 1 is the model's own distribution")
-    top_k: int | None = option(None, "sample among so many pieces, the most probable ones")
-    top_p: float | None = option(None, "sample among the fewest pieces that have this share of the probability")
+    temperature: float | None = option(
+        None, "sample instead of searching, with logits divided by this (1: the model's own probabilities)"
+    )
+    top_k: int | None = option(None, "sample instead of searching, among so many pieces, the most probable")
+    top_p: float | None = option(
+        None, "sample instead of searching, among the fewest pieces that have this share of the probability"
+    )
     seed: int = option(1, "what is drawn depends on this, the line, the sample and the step alone")
 
     def __post_init__(self) -> None:

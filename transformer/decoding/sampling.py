@@ -16,6 +16,8 @@ from transformer.decoding.search import LEAVING_SHARE, Hypothesis, S
 from transformer.seeding import seed_for
 from transformer.vocabulary import PAD
 
+_LOGITS_AT_ONCE = 2**22
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -63,14 +65,19 @@ def sample(
     for length in range(1, longest + 1):
         # The next token of each sample.
         logits, state = step(tokens.flatten(), state)  # (B K, V)
-        log_p = torch.log_softmax(at_least_fp32(logits), 1)
-        weights = sampling_weights(logits, sampling, banned=banned)
         chances = _chances(sampling.seed, [sentences[n] for n in present.tolist()], n_samples, step=length)
-        drawn = _draw(weights, chances.to(device)).view(-1, n_samples)  # (B, K)
+        forced = torch.full_like(present, PAD)
         if prefixes is not None and length <= prefixes.shape[1]:
-            forced = prefixes[present, length - 1].unsqueeze(1)
-            drawn = torch.where(forced == PAD, drawn, forced)
-        chosen = log_p.gather(1, drawn.view(-1, 1)).view(-1, n_samples).double()
+            forced = prefixes[present, length - 1]
+        next_tokens, next_log_probs = _next(
+            logits,
+            sampling,
+            chances=chances.to(device),
+            forced=forced.repeat_interleave(n_samples),
+            banned=banned,
+        )
+        drawn = next_tokens.view(-1, n_samples)  # (B, K)
+        chosen = next_log_probs.view(-1, n_samples)  # (B, K)
 
         # It counts where the sample has not ended yet.
         was_alive = lengths[present] == 0
@@ -98,13 +105,34 @@ def sample(
     ]
 
 
+def _next(
+    logits: Tensor, sampling: Sampling, *, chances: Tensor, forced: Tensor, banned: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The next token of each row, and its log-probability in float64, `(R,)` each.
+
+    It is the one in `forced` `(R,)`, or one that is drawn where that is PAD. A few rows are taken at a time, so that
+    memory does not grow with the vocabulary.
+    """
+    rows = max(1, _LOGITS_AT_ONCE // logits.shape[1])
+    drawn = [
+        _draw(sampling_weights(part, sampling, banned=banned), of_part)
+        for part, of_part in zip(torch.split(logits, rows), torch.split(chances, rows), strict=True)
+    ]
+    tokens = torch.where(forced == PAD, torch.cat(drawn), forced)
+
+    log_sums = [at_least_fp32(part).logsumexp(1) for part in torch.split(logits, rows)]
+    chosen = at_least_fp32(logits.gather(1, tokens.unsqueeze(1)).squeeze(1)) - torch.cat(log_sums)
+    return tokens, chosen.double()
+
+
 def sampling_weights(logits: Tensor, sampling: Sampling, *, banned: Tensor) -> Tensor:
     """How likely each token is to be drawn, `(R, V)` logits -> `(R, V)` float64; rows need not sum to 1.
 
     As elsewhere in the field, the temperature comes first, then top k, then top p of what is left (Fan et al., 2018;
     Holtzman et al., 2020). Tokens as probable as the last one that is let in are let in, too.
     """
-    scaled = logits.double().index_fill(1, banned, -torch.inf) / sampling.temperature
+    allowed = logits.double().index_fill(1, banned, -torch.inf)
+    scaled = (allowed - allowed.amax(1, keepdim=True)) / sampling.temperature  # the largest stays 0 however cold it is
     if sampling.top_k is not None and sampling.top_k < logits.shape[1]:
         least = scaled.topk(sampling.top_k).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, -torch.inf)

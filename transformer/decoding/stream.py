@@ -132,6 +132,7 @@ def throughput(unit: str, stdin: BinaryIO, stdout: BinaryIO) -> Iterator[Callabl
     is_dialogue = stdin.isatty() or stdout.isatty()
 
     with progress_bar(None, 0, unit=unit, shown=not is_dialogue) as bar:
+        is_live = not bar.disable  # it is disabled when it is closed, too
 
         def advance(done: int) -> None:
             nonlocal count
@@ -140,7 +141,7 @@ def throughput(unit: str, stdin: BinaryIO, stdout: BinaryIO) -> Iterator[Callabl
 
         yield advance
 
-    if bar.disable and not is_dialogue:
+    if not (is_live or is_dialogue):
         seconds = time.perf_counter() - started
         log.info("%d %s%s in %.1f s, %.1f a second", count, unit, "" if count == 1 else "s", seconds, count / seconds)
 
