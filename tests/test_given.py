@@ -21,7 +21,6 @@ from torch import Tensor
 import transformer
 from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.settings import Device, LineFormat, ModelConfig, Norm, Precision, SampleConfig, TokenizerConfig
-from transformer.config.settings import Score as AttentionScore
 from transformer.data.tokenizer import train_tokenizer
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.given import align, piece_log_probs
@@ -97,7 +96,7 @@ def test_score_refuses_what_is_too_long_or_unequal(translator: Translator) -> No
         translator.score([long], ["a"])
     with pytest.raises(InputError, match=r"^2 sources, but 1 targets"):
         translator.score(["a", "b"], ["a"])
-    with pytest.raises(InputError, match=r"write score\(\[text\]\)"):
+    with pytest.raises(InputError, match=r"write score\(\[source\], \[target\]\)"):
         translator.score("a", ["a"])
 
 
@@ -160,11 +159,10 @@ def test_score_command_names_the_line(run_dir: Path, given: bytes, message: str)
 
 
 @pytest.mark.parametrize("norm", list(Norm))
-@pytest.mark.parametrize("scores", [AttentionScore.scaled, AttentionScore.additive])
-def test_align_is_the_largest_mean_weight_of_the_last_layer(norm: Norm, scores: AttentionScore) -> None:
+def test_align_is_the_largest_mean_weight_of_the_last_layer(norm: Norm) -> None:
     """The layer's own inputs are caught on their way, and equation 1 is written out: the second of two layers."""
     torch.manual_seed(3)
-    config = ModelConfig(n_layers=2, d_model=16, d_ff=32, n_heads=2, max_positions=40, norm=norm, score=scores)
+    config = ModelConfig(n_layers=2, d_model=16, d_ff=32, n_heads=2, max_positions=40, norm=norm)
     model = Transformer(config, 30).double().eval()
     pairs = [([5, 6, 7, 8, 9], [10, 11, 12]), ([7], [4, 4, 4, 4]), ([20, 21], [9])]
     with torch.no_grad():
@@ -178,11 +176,7 @@ def test_align_is_the_largest_mean_weight_of_the_last_layer(norm: Norm, scores: 
         x, kv = caught.pop()
         q = layer.W_q(x).view(1, -1, 2, 8).transpose(1, 2)
         k = kv.keys.transpose(1, 2)
-        if scores is AttentionScore.additive:
-            sums = torch.tanh(q[:, :, :, None] + k[:, :, None])
-            energy = (sums * layer.score_vector[:, None, None]).sum(-1)
-        else:
-            energy = q @ k.transpose(2, 3) / math.sqrt(8)
+        energy = q @ k.transpose(2, 3) / math.sqrt(8)
         mean = energy.softmax(-1).mean(1)[0, : len(target), : len(source)]
         assert aligned == mean.argmax(-1).tolist()
     hook.remove()
@@ -293,7 +287,7 @@ def test_translate_n_best_begins_with_the_prefix_as_it_is_given(translator: Tran
         InputError, match=r"^line 8: its prefix has \d+ pieces, but a translation of this source has room"
     ):
         translator.translate_n_best(["a", "a"], 1, prefixes=["", "dog " * 30], first_line=7)
-    with pytest.raises(InputError, match="a list of texts"):
+    with pytest.raises(InputError, match=r"a list of texts: for a single one, write prefixes=\[text\]"):
         translator.translate_n_best(["a"], 1, prefixes="a")
 
 
@@ -395,6 +389,8 @@ def test_ensemble_of_runs_needs_one_tokenizer(run_dir: Path, spm: bytes, tmp_pat
 
     with pytest.raises(InputError, match=r"^ensemble=.*/c: its tokenizer is not that of .*/a \(their sha256 differ\)"):
         transformer.load(run_dir, ensemble=[b, c])
+    with pytest.raises(InputError, match=r"^ensemble takes a list of runs: .* write ensemble=\['runs/b'\]"):
+        transformer.load(run_dir, ensemble="runs/b")
     with pytest.raises(InputError, match="no such run directory"):
         transformer.load(run_dir, ensemble=[tmp_path / "none"])
 

@@ -315,21 +315,7 @@ class Translator:
         Raises InputError unless there are as many targets as sources, in lists, and where a text is longer than the
         model has positions for: cut, it would be another sentence.
         """
-        for texts in (sources, targets):
-            _check_list(texts, "score")
-        if len(sources) != len(targets):
-            raise InputError(f"{len(sources)} sources, but {len(targets)} targets: each target belongs to one source")
-
-        # The pairs that are not blank, as pieces.
-        pairs = dict(
-            enumerate(zip(self.tokenizer.encode(list(sources)), self.tokenizer.encode(list(targets)), strict=True))
-        )
-        for n in range(len(sources)):
-            if _is_blank(sources[n]) or _is_blank(targets[n]) or not all(pairs[n]):
-                del pairs[n]
-        for n, sides in pairs.items():
-            for ids, name, origin in zip(sides, ("source", "target"), origins, strict=True):
-                self._check_length(ids, f"{origin}:{first_line + n}: the {name}")
+        pairs = self._encode_pairs(sources, targets, first_line=first_line, origins=origins)
         ids_of = list(pairs.values())
 
         def work(models: Models, batch: list[int], _: Event) -> list[list[float]]:
@@ -337,7 +323,6 @@ class Translator:
 
         log_probs = self._in_batches(_lengths(ids_of), work, width=1, check=check)
 
-        # What was found, in its place.
         penalty = length_penalty(self.search.length_penalty)
         found = {}
         for (n, (_, target)), values in zip(pairs.items(), log_probs, strict=True):
@@ -348,6 +333,8 @@ class Translator:
     # --- ids in batches
 
     def _beam_search(self, n_best: int) -> Callable[[_Batch], list[list[Hypothesis]]]:
+        """The beam search of a batch, under this translator's settings."""
+
         def search(batch: _Batch) -> list[list[Hypothesis]]:
             return beam_search(
                 batch.step,
@@ -465,11 +452,32 @@ class Translator:
 
     def _encode(self, texts: Sequence[str], *, first_line: int, strict: bool) -> dict[int, list[int]]:
         """The pieces of each text that is not blank, by its place among the texts."""
-        _check_list(texts, "translate")
+        _check_list(texts, "translate", "translate([text])")
         shown = [n for n, text in enumerate(texts) if not _is_blank(text)]
         encoded = self.tokenizer.encode([texts[n] for n in shown])
         pieces = {n: ids for n, ids in zip(shown, encoded, strict=True) if ids}
         return {n: self._truncate(ids, first_line + n, strict=strict) for n, ids in pieces.items()}
+
+    def _encode_pairs(
+        self, sources: Sequence[str], targets: Sequence[str], *, first_line: int, origins: tuple[str, str]
+    ) -> dict[int, Pair]:
+        """The pieces of each pair that has no blank side, by its place among the pairs."""
+        for texts in (sources, targets):
+            _check_list(texts, "score", "score([source], [target])")
+        if len(sources) != len(targets):
+            raise InputError(f"{len(sources)} sources, but {len(targets)} targets: each target belongs to one source")
+
+        shown = [n for n in range(len(sources)) if not (_is_blank(sources[n]) or _is_blank(targets[n]))]
+        source_ids = self.tokenizer.encode([sources[n] for n in shown])
+        target_ids = self.tokenizer.encode([targets[n] for n in shown])
+
+        found = {}
+        for n, source, target in zip(shown, source_ids, target_ids, strict=True):
+            self._check_length(source, f"{origins[0]}:{first_line + n}: the source")
+            self._check_length(target, f"{origins[1]}:{first_line + n}: the target")
+            if source and target:
+                found[n] = (source, target)
+        return found
 
     def _decode(self, hypotheses: list[Hypothesis], places: list[int], *, n_texts: int) -> list[str]:
         """The texts of these hypotheses, each in its place among `n_texts`, the others empty."""
@@ -483,7 +491,7 @@ class Translator:
         """The prefix of the translation of each source."""
         if prefixes is None:
             return [_Prefix("", []) for _ in sources]
-        _check_list(prefixes, "prefixes")
+        _check_list(prefixes, "prefixes", "prefixes=[text]")
         if len(prefixes) != n_texts:
             raise InputError(f"{len(prefixes)} prefixes for {n_texts} texts: give one for each, a blank one for none")
 
@@ -555,10 +563,10 @@ class Translator:
             )
 
 
-def _check_list(texts: Sequence[str], name: str) -> None:
+def _check_list(texts: Sequence[str], name: str, example: str) -> None:
     """A text is a sequence of texts, too: each letter would be taken for one."""
     if isinstance(texts, str):
-        raise InputError(f"{name} takes a list of texts: for a single one, write {name}([text])")
+        raise InputError(f"{name} takes a list of texts: for a single one, write {example}")
 
 
 def _lengths(pairs: Sequence[Pair]) -> list[int]:
@@ -638,7 +646,8 @@ def load(
     Raises InputError for a value that cannot be, where there is no such run or checkpoint, and for an ensemble whose
     tokenizers differ; CheckpointError where a run is damaged.
     """
-    _check_list(ensemble, "ensemble")  # type: ignore[arg-type]
+    if isinstance(ensemble, str | Path):
+        raise InputError(f"ensemble takes a list of runs: for a single one, write ensemble=[{str(ensemble)!r}]")
     return load_translator(
         Path(run_dir),
         checkpoint=checkpoint,
