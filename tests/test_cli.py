@@ -32,7 +32,16 @@ from transformer.cli import commands
 from transformer.cli.completion import complete
 from transformer.cli.main import main
 from transformer.cli.overrides import parse_arguments
-from transformer.config.jobs import AverageJob, EvaluateJob, ReplayJob, SummaryJob, TableJob, TrainJob, TranslateJob
+from transformer.config.jobs import (
+    AverageJob,
+    EvaluateJob,
+    ReplayJob,
+    ScoreJob,
+    SummaryJob,
+    TableJob,
+    TrainJob,
+    TranslateJob,
+)
 from transformer.config.settings import (
     Algorithm,
     Decay,
@@ -54,6 +63,7 @@ JOBS = {
     "prepare": TrainJob,
     "train": TrainJob,
     "translate": TranslateJob,
+    "score": ScoreJob,
     "evaluate": EvaluateJob,
     "average": AverageJob,
     "summary": SummaryJob,
@@ -229,6 +239,16 @@ REFUSED = {
     "wrong enum": ("train", ["model.norm=mid"], ["model.norm", "mid", "post", "pre"]),
     "null": ("average", ["run_dir=null"], ["run_dir", "null"]),
     "below": ("translate", ["search.beam_size=0"], [" search.beam_size=0", "at least 1"]),
+    "n best as plain text": ("translate", ["n_best=4"], ["n_best=4", "format=tsv or format=jsonl"]),
+    "n best of nothing": ("translate", ["n_best=0", "format=tsv"], ["n_best=0", "at least 1"]),
+    "alignment as text": ("translate", ["align=true"], ["align=true needs format=jsonl"]),
+    "sampling with a beam": ("translate", ["sample.top_k=5", "search.beam_size=4"], ["search.beam_size=4", "sample"]),
+    "sampling, no share": ("translate", ["sample.top_p=0"], ["sample.top_p=0.0 must be in (0, 1]"]),
+    "sampling, no heat": ("translate", ["sample.temperature=0"], ["sample.temperature=0.0 must be above 0"]),
+    "sampling, a seed alone": ("translate", ["sample.seed=5"], ["sample.seed needs sample.temperature"]),
+    "score, one file": ("score", ["src=a.en"], ["src and tgt belong together"]),
+    "score, pieces as text": ("score", ["pieces=true"], ["pieces=true needs format=jsonl"]),
+    "score, no such format": ("score", ["format=json"], ["format", "json", "jsonl"]),
     "below, no group": ("average", ["last=0"], [" last=0", "at least 1"]),
     "below, shared": ("evaluate", ["threads=0"], [" threads=0", "at least 1"]),
     "nan": ("evaluate", ["search.length_penalty=nan"], ["search.length_penalty=nan"]),
@@ -754,6 +774,8 @@ def test_info_runs_nothing(flag: list[str]) -> None:
         ("transformer train data.train.src=", []),
         ("transformer train --mul", ["--multirun "]),
         ("transformer evaluate format=", ["format=text ", "format=json "]),
+        ("transformer score format=", ["format=text ", "format=tsv ", "format=jsonl "]),
+        ("transformer translate sample.", ["sample.temperature=", "sample.top_k=", "sample.top_p=", "sample.seed="]),
         ("transformer evaluate experiment=", []),
         ("transformer nothing model.", []),
         ("transformer", []),

@@ -23,6 +23,40 @@ def test_the_demo_learns_its_grammar(tmp_path: Path) -> None:
     scores = {name: found["bleu"] for name, found in results["test_sets"].items()}
     assert scores["test"] >= 80
     assert 60 <= scores["test_compositional"] <= 97
+    assert share_of_words_aligned(tmp_path / "runs/demo") > 0.65
+
+
+# Words of the demo's grammar that have one translation.
+LEXICON = {
+    **{"Bruder": "brother", "Onkel": "uncle", "Mutter": "mother", "Koch": "chef", "Wien": "Vienna"},
+    **{"Küche": "kitchen", "Jacken": "jackets", "Gedicht": "poem", "weil": "because", "dass": "that"},
+    **{"sollte": "should", "kaufen": "buy", "backen": "bake", "geliebt": "loved", "freundlicher": "friendly"},
+}
+
+
+def share_of_words_aligned(run_dir: Path) -> float:
+    """Of the words of the lexicon that the model writes, how many are aligned to the word that they translate."""
+    with (ROOT / "data/demo/test.en").open(encoding="utf-8") as source:
+        command = start("translate", f"run_dir={run_dir}", "align=true", "format=jsonl", cwd=run_dir, stdin=source)
+        out, _ = finish(command, 0)
+
+    right = total = 0
+    for line in out.split("\n")[:-1]:
+        [found] = json.loads(line)["translations"]
+        sources, targets = (words_of(found[side]) for side in ("source_pieces", "pieces"))
+        for piece, word in zip(found["source_of"], targets, strict=True):
+            if word in LEXICON and LEXICON[word] in sources:
+                total += 1
+                right += sources[piece] == LEXICON[word]
+    assert total > 100
+    return right / total
+
+
+def words_of(pieces: list[str]) -> list[str]:
+    """For each piece the word that it is a part of, without its punctuation."""
+    text = "".join(pieces).split("▁")[1:]
+    starts = [piece.startswith("▁") for piece in pieces]
+    return [text[sum(starts[: n + 1]) - 1].strip(".,?!") for n in range(len(pieces))]
 
 
 ALPHABET = "abcdefghijklmnopqr"

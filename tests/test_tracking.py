@@ -154,7 +154,7 @@ def test_log_to_appends_and_lets_go(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_the_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar(10, 3, shown=True) as bar:
+    with progress_bar(10, 3, unit="step", shown=True) as bar:
         bar.update()
     assert capsys.readouterr() == ("", "")
 
@@ -163,7 +163,7 @@ def test_the_bar_starts_where_the_run_resumes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress_bar(10, 3, shown=True) as bar:
+    with progress_bar(10, 3, unit="step", shown=True) as bar:
         bar.update()
         logging.getLogger("transformer").warning("above the bar")
     out, err = capsys.readouterr()

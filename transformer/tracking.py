@@ -175,11 +175,11 @@ class _Parents(logging.Handler):
 
 
 @contextmanager
-def progress_bar(total: int, step: int, *, shown: bool) -> "Iterator[tqdm[Any]]":
-    """A bar over the steps, on a terminal only; log lines pass above it."""
+def progress_bar(total: int | None, step: int, *, unit: str, shown: bool) -> "Iterator[tqdm[Any]]":
+    """A bar over the steps, or other units, on a terminal only; log lines pass above it. The total may be unknown."""
     hidden = not (shown and sys.stderr.isatty())
     with (
-        tqdm(total=total, initial=step, unit="step", disable=hidden, dynamic_ncols=True) as bar,
+        tqdm(total=total, initial=step, unit=unit, disable=hidden, dynamic_ncols=True) as bar,
         nullcontext() if hidden else logging_redirect_tqdm(),
     ):
         yield bar

@@ -4,6 +4,7 @@ Only here is anything written to standard output. A command's module is imported
 does not wait for torch.
 """
 
+import io
 import json
 import logging
 import sys
@@ -18,6 +19,7 @@ from transformer.config.jobs import (
     EvaluateJob,
     Job,
     ReplayJob,
+    ScoreJob,
     SummaryJob,
     TableJob,
     TrainJob,
@@ -25,6 +27,7 @@ from transformer.config.jobs import (
 )
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
+from transformer.errors import InputError
 from transformer.terminal import printable
 
 log = logging.getLogger(__name__)
@@ -74,6 +77,14 @@ def _translate(job: TranslateJob) -> None:
     from transformer.decoding.stream import run as translate
 
     translate(job, sys.stdin.buffer, sys.stdout.buffer)
+
+
+def _score(job: ScoreJob) -> None:
+    from transformer.decoding.score_stream import run as score
+
+    if sys.stdin is None and job.src is None:
+        raise InputError("standard input is closed: there is nothing to score")
+    score(job, io.BytesIO() if sys.stdin is None else sys.stdin.buffer, sys.stdout.buffer)
 
 
 def _evaluate(job: EvaluateJob) -> None:
@@ -169,6 +180,7 @@ COMMANDS = {
     "prepare": Command(_prepare, "read, filter and tokenise a corpus, ready for training"),
     "train": Command(_train, "train a model, or go on with one; then average checkpoints and score the test sets"),
     "translate": Command(_translate, "translate standard input to standard output, line for line"),
+    "score": Command(_score, "log-probability of translations that are given, pair by pair; and their perplexity"),
     "evaluate": Command(_evaluate, "score the test sets with sacreBLEU, or files; or compare search settings"),
     "average": Command(_average, "average a run's newest checkpoints, or its best"),
     "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),

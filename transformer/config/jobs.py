@@ -4,19 +4,23 @@ import math
 from dataclasses import dataclass, field
 
 from transformer.config.settings import (
+    MOST_BEAM,
     DataConfig,
     Device,
     Format,
+    LineFormat,
     ModelConfig,
     OnResume,
     PairConfig,
     Precision,
+    SampleConfig,
     SearchConfig,
     SearchOverride,
     SweepConfig,
     TokenizerConfig,
     TrainConfig,
     at_least,
+    at_most,
     check_names,
     option,
     require,
@@ -54,7 +58,7 @@ class TrainJob:
 
 @dataclass
 class DecodeJob:
-    """What `translate` and `evaluate` share."""
+    """What `translate`, `score` and `evaluate` share."""
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
     checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged, else last)")
@@ -71,7 +75,59 @@ class DecodeJob:
 class TranslateJob(DecodeJob):
     """`transformer translate`."""
 
-    strict: bool = option(False, "refuse a source too long for the model instead of truncating it")
+    strict: bool = option(
+        False, "refuse a source too long for the model, or not UTF-8, instead of truncating and replacing"
+    )
+    ensemble: list[str] = option([], "other runs with the same tokenizer: average the probabilities of all models")
+    prefix: str | None = option(None, "a file: each translation begins with its line, whole words (blank: with any)")
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    n_best: int = option(1, "translations of each line, the best first: at most search.beam_size; or so many samples")
+    align: bool = option(
+        False, "jsonl: add the pieces, and which source piece each piece belongs to (source_of, from 0)"
+    )
+    format: LineFormat = option(
+        LineFormat.text,
+        "text: the translation; tsv: a row for each, with line, rank, log_prob, score (log_prob over the length "
+        "penalty) and text, in which tabs and controls become spaces; jsonl: an object for each line, "
+        '{"line", "translations": [{"text", "log_prob", "score", "finished"}]}; a blank line has one blank translation '
+        "without numbers (jsonl: null)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "", 1, "n_best")
+        at_most(self, "", MOST_BEAM, "n_best")
+        require(
+            self.n_best == 1 or self.format is not LineFormat.text,
+            f"n_best={self.n_best} needs format=tsv or format=jsonl: text is one line for each line of input",
+        )
+        require(not self.align or self.format is LineFormat.jsonl, "align=true needs format=jsonl")
+        require(
+            not self.sample.is_wanted or self.search.beam_size is None,
+            f"search.beam_size={self.search.beam_size} is of no use to sample: leave one of the two out",
+        )
+
+
+@dataclass
+class ScoreJob(DecodeJob):
+    """`transformer score`."""
+
+    src: str | None = option(
+        None, "a file of sources, plain or .gz, one a line (null: standard input, with the targets)"
+    )
+    tgt: str | None = option(None, "their translations, line for line (null: standard input, `source TAB target`)")
+    ensemble: list[str] = option([], "other runs with the same tokenizer: average the probabilities of all models")
+    pieces: bool = option(False, "jsonl: add the pieces of each target, EOS the last, and the log_prob of each")
+    format: LineFormat = option(
+        LineFormat.text,
+        "text: log_prob; tsv: line, log_prob, score (log_prob over the length penalty), length (pieces, with EOS); "
+        'jsonl: {"line", "log_prob", "score", "length"}; a pair with a blank side has no number (jsonl: null)',
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require((self.src is None) == (self.tgt is None), "src and tgt belong together: set both, or neither")
+        require(not self.pieces or self.format is LineFormat.jsonl, "pieces=true needs format=jsonl")
 
 
 @dataclass
@@ -210,12 +266,13 @@ class TableJob(TrainJob):
 
 # The class of job that each command takes.
 
-Job = TrainJob | TranslateJob | EvaluateJob | AverageJob | SummaryJob | ReplayJob | TableJob
+Job = TrainJob | TranslateJob | ScoreJob | EvaluateJob | AverageJob | SummaryJob | ReplayJob | TableJob
 
 JOBS: dict[str, type[Job]] = {
     "prepare": TrainJob,
     "train": TrainJob,
     "translate": TranslateJob,
+    "score": ScoreJob,
     "evaluate": EvaluateJob,
     "average": AverageJob,
     "summary": SummaryJob,

@@ -108,6 +108,14 @@ class Format(Enum):
     json = "json"
 
 
+class LineFormat(Enum):
+    """How a command writes what it has for each line of its input."""
+
+    text = "text"
+    tsv = "tsv"
+    jsonl = "jsonl"
+
+
 class OnResume(Enum):
     """What happens when a run goes on with another value of a key than it was started with."""
 
@@ -405,6 +413,33 @@ class SearchOverride:
 
     def __post_init__(self) -> None:
         self.over(SearchConfig())
+
+
+@dataclass
+class SampleConfig:
+    """Sampling, in the place of the search; null means: no limit, or a temperature of 1."""
+
+    temperature: float | None = option(
+        None, "sample instead of searching, with logits divided by this (1: the model's own probabilities)"
+    )
+    top_k: int | None = option(None, "sample instead of searching, among so many pieces, the most probable")
+    top_p: float | None = option(
+        None, "sample instead of searching, among the fewest pieces that have this share of the probability"
+    )
+    seed: int = option(1, "what is drawn depends on this, the line, the sample and the step alone")
+
+    def __post_init__(self) -> None:
+        at_least(self, "sample.", 1, "top_k")
+        at_least(self, "sample.", 0, "seed")
+        heat = self.temperature
+        require(heat is None or 0.0 < heat < math.inf, f"sample.temperature={heat} must be above 0, and finite")
+        require(self.top_p is None or 0.0 < self.top_p <= 1.0, f"sample.top_p={self.top_p} must be in (0, 1]")
+        require(self.is_wanted or self.seed == 1, "sample.seed needs sample.temperature, sample.top_k or sample.top_p")
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether to sample."""
+        return not (self.temperature is None and self.top_k is None and self.top_p is None)
 
 
 @dataclass

@@ -26,7 +26,7 @@ _GROUP_SIZE = 16  # of the groups that the logits of a row are dealt out to, to 
 
 # Sentences that are done stay in the batch, where what they do is ignored, until they are this share of it: moving the
 # others together costs as much as a part of a step, and every new size of a batch costs a CPU time, too.
-_LEAVING_SHARE = 1 / 8
+LEAVING_SHARE = 1 / 8
 
 
 class State(Protocol):
@@ -77,12 +77,16 @@ def beam_search(
     penalty: Callable[[int], float],
     bos: int,
     eos: int,
+    prefixes: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """The `n_best` best hypotheses of each sentence, the best first, by log-probability / penalty(|Y|).
 
     `step` maps the last token of each hypothesis `(B K,)` and a state to the logits of the next token `(B K, V)` and
     the state after it. `max_lengths` `(B,)` holds the largest |Y| of each sentence, at least 1. |Y| counts EOS. PAD and
     BOS are never produced. Raises ValueError unless 1 <= n_best <= beam_size.
+
+    `prefixes` `(B, P)` holds tokens that each hypothesis of a sentence has to begin with, and PAD behind them; fewer
+    than its maximum length. Their log-probabilities count, as those of all tokens do.
 
     At each step the 2 K best continuations of a sentence are considered in order. One that is EOS finishes a hypothesis
     if it ranks among the first K; the first K that are not EOS live on. A sentence is done, and leaves, when
@@ -114,6 +118,7 @@ def beam_search(
         penalties=[penalty],
         bos=bos,
         eos=eos,
+        prefixes=prefixes,
     )
     return [hypotheses for [hypotheses] in found]
 
@@ -150,6 +155,7 @@ def sweep_penalties(
         penalties=penalties,
         bos=bos,
         eos=eos,
+        prefixes=None,
     )
     return [[best for [best] in lists] for lists in found]
 
@@ -164,6 +170,7 @@ def _search(
     penalties: Sequence[Callable[[int], float]],
     bos: int,
     eos: int,
+    prefixes: Tensor | None,
 ) -> list[list[list[Hypothesis]]]:
     """For each sentence and penalty, the `n_best` best hypotheses: the search that `beam_search` describes."""
     n_sentences = len(max_lengths)
@@ -181,6 +188,8 @@ def _search(
         # What may come next.
         logits, state = step(tokens, state)  # (B K, V)
         candidates = _candidates(logits, beams.live_log_probs, banned=banned)  # (B, C)
+        if prefixes is not None and length <= prefixes.shape[1]:
+            candidates = _force(candidates, prefixes[beams.sentences, length - 1], logits, beams.live_log_probs)
         is_end = candidates.tokens == eos  # (B, C)
         survivors = _survivors(candidates, is_end, beam_size=beam_size)  # (B, K)
 
@@ -200,7 +209,7 @@ def _search(
 
         # Who leaves: those that are done, once they are so many that it pays to move the others together.
         n_done = len(results) - (n_sentences - len(beams.done))
-        is_leaving = n_done >= _LEAVING_SHARE * len(beams.done)
+        is_leaving = n_done >= LEAVING_SHARE * len(beams.done)
         if is_leaving:
             staying = (~beams.done).nonzero().squeeze(1)
             beams = beams.select(staying)
@@ -294,6 +303,25 @@ def _candidates(logits: Tensor, live_log_probs: Tensor, *, banned: Tensor) -> _C
         log_probs=totals[:, : 2 * beam_size],
         parents=order // width,
         tokens=tokens.view(n_sentences, -1).gather(1, order),
+    )
+
+
+def _force(candidates: _Candidates, tokens: Tensor, logits: Tensor, live_log_probs: Tensor) -> _Candidates:
+    """The candidates, but the one token of `tokens` `(B,)` alone in each sentence where that is not PAD.
+
+    Such a sentence has read nothing but its prefix, so only the first of its live hypotheses is possible, and it is
+    all that goes on.
+    """
+    first = at_least_fp32(logits[:: live_log_probs.shape[1]])  # (B, V) of the first live hypotheses
+    log_probs = first.gather(1, tokens.unsqueeze(1)) - first.logsumexp(1, keepdim=True)  # (B, 1)
+
+    forced = torch.full_like(candidates.log_probs, _IMPOSSIBLE)
+    forced[:, :1] = live_log_probs[:, :1] + log_probs
+    is_forced = (tokens != PAD).unsqueeze(1)
+    return _Candidates(
+        log_probs=torch.where(is_forced, forced, candidates.log_probs),
+        parents=candidates.parents.masked_fill(is_forced, 0),
+        tokens=torch.where(is_forced, tokens.unsqueeze(1), candidates.tokens),
     )
 
 

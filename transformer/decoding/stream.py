@@ -1,61 +1,149 @@
 """`transformer translate`: standard input to standard output, line for line, whatever the bytes.
 
 Lines end at the byte 0x0A and nowhere else; each gives one line, and the last one ends in a newline too. A block is
-what can be read without waiting: one line from a terminal, thousands from a file, and what a pipe has so far.
+what can be read without waiting: one line from a terminal, thousands from a file, and what a pipe has so far. Nothing
+but a block is kept, so memory does not depend on how much there is to read.
 """
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 
-from transformer.config.jobs import TranslateJob
-from transformer.data.corpus import LONGEST_LINE, cut_line
-from transformer.decoding.translator import load_translator
+from transformer.config.jobs import DecodeJob, TranslateJob
+from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines
+from transformer.decoding.output import Translation, format_translations
+from transformer.decoding.translator import Translator, load_translator
 from transformer.errors import InputError
 from transformer.machine import resolve_threads
+from transformer.tracking import progress_bar
 
 log = logging.getLogger(__name__)
 
-BLOCK = 1 << 18  # bytes: some thousand lines
+FIRST_BLOCK = 1 << 14  # bytes: some hundred lines, so that the first answers come soon
+BLOCK = 1 << 18  # bytes of a later one: some thousand lines, among which many are of like length
 
 
 def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     """Translate until the input ends, flushing after each block; BrokenPipeError is left to the caller.
 
-    Raises InputError where there is no model, or for a line that is too long under `strict`.
+    Raises InputError where there is no model, for settings that cannot be, for a line that is too long or not UTF-8
+    under `strict`, and for prefixes that are not as many as lines.
     """
     torch.set_num_threads(resolve_threads(job.threads))
-    translator = load_translator(
-        Path(job.run_dir), checkpoint=job.checkpoint, search=job.search, device=job.device, precision=job.precision
-    )
+    translator = load_for(job, job.ensemble)
+    _translate(translator, job, [], None, line=1)  # settings that do not fit are refused before anything is read
+
     line = 1
-    for block in _blocks(stdin):
-        texts = [_decode(text, line + n, strict=job.strict) for n, text in enumerate(block)]
-        translations = translator.translate(texts, first_line=line, strict=job.strict)
-        stdout.write("".join(f"{text}\n" for text in translations).encode("utf-8"))
-        stdout.flush()
-        line += len(block)
+    with throughput("line", stdin, stdout) as advance, closing(_prefixes(job.prefix)) as prefixes:
+        for block in read_blocks(stdin):
+            texts = [_decode(text, line + n, strict=job.strict) for n, text in enumerate(block)]
+            begun = None if job.prefix is None else list(islice(prefixes, len(texts)))
+            if begun is not None and len(begun) < len(texts):
+                raise InputError(
+                    f"{job.prefix} has {line - 1 + len(begun)} lines, and there are more to translate: give a prefix, "
+                    "or a blank line, for each"
+                )
+            translations = _translate(translator, job, texts, begun, line=line)
+            stdout.write(format_translations(translations, job.format, first_line=line).encode("utf-8"))
+            stdout.flush()
+            line += len(block)
+            advance(len(block))
+
+        if next(prefixes, None) is not None:
+            raise InputError(f"{job.prefix}:{line}: there are only {line - 1} lines to translate: leave the rest out")
 
 
-def _blocks(stdin: BinaryIO) -> Iterator[list[bytes]]:
+def load_for(job: DecodeJob, ensemble: Sequence[str]) -> Translator:
+    """The translator that a job asks for. Raises what `load_translator` does."""
+    return load_translator(
+        Path(job.run_dir),
+        checkpoint=job.checkpoint,
+        search=job.search,
+        device=job.device,
+        precision=job.precision,
+        ensemble=[Path(other) for other in ensemble],
+    )
+
+
+def _translate(
+    translator: Translator, job: TranslateJob, texts: Sequence[str], prefixes: Sequence[str] | None, *, line: int
+) -> list[list[Translation]]:
+    """Search, or sample, as the job asks for."""
+    if not job.sample.is_wanted:
+        return translator.translate_n_best(
+            texts, job.n_best, prefixes=prefixes, align=job.align, first_line=line, strict=job.strict
+        )
+
+    heat = job.sample.temperature
+    return translator.sample(
+        texts,
+        job.n_best,
+        temperature=1.0 if heat is None else heat,
+        top_k=job.sample.top_k,
+        top_p=job.sample.top_p,
+        seed=job.sample.seed,
+        prefixes=prefixes,
+        align=job.align,
+        first_line=line,
+        strict=job.strict,
+    )
+
+
+def _prefixes(path: str | None) -> Generator[str, None, None]:
+    if path is not None:
+        yield from read_lines(Path(path))
+
+
+def read_blocks(stdin: BinaryIO) -> Iterator[list[bytes]]:
     """The lines of the input, without their newlines, as they come; never an empty block.
 
     Of a line longer than LONGEST_LINE, one byte more than that is kept.
     """
     read = getattr(stdin, "read1", stdin.read)  # read1 returns what is there; read would wait for a full block
+    size = FIRST_BLOCK
     begun = bytearray()  # of a line whose end has not been read
-    while chunk := read(BLOCK):
+    while chunk := read(size):
         *ended, rest = chunk.split(b"\n")
         if ended:
             begun += ended[0]
             yield [bytes(begun[: LONGEST_LINE + 1]), *ended[1:]]
             begun.clear()
         begun += rest[: LONGEST_LINE + 1 - len(begun)]
+        size = min(2 * size, BLOCK)
     if begun:
         yield [bytes(begun)]
+
+
+@contextmanager
+def throughput(unit: str, stdin: BinaryIO, stdout: BinaryIO) -> Iterator[Callable[[int], None]]:
+    """Show how many lines, or other units, are done: the context's value is called with the number of new ones.
+
+    That is a live line on a terminal, unless the terminal is also where lines are typed or read; elsewhere one line of
+    the log, at the end.
+    """
+    started = time.perf_counter()
+    count = 0
+    is_dialogue = stdin.isatty() or stdout.isatty()
+
+    with progress_bar(None, 0, unit=unit, shown=not is_dialogue) as bar:
+        is_live = not bar.disable  # it is disabled when it is closed, too
+
+        def advance(done: int) -> None:
+            nonlocal count
+            count += done
+            bar.update(done)
+
+        yield advance
+
+    if not (is_live or is_dialogue):
+        seconds = time.perf_counter() - started
+        log.info("%d %s%s in %.1f s, %.1f a second", count, unit, "" if count == 1 else "s", seconds, count / seconds)
 
 
 def _decode(line: bytes, number: int, *, strict: bool) -> str:
@@ -69,5 +157,10 @@ def _decode(line: bytes, number: int, *, strict: bool) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        log.warning("line %d: not UTF-8 at byte %d; what cannot be read becomes U+FFFD", number, error.start + 1)
+        problem = f"line {number}: not UTF-8 at byte {error.start + 1}"
+        if strict:
+            raise InputError(
+                f"{problem}: mend the line, or leave out strict=true to have U+FFFD in its place"
+            ) from None
+        log.warning("%s; what cannot be read becomes U+FFFD", problem)
         return line.decode("utf-8", errors="replace")

@@ -451,5 +451,17 @@ class MultiHeadAttention(nn.Module):
         )  # (..., H, d_v)
         return self.W_o(heads.flatten(-2))
 
+    def weights(self, x: Tensor, kv: KeyValues, *, queries: Padded, keys: Padded, causal: bool) -> Tensor:
+        """How much each query from `x` reads of each key: `attention_weights` of this module, `(B, H, T, S)`."""
+        return attention_weights(
+            self._heads(self.W_q(x)),
+            kv.keys,
+            queries=queries,
+            keys=keys,
+            causal=causal,
+            scale=self.scale,
+            score_vector=self.score_vector,
+        )
+
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.n_heads, -1)  # (..., H, K)

@@ -90,13 +90,13 @@ class AddNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
         """`x` and what `sublayer` makes of it, both `(..., D)`."""
-        if self.pre:
-            y = sublayer(to_autocast_dtype(super().forward(x)))
-            return add_dropout(x, y, self.dropout, training=self.training)
-
-        y = sublayer(x)
+        y = sublayer(self.before(x))
         total = add_dropout(x, y, self.dropout, training=self.training)
-        return to_autocast_dtype(super().forward(total))
+        return total if self.pre else to_autocast_dtype(super().forward(total))
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the sub-layer reads of `x`, `(..., D)`."""
+        return to_autocast_dtype(super().forward(x)) if self.pre else x
 
 
 class EncoderLayer(nn.Module):
@@ -149,16 +149,28 @@ class DecoderLayer(nn.Module):
         `memory_kv` are this layer's keys and values of the encoder's output.
         """
 
+        def cross_attention(x: Tensor) -> Tensor:
+            return self.cross_attention(x, memory_kv, queries=layout, keys=memory_layout, causal=False)
+
+        x = self._read_targets(x, layout)
+        x = self.cross_attention_norm(x, cross_attention)
+        return self.feed_forward_norm(x, self.feed_forward)
+
+    def cross_attention_weights(
+        self, x: Tensor, layout: Padded, *, memory_kv: KeyValues, memory_layout: Padded
+    ) -> Tensor:
+        """How much each position of `x` `(B, T, D)` reads of each source position, `(B, H, T, S)`."""
+        x = self.cross_attention_norm.before(self._read_targets(x, layout))
+        return self.cross_attention.weights(x, memory_kv, queries=layout, keys=memory_layout, causal=False)
+
+    def _read_targets(self, x: Tensor, layout: Layout) -> Tensor:
+        """Masked self-attention with its residual and norm, `(B, T, D)`."""
+
         def self_attention(x: Tensor) -> Tensor:
             kv = self.self_attention.keys_values(x)
             return self.self_attention(x, kv, queries=layout, keys=layout, causal=True)
 
-        def cross_attention(x: Tensor) -> Tensor:
-            return self.cross_attention(x, memory_kv, queries=layout, keys=memory_layout, causal=False)
-
-        x = self.self_attention_norm(x, self_attention)
-        x = self.cross_attention_norm(x, cross_attention)
-        return self.feed_forward_norm(x, self.feed_forward)
+        return self.self_attention_norm(x, self_attention)
 
     def step(
         self,

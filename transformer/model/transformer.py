@@ -113,6 +113,22 @@ class Transformer(nn.Module):
 
         return self.decoder_norm(x)
 
+    def cross_attention_weights(
+        self, target: Tensor, layout: Padded, *, memory: Tensor, memory_layout: Padded, layer: int
+    ) -> Tensor:
+        """Who reads whom in the encoder-decoder attention of one decoder layer, counted from 0: `(B, H, T, S)`.
+
+        Decoder inputs `(B, T)` and memory `(B, S, D)` are as for `decode`.
+        """
+        layers = self._decoder_layers()
+        x = self.target_embedding(target, layout.positions())
+        for below in layers[:layer]:
+            memory_kv = below.cross_attention.keys_values(memory)
+            x = below(x, layout, memory_kv=memory_kv, memory_layout=memory_layout)
+
+        memory_kv = layers[layer].cross_attention.keys_values(memory)
+        return layers[layer].cross_attention_weights(x, layout, memory_kv=memory_kv, memory_layout=memory_layout)
+
     def unembed(self, hidden: Tensor) -> Tensor:
         """Hidden states `(..., D)` -> logits `(..., V)`: the pre-softmax map has no bias (section 3.4)."""
         return F.linear(hidden, self.output)

@@ -272,7 +272,7 @@ def train_loop(run: Run, world: World) -> None:
     with ExitStack() as held:
         signals = held.enter_context(Signals())
         tracker = held.enter_context(Tracker(run.directory if world.is_rank0 else None, progress.step))
-        bar = held.enter_context(progress_bar(config.max_steps, progress.step, shown=world.is_rank0))
+        bar = held.enter_context(progress_bar(config.max_steps, progress.step, unit="step", shown=world.is_rank0))
         steps = held.enter_context(closing(_steps(run, world)))
 
         # A validation that a signal cut short, or in which the process died, is made up for.

@@ -1,0 +1,101 @@
+"""`transformer score`: how probable given translations are, pair by pair, in order, whatever their number.
+
+The pairs are two files in step, or rows `source TAB target` on standard input. Bad text is refused, not mended: the
+number would be that of another sentence.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from transformer.config.jobs import ScoreJob
+from transformer.data.corpus import LONGEST_LINE, Pair, read_pairs
+from transformer.decoding.output import format_scores
+from transformer.decoding.stream import load_for, read_blocks, throughput
+from transformer.errors import InputError
+from transformer.machine import resolve_threads
+
+log = logging.getLogger(__name__)
+
+BLOCK = 2_000  # pairs of files that are scored together
+STDIN = "standard input"
+
+
+def run(job: ScoreJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
+    """Score until the pairs end, flushing after each block, and log the perplexity of all.
+
+    Raises InputError where there is no model, where a file cannot be read or has another number of lines, for a row
+    that is no pair, text that is not UTF-8, and a side that is longer than the model has positions for.
+    """
+    torch.set_num_threads(resolve_threads(job.threads))
+    translator = load_for(job, job.ensemble)
+    origins = (str(job.src or STDIN), str(job.tgt or STDIN))
+
+    line = 1
+    total = 0.0
+    length = 0
+    blank = 0
+    with throughput("pair", stdin, stdout) as advance:
+        for pairs in _blocks(job, stdin):
+            sources, targets = zip(*pairs, strict=True)
+            found = translator.score(sources, targets, first_line=line, origins=origins)
+            stdout.write(format_scores(found, job.format, first_line=line, by_piece=job.pieces).encode("utf-8"))
+            stdout.flush()
+
+            total += math.fsum(one.log_prob for one in found if one.log_prob is not None)
+            length += sum(len(one.pieces) for one in found)
+            blank += sum(one.log_prob is None for one in found)
+            line += len(pairs)
+            advance(len(pairs))
+
+    left_out = f"; {blank} with a blank side have no score" if blank else ""
+    log.info(
+        "%d pairs of %d target pieces (EOS counted): log-probability %.4f, perplexity %.4f%s",
+        line - 1 - blank,
+        length,
+        total,
+        perplexity(total, length),
+        left_out,
+    )
+
+
+def perplexity(log_prob: float, length: int) -> float:
+    """exp(-log_prob / length); infinite where that is more than a float can hold, and 1 of nothing."""
+    try:
+        return math.exp(-log_prob / max(length, 1))
+    except OverflowError:
+        return math.inf
+
+
+def _blocks(job: ScoreJob, stdin: BinaryIO) -> Iterator[list[Pair]]:
+    """The pairs, many at a time; never an empty block."""
+    if job.src is None or job.tgt is None:
+        line = 1
+        for rows in read_blocks(stdin):
+            yield [_pair(row, line + n) for n, row in enumerate(rows)]
+            line += len(rows)
+        return
+
+    with closing(read_pairs(Path(job.src), Path(job.tgt))) as pairs:
+        while block := list(islice(pairs, BLOCK)):
+            yield block
+
+
+def _pair(row: bytes, number: int) -> Pair:
+    """Source and target of a row of standard input."""
+    place = f"{STDIN}:{number}"
+    if len(row) > LONGEST_LINE:
+        raise InputError(f"{place}: longer than {LONGEST_LINE} bytes: leave the pair out")
+    try:
+        cells = row.decode("utf-8").removesuffix("\r").split("\t")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place}: not UTF-8 at byte {error.start + 1}: mend the line or convert the text") from None
+    if len(cells) != 2:
+        raise InputError(f"{place}: {len(cells)} columns, not 2: one tab must part source and target")
+    return cells[0], cells[1]
