@@ -758,8 +758,13 @@ def _precision_of(run: RunDir, device: torch.device) -> Precision:
     bf16 is kept only where the hardware multiplies it: elsewhere it is slow, and the bits differ.
     """
     by_rule = resolve_precision(Precision.auto, device)
-    if not run.record.exists():
-        return by_rule  # run.json is optional for inference
+    if not run.record.exists():  # it is optional for inference
+        log.warning(
+            "%s is missing: it would say in which precision the run was trained; %s is used here",
+            run.record,
+            by_rule.value,
+        )
+        return by_rule
     trained = run.read_record().resolved
     if trained.device.name != device.type:
         return by_rule
