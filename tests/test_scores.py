@@ -37,6 +37,7 @@ from transformer.tools.score_format import Verdict, findings, format_study, writ
 from transformer.tools.scores import AttentionState, Observed, ScoreStudy, observe, score_statistics, study_scores
 from transformer.tools.significance import Interval
 from transformer.tools.tables import Measured, Table, TableRow, make_table
+from transformer.training.step import Objective
 
 CPU = torch.device("cpu")
 EVERY_SCORE = list(Score)
@@ -291,7 +292,7 @@ def test_observe_removes_its_hooks_when_the_model_fails(monkeypatch: pytest.Monk
         raise MemoryError
 
     model, batch = small_model(Score.scaled)
-    monkeypatch.setattr(scores.Objective, "forward", fail)
+    monkeypatch.setattr(Objective, "forward", fail)
     with pytest.raises(MemoryError):
         observe(model, batch)
     assert not any(module._forward_hooks for module in model.modules())
