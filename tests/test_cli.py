@@ -32,7 +32,16 @@ from transformer.cli import commands
 from transformer.cli.completion import complete
 from transformer.cli.main import main
 from transformer.cli.overrides import parse_arguments
-from transformer.config.jobs import AverageJob, EvaluateJob, ReplayJob, SummaryJob, TableJob, TrainJob, TranslateJob
+from transformer.config.jobs import (
+    AttentionJob,
+    AverageJob,
+    EvaluateJob,
+    ReplayJob,
+    SummaryJob,
+    TableJob,
+    TrainJob,
+    TranslateJob,
+)
 from transformer.config.settings import (
     Algorithm,
     Decay,
@@ -59,6 +68,7 @@ JOBS = {
     "summary": SummaryJob,
     "replay": ReplayJob,
     "table": TableJob,
+    "attention": AttentionJob,
 }
 EXPERIMENTS = (
     "base",

@@ -108,6 +108,13 @@ class Format(Enum):
     json = "json"
 
 
+class WeightsFormat(Enum):
+    """How attention weights are written to a file."""
+
+    json = "json"
+    npz = "npz"  # NumPy's
+
+
 class OnResume(Enum):
     """What happens when a run goes on with another value of a key than it was started with."""
 
