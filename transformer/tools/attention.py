@@ -323,7 +323,7 @@ def format_npz(inspected: Inspected) -> bytes:
     arrays = {role.value: inspected.maps.of(role).float().numpy() for role in Role}
     pieces = {name: np.array(getattr(inspected, name)) for name in ("source", "reads", "predicts")}
     content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **arrays, **pieces)
+    np.savez_compressed(content, **arrays, **pieces)
     return content.getvalue()
 
 

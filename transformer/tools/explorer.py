@@ -45,4 +45,4 @@ def explorer(
 def _pack(weights: Tensor) -> str:
     """The weights of a layer `(H, queries, keys)` in thousandths: 16 bits each, low byte first, zlib, base64."""
     thousandths = np.rint(1000 * weights.numpy()).astype("<u2")
-    return base64.b64encode(zlib.compress(thousandths.tobytes(), 9)).decode()
+    return base64.b64encode(zlib.compress(thousandths.tobytes())).decode()
