@@ -16,17 +16,29 @@ import numpy as np
 import torch
 
 from transformer.config.jobs import AttentionJob
+from transformer.config.primitives import to_json
 from transformer.config.settings import WeightsFormat
 from transformer.data.corpus import Pair, read_lines, read_pairs
 from transformer.decoding.translator import Translator, load_translator
 from transformer.errors import InputError, StorageError
 from transformer.evaluation.sets import read_set
-from transformer.files import make_directories, write_file
+from transformer.files import make_directories, write_file, write_json
 from transformer.machine import resolve_threads
 from transformer.model.inspection import AttentionMaps, Role, attention_maps
 from transformer.run_dir import DEV, RunDir
-from transformer.tools.attention_figures import SPACE, Panel, Words, draw_lines, draw_maps
+from transformer.tools.attention_figures import Panel, Words, draw_heads, draw_lines, draw_maps
 from transformer.tools.explorer import explorer
+from transformer.tools.heads import (
+    SPACE,
+    AlignmentMeter,
+    Gold,
+    HeadMeter,
+    HeadReport,
+    format_heads_csv,
+    format_heads_markdown,
+    read_alignments,
+    word_of_each,
+)
 from transformer.tools.page import format_page
 from transformer.tools.plots import head_colors
 from transformer.vocabulary import BOS, EOS
@@ -76,13 +88,12 @@ class Inspected:
 
 
 def attention(job: AttentionJob) -> str:
-    """Write the figures, the page and the weights of a sentence, and say what was written.
+    """Write the page, the weights and the figures of a sentence, and say so; or what heads do, and return that table.
 
     Raises InputError where there is no such run, sentence, layer or head; CheckpointError where the run is damaged;
     StorageError where `output` cannot be written.
     """
     run = RunDir(Path(job.run_dir))
-    sentence = _sentence(job, run)
     output = Path(job.output)
     _make_output(output)  # before any time is spent
 
@@ -94,7 +105,12 @@ def attention(job: AttentionJob) -> str:
         device=job.device,
         precision=job.precision,
     )
-    inspected = inspect(translator, sentence)
+    if job.sentences is not None:
+        report = describe_heads(job, run, translator)
+        _write_report(output, report)
+        return format_heads_markdown(report)
+
+    inspected = inspect(translator, _sentence(job, run))
     _check_figures(job, inspected)
 
     written = [
@@ -170,12 +186,10 @@ def inspect(translator: Translator, sentence: Sentence) -> Inspected:
     """
     text, given = sentence
     tokenizer, config = translator.tokenizer, translator.model.config
-    source = _pieces(translator, text, "the sentence")
-    if given is None:
-        [[best]] = translator.hypotheses([source], n_best=1, check=lambda: None)
-        target = best.tokens
-    else:
-        target = _pieces(translator, given, "the translation")
+    _check_pieces(translator, text, "the sentence")
+    if given is not None:
+        _check_pieces(translator, given, "the translation")
+    [(source, target)] = _read(translator, [sentence])
 
     positions = (len(source) + 1) ** 2 + (len(target) + 1) ** 2 + (len(source) + 1) * (len(target) + 1)
     count = config.n_layers * config.n_heads * positions
@@ -202,15 +216,92 @@ def inspect(translator: Translator, sentence: Sentence) -> Inspected:
     )
 
 
-def _pieces(translator: Translator, text: str, which: str) -> list[int]:
-    """The pieces of a text. Raises InputError where there are none, or more than the model has positions for."""
+def _check_pieces(translator: Translator, text: str, which: str) -> None:
+    """Raise InputError where a text has no pieces, or more than the model has positions for."""
     [pieces] = translator.tokenizer.encode([text])
     max_pieces = translator.model.config.max_positions - 1
     if not pieces:
         raise InputError(f"{which} has no visible text: choose another")
     if len(pieces) > max_pieces:
         raise InputError(f"{which} has {len(pieces)} pieces, and model.max_positions has room for {max_pieces}: cut it")
-    return pieces
+
+
+def _read(translator: Translator, sentences: Sequence[Sentence]) -> list[tuple[list[int], list[int]]]:
+    """The pieces of each source, and those of its translation: the given ones, or the model's own."""
+    sources = translator.tokenizer.encode([source for source, _ in sentences])
+    given = {n: target for n, (_, target) in enumerate(sentences) if target is not None}
+    targets = dict(zip(given, translator.tokenizer.encode(list(given.values())), strict=True))
+
+    own = [n for n in range(len(sentences)) if n not in given]
+    hypotheses = translator.hypotheses([sources[n] for n in own], n_best=1, check=lambda: None) if own else []
+    targets |= {n: best.tokens for n, [best] in zip(own, hypotheses, strict=True)}
+    return [(source, targets[n]) for n, source in enumerate(sources)]
+
+
+# ---- what heads do --------------------------------------------------------------------------------------------------
+
+
+def describe_heads(job: AttentionJob, run: RunDir, translator: Translator) -> HeadReport:
+    """What each head does in the first `job.sentences` sentences, and how well layers align words.
+
+    Raises InputError where there are no such sentences, one is empty or too long, or alignments do not fit.
+    """
+    sentences = sentences_of(job, run, first=0, count=job.sentences or 1)
+    if not sentences:
+        raise InputError(f"{_origin(job, run)} has no sentence")
+    for number, (source, target) in enumerate(sentences, 1):
+        _check_pieces(translator, source, f"sentence {number}")
+        if target is not None:
+            _check_pieces(translator, target, f"the reference of sentence {number}")
+    gold = None if job.alignments is None else read_alignments(Path(job.alignments), len(sentences))
+
+    config = translator.model.config
+    heads, alignments = HeadMeter(), AlignmentMeter(config.n_layers, config.n_heads)
+    for n, (source_ids, target_ids) in enumerate(_read(translator, sentences)):
+        maps = attention_maps(
+            translator.model,
+            source_ids,
+            target_ids,
+            device=translator.device,
+            precision=translator.precision,
+        )
+        heads.add(maps)
+        if gold is not None:
+            source_words, target_words = (
+                word_of_each([translator.tokenizer.piece(id) for id in ids]) for ids in (source_ids, target_ids)
+            )
+            _check_links(gold[n], source_words, target_words, place=f"{job.alignments}:{n + 1}")
+            alignments.add(maps, gold[n], source=source_words, target=target_words)
+
+    return HeadReport(
+        run_dir=str(run.path),
+        sentences=len(sentences),
+        is_forced=sentences[0][1] is not None,
+        heads=heads.heads(),
+        alignments=None if gold is None else alignments.layers(),
+    )
+
+
+def _check_links(gold: Gold, source: Sequence[int], target: Sequence[int], *, place: str) -> None:
+    """Raise InputError for a link to a word that the sentence does not have."""
+    counts = source[-1] + 1, target[-1] + 1
+    for link in gold.possible:
+        if link[0] >= counts[0] or link[1] >= counts[1]:
+            raise InputError(
+                f"{place}: the link {link[0]}-{link[1]} is beyond the {counts[0]} and {counts[1]} words of the "
+                "sentence: are these the alignments of this set, counted from 0?"
+            )
+
+
+def _write_report(output: Path, report: HeadReport) -> None:
+    """heads.json, .md and .csv, and a picture where there is matplotlib. Raises StorageError."""
+    write_json(output / "heads.json", to_json(report))
+    write_file(output / "heads.md", format_heads_markdown(report).encode())
+    write_file(output / "heads.csv", format_heads_csv(report).encode())
+    picture = draw_heads(report.heads, title=f"What the heads of {report.run_dir} do")
+    if picture is not None:
+        write_file(output / "heads.png", picture.png)
+        write_file(output / "heads.svg", picture.svg)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from transformer.tools.heads import MEASURES, SPACE, Head
 from transformer.tools.plots import add_lines, as_png, as_svg, fonts_for, new_figure, text_errors_silenced
 
 Weights = npt.NDArray[np.float64]
@@ -28,7 +29,6 @@ ASPECT = 1.6  # width over height that a figure comes close to
 LARGEST_FONT = 9.0  # points
 LONGEST_WORD = 24  # characters
 PIXELS = 8_000  # of the longer side of a PNG, at most
-SPACE = "\u2581"  # how a piece says that a space comes before it
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,45 @@ def _maps(panels: Sequence[Panel], words: Words, *, title: str, fonts: list[str]
 def _write_below(axes: Any, words: Sequence[str], *, y: float, size: float, fonts: list[str]) -> None:
     for n, word in enumerate(words):
         axes.text(n, y, word, rotation=90, ha="center", va="top", fontsize=size, fontfamily=fonts, parse_math=False)
+
+
+# ---- all heads ------------------------------------------------------------------------------------------------------
+
+SHARES = ("previous", "same", "next", "mark")  # of the measures, those between 0 and 1
+
+
+def draw_heads(heads: Sequence[Head], *, title: str) -> Picture | None:
+    """Every measure of every head: a column for each role, layers below one another. None without matplotlib."""
+    roles = list(dict.fromkeys(head.role for head in heads))
+    n_layers = max(head.layer for head in heads)
+    n_heads = max(head.head for head in heads)
+
+    cell = 0.42
+    width, height = cell * n_heads + 0.5, 0.7 * cell * n_layers + 0.3
+    grid = _Grid(len(roles), len(MEASURES), width, height)
+    figure = new_figure(width=grid.width, height=grid.height)
+    if figure is None:
+        return None
+    _write_title(figure, f"{title}: layers from top to bottom, heads from left to right", grid)
+
+    for n, (measure, role) in enumerate((measure, role) for measure in MEASURES for role in roles):
+        values = np.zeros((n_layers, n_heads))
+        for head in heads:
+            if head.role == role:
+                values[head.layer - 1, head.head - 1] = getattr(head, measure)
+        largest = 1.0 if measure in SHARES else max(getattr(head, measure) for head in heads)
+        axes = grid.add_panel(figure, n, inset=(0.25, 0.0), below=0.2)
+        axes.imshow(values, cmap="Blues", vmin=0, vmax=largest, aspect="auto")
+        axes.set_title(f"{measure}, {role}", fontsize=LARGEST_FONT)
+        axes.set_xticks(range(n_heads), range(1, n_heads + 1), fontsize=7)
+        axes.set_yticks(range(n_layers), range(1, n_layers + 1), fontsize=7)
+        axes.tick_params(length=0)
+        for (layer, number), value in np.ndenumerate(values):
+            color = "white" if value > 0.6 * largest else "black"
+            axes.text(number, layer, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=color)
+    return Picture(
+        as_png(figure, dpi=min(150.0, PIXELS / max(grid.width, grid.height))), as_svg(figure, text_as_text=True)
+    )
 
 
 # ---- where things stand ---------------------------------------------------------------------------------------------
