@@ -414,7 +414,7 @@ def format_npz(inspected: Inspected) -> bytes:
     arrays = {role.value: inspected.maps.of(role).float().numpy() for role in Role}
     pieces = {name: np.array(getattr(inspected, name)) for name in ("source", "reads", "predicts")}
     content = io.BytesIO()
-    np.savez_compressed(content, **arrays, **pieces)
+    np.savez_compressed(content, **arrays, **pieces)  # type: ignore[arg-type]  # taken for a keyword of numpy's own
     return content.getvalue()
 
 

@@ -77,8 +77,12 @@ def _in_both_formats(words: Words, draw: Callable[[Words, list[str]], Any]) -> P
     if missing:
         numbered = Words(_numbered(shown.queries, missing), _numbered(shown.keys, missing))
         figure = draw(numbered, fonts)
-    longest = max(figure.get_size_inches())
-    return Picture(as_png(figure, dpi=min(150.0, PIXELS / longest)), svg)
+    return Picture(_as_png(figure), svg)
+
+
+def _as_png(figure: Any) -> bytes:
+    """150 pixels an inch, or fewer where there would be too many."""
+    return as_png(figure, dpi=min(150.0, PIXELS / max(figure.get_size_inches())))
 
 
 def _as_label(piece: str) -> str:
@@ -197,9 +201,7 @@ def draw_heads(heads: Sequence[Head], *, title: str) -> Picture | None:
         for (layer, number), value in np.ndenumerate(values):
             color = "white" if value > 0.6 * largest else "black"
             axes.text(number, layer, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=color)
-    return Picture(
-        as_png(figure, dpi=min(150.0, PIXELS / max(grid.width, grid.height))), as_svg(figure, text_as_text=True)
-    )
+    return Picture(_as_png(figure), as_svg(figure, text_as_text=True))
 
 
 # ---- where things stand ---------------------------------------------------------------------------------------------
