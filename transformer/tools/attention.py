@@ -6,6 +6,7 @@ Of one sentence: a page to explore, figures, and the weights as a file. Of many:
 import errno
 import io
 import json
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +44,10 @@ from transformer.tools.page import format_page
 from transformer.tools.plots import head_colors
 from transformer.vocabulary import BOS, EOS
 
+log = logging.getLogger(__name__)
+
 MOST_WEIGHTS = 1 << 24  # of one sentence pair: a page of at most 16 MB or so
+MOST_DRAWN = 256  # pieces of a side: figures of longer sentences could not be read, and take minutes
 DECIMALS = 6  # of a weight in JSON
 TITLES = {
     Role.encoder_self: "Encoder self-attention",
@@ -327,6 +331,11 @@ def _write_figures(folder: Path, inspected: Inspected, job: AttentionJob) -> lis
 
     Under `job.word`, only what that word looks at is drawn, with all heads in one panel.
     """
+    longest = max(len(inspected.source), len(inspected.reads))
+    if longest > MOST_DRAWN:
+        log.warning("no figures: %d pieces, and they have room for %d; the page shows them all", longest, MOST_DRAWN)
+        return []
+
     _make_output(folder)
     written = []
     for role in Role:

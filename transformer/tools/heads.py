@@ -231,8 +231,8 @@ def format_heads_markdown(report: HeadReport) -> str:
         f"# What the heads of {report.run_dir} do",
         "",
         f"Means over {report.sentences} sentences, the decoder reading {read}. Entropy in bits, distance in pieces; "
-        "the others are shares of the weight: on the position before, the own, the one behind, and the end mark (BOS in "
-        "decoder self-attention). In cross-attention the own position is that at the same share of the source.",
+        "the others are shares of the weight: on the position before, the own, the one behind, and the end mark (BOS "
+        "in decoder self-attention). In cross-attention the own position is that at the same share of the source.",
         "",
         *_table(("attention", "layer", "head", *MEASURES), [_cells(head) for head in report.heads]),
     ]
