@@ -354,6 +354,9 @@ class TrainConfig:
     patience: int | None = option(None, "stop after so many validations without a new best", on_resume=OnResume.allow)
     average: int = option(5, "checkpoints averaged into the final model (section 6.1)", on_resume=OnResume.allow)
     samples: int = option(3, "dev translations shown at each validation", on_resume=OnResume.allow)
+    attention_images: bool = option(
+        True, "draw the attention of a dev sentence in TensorBoard at each validation", on_resume=OnResume.allow
+    )
 
     def __post_init__(self) -> None:
         at_least(self, "train.", 0, "seed", "prefetch", "keep_best", "samples")
