@@ -6,6 +6,9 @@ of train, dev and test; every sentence of test_compositional contains at least o
 both of two renderings are right (synonyms, the place of a time, dass or none) chance decides, so that the German is
 nearly, but not quite, a function of the English.
 
+The grammar also knows which words say the same: those of dev, test and test_compositional go to files NAME.align, in
+the Pharaoh format.
+
     python scripts/make_demo.py [OUT_DIR]
 """
 
@@ -136,6 +139,87 @@ class Phrase(NamedTuple):
 NOTHING = Phrase("", "")
 
 
+# Which words say the same
+
+
+class Marks:
+    """Characters of Unicode's private area that stand behind words while the corpus is drawn.
+
+    Words of the two languages that share one say the same. While marks are off they are empty, and texts are plain.
+    """
+
+    FIRST, COUNT = 0xE000, 6400
+    is_on = False
+    drawn = 0
+
+    @classmethod
+    def new(cls) -> str:
+        if not cls.is_on:
+            return ""
+        cls.drawn += 1
+        return chr(cls.FIRST + cls.drawn % cls.COUNT)
+
+
+def is_mark(character: str) -> bool:
+    return Marks.FIRST <= ord(character) < Marks.FIRST + Marks.COUNT
+
+
+def unmarked(text: str) -> str:
+    """The text without marks."""
+    return "".join(character for character in text if not is_mark(character)) if Marks.is_on else text
+
+
+def marked(text: str, mark: str) -> str:
+    """The text with a mark behind each of its words."""
+    return " ".join(word + mark for word in text.split(" ")) if text else ""
+
+
+def tied(en: str, de: str) -> Pair:
+    """Two texts that say the same as wholes."""
+    mark = Marks.new()
+    return marked(en, mark), marked(de, mark)
+
+
+def paired(en: str, de: str) -> Pair:
+    """Two texts that say the same word by word, if they have as many words; else as wholes."""
+    words = en.split(" "), de.split(" ")
+    if len(words[0]) != len(words[1]):
+        return tied(en, de)
+    return joined(*map(tied, *words))
+
+
+def joined(*pairs: Pair) -> Pair:
+    """Pairs one after the other, in the same order in both languages."""
+    return join(*(en for en, _ in pairs)), join(*(de for _, de in pairs))
+
+
+def contracted(preposition: str, phrase: str) -> str:
+    """`contract` for marked words: "in dem Haus" becomes "im Haus", with the marks of both words behind "im"."""
+    first, _, rest = phrase.partition(" ")
+    head = contract(unmarked(preposition), unmarked(first))
+    if " " in head:
+        return join(preposition, first, rest)
+    return join(head + "".join(filter(is_mark, preposition + first)), rest)
+
+
+def links(en: str, de: str) -> str:
+    """The alignment of two marked texts in the Pharaoh format: `0-0 1-2`, places of words, counted from 0.
+
+    Where several words say the same as several others, none knows its own: those links are possible ones, `3p4`.
+    """
+    places = [
+        {mark: [n for n, word in enumerate(text.split()) if mark in word] for mark in filter(is_mark, text)}
+        for text in (en, de)
+    ]
+    kinds: dict[tuple[int, int], str] = {}
+    for mark in places[0].keys() & places[1].keys():
+        sources, targets = (side[mark] for side in places)
+        kind = "-" if min(len(sources), len(targets)) == 1 else "p"
+        for link in ((source, target) for source in sources for target in targets):
+            kinds[link] = min(kind, kinds.get(link, kind))  # "-" comes first
+    return " ".join(f"{source}{kind}{target}" for (source, target), kind in sorted(kinds.items()))
+
+
 @dataclass(slots=True)
 class Clause:
     subject: Phrase
@@ -149,10 +233,26 @@ class Clause:
     progressive: bool = False
     future_present: bool = False  # the German leaves "will" to the time
     late_time: bool = False  # the German time follows the objects
+    verb_mark: str = field(default_factory=Marks.new)
+    modal_mark: str = field(default_factory=Marks.new)
+    not_mark: str = field(default_factory=Marks.new)
+    rest_mark: str = field(default_factory=Marks.new)  # of a preposition that the verb governs
 
     @property
     def nicht(self) -> str:
-        return "nicht" if self.negated and not any(phrase.negative for phrase in self.objects) else ""
+        says_kein = any(phrase.negative for phrase in self.objects)
+        return marked("nicht", self.not_mark) if self.negated and not says_kein else ""
+
+    @property
+    def rest(self) -> str:
+        """What follows the English verb; its last word is a preposition where the German has one, too."""
+        is_governed = "+" in self.verb.frame and self.verb.frame != "dat+acc"
+        before, _, last = self.verb.rest.rpartition(" ")
+        return join(marked(before, self.verb_mark), marked(last, self.rest_mark if is_governed else self.verb_mark))
+
+    def german_object(self, phrase: Phrase) -> str:
+        """An object; in a negated clause, kein also says not."""
+        return re.sub(r"\bkein\w*", rf"\g<0>{self.not_mark}", phrase.de) if self.negated else phrase.de
 
     @property
     def tail(self) -> Pair:
@@ -198,52 +298,60 @@ def join(*parts: str) -> str:
 def english(clause: Clause, order: str = "statement") -> str:
     """Spell out a clause. Orders: statement, question, infinitive, fronted (a statement after its time)."""
     verb, modal, agreement = clause.verb, clause.modal, clause.subject.agreement
-    asks, no = order == "question", "not" if clause.negated else ""
-    base = verb.en
+    asks, no = order == "question", marked("not", clause.not_mark) if clause.negated else ""
+    of_verb = clause.verb_mark
+    of_modal = of_verb if clause.future_present else clause.modal_mark  # "will come" is kommt
+    base = marked(verb.en, of_verb)
     if order == "infinitive":
         finite, rest = "", base
     elif modal and modal.auxiliary:
-        finite, rest = modal.en, join(no, base)
-        if finite == "can" and no and not asks:
-            finite, rest = "cannot", base
+        finite, rest = marked(modal.en, of_modal), join(no, base)
+        if modal.en == "can" and no and not asks:
+            finite, rest = marked("cannot", of_modal + clause.not_mark), base
     elif verb is BE:
-        finite, rest = BE_FORMS[agreement][1 if clause.past else 0], no
+        finite, rest = marked(BE_FORMS[agreement][1 if clause.past else 0], of_verb), no
     elif clause.progressive:
-        finite, rest = BE_FORMS[agreement][0], join(no, verb.gerund)
+        finite, rest = marked(BE_FORMS[agreement][0], of_verb), join(no, marked(verb.gerund, of_verb))
     else:
-        head, tail = (modal.en.split()[0], "to " + base) if modal else (base, "")
+        head, tail = (modal.en.split()[0], join(marked("to", of_modal), base)) if modal else (verb.en, "")
+        of_head = of_modal if modal else of_verb
         past = (modal is not None and modal.kind == "past") or clause.past
         if asks or no:
-            finite, rest = "did" if past else "does" if agreement == "3s" else "do", join(no, head, tail)
+            finite = marked("did" if past else "does" if agreement == "3s" else "do", of_head)
+            rest = join(no, marked(head, of_head), tail)
         elif past:
-            finite, rest = (modal.en_past.split()[0] if modal else verb.en_past), tail
+            finite, rest = marked(modal.en_past.split()[0] if modal else verb.en_past, of_head), tail
         else:
-            finite, rest = english_s(head) if agreement == "3s" else head, tail
+            finite, rest = marked(english_s(head) if agreement == "3s" else head, of_head), tail
     objects = join(*(phrase.en for phrase in clause.objects))
     if verb.particle:
         pronoun = bool(clause.objects) and clause.objects[-1].is_pronoun
-        objects = join(objects, verb.particle) if pronoun else join(verb.particle, objects)
+        particle = marked(verb.particle, of_verb)
+        objects = join(objects, particle) if pronoun else join(particle, objects)
     subject = "" if order == "infinitive" else clause.subject.en
     core = (finite, subject, rest) if asks else (subject, finite, rest)
     first, last = (clause.time.en, "") if order == "fronted" else ("", clause.time.en)
-    return join(first, *core, verb.rest, objects, clause.adjunct.en, clause.tail[0], last)
+    return join(first, *core, clause.rest, objects, clause.adjunct.en, clause.tail[0], last)
 
 
 def german_verb(clause: Clause) -> tuple[str, str, str]:
     """The finite verb, what closes the clause when it comes second, and both together when it comes last."""
-    verb, agreement = clause.verb, clause.subject.agreement
+    verb, agreement, mark = clause.verb, clause.subject.agreement, clause.verb_mark
     if clause.modal and not clause.future_present:
-        infinitive, finite = verb.prefix + verb.infinitive, clause.modal.de[agreement]
+        infinitive = marked(verb.prefix + verb.infinitive, mark)
+        finite = marked(clause.modal.de[agreement], clause.modal_mark)
         return finite, infinitive, join(infinitive, finite)
     if clause.past and verb.preterite:
-        finite = verb.preterite + ("" if agreement != "pl" else "n" if verb.preterite.endswith("e") else "en")
+        ending = "" if agreement != "pl" else "n" if verb.preterite.endswith("e") else "en"
+        finite = marked(verb.preterite + ending, mark)
         return finite, "", finite
     if clause.past:
         sein = {"1s": "bin", "3s": "ist", "pl": "sind"}
-        finite = (sein if verb.sein else {"1s": "habe", "3s": "hat", "pl": "haben"})[agreement]
-        return finite, verb.participle, join(verb.participle, finite)
+        finite = marked((sein if verb.sein else {"1s": "habe", "3s": "hat", "pl": "haben"})[agreement], mark)
+        participle = marked(verb.participle, mark)
+        return finite, participle, join(participle, finite)
     finite = BE_FORMS[agreement][2] if verb is BE else verb.present(agreement)
-    return finite, verb.prefix, verb.prefix + finite
+    return marked(finite, mark), marked(verb.prefix, mark), marked(verb.prefix + finite, mark)
 
 
 def german(clause: Clause, order: str = "second") -> str:
@@ -251,14 +359,14 @@ def german(clause: Clause, order: str = "second") -> str:
     last (subordinate), infinitive (with zu), headless (shares the subject), shared (and the finite verb, too)."""
     finite, closing, both = german_verb(clause)
     time = "" if order == "fronted" else clause.time.de
-    early = join(*(phrase.de for phrase in clause.objects if phrase.noun is None))
-    late = join(*(phrase.de for phrase in clause.objects if phrase.noun))
+    early = join(*(clause.german_object(phrase) for phrase in clause.objects if phrase.noun is None))
+    late = join(*(clause.german_object(phrase) for phrase in clause.objects if phrase.noun))
     middle = join(early, *((late, time) if clause.late_time else (time, late)), clause.nicht, clause.adjunct.de)
     subject, tail, sich = clause.subject.de, clause.tail[1], german_sich(clause)
     if order == "second":
         return join(subject, finite, sich, middle, closing, tail)
     if order == "infinitive":
-        return join(sich, middle, clause.verb.zu_infinitive, tail)
+        return join(sich, middle, marked(clause.verb.zu_infinitive, clause.verb_mark), tail)
     if order in ("headless", "shared"):
         return join(finite if order == "headless" else "", sich, middle, closing, tail)
     # Elsewhere sich follows a pronoun and precedes a noun: dass er sich freut, dass sich Anna freut.
@@ -270,7 +378,7 @@ def german(clause: Clause, order: str = "second") -> str:
 
 def german_sich(clause: Clause) -> str:
     case = clause.verb.reflexive
-    return REFLEXIVE.get(clause.subject.pronoun, {}).get(case, "sich") if case else ""
+    return marked(REFLEXIVE.get(clause.subject.pronoun, {}).get(case, "sich"), clause.verb_mark) if case else ""
 
 
 def sentence(text: str, end: str) -> str:
@@ -321,7 +429,7 @@ class Grammar:
             self.found = True
 
     def pair(self) -> Pair:
-        """One sentence pair: of the focus class, or free of everything held out."""
+        """One sentence pair, marked: of the focus class, or free of everything held out."""
         templates = FOCUSED.get(self.focus, TEMPLATES)
         while True:
             self.found, self.used = False, []
@@ -415,14 +523,18 @@ class Grammar:
         if owned and self.chance(0.07):
             possessor = self.possessor()
             en, kind = possessor.en + "'s", kind if possessor.noun else "none"
-        words = join(*(adjective.en for adjective in adjectives), noun.english(plural))
         endings = DECLENSION[kind][gender]
+        words, wörter = joined(
+            *(tied(adjective.en, adjective.stem + endings[case]) for adjective in adjectives),
+            tied(noun.english(plural), noun.german(plural, case)),
+        )
+        mark = Marks.new()
+        first = en if possessor.en else marked(article(words) if en == "a" else en, mark)
         return Phrase(
-            join(article(words) if en == "a" else en, words),
+            join(first, words),
             join(
-                possessor.de if kind == "none" and possessor.de else determiner(stem, kind, gender, case),
-                *(adjective.stem + endings[case] for adjective in adjectives),
-                noun.german(plural, case),
+                possessor.de if kind == "none" and possessor.de else marked(determiner(stem, kind, gender, case), mark),
+                wörter,
                 possessor.de if kind == "der" else "",
             ),
             agreement="pl" if plural else "3s",
@@ -436,16 +548,16 @@ class Grammar:
         """The teacher's, Anna's: a genitive after or a name before the noun."""
         if self.chance(0.4):
             name = self.new(list(NAMES))
-            return Phrase(name, name + "s")
+            return Phrase(*tied(name, name + "s"))
         return self.noun_phrase(nouns_with("person"), GEN, "plain")
 
     def pronoun(self, choices: str) -> Phrase:
         (en, *_), (de, *_), agreement = PRONOUNS[self.pick(choices.split())]
-        return Phrase(en, de, agreement, pronoun=en, is_pronoun=True)
+        return Phrase(*tied(en, de), agreement, pronoun=en, is_pronoun=True)
 
     def name(self) -> Phrase:
         name = self.new(list(NAMES))
-        return Phrase(name, name, pronoun=NAMES[name])
+        return Phrase(*tied(name, name), pronoun=NAMES[name])
 
     def subject(
         self, tags: Sequence[str] = ("person",), *, full: bool = False, pronouns: str = "I he she we they"
@@ -468,7 +580,7 @@ class Grammar:
         if phrase.noun is None or phrase.agreement == "pl":
             return self.pronoun("they")
         self.note("pronoun", phrase.noun.en)
-        return Phrase("it", {"m": "er", "f": "sie", "n": "es"}[phrase.noun.gender], is_pronoun=True)
+        return Phrase(*tied("it", {"m": "er", "f": "sie", "n": "es"}[phrase.noun.gender]), is_pronoun=True)
 
     def object(self, verb: Verb, case: str, subject: Phrase, role: str) -> Phrase:
         if "person" in verb.objects and self.chance(0.35) and role != "related":
@@ -477,7 +589,7 @@ class Grammar:
                 return self.name()
             if choice != subject.pronoun and {choice, subject.pronoun} != {"I", "we"}:
                 en, de, _ = PRONOUNS[choice]
-                return Phrase(en[1], de[2 if case == DAT else 1], is_pronoun=True)
+                return Phrase(*tied(en[1], de[2 if case == DAT else 1]), is_pronoun=True)
         owner = subject.pronoun or "I"
         phrase = self.noun_phrase(nouns_with(*verb.objects), case, role, owner)
         if phrase.noun:
@@ -495,7 +607,8 @@ class Grammar:
             phrase = self.noun_phrase(nouns_with(*tags), cases[whither], role, owner)
         if phrase.noun:
             self.note("preposition-noun", relation, phrase.noun.en)
-        return Phrase(f"{relation} {phrase.en}", contract(preposition, phrase.de))
+        marked_en, marked_de = tied(relation, preposition)
+        return Phrase(f"{marked_en} {phrase.en}", contracted(marked_de, phrase.de))
 
     def relative(self, noun: Noun, agreement: str, main: Verb, tense: str) -> Pair:
         """A relative clause (nominative, accusative, dative or genitive) on a noun, with another verb than the main."""
@@ -511,7 +624,8 @@ class Grammar:
             owned = self.noun_phrase(owned_nouns, NOM, "whose", RELATIVE[gender][GEN])
             clause = self.clause(verb, owned._replace(is_pronoun=True), kind, plain=True)
         elif acts and (not bears or self.chance(0.5)):
-            pronoun = Phrase("who" if human else "which", RELATIVE[gender][NOM], agreement, noun=noun, is_pronoun=True)
+            words = tied("who" if human else "which", RELATIVE[gender][NOM])
+            pronoun = Phrase(*words, agreement, noun=noun, is_pronoun=True)
             clause = self.clause(self.pick(acts), pronoun, kind, plain=True)
         elif not bears:
             raise Rejected
@@ -520,7 +634,8 @@ class Grammar:
             self.note("verb-object", verb.key, noun.en)
             clause = self.clause(verb, self.subject(verb.subjects), kind, plain=True, gap=True)
             pronoun_de = RELATIVE[gender][verb.frame.rpartition("+")[2]]
-            return join("whom" if human else "which", english(clause)), f", {pronoun_de} {self.last(clause)} ,"
+            en, de = tied("whom" if human else "which", pronoun_de)
+            return join(en, english(clause)), f", {de} {self.last(clause)} ,"
         return english(clause), f", {self.last(clause)} ,"
 
     # Clauses
@@ -536,21 +651,24 @@ class Grammar:
                 while self.focus == "date" and not held_out("date", str(day), month):
                     day = 1 + self.below(days)
                 self.note("date", str(day), month)
-                return Phrase(f"on {day} {month}", f"am {day}. {monat}")
+                return Phrase(*paired(f"on {day} {month}", f"am {day}. {monat}"))
             if form == "day":
                 day_en, day_de = self.pick(WEEKDAYS)
-                return Phrase(f"on {day_en}", f"am {day_de}")
+                return Phrase(*paired(f"on {day_en}", f"am {day_de}"))
             if form == "month":
                 if kind == "past" and self.chance(0.5):
                     year = 1980 + self.below(45)
-                    return Phrase(f"in {year}", f"im Jahr {year}" if self.chance(0.8) else str(year))
+                    return Phrase(
+                        *joined(tied("in", "im Jahr" if self.chance(0.8) else ""), tied(str(year), str(year)))
+                    )
                 month, monat, _ = self.pick(MONTHS)
-                return Phrase(f"in {month}", f"im {monat}")
+                return Phrase(*paired(f"in {month}", f"im {monat}"))
             if form == "count":
                 count_en, count_de = number(2 + self.below(5))
                 unit, einheit = self.pick([("days", "Tagen"), ("weeks", "Wochen")])
-                ago = Phrase(f"{count_en} {unit} ago", f"vor {count_de} {einheit}")
-                return ago if kind == "past" else Phrase(f"in {count_en} {unit}", f"in {count_de} {einheit}")
+                span_en, span_de = paired(f"{count_en} {unit}", f"{count_de} {einheit}")
+                ago, vor = tied("ago" if kind == "past" else "in", "vor" if kind == "past" else "in")
+                return Phrase(join(*((span_en, ago) if kind == "past" else (ago, span_en))), join(vor, span_de))
         kinds = {
             kind,
             "yearly-" + kind if yearly else "",
@@ -558,14 +676,15 @@ class Grammar:
         }
         en, de = self.pick([(en, de) for en, de, fitting in TIMES if not kinds.isdisjoint(fitting)])
         if en in ("tomorrow", "yesterday", "today", "every day") and not yearly and self.chance(0.4):
-            hour_en, hour_de = self.hour()
-            return Phrase(f"{en} {hour_en}", f"{de} {hour_de}")
-        return Phrase(en, de)
+            return Phrase(*joined(paired(en, de), self.hour()))
+        return Phrase(*paired(en, de))
 
     def hour(self) -> Pair:
         if self.chance(0.25):
-            return clock(6 + self.below(17), 5 * self.pick([1, 2, 4, 5, 7, 8, 10, 11]))
-        return clock(1 + self.below(12), 15 * self.below(4))
+            en, de = clock(6 + self.below(17), 5 * self.pick([1, 2, 4, 5, 7, 8, 10, 11]))
+        else:
+            en, de = clock(1 + self.below(12), 15 * self.below(4))
+        return joined(tied("at", "um"), paired(en.removeprefix("at "), de.removeprefix("um ")))
 
     def adjunct(self, verb: Verb, subject: Phrase, *, optional: bool) -> Phrase:
         person = subject.noun is None or "person" in subject.noun.tags
@@ -590,12 +709,12 @@ class Grammar:
         if kind in ("fly", "ride", "town"):
             city = self.pick(list(CITIES))
             if kind == "town":
-                return Phrase(f"in {city}", f"in {CITIES[city]}")
-            there = Phrase(f"to {city}", f"nach {CITIES[city]}")
+                return Phrase(*paired(f"in {city}", f"in {CITIES[city]}"))
+            there = Phrase(*paired(f"to {city}", f"nach {CITIES[city]}"))
             if kind == "ride" and self.chance(0.6):
                 vehicle = self.pick(nouns_with("road"))
-                by = f"mit {DER[vehicle.gender][DAT]} {vehicle.de}"
-                return Phrase(f"{there.en} by {vehicle.en}", f"{by} {there.de}")
+                by, mit = joined(tied("by", f"mit {DER[vehicle.gender][DAT]}"), tied(vehicle.en, vehicle.de))
+                return Phrase(f"{there.en} {by}", f"{mit} {there.de}")
             return there
         mark, _, name = kind.partition(":")
         if name:
@@ -655,12 +774,12 @@ class Grammar:
         elif verb.frame != "-" and not gap:
             target = self.object(verb, case, subject, "topic" if preposition and negated else role)
             if preposition:
-                target = target._replace(de=contract(preposition, target.de))
+                target = target._replace(de=contracted(marked(preposition, clause.rest_mark), target.de))
                 clause.adjunct = Phrase(target.en, target.de)
             else:
                 clause.objects.append(target)
         self.complete(clause, kind, plain=plain, related=related, timed=timed)
-        now = clause.time.en in ("now", "at the moment")
+        now = unmarked(clause.time.en) in ("now", "at the moment")
         going_on = kind == "present" and not simple and "ing" in verb.extras and "every" not in clause.time.en
         clause.progressive = now or (going_on and self.chance(0.5))
         return clause
@@ -682,7 +801,7 @@ class Grammar:
         clause.time = self.time(kind, verb)
         if clause.time.en.startswith("every") and (clause.negated or re.match("during|after", clause.adjunct.en)):
             raise Rejected  # "not every day" means something else
-        if clause.time.en == "soon" and (clause.negated or clause.modal is not WILL):
+        if unmarked(clause.time.en) == "soon" and (clause.negated or clause.modal is not WILL):
             raise Rejected
         clause.late_time = last.noun is not None and last.definite and self.chance(0.15)
         clause.future_present = clause.modal is WILL and clause.time is not NOTHING and self.chance(0.2)
@@ -708,7 +827,7 @@ class Grammar:
         if related:
             self.note("relative clause")
         clause = self.action(subject, kind, () if self.focus in FOCUSED else among, related=related, **options)
-        if clause.subject.en.startswith("every "):
+        if unmarked(clause.subject.en).startswith("every "):
             raise Rejected
         return clause
 
@@ -725,14 +844,15 @@ class Grammar:
         if not fitting:
             raise Rejected
         adjective = self.pick(fitting)
-        if not adjective.clash.isdisjoint((known or subject.en).split()):
+        if not adjective.clash.isdisjoint(unmarked(known or subject.en).split()):
             raise Rejected
         if subject.noun and subject.is_pronoun and held_out("adjective-noun", adjective.en, subject.noun.en):
             raise Rejected  # neither seen nor a fair example
         if subject.noun and not subject.is_pronoun:
             self.note("adjective-noun", adjective.en, subject.noun.en)
         very = not {"colour", "defect", "device"} & adjective.tags and adjective.en not in ABSOLUTE and self.chance(0.2)
-        predicate = Phrase(join("very" if very else "", adjective.en), join("sehr" if very else "", adjective.de))
+        much = tied("very", "sehr") if very else ("", "")
+        predicate = Phrase(*joined(much, tied(adjective.en, adjective.de)))
         return Clause(subject, BE, past, None, self.chance(0.15), adjunct=predicate)
 
     # Sentences: English, German, end mark
@@ -757,25 +877,25 @@ class Grammar:
     def wh_question(self) -> Sentence:
         word = self.pick(["who", "whom", "when", "why", "where", "what", "how many"])
         if word == "who":
-            clause = self.clause(self.pick(PERSONAL), Phrase("who", "wer", is_pronoun=True))
+            clause = self.clause(self.pick(PERSONAL), Phrase(*tied("who", "wer"), is_pronoun=True))
             return english(clause), german(clause), "?"
         if word == "how many":
             things, place, _ = self.pick(SCENES)
             noun, there = self.new(simple_nouns(things)), self.prepositional("in", "I", (place,))
-            many, viele = f"how many {noun.en_plural}", f"wie viele {noun.de_plural}"
-            return f"{many} are there {there.en}", f"{viele} gibt es {there.de}", "?"
+            asked = joined(paired("how many", "wie viele"), tied(noun.en_plural, noun.de_plural))
+            return *joined(asked, paired("are there", "gibt es"), (there.en, there.de)), "?"
         verb = self.pick(ASKABLE[word])
         subject = self.subject(pronouns="you you he she we they")
         clause = self.clause(verb, subject, plain=True, gap=word in ("what", "whom"), timed=word != "when", simple=True)
         question_words = {"when": "wann", "why": "warum", "where": "wo", "what": "was"}
         german_word = question_words.get(word) or {ACC: "wen", DAT: "wem"}[verb.frame]
-        return join(word, english(clause, "question")), join(german_word, german(clause, "first")), "?"
+        return *joined(tied(word, german_word), (english(clause, "question"), german(clause, "first"))), "?"
 
     def request(self) -> Sentence:
         verb = self.pick([verb for verb in PERSONAL if "modal" in verb.extras and verb.key not in UNASKED])
         subject = Phrase("", "Sie", "pl", pronoun="you", is_pronoun=True)
         clause = self.clause(verb, subject, "present", plain=True, timed=False, simple=True)
-        return join("please", english(clause)), join("bitte", german(clause, "first")), "."
+        return *joined(tied("please", "bitte"), (english(clause), german(clause, "first"))), "."
 
     def description(self) -> Sentence:
         subject = self.noun_phrase(nouns_with(*DESCRIBED), NOM, "topic")
@@ -784,7 +904,7 @@ class Grammar:
             if re.search("young|old", subject.en):
                 raise Rejected
             en, de = number(3 + self.below(15) if "young" in subject.noun.tags else 20 + self.below(70))
-            clause = Clause(subject, BE, adjunct=Phrase(f"{en} years old", f"{de} Jahre alt"))
+            clause = Clause(subject, BE, adjunct=Phrase(*paired(f"{en} years old", f"{de} Jahre alt")))
         else:
             clause = self.be(subject, past=past)
             if self.chance(0.25) and subject.noun and not subject.noun.tags.isdisjoint(("furniture", "device", "hung")):
@@ -801,26 +921,28 @@ class Grammar:
         both = f"{subject.en} {first.adjunct.en}"
         second = self.be(self.it(subject)._replace(noun=subject.noun), known if negated else other, known=both)
         first.negated, second.negated = False, negated
-        return f"{english(first)}, but {english(second)}", f"{german(first)}, aber {german(second)}", "."
+        but, aber = tied("but", "aber")
+        return f"{english(first)}, {but} {english(second)}", f"{german(first)}, {aber} {german(second)}", "."
 
     def cost(self) -> Sentence:
         noun = self.new(nouns_with("ware", "machine"))
         self.used.clear()
-        amount = Phrase(*price(self.cents(noun)))
+        amount = Phrase(*paired(*price(self.cents(noun))))
         if self.chance(0.35):
             payer = self.subject()
             role = "object" if "food" in noun.tags else "single"
             goods = self.noun_phrase([noun], ACC, role, payer.pronoun or "I")
-            purchase = Phrase(f"for {goods.en}", f"für {goods.de}")
+            purchase = Phrase(*joined(tied("for", "für"), (goods.en, goods.de)))
             clause = Clause(payer, PAY, past=True, objects=[amount], adjunct=purchase)
             if self.chance(0.4):
                 clause.time = self.time("past", PAY)
             return *self.main(clause, front=1), "."
         clause = Clause(self.noun_phrase([noun], NOM, "topic"), COST)
         if self.chance(0.15):
-            return f"how much {english(clause, 'question')}", f"wie viel {german(clause, 'first')}", "?"
+            asked = english(clause, "question"), german(clause, "first")
+            return *joined(paired("how much", "wie viel"), asked), "?"
         if self.chance(0.25):
-            amount = Phrase(f"only {amount.en}", f"nur {amount.de}")
+            amount = Phrase(*joined(tied("only", "nur"), (amount.en, amount.de)))
         clause.objects.append(amount)
         return *self.main(clause), "."
 
@@ -839,9 +961,10 @@ class Grammar:
         past = self.chance(0.25)
         thing = self.noun_phrase(simple_nouns(things), ACC, "crowd" if many else "new")
         there = self.prepositional("in", "I", (place,))
-        verb, gibt = BE_FORMS[thing.agreement][past], "gab" if past else "gibt"
-        de = f"{there.de} {gibt} es {thing.de}" if self.chance(0.8) else f"es {gibt} {there.de} {thing.de}"
-        return f"there {verb} {thing.en} {there.en}", de, "."
+        verb, gibt = tied(BE_FORMS[thing.agreement][past], "gab" if past else "gibt")
+        subject, es = tied("there", "es")
+        de = f"{there.de} {gibt} {es} {thing.de}" if self.chance(0.8) else f"{es} {gibt} {there.de} {thing.de}"
+        return f"{subject} {verb} {thing.en} {there.en}", de, "."
 
     def timetable(self) -> Sentence:
         """The train leaves tomorrow at half past seven."""
@@ -851,11 +974,11 @@ class Grammar:
         kind = self.weighted({"present": 3, "past": 2, "future": 2})
         clause = Clause(subject, verb, kind == "past", WILL if kind == "future" else None)
         if self.chance(0.2):
-            return join("when", english(clause, "question")), join("wann", german(clause, "first")), "?"
+            return *joined(tied("when", "wann"), (english(clause, "question"), german(clause, "first"))), "?"
         day = self.pick(DAYS[kind] + [(f"on {en}", f"am {de}") for en, de in WEEKDAYS])
         hour = self.hour()
         early = kind == "present" and day[0] != "today" and self.chance(0.5)
-        clause.time = Phrase(*hour) if early else Phrase(f"{day[0]} {hour[0]}", f"{day[1]} {hour[1]}")
+        clause.time = Phrase(*hour) if early else Phrase(*joined(paired(*day), hour))
         clause.future_present = clause.modal is WILL and self.chance(0.2)
         return *self.main(clause), "."
 
@@ -879,7 +1002,7 @@ class Grammar:
         placed = "at:" in " ".join(inner.verb.extras)
         if verb.en == "hope" and (placed or (inner.modal and inner.modal.en not in ("will", "can", "could"))):
             raise Rejected
-        if verb.en in ("hear", "ask", "know") and inner.subject.en == speaker.en:
+        if verb.en in ("hear", "ask", "know") and unmarked(inner.subject.en) == unmarked(speaker.en):
             raise Rejected
         head = Clause(speaker, verb, past)
         en, de, end = self.governed(head, (conjunction, CONJUNCTIONS[conjunction]), inner)
@@ -896,7 +1019,7 @@ class Grammar:
 
     def spelled_out(self, main: Clause, conjunction: Pair, inner: Pair, *, front: bool) -> Sentence:
         """The same around a clause that is spelled out already."""
-        inner_en, inner_de = (f"{word} {clause}" for word, clause in zip(conjunction, inner, strict=True))
+        inner_en, inner_de = joined(paired(*conjunction), inner)
         if front:
             return f"{inner_en}, {english(main)}", f"{inner_de}, {german(main, 'first')}", "."
         return f"{english(main)} {inner_en}", f"{german(main)}, {inner_de}", "."
@@ -938,7 +1061,15 @@ class Grammar:
 
     def weather(self, quality: str, past: bool) -> Pair:
         _, en, en_past, de, de_past = self.pick([weather for weather in WEATHER if weather[0] == quality])
-        return (en_past, de_past) if past else (en, de)
+        words, wörter = (en_past, de_past) if past else (en, de)
+        subject = 1 if words.startswith("it ") else 2  # it, the weather, the sun
+        said, gesagt = words.split()[subject:], wörter.split()[subject:]
+        if len(gesagt) == len(said):  # "is bad", schlecht ist
+            predicate = paired(join(*said), join(*reversed(gesagt)))
+            predicate = predicate[0], join(*reversed(predicate[1].split()))
+        else:
+            predicate = tied(join(*said), join(*gesagt))
+        return joined(paired(join(*words.split()[:subject]), join(*wörter.split()[:subject])), predicate)
 
     def condition(self) -> Sentence:
         """If, when or before something happens, ..."""
@@ -967,7 +1098,9 @@ class Grammar:
             self.action(subject, kind, ACTIVITIES, timed=False, affirmative=True, simple=True)
             for subject in (self.subject(), self.subject(pronouns="I we"))
         )
-        if inner.modal or main.modal or inner.verb.key == main.verb.key or inner.subject.en == main.subject.en:
+        if inner.modal or main.modal or inner.verb.key == main.verb.key:
+            raise Rejected
+        if unmarked(inner.subject.en) == unmarked(main.subject.en):
             raise Rejected
         main.progressive = inner.progressive = kind == "present" and self.chance(0.5)
         return self.governed(main, ("while", "während"), inner, front=self.chance(0.5))
@@ -1018,20 +1151,26 @@ class Grammar:
         bare = replace(second, subject=NOTHING._replace(agreement=subject.agreement))
         shared = second.past and first.verb.sein == second.verb.sein
         en, de = self.main(first, front=1)
-        return f"{en} and {english(bare)}", f"{de} und {german(second, 'shared' if shared else 'headless')}", "."
+        und = tied("and", "und")
+        rest = english(bare), german(second, "shared" if shared else "headless")
+        return *joined((en, de), und, rest), "."
 
     def opposition(self) -> Sentence:
         """Anna works, but Peter sleeps."""
         kind = self.pick(["present", "past"])
         first = self.action(self.subject(), kind, ACTIVITIES, affirmative=True)
         second = self.action(self.subject(pronouns="I we"), kind, ACTIVITIES, timed=False)
-        if first.subject.en == second.subject.en or (first.verb.key == second.verb.key) != second.negated:
+        if (
+            unmarked(first.subject.en) == unmarked(second.subject.en)
+            or (first.verb.key == second.verb.key) != second.negated
+        ):
             raise Rejected
         second.progressive = first.progressive and second.modal is None
         if first.modal or second.modal:
             raise Rejected
         (en1, de1), (en2, de2) = self.main(first), self.main(second)
-        return f"{en1}, but {en2}", f"{de1}, aber {de2}", "."
+        but, aber = tied("but", "aber")
+        return f"{en1}, {but} {en2}", f"{de1}, {aber} {de2}", "."
 
     def purpose(self) -> Sentence:
         subject = self.subject()
@@ -1039,8 +1178,8 @@ class Grammar:
         main = self.action(subject, "", (way,), plain=True, simple=True)
         inner = self.action(subject, "present", PURPOSES[way], plain=True, timed=False, simple=True)
         en, de = self.main(main, front=1)
-        to = "in order to" if self.chance(0.7) else "to"
-        return f"{en} {to} {english(inner, 'infinitive')}", f"{de}, um {german(inner, 'infinitive')}", "."
+        to, um = tied("in order to" if self.chance(0.7) else "to", "um")
+        return f"{en} {to} {english(inner, 'infinitive')}", f"{de}, {um} {german(inner, 'infinitive')}", "."
 
 
 Sentence = tuple[str, str, str]
@@ -1118,23 +1257,32 @@ def words(text: str) -> list[str]:
     return re.findall(r"[^\W\d_]+(?:['-][^\W\d_]+)*", text)
 
 
-def generate() -> dict[str, list[Pair]]:
+class Aligned(NamedTuple):
+    """A sentence pair, and which of its words say the same."""
+
+    en: str
+    de: str
+    links: str
+
+
+def generate() -> dict[str, list[Aligned]]:
     """All splits. No sentence, English or German, occurs twice in all of them together."""
     grammar = Grammar(SEED)
     seen: set[str] = set()
 
-    def fresh(known: set[str] | None = None) -> Pair:
+    def fresh(known: set[str] | None = None) -> Aligned:
         while True:
-            en, de = grammar.pair()
+            en_marked, de_marked = grammar.pair()
+            en, de = unmarked(en_marked), unmarked(de_marked)
             if en in seen or de in seen or not 4 <= len(en.split()) <= 24:
                 continue
             if known is not None and not known.issuperset(words(en) + words(de)):
                 continue
             seen.update((en, de))
-            return en, de
+            return Aligned(en, de, links(en_marked, de_marked))
 
     splits = {split: [fresh() for _ in range(size)] for split, size in SIZES.items()}
-    known = {word for pair in splits["train"] for side in pair for word in words(side)}
+    known = {word for pair in splits["train"] for side in (pair.en, pair.de) for word in words(side)}
     splits["test_compositional"] = []
     for grammar.focus, size in CLASSES.items():
         splits["test_compositional"] += [fresh(known | NEW_FORMS.get(grammar.focus, set())) for _ in range(size)]
@@ -1144,11 +1292,17 @@ def generate() -> dict[str, list[Pair]]:
 def main(arguments: list[str]) -> None:
     out = Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1] / "data" / "demo"
     out.mkdir(parents=True, exist_ok=True)
-    splits = generate()
+    Marks.is_on = True
+    try:
+        splits = generate()
+    finally:
+        Marks.is_on = False
     for split, pairs in splits.items():
-        for side, language in enumerate(("en", "de")):
+        for side, ending in enumerate(("en", "de", "align")):
+            if split == "train" and ending == "align":
+                continue  # nothing needs them
             text = "".join(pair[side] + "\n" for pair in pairs)
-            (out / f"{split}.{language}").write_text(text, encoding="utf-8", newline="\n")
+            (out / f"{split}.{ending}").write_text(text, encoding="utf-8", newline="\n")
     counts = ", ".join(f"{split} {len(pairs)}" for split, pairs in splits.items())
     sys.stdout.write(f"{out}: {counts} sentence pairs\n")
 

@@ -33,6 +33,7 @@ from transformer.cli.completion import complete
 from transformer.cli.main import main
 from transformer.cli.overrides import parse_arguments
 from transformer.config.jobs import (
+    AttentionJob,
     AverageJob,
     EvaluateJob,
     ReplayJob,
@@ -69,6 +70,7 @@ JOBS = {
     "summary": SummaryJob,
     "replay": ReplayJob,
     "table": TableJob,
+    "attention": AttentionJob,
 }
 EXPERIMENTS = (
     "base",

@@ -515,6 +515,8 @@ def test_generator_reproduces_the_files(tmp_path: Path) -> None:
         for language in ("en", "de"):
             name = f"{split}.{language}"
             assert (tmp_path / name).read_bytes() == (DATA / name).read_bytes(), name
+    for name in ALIGNED:
+        assert (tmp_path / f"{name}.align").read_bytes() == (DATA / f"{name}.align").read_bytes(), name
 
 
 def test_files_are_the_known_ones() -> None:
@@ -581,6 +583,54 @@ def test_compositional_words_occur_in_train(corpus: dict[str, list[str]]) -> Non
             if kind == "compound":
                 allowed = {form for noun in lexicon.NO_COMPOUND for form in compound_forms(noun, language)}
             assert new <= allowed, kind
+
+
+# Alignments
+
+ALIGNED = ("dev", "test", "test_compositional")
+
+
+@pytest.mark.parametrize(
+    ("en", "de", "links"),
+    [
+        (
+            "Three colleagues live in the small flat.",
+            "Drei Kollegen wohnen in der kleinen Wohnung.",
+            "0-0 1-1 2-2 3-3 4-4 5-5 6-6",
+        ),
+        (
+            "The lady's dresses are beautiful.",
+            "Die Kleider der Dame sind hübsch.",
+            "0-2 1-3 2-1 3-4 4-5",
+        ),
+        (
+            "Some young writers said that Laura did not write any books.",
+            "Einige junge Schriftsteller haben gesagt, dass Laura keine Bücher geschrieben hat.",
+            "0-0 1-1 2-2 3-3 3-4 4-5 5-6 6p9 6p10 7-7 8p9 8p10 9-7 10-8",
+        ),
+        (
+            "How many bosses are there in the museum shop?",
+            "Wie viele Chefs gibt es im Museumsladen?",
+            "0-0 1-1 2-2 3-3 4-4 5-5 6-5 7-6 8-6",
+        ),
+    ],
+)
+def test_alignments_say_which_word_says_what(en: str, de: str, links: str) -> None:
+    """A genitive moves, a verb is in two parts, kein is a and not, im is two words, a compound is one."""
+    line = read("test.en").index(en)
+    assert (read("test.de")[line], read("test.align")[line]) == (de, links)
+
+
+@pytest.mark.parametrize("name", ALIGNED)
+def test_alignments_link_nearly_all_words_and_none_that_is_not_there(name: str) -> None:
+    """What has no counterpart: Sie in a request, a conjunction that one of the languages leaves out, an article."""
+    linked, words = 0, 0
+    for en, de, links in zip(read(f"{name}.en"), read(f"{name}.de"), read(f"{name}.align"), strict=True):
+        found = [tuple(map(int, re.split("[-p]", link))) for link in links.split()]
+        assert all(source < len(en.split()) and target < len(de.split()) for source, target in found), en
+        linked += len({target for _, target in found})
+        words += len(de.split())
+    assert 0.99 * words < linked < words
 
 
 # Held-out combinations, looked for in the text itself

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from torch import Tensor
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -77,6 +78,13 @@ class Tracker:
         escaped = "\n".join(f"    {printable(line)}" for line in lines)  # Markdown's literal block
         with _errors_name(self._run.tensorboard):
             self._writer.add_text(name, escaped, step)
+
+    def image(self, step: int, name: str, pixels: Tensor) -> None:
+        """Show a picture of `step` in TensorBoard: `(1, height, width)` in grey, uint8."""
+        if not self._writes:
+            return
+        with _errors_name(self._run.tensorboard):
+            self._writer.add_image(name, pixels.numpy(), step)
 
     def flush(self) -> None:
         """Write out what is buffered."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from transformer.config.jobs import (
     SCORES,
+    AttentionJob,
     AverageJob,
     EvaluateJob,
     Job,
@@ -166,6 +167,12 @@ def _table(job: TableJob) -> None:
         raise errors[0]
 
 
+def _attention(job: AttentionJob) -> None:
+    from transformer.tools.attention import attention
+
+    _write(attention(job))
+
+
 def _write_result(result: object, text: str, *, as_json: bool) -> None:
     """Write a result to standard output: its text for people, or the result itself as JSON for programs."""
     _write(json.dumps(to_json(result), indent=2) + "\n" if as_json else text)
@@ -186,4 +193,5 @@ COMMANDS = {
     "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
     "replay": Command(_replay, "run one step of a training again, to find where numbers are not finite"),
     "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),
+    "attention": Command(_attention, "who attends to whom: figures, a page and the weights; or what each head does"),
 }

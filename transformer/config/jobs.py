@@ -19,6 +19,7 @@ from transformer.config.settings import (
     SweepConfig,
     TokenizerConfig,
     TrainConfig,
+    WeightsFormat,
     at_least,
     at_most,
     check_names,
@@ -171,6 +172,46 @@ class EvaluateJob(DecodeJob):
 
 
 @dataclass
+class AttentionJob(DecodeJob):
+    """`transformer attention`: of one sentence, or what each head does over many."""
+
+    text: str | None = option(None, "the sentence to look at")
+    target: str | None = option(None, "its translation (null: the model's own)")
+    file: str | None = option(None, "instead of text: a file with a sentence a line")
+    references: str | None = option(None, "with file: its translations, which the model is then made to read")
+    set: str | None = option(None, "instead of text: a set that the run keeps (null: dev, without text and file)")
+    forced: bool = option(False, "with a set: read its references instead of translating")
+    line: int = option(1, "which sentence of the file or the set, counted from 1")
+    sentences: int | None = option(None, "instead of one sentence: what each head does in the first so many")
+    alignments: str | None = option(
+        None, "with sentences: their word alignments, such as 0-0 1-2 on a line; measures the error rate of each layer"
+    )
+    output: str = option("attention", "directory that the files go to")
+    format: WeightsFormat = option(WeightsFormat.json, "of the file with the weights")
+    layers: list[int] | None = option(None, "figures of these layers only, such as 5,6 (null: all)")
+    heads: list[int] | None = option(None, "figures of these heads only (null: all)")
+    word: str | None = option(None, "figures of what this word looks at only (null: of all words)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "", 1, "line", "sentences")
+        given = [name for name in ("text", "file", "set") if getattr(self, name) is not None]
+        require(len(given) <= 1, f"{' and '.join(given)} are set: choose one")
+        require(self.target is None or self.text is not None, "target is the translation of text: set text, too")
+        require(self.references is None or self.file is not None, "references belong to file: set file, too")
+        is_of_set = self.text is None and self.file is None
+        require(is_of_set or not self.forced, "forced=true reads the references of a set: leave text and file out")
+        require(self.sentences is None or self.text is None, "sentences are taken from file or set: leave text out")
+        for name in ("layers", "heads"):
+            numbers = getattr(self, name)
+            require(numbers is None or min(numbers, default=0) >= 1, f"{name}={numbers}: they are counted from 1")
+        if self.alignments is not None:
+            require(self.sentences is not None, "alignments are those of many sentences: set sentences, too")
+            has_references = self.references is not None or self.forced
+            require(has_references, "alignments are those of references: set forced=true, or references=FILE")
+
+
+@dataclass
 class AverageJob:
     """`transformer average`."""
 
@@ -266,7 +307,7 @@ class TableJob(TrainJob):
 
 # The class of job that each command takes.
 
-Job = TrainJob | TranslateJob | ScoreJob | EvaluateJob | AverageJob | SummaryJob | ReplayJob | TableJob
+Job = TrainJob | TranslateJob | ScoreJob | EvaluateJob | AverageJob | SummaryJob | ReplayJob | TableJob | AttentionJob
 
 JOBS: dict[str, type[Job]] = {
     "prepare": TrainJob,
@@ -278,4 +319,5 @@ JOBS: dict[str, type[Job]] = {
     "summary": SummaryJob,
     "replay": ReplayJob,
     "table": TableJob,
+    "attention": AttentionJob,
 }

@@ -116,6 +116,13 @@ class LineFormat(Enum):
     jsonl = "jsonl"
 
 
+class WeightsFormat(Enum):
+    """How attention weights are written to a file."""
+
+    json = "json"
+    npz = "npz"  # NumPy's
+
+
 class OnResume(Enum):
     """What happens when a run goes on with another value of a key than it was started with."""
 
@@ -355,6 +362,9 @@ class TrainConfig:
     patience: int | None = option(None, "stop after so many validations without a new best", on_resume=OnResume.allow)
     average: int = option(5, "checkpoints averaged into the final model (section 6.1)", on_resume=OnResume.allow)
     samples: int = option(3, "dev translations shown at each validation", on_resume=OnResume.allow)
+    attention_images: bool = option(
+        True, "draw the attention of a dev sentence in TensorBoard at each validation", on_resume=OnResume.allow
+    )
 
     def __post_init__(self) -> None:
         at_least(self, "train.", 0, "seed", "prefetch", "keep_best", "samples")

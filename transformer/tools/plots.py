@@ -1,17 +1,39 @@
-"""Plots, with matplotlib where it is installed (`pip install 'transformer-mt[plots]'`); as SVG, which is text."""
+"""Plots, with matplotlib where it is installed (`pip install 'transformer-mt[plots]'`), as SVG or PNG."""
 
+import colorsys
 import io
 import logging
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from transformer.tools.significance import Interval
 
 log = logging.getLogger(__name__)
 
+Numbers = npt.NDArray[np.float64]
+
 INCHES_A_ROW = 0.28
+
+# Ten colours that are told apart on light and on dark paper (Tableau's).
+TEN_COLORS = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
+    *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
+)
+
+
+def head_colors(n_heads: int) -> list[str]:
+    """A colour for each attention head, as `#1f77b4`: where there are more than ten, hues around the circle."""
+    if n_heads <= len(TEN_COLORS):
+        return list(TEN_COLORS[:n_heads])
+    circle = [colorsys.hls_to_rgb(head / n_heads, 0.4 if head % 2 else 0.55, 0.65) for head in range(n_heads)]
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in color) for color in circle]
 
 
 @dataclass(frozen=True)
@@ -59,7 +81,7 @@ def plot_points(points: Sequence[Point], *, title: str) -> bytes | None:
     axes.set_title(title, fontsize="medium")
     axes.legend(loc="best", fontsize="small")
 
-    return _as_svg(figure)
+    return as_svg(figure, text_as_text=False)
 
 
 def plot_times(times: Mapping[str, Sequence[tuple[int, float]]], *, title: str) -> bytes | None:
@@ -77,7 +99,7 @@ def plot_times(times: Mapping[str, Sequence[tuple[int, float]]], *, title: str) 
     axes.set_ylabel("milliseconds, forward and backward")
     axes.set_title(title, fontsize="medium")
     axes.legend(loc="best", fontsize="small")
-    return _as_svg(figure)
+    return as_svg(figure, text_as_text=False)
 
 
 @dataclass(frozen=True)
@@ -110,23 +132,92 @@ def plot_panels(panels: Sequence[Panel], *, x_label: str) -> bytes | None:
         if any(panel.lines.values()):
             axes.legend(loc="best", fontsize="small")
     axes.set_xlabel(x_label)
-    return _as_svg(figure)
+    return as_svg(figure, text_as_text=False)
 
 
-def _new_figure(*, height: float) -> Any:  # a Figure, or None without matplotlib
+def new_figure(*, width: float, height: float) -> Any:  # a Figure, or None without matplotlib
+    """An empty figure of this size in inches; None, with a log line, without matplotlib."""
     try:
         from matplotlib.figure import Figure  # slow, and optional; no pyplot, so that no window and no state is opened
     except ImportError:
         log.info("no plot: pip install 'transformer-mt[plots]'")
         return None
-    return Figure(figsize=(7.0, height), layout="constrained")
+    return Figure(figsize=(width, height))
 
 
-def _as_svg(figure: Any) -> bytes:
-    """The figure as text, without a date or random names: the same table, the same file."""
+def _new_figure(*, height: float) -> Any:
+    figure = new_figure(width=7.0, height=height)
+    if figure is not None:
+        figure.set_layout_engine("constrained")
+    return figure
+
+
+def as_svg(figure: Any, *, text_as_text: bool) -> bytes:
+    """The figure as text, without a date or random names: the same table, the same file.
+
+    Words are outlines, unless `text_as_text` leaves it to whoever shows the figure to have their fonts.
+    """
     from matplotlib import rc_context
 
     content = io.BytesIO()
-    with rc_context({"svg.hashsalt": "table"}):
+    with rc_context({"svg.hashsalt": "table", "svg.fonttype": "none" if text_as_text else "path"}):
         figure.savefig(content, format="svg", metadata={"Date": None})
     return content.getvalue()
+
+
+def as_png(figure: Any, *, dpi: float) -> bytes:
+    """The figure as pixels, so many to an inch."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=dpi, metadata={"Software": None})
+    return content.getvalue()
+
+
+def add_lines(axes: Any, segments: Numbers, *, color: str, opacities: Numbers, widths: Numbers) -> None:
+    """Straight lines `(n, 2, 2)` from one point to another, each with its opacity `(n,)` and width `(n,)` in points."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgb
+
+    colors = [(*to_rgb(color), min(1.0, 0.08 + opacity)) for opacity in opacities.tolist()]
+    axes.add_collection(LineCollection(list(segments), colors=colors, linewidths=widths), autolim=False)
+
+
+def fonts_for(text: str) -> tuple[list[str], set[str]]:
+    """Font families that have the characters of `text`, matplotlib's own first; and the characters that none has.
+
+    Without matplotlib, no family, and no character is missing.
+    """
+    try:
+        from matplotlib import font_manager
+    except ImportError:
+        return [], set()
+
+    own = font_manager.findfont("DejaVu Sans")
+    families = ["DejaVu Sans"]
+    missing = _lacking({*text}, own)
+    for entry in sorted(font_manager.fontManager.ttflist, key=lambda entry: (entry.name, entry.fname)):
+        if not missing:
+            break
+        still = _lacking(missing, entry.fname)
+        if len(still) < len(missing) and entry.name not in families:
+            families.append(entry.name)
+            missing = still
+    return families, missing
+
+
+def _lacking(characters: set[str], font: str) -> set[str]:
+    """Those of the characters that a font file has no glyph for."""
+    from matplotlib.font_manager import get_font
+
+    try:
+        face = get_font(font)
+    except (OSError, RuntimeError):  # a font that cannot be read has none
+        return characters
+    return {character for character in characters if face.get_char_index(ord(character)) == 0}
+
+
+@contextmanager
+def text_errors_silenced() -> Iterator[None]:
+    """Say nothing of characters without a glyph: what is drawn as text gets its fonts later."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,7 @@ from transformer.errors import CheckpointError, NumericalError
 from transformer.evaluation.score import check_language, measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
 from transformer.machine import trim_heap
+from transformer.model.inspection import Role, attention_maps, draw
 from transformer.records import Best, CheckpointState, Progress, Resolved, Results
 from transformer.run_dir import DEV, RunDir, list_steps, lock_run
 from transformer.tracking import Tracker, log_to, progress_bar
@@ -54,6 +56,7 @@ from transformer.training.warm_start import find_source
 log = logging.getLogger(__name__)
 
 TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
+LONGEST_DRAWN = 40  # pieces of a dev sentence whose attention is drawn
 READ_EVERY = 20  # steps after which the host reads what the device has counted
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # the environment variable that makes cuBLAS deterministic
 
@@ -473,6 +476,8 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
     tracker.scalars(validation.step, validation_scalars(validation))
     log.info("step %d: dev %s%s", validation.step, describe(validation), ", the best so far" if is_best else "")
     _show_samples(run, hypotheses, tracker)
+    if job.train.attention_images and world.is_rank0:
+        _show_attention(run, tracker)
     return validation.step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]
 
 
@@ -486,6 +491,18 @@ def _show_samples(run: Run, hypotheses: Sequence[str], tracker: Tracker) -> None
     tracker.text(run.progress.step, "dev/samples", samples)
     for line in samples:
         log.info("  %s", line)
+
+
+def _show_attention(run: Run, tracker: Tracker) -> None:
+    """Draw how the first dev pair that makes a readable picture is attended to, the decoder reading the reference."""
+    lengths = run.dev.store.lengths.max(axis=1)  # the longer side, EOS counted
+    index = int((lengths <= LONGEST_DRAWN).argmax())  # the first one, where none is short enough
+    source, target = (run.dev.store.gather(np.array([index]), side).pieces[:LONGEST_DRAWN].tolist() for side in (0, 1))
+
+    precision = run.resolved.precision
+    maps = attention_maps(run.state.eval_model, source, target, device=run.device, precision=precision)
+    for role in Role:
+        tracker.image(run.progress.step, f"attention/{role.value}", draw(maps.of(role)))
 
 
 def _commit(run: Run, world: World, tracker: Tracker) -> None:
