@@ -245,6 +245,16 @@ def test_translate_answers_before_it_has_read_much(run_dir: Path) -> None:
     assert read_before_each_write == [16_384]
 
 
+def test_translate_gives_free_memory_back_now_and_then(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr("transformer.decoding.stream.trim_heap", lambda: trims.append(1))
+    output_of(run_dir, b"\n" * 60_000)
+    assert trims == []
+    monkeypatch.setattr("transformer.decoding.stream.TRIM_SECONDS", -1.0)
+    output_of(run_dir, b"\n" * 60_000)
+    assert len(trims) == 3, "after blocks of 16, 32 and 12 kB"
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
