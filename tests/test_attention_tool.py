@@ -3,11 +3,13 @@
 import base64
 import json
 import re
+import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -25,6 +27,8 @@ from transformer.layout import Packed
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.inspection import AttentionMaps, Role, attention_maps, draw
 from transformer.model.transformer import Transformer
+from transformer.tools.attention_figures import Panel, Picture, Words, draw_lines, draw_maps
+from transformer.tools.plots import fonts_for
 
 SOURCE = [5, 9, 11, 4, 7]
 TARGET = [8, 6, 12, 10, 5, 9, 4]
@@ -176,6 +180,52 @@ def test_training_draws_attention_at_each_validation(corpus: DataConfig, tmp_pat
     plain = run(tiny_job(tmp_path / "b", corpus, max_steps=4, validate_every=2, attention_images=False))
     assert images_of(plain) == {}
     assert_same_tensors(*(step_dir(found, 4) / "model.safetensors" for found in (plain, drawn)))
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+UNKNOWN = "\U00030ede"  # a Chinese character of seventy strokes that hardly any font has
+
+
+def panels_of(count: int, words: int) -> list[Panel]:
+    return [Panel(f"head {n}", [("#1f77b4", np.full((words, words), 1 / words))]) for n in range(1, count + 1)]
+
+
+def test_fonts_for_names_the_characters_that_no_font_has() -> None:
+    families, missing = fonts_for(f"abc é ▁ {UNKNOWN}")
+    assert (families[0], missing) == ("DejaVu Sans", {UNKNOWN})
+
+
+@pytest.mark.parametrize("draw_figure", [draw_lines, draw_maps])
+def test_figures_show_any_text(draw_figure: Callable[..., Picture | None], caplog: pytest.LogCaptureFixture) -> None:
+    """What is a formula to matplotlib, markup, controls, and a character without a font: its piece is numbered."""
+    words = [f"▁{UNKNOWN}", "$x^{$", "$\\frac$", "<b>&amp;", "a\nb", "▁" + "long" * 30]
+    picture = draw_figure(panels_of(2, len(words)), Words(words, words), title="$\\sum$ <title>")
+    assert picture is not None
+    text = picture.svg.decode()
+    ElementTree.fromstring(text)
+    for shown in (
+        UNKNOWN,
+        "$x^{$",
+        "$\\frac$",
+        "&lt;b&gt;&amp;amp;",
+        "a·b",
+        "longlonglonglonglonglon…",
+        "$\\sum$ &lt;title&gt;",
+    ):
+        assert shown in text
+    assert "no font for 1 characters" in caplog.text
+
+
+@pytest.mark.parametrize("words", [1, 60])
+def test_figures_stay_within_bounds(words: int) -> None:
+    """Few words and many: at most 8,000 pixels a side, and a page's shape."""
+    names = [f"▁w{n}" for n in range(words)]
+    picture = draw_maps(panels_of(3, words), Words(names, names), title="many")
+    assert picture is not None
+    width, height = struct.unpack(">II", picture.png[16:24])
+    assert max(width, height) <= 8000
+    assert 0.5 < width / height < 4
 
 
 # ---- the files ------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ from transformer.vocabulary import BOS, EOS
 log = logging.getLogger(__name__)
 
 MOST_WEIGHTS = 1 << 24  # of one sentence pair: a page of at most 16 MB or so
-MOST_DRAWN = 256  # pieces of a side: figures of longer sentences could not be read, and take minutes
+MOST_DRAWN = 128  # pieces of a side: figures of longer sentences could not be read, and take minutes
 DECIMALS = 6  # of a weight in JSON
 TITLES = {
     Role.encoder_self: "Encoder self-attention",

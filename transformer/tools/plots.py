@@ -164,6 +164,8 @@ def fonts_for(text: str) -> tuple[list[str], set[str]]:
     for entry in sorted(font_manager.fontManager.ttflist, key=lambda entry: (entry.name, entry.fname)):
         if not missing:
             break
+        if "Last Resort" in entry.name:  # comes with matplotlib, and has a box for every character
+            continue
         still = _lacking(missing, entry.fname)
         if len(still) < len(missing) and entry.name not in families:
             families.append(entry.name)
