@@ -23,10 +23,12 @@ from transformer.config.settings import DataConfig, ModelConfig, Norm, Precision
 from transformer.data.batch import collate
 from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
+from transformer.errors import StorageError
 from transformer.layout import Packed
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.inspection import AttentionMaps, Role, attention_maps, draw
 from transformer.model.transformer import Transformer
+from transformer.tools.attention import attention
 from transformer.tools.attention_figures import Panel, Picture, Words, draw_lines, draw_maps
 from transformer.tools.plots import fonts_for
 
@@ -279,3 +281,33 @@ def test_attention_writes_the_same_weights_into_every_file(
     for path in (tmp_path / "figures").iterdir():
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG") if path.suffix == ".png" else b"<svg" in content
+
+
+def test_attention_draws_one_word_with_every_head(trained: Path, tmp_path: Path) -> None:
+    """As the paper's Figures 3 and 4: a panel of all heads; no figure where a role does not have the word."""
+    attention(job_of(trained, tmp_path, text="one two", target="eins zwei", word="zwei", layers=[1]))
+    figures = {path.stem: path for path in (tmp_path / "figures").glob("*.svg")}
+    assert figures.keys() == {"decoder_self-1-words", "cross-1-words"}
+    text = figures["cross-1-words"].read_text(encoding="utf-8")
+    assert "“zwei”, heads 1, 2" in text
+    assert "#1f77b4" in text
+    assert "#ff7f0e" in text
+
+
+def test_attention_cannot_write_where_a_file_stands(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("", encoding="utf-8")
+    with pytest.raises(StorageError, match="out: cannot be made: Not a directory: choose another directory"):
+        attention(job_of(trained, tmp_path / "out", text="one"))
+
+
+def test_attention_reads_a_sentence_of_a_file(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Translated by the model, unless there are references."""
+    (tmp_path / "in.en").write_text("one\nthree four\n", encoding="utf-8")
+    (tmp_path / "in.de").write_text("eins\ndrei vier\n", encoding="utf-8")
+    job = job_of(trained, tmp_path / "out", file=str(tmp_path / "in.en"), line=2, heads=[1], layers=[1])
+    run_command("attention", job)
+    assert "source: three four\ntranslation (the model's own): " in capsys.readouterr().out
+    run_command("attention", replace(job, references=str(tmp_path / "in.de")))
+    assert "translation (given): drei vier\n" in capsys.readouterr().out

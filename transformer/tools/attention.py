@@ -98,9 +98,6 @@ def attention(job: AttentionJob) -> str:
     StorageError where `output` cannot be written.
     """
     run = RunDir(Path(job.run_dir))
-    output = Path(job.output)
-    _make_output(output)  # before any time is spent
-
     torch.set_num_threads(resolve_threads(job.threads))
     translator = load_translator(
         run.path,
@@ -109,6 +106,9 @@ def attention(job: AttentionJob) -> str:
         device=job.device,
         precision=job.precision,
     )
+    output = Path(job.output)
+    _make_output(output)  # before much time is spent
+
     if job.sentences is not None:
         report = describe_heads(job, run, translator)
         _write_report(output, report)
