@@ -306,7 +306,7 @@ def test_attention_reads_a_sentence_of_a_file(
     """Translated by the model, unless there are references."""
     (tmp_path / "in.en").write_text("one\nthree four\n", encoding="utf-8")
     (tmp_path / "in.de").write_text("eins\ndrei vier\n", encoding="utf-8")
-    job = job_of(trained, tmp_path / "out", file=str(tmp_path / "in.en"), line=2, heads=[1], layers=[1])
+    job = job_of(trained, tmp_path / "out", file=str(tmp_path / "in.en"), line=2, word="three", layers=[1])
     run_command("attention", job)
     assert "source: three four\ntranslation (the model's own): " in capsys.readouterr().out
     run_command("attention", replace(job, references=str(tmp_path / "in.de")))

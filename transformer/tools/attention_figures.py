@@ -124,20 +124,21 @@ def _lines(panels: Sequence[Panel], words: Words, *, title: str, fonts: list[str
         axes.set_axis_off()
         color = panel.heads[0][0] if len(panel.heads) == 1 else "black"
         axes.set_title(panel.title, fontsize=LARGEST_FONT, color=color, parse_math=False)
-        for color, weights in panel.heads:
-            _add_weights(axes, weights, color)
+        for n, (color, weights) in enumerate(panel.heads):
+            shift = 0.4 * ((n + 0.5) / len(panel.heads) - 0.5)  # heads end beside one another
+            _add_weights(axes, weights, color, shift=shift)
         _write_words(axes, words.queries, x=-0.02, side="right", size=size, fonts=fonts)
         _write_words(axes, words.keys, x=1.02, side="left", size=size, fonts=fonts)
     return figure
 
 
-def _add_weights(axes: Any, weights: Weights, color: str) -> None:
+def _add_weights(axes: Any, weights: Weights, color: str, *, shift: float) -> None:
     """A line for each of the strongest weights of every query."""
     strongest = -np.sort(-weights, axis=1)[:, :MOST_LINES][:, -1:]  # the weakest that is drawn
     queries, keys = np.nonzero((weights >= FAINTEST) & (weights >= strongest))
     values = weights[queries, keys]
-    starts = np.stack([np.zeros(len(values)), queries], 1)
-    ends = np.stack([np.ones(len(values)), keys], 1)
+    starts = np.stack([np.zeros(len(values)), queries + shift], 1)
+    ends = np.stack([np.ones(len(values)), keys + shift], 1)
     add_lines(axes, np.stack([starts, ends], 1), color=color, opacities=values, widths=0.3 + 2.2 * values)
 
 
