@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -311,3 +312,16 @@ def test_attention_reads_a_sentence_of_a_file(
     assert "source: three four\ntranslation (the model's own): " in capsys.readouterr().out
     run_command("attention", replace(job, references=str(tmp_path / "in.de")))
     assert "translation (given): drei vier\n" in capsys.readouterr().out
+
+
+def test_attention_needs_no_matplotlib(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with caplog.at_level("INFO"):
+        attention(job_of(trained, tmp_path, text="one two", target="eins zwei"))
+        attention(job_of(trained, tmp_path, sentences=2))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("attention.html", "weights.json", "heads.json", "heads.md", "heads.csv")
+    }
+    assert "no plot: pip install 'transformer-mt[plots]'" in caplog.text

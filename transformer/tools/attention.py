@@ -8,7 +8,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,7 @@ from transformer.files import make_directories, write_file, write_json
 from transformer.machine import resolve_threads
 from transformer.model.inspection import AttentionMaps, Role, attention_maps
 from transformer.run_dir import DEV, RunDir
-from transformer.tools.attention_figures import Panel, Words, draw_heads, draw_lines, draw_maps
+from transformer.tools.attention_figures import Panel, Picture, Words, draw_heads, draw_lines, draw_maps
 from transformer.tools.explorer import explorer
 from transformer.tools.heads import (
     SPACE,
@@ -336,8 +336,19 @@ def _write_figures(folder: Path, inspected: Inspected, job: AttentionJob) -> lis
         log.warning("no figures: %d pieces, and they have room for %d; the page shows them all", longest, MOST_DRAWN)
         return []
 
-    _make_output(folder)
     written = []
+    for name, picture in _figures(inspected, job):
+        if picture is None:
+            break  # no matplotlib
+        _make_output(folder)
+        for suffix, content in (("png", picture.png), ("svg", picture.svg)):
+            written.append(folder / f"{name}.{suffix}")
+            write_file(written[-1], content)
+    return written
+
+
+def _figures(inspected: Inspected, job: AttentionJob) -> Iterator[tuple[str, Picture | None]]:
+    """The figures with their names, one after the other; None without matplotlib."""
     for role in Role:
         words = inspected.words(role)
         for layer in _numbers(job.layers, inspected.n_layers):
@@ -345,16 +356,9 @@ def _write_figures(folder: Path, inspected: Inspected, job: AttentionJob) -> lis
             if not panels:
                 continue  # the word is not among those of this role
             title = f"{TITLES[role]}, layer {layer}"
-            drawn = {"words": draw_lines(panels, words, title=title)}
+            yield f"{role.value}-{layer}-words", draw_lines(panels, words, title=title)
             if job.word is None:
-                drawn["map"] = draw_maps(panels, words, title=title)
-            for kind, picture in drawn.items():
-                if picture is None:
-                    return []
-                for suffix, content in (("png", picture.png), ("svg", picture.svg)):
-                    written.append(folder / f"{role.value}-{layer}-{kind}.{suffix}")
-                    write_file(written[-1], content)
-    return written
+                yield f"{role.value}-{layer}-map", draw_maps(panels, words, title=title)
 
 
 def _check_figures(job: AttentionJob, inspected: Inspected) -> None:
