@@ -3,11 +3,14 @@
 import base64
 import json
 import re
+import struct
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -21,10 +24,14 @@ from transformer.config.settings import DataConfig, ModelConfig, Norm, Precision
 from transformer.data.batch import collate
 from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
+from transformer.errors import StorageError
 from transformer.layout import Packed
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.inspection import AttentionMaps, Role, attention_maps, draw
 from transformer.model.transformer import Transformer
+from transformer.tools.attention import attention
+from transformer.tools.attention_figures import Panel, Picture, Words, draw_lines, draw_maps
+from transformer.tools.plots import fonts_for
 
 SOURCE = [5, 9, 11, 4, 7]
 TARGET = [8, 6, 12, 10, 5, 9, 4]
@@ -178,6 +185,52 @@ def test_training_draws_attention_at_each_validation(corpus: DataConfig, tmp_pat
     assert_same_tensors(*(step_dir(found, 4) / "model.safetensors" for found in (plain, drawn)))
 
 
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+UNKNOWN = "\U00030ede"  # a Chinese character of seventy strokes that hardly any font has
+
+
+def panels_of(count: int, words: int) -> list[Panel]:
+    return [Panel(f"head {n}", [("#1f77b4", np.full((words, words), 1 / words))]) for n in range(1, count + 1)]
+
+
+def test_fonts_for_names_the_characters_that_no_font_has() -> None:
+    families, missing = fonts_for(f"abc é ▁ {UNKNOWN}")
+    assert (families[0], missing) == ("DejaVu Sans", {UNKNOWN})
+
+
+@pytest.mark.parametrize("draw_figure", [draw_lines, draw_maps])
+def test_figures_show_any_text(draw_figure: Callable[..., Picture | None], caplog: pytest.LogCaptureFixture) -> None:
+    """What is a formula to matplotlib, markup, controls, and a character without a font: its piece is numbered."""
+    words = [f"▁{UNKNOWN}", "$x^{$", "$\\frac$", "<b>&amp;", "a\nb", "▁" + "long" * 30]
+    picture = draw_figure(panels_of(2, len(words)), Words(words, words), title="$\\sum$ <title>")
+    assert picture is not None
+    text = picture.svg.decode()
+    ElementTree.fromstring(text)
+    for shown in (
+        UNKNOWN,
+        "$x^{$",
+        "$\\frac$",
+        "&lt;b&gt;&amp;amp;",
+        "a·b",
+        "longlonglonglonglonglon…",
+        "$\\sum$ &lt;title&gt;",
+    ):
+        assert shown in text
+    assert "no font for 1 characters" in caplog.text
+
+
+@pytest.mark.parametrize("words", [1, 60])
+def test_figures_stay_within_bounds(words: int) -> None:
+    """Few words and many: at most 8,000 pixels a side, and a page's shape."""
+    names = [f"▁w{n}" for n in range(words)]
+    picture = draw_maps(panels_of(3, words), Words(names, names), title="many")
+    assert picture is not None
+    width, height = struct.unpack(">II", picture.png[16:24])
+    assert max(width, height) <= 8000
+    assert 0.5 < width / height < 4
+
+
 # ---- the files ------------------------------------------------------------------------------------------------------
 
 
@@ -229,3 +282,46 @@ def test_attention_writes_the_same_weights_into_every_file(
     for path in (tmp_path / "figures").iterdir():
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG") if path.suffix == ".png" else b"<svg" in content
+
+
+def test_attention_draws_one_word_with_every_head(trained: Path, tmp_path: Path) -> None:
+    """As the paper's Figures 3 and 4: a panel of all heads; no figure where a role does not have the word."""
+    attention(job_of(trained, tmp_path, text="one two", target="eins zwei", word="zwei", layers=[1]))
+    figures = {path.stem: path for path in (tmp_path / "figures").glob("*.svg")}
+    assert figures.keys() == {"decoder_self-1-words", "cross-1-words"}
+    text = figures["cross-1-words"].read_text(encoding="utf-8")
+    assert "“zwei”, heads 1, 2" in text
+    assert "#1f77b4" in text
+    assert "#ff7f0e" in text
+
+
+def test_attention_cannot_write_where_a_file_stands(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("", encoding="utf-8")
+    with pytest.raises(StorageError, match="out: cannot be made: Not a directory: choose another directory"):
+        attention(job_of(trained, tmp_path / "out", text="one"))
+
+
+def test_attention_reads_a_sentence_of_a_file(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Translated by the model, unless there are references."""
+    (tmp_path / "in.en").write_text("one\nthree four\n", encoding="utf-8")
+    (tmp_path / "in.de").write_text("eins\ndrei vier\n", encoding="utf-8")
+    job = job_of(trained, tmp_path / "out", file=str(tmp_path / "in.en"), line=2, word="three", layers=[1])
+    run_command("attention", job)
+    assert "source: three four\ntranslation (the model's own): " in capsys.readouterr().out
+    run_command("attention", replace(job, references=str(tmp_path / "in.de")))
+    assert "translation (given): drei vier\n" in capsys.readouterr().out
+
+
+def test_attention_needs_no_matplotlib(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with caplog.at_level("INFO"):
+        attention(job_of(trained, tmp_path, text="one two", target="eins zwei"))
+        attention(job_of(trained, tmp_path, sentences=2))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("attention.html", "weights.json", "heads.json", "heads.md", "heads.csv")
+    }
+    assert "no plot: pip install 'transformer-mt[plots]'" in caplog.text

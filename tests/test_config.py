@@ -340,6 +340,7 @@ ON_RESUME = {
     "train.patience": "a",
     "train.average": "a",
     "train.samples": "a",
+    "train.attention_images": "a",
     "search.beam_size": "a",
     "search.length_penalty": "a",
     "search.max_extra": "a",

@@ -8,7 +8,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,7 @@ from transformer.files import make_directories, write_file, write_json
 from transformer.machine import resolve_threads
 from transformer.model.inspection import AttentionMaps, Role, attention_maps
 from transformer.run_dir import DEV, RunDir
-from transformer.tools.attention_figures import Panel, Words, draw_heads, draw_lines, draw_maps
+from transformer.tools.attention_figures import Panel, Picture, Words, draw_heads, draw_lines, draw_maps
 from transformer.tools.explorer import explorer
 from transformer.tools.heads import (
     SPACE,
@@ -47,7 +47,7 @@ from transformer.vocabulary import BOS, EOS
 log = logging.getLogger(__name__)
 
 MOST_WEIGHTS = 1 << 24  # of one sentence pair: a page of at most 16 MB or so
-MOST_DRAWN = 256  # pieces of a side: figures of longer sentences could not be read, and take minutes
+MOST_DRAWN = 128  # pieces of a side: figures of longer sentences could not be read, and take minutes
 DECIMALS = 6  # of a weight in JSON
 TITLES = {
     Role.encoder_self: "Encoder self-attention",
@@ -98,9 +98,6 @@ def attention(job: AttentionJob) -> str:
     StorageError where `output` cannot be written.
     """
     run = RunDir(Path(job.run_dir))
-    output = Path(job.output)
-    _make_output(output)  # before any time is spent
-
     torch.set_num_threads(resolve_threads(job.threads))
     translator = load_translator(
         run.path,
@@ -109,6 +106,9 @@ def attention(job: AttentionJob) -> str:
         device=job.device,
         precision=job.precision,
     )
+    output = Path(job.output)
+    _make_output(output)  # before much time is spent
+
     if job.sentences is not None:
         report = describe_heads(job, run, translator)
         _write_report(output, report)
@@ -336,8 +336,19 @@ def _write_figures(folder: Path, inspected: Inspected, job: AttentionJob) -> lis
         log.warning("no figures: %d pieces, and they have room for %d; the page shows them all", longest, MOST_DRAWN)
         return []
 
-    _make_output(folder)
     written = []
+    for name, picture in _figures(inspected, job):
+        if picture is None:
+            break  # no matplotlib
+        _make_output(folder)
+        for suffix, content in (("png", picture.png), ("svg", picture.svg)):
+            written.append(folder / f"{name}.{suffix}")
+            write_file(written[-1], content)
+    return written
+
+
+def _figures(inspected: Inspected, job: AttentionJob) -> Iterator[tuple[str, Picture | None]]:
+    """The figures with their names, one after the other; None without matplotlib."""
     for role in Role:
         words = inspected.words(role)
         for layer in _numbers(job.layers, inspected.n_layers):
@@ -345,16 +356,9 @@ def _write_figures(folder: Path, inspected: Inspected, job: AttentionJob) -> lis
             if not panels:
                 continue  # the word is not among those of this role
             title = f"{TITLES[role]}, layer {layer}"
-            drawn = {"words": draw_lines(panels, words, title=title)}
+            yield f"{role.value}-{layer}-words", draw_lines(panels, words, title=title)
             if job.word is None:
-                drawn["map"] = draw_maps(panels, words, title=title)
-            for kind, picture in drawn.items():
-                if picture is None:
-                    return []
-                for suffix, content in (("png", picture.png), ("svg", picture.svg)):
-                    written.append(folder / f"{role.value}-{layer}-{kind}.{suffix}")
-                    write_file(written[-1], content)
-    return written
+                yield f"{role.value}-{layer}-map", draw_maps(panels, words, title=title)
 
 
 def _check_figures(job: AttentionJob, inspected: Inspected) -> None:

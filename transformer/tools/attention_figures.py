@@ -5,6 +5,7 @@ The words of an SVG are text, so whoever shows it brings the fonts. A PNG needs 
 character, its piece is named by its number, `#3`.
 """
 
+import logging
 import math
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from transformer.tools.heads import MEASURES, SPACE, Head
 from transformer.tools.plots import add_lines, as_png, as_svg, fonts_for, new_figure, text_errors_silenced
 
+log = logging.getLogger(__name__)
+
 Weights = npt.NDArray[np.float64]
 
 LINE = 0.18  # inches between two words
@@ -25,6 +28,7 @@ BETWEEN = 1.3  # inches between the two columns of words
 GAP = 0.3  # inches between two panels
 TITLE = 0.3  # inches above each panel
 FAINTEST = 0.01  # weights below are not drawn as lines
+MOST_LINES = 10  # from a word, of one head
 ASPECT = 1.6  # width over height that a figure comes close to
 LARGEST_FONT = 9.0  # points
 LONGEST_WORD = 24  # characters
@@ -75,6 +79,9 @@ def _in_both_formats(words: Words, draw: Callable[[Words, list[str]], Any]) -> P
             return None
         svg = as_svg(figure, text_as_text=True)
     if missing:
+        log.warning(
+            "no font for %d characters: the PNG numbers their pieces; the SVG and the page show them", len(missing)
+        )
         numbered = Words(_numbered(shown.queries, missing), _numbered(shown.keys, missing))
         figure = draw(numbered, fonts)
     return Picture(_as_png(figure), svg)
@@ -117,18 +124,21 @@ def _lines(panels: Sequence[Panel], words: Words, *, title: str, fonts: list[str
         axes.set_axis_off()
         color = panel.heads[0][0] if len(panel.heads) == 1 else "black"
         axes.set_title(panel.title, fontsize=LARGEST_FONT, color=color, parse_math=False)
-        for color, weights in panel.heads:
-            _add_weights(axes, weights, color)
+        for n, (color, weights) in enumerate(panel.heads):
+            shift = 0.4 * ((n + 0.5) / len(panel.heads) - 0.5)  # heads end beside one another
+            _add_weights(axes, weights, color, shift=shift)
         _write_words(axes, words.queries, x=-0.02, side="right", size=size, fonts=fonts)
         _write_words(axes, words.keys, x=1.02, side="left", size=size, fonts=fonts)
     return figure
 
 
-def _add_weights(axes: Any, weights: Weights, color: str) -> None:
-    queries, keys = np.nonzero(weights >= FAINTEST)
+def _add_weights(axes: Any, weights: Weights, color: str, *, shift: float) -> None:
+    """A line for each of the strongest weights of every query."""
+    strongest = -np.sort(-weights, axis=1)[:, :MOST_LINES][:, -1:]  # the weakest that is drawn
+    queries, keys = np.nonzero((weights >= FAINTEST) & (weights >= strongest))
     values = weights[queries, keys]
-    starts = np.stack([np.zeros(len(values)), queries], 1)
-    ends = np.stack([np.ones(len(values)), keys], 1)
+    starts = np.stack([np.zeros(len(values)), queries + shift], 1)
+    ends = np.stack([np.ones(len(values)), keys + shift], 1)
     add_lines(axes, np.stack([starts, ends], 1), color=color, opacities=values, widths=0.3 + 2.2 * values)
 
 

@@ -6,7 +6,8 @@ component("explorer", (element, data) => {
     { key: "decoder_self", name: "Decoder self", from: "read", to: "read so far", queries: data.reads, keys: data.reads },
     { key: "cross", name: "Cross", from: "predicted", to: "source", queries: data.predicts, keys: data.source },
   ];
-  const SHOWN = 0.004; // weights below are drawn in no column of words
+  const SHOWN = 0.004; // weights below are drawn as no line; while all words are drawn, five times that
+  const LONG = 40; // more words than this stand closer
   const allHeads = () => Array.from({ length: data.heads }, (_, head) => head);
   const unpacked = new Map();
 
@@ -153,6 +154,7 @@ component("explorer", (element, data) => {
     keyCaption.textContent = role().to;
     fill(queryList, role().queries, "query");
     fill(keyList, role().keys, "key");
+    element.classList.toggle("long", Math.max(role().queries.length, role().keys.length) > LONG);
     for (const item of queryList.children) item.setAttribute("role", "option");
   }
 
@@ -255,7 +257,7 @@ component("explorer", (element, data) => {
         for (let key = 0; key < keys.length; key++) {
           if (only === null && state.key !== null && key !== state.key) continue;
           const value = weight(head, query, key);
-          if (value < SHOWN) continue;
+          if (value < (only === null && state.key === null ? 5 * SHOWN : SHOWN)) continue;
           context.globalAlpha = Math.min(1, 0.1 + value);
           context.lineWidth = 0.5 + 4 * value;
           context.beginPath();

@@ -191,15 +191,13 @@ def fonts_for(text: str) -> tuple[list[str], set[str]]:
     except ImportError:
         return [], set()
 
-    own = font_manager.findfont("DejaVu Sans")
     families = ["DejaVu Sans"]
-    missing = _lacking({*text}, own)
-    for entry in sorted(font_manager.fontManager.ttflist, key=lambda entry: (entry.name, entry.fname)):
-        if not missing:
-            break
-        still = _lacking(missing, entry.fname)
-        if len(still) < len(missing) and entry.name not in families:
-            families.append(entry.name)
+    missing = _lacking({*text}, font_manager.findfont("DejaVu Sans"))
+    for path in sorted(font_manager.findSystemFonts()) if missing else []:
+        still = _lacking(missing, path)
+        if len(still) < len(missing):
+            font_manager.fontManager.addfont(path)  # matplotlib's own list may be older than the font
+            families.append(font_manager.get_font(path).family_name)
             missing = still
     return families, missing
 
