@@ -32,7 +32,16 @@ from transformer.cli import commands
 from transformer.cli.completion import complete
 from transformer.cli.main import main
 from transformer.cli.overrides import parse_arguments
-from transformer.config.jobs import AverageJob, EvaluateJob, ReplayJob, SummaryJob, TableJob, TrainJob, TranslateJob
+from transformer.config.jobs import (
+    AverageJob,
+    EvaluateJob,
+    ExportJob,
+    ReplayJob,
+    SummaryJob,
+    TableJob,
+    TrainJob,
+    TranslateJob,
+)
 from transformer.config.settings import (
     Algorithm,
     Decay,
@@ -58,6 +67,7 @@ JOBS = {
     "average": AverageJob,
     "summary": SummaryJob,
     "replay": ReplayJob,
+    "export": ExportJob,
     "table": TableJob,
 }
 EXPERIMENTS = (

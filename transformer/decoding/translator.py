@@ -131,16 +131,23 @@ class Translator:
         }
 
     def hypotheses(
-        self, sources: Sequence[list[int]], *, n_best: int, check: Callable[[], None]
+        self,
+        sources: Sequence[list[int]],
+        *,
+        n_best: int,
+        check: Callable[[], None],
+        penalty: Callable[[int], float] | None = None,
     ) -> list[list[Hypothesis]]:
         """The `n_best` best hypotheses of each source, with their log-probabilities, in the order of the sources.
 
         Sources and hypotheses are ids of pieces, without BOS and EOS: `tokenizer.encode` and `decode` turn texts into
         ids and back. The best hypothesis comes first; see `beam_search` for what a list holds. `check` is called before
-        each batch, and may raise.
+        each batch, and may raise. `penalty` is another function of |Y| than that of `search.length_penalty`, such as
+        another toolkit's; it must not fall.
 
         Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where a GPU has too little memory.
         """
+        rank_by = length_penalty(self.search.length_penalty) if penalty is None else penalty
 
         def search(step: DecoderStep, state: DecoderState, max_lengths: Tensor) -> list[list[Hypothesis]]:
             return beam_search(
@@ -149,7 +156,7 @@ class Translator:
                 beam_size=self.search.beam_size,
                 n_best=n_best,
                 max_lengths=max_lengths,
-                penalty=length_penalty(self.search.length_penalty),
+                penalty=rank_by,
                 bos=BOS,
                 eos=EOS,
             )
