@@ -44,9 +44,11 @@ OWNERS = {
     "datasets": "data.source",
     "huggingface_hub": "data.source",
     "matplotlib": "tools.plots",
+    "onnxruntime": "tools.export.onnx",
     "pyarrow": "data.table",
     "sacremoses": "evaluation.paper_bleu",
     "torch.utils.tensorboard": "tracking",
+    "transformers": "tools.export.marian",
     "torch.nn.attention.varlen": "model.attention",
 }
 

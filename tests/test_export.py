@@ -73,13 +73,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(text: list[tuple[str, str]]) -> Tokenizer:
-    lines = [line for pair in text for line in pair]
-    return Tokenizer.from_bytes(train_tokenizer(lines, TokenizerConfig(vocab_size=60)))
+def tokenizer_model(text: list[tuple[str, str]]) -> bytes:
+    return train_tokenizer([line for pair in text for line in pair], TokenizerConfig(vocab_size=60))
 
 
-def random_translator(config: ModelConfig, tokenizer: Tokenizer, seed: int = 1) -> Translator:
+def random_translator(config: ModelConfig, tokenizer_model: bytes, seed: int = 1) -> Translator:
     """Every weight is random, gains and biases of norms among them, which training would begin with at 1 and 0."""
+    tokenizer = Tokenizer.from_bytes(tokenizer_model)
     torch.manual_seed(seed)
     model = Transformer(config, tokenizer.vocab_size)
     with torch.no_grad():
@@ -91,8 +91,18 @@ def random_translator(config: ModelConfig, tokenizer: Tokenizer, seed: int = 1) 
     return Translator(model.eval(), tokenizer, search, torch.device("cpu"), Precision.fp32)
 
 
-def original_of(translator: Translator, quantization: Quantization = Quantization.float32) -> Original:
-    return Original(translator, "en", "de", quantization, "runs/tiny (averaged)", Path("runs/tiny-exported"))
+def original_of(
+    translator: Translator, tokenizer_model: bytes, quantization: Quantization = Quantization.float32
+) -> Original:
+    return Original(
+        translator,
+        src_lang="en",
+        tgt_lang="de",
+        tokenizer_model=tokenizer_model,
+        quantization=quantization,
+        origin="runs/tiny (averaged)",
+        output=Path("runs/tiny-exported"),
+    )
 
 
 def sentences_of(text: list[tuple[str, str]], translator: Translator) -> Sentences:
@@ -103,19 +113,21 @@ def parity_of(original: Original, target: Target, folder: Path, text: list[tuple
     export_format = FORMATS[target]
     export_format.write(original, folder)
     peer = export_format.load(original, folder, 1)
-    bound = export_format.bound if original.quantization is Quantization.float32 else None
+    bound = (
+        export_format.bound(original.translator.model.config) if original.quantization is Quantization.float32 else None
+    )
     return compare(original, peer, sentences_of(text, original.translator), bound=bound)
 
 
 @pytest.mark.parametrize(("variant", "target"), EXACT, ids=lambda value: getattr(value, "value", value))
 def test_export_of_a_variant_is_exact(
-    variant: str, target: Target, text: list[tuple[str, str]], tokenizer: Tokenizer, tmp_path: Path
+    variant: str, target: Target, text: list[tuple[str, str]], tokenizer_model: bytes, tmp_path: Path
 ) -> None:
     for package in FORMATS[target].packages:
         pytest.importorskip(package)
     config = model_config(variant)
     check_expressible(config, target)
-    parity = parity_of(original_of(random_translator(config, tokenizer)), target, tmp_path, text)
+    parity = parity_of(original_of(random_translator(config, tokenizer_model), tokenizer_model), target, tmp_path, text)
     assert parity.problems == []
     assert parity.log_probs < parity.bound
     assert parity.greedy.identical == len(text)

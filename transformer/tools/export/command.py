@@ -34,8 +34,8 @@ from transformer.files import (
     write_json,
 )
 from transformer.machine import resolve_threads
-from transformer.run_dir import DEV, TOKENIZER, RunDir
-from transformer.tools.export import ctranslate2
+from transformer.run_dir import DEV, RunDir
+from transformer.tools.export import ctranslate2, marian, onnx
 from transformer.tools.export.parity import Parity, choose_sentences, compare, format_parity
 from transformer.tools.export.peer import Original
 from transformer.tools.export.weights import check_expressible
@@ -43,7 +43,11 @@ from transformer.tools.export.weights import check_expressible
 PARITY = "parity.json"
 README = "README.md"
 
-FORMATS = {Target.ctranslate2: ctranslate2.FORMAT}
+FORMATS = {
+    Target.ctranslate2: ctranslate2.FORMAT,
+    Target.marian: marian.FORMAT,
+    Target.onnx: onnx.FORMAT,
+}
 
 
 class ParityError(Exception):
@@ -90,6 +94,7 @@ def export(job: ExportJob) -> Exported:
         translator=translator,
         src_lang=data.src_lang,
         tgt_lang=data.tgt_lang,
+        tokenizer_model=read_model(run.tokenizer),
         quantization=job.quantization,
         origin=f"{run.path} ({checkpoint.path.name})",
         output=output,
@@ -98,10 +103,9 @@ def export(job: ExportJob) -> Exported:
     with _renamed_when_done(output) as folder:
         with _disk_errors_named(output):
             export_format.write(original, folder)
-            write_file(folder / TOKENIZER, read_model(run.tokenizer))
             write_file(folder / README, export_format.readme(original).encode())
 
-        bound = export_format.bound if job.quantization is Quantization.float32 else None
+        bound = export_format.bound(translator.model.config) if job.quantization is Quantization.float32 else None
         parity = compare(original, export_format.load(original, folder, threads), sentences, bound=bound)
         if parity.problems:
             raise ParityError(

@@ -18,7 +18,7 @@ from transformer.config.settings import ModelConfig, Norm, Positions, Quantizati
 from transformer.model.layers import sinusoids
 from transformer.model.transformer import Transformer
 from transformer.run_dir import TOKENIZER
-from transformer.tools.export.peer import ExportFormat, Forced, Original, power_penalty
+from transformer.tools.export.peer import FLOAT32_BOUND, ExportFormat, Forced, Original, encode_with, power_penalty
 from transformer.tools.export.weights import Weights, ctranslate2_heads, fold
 from transformer.vocabulary import BOS, EOS, UNK
 
@@ -76,6 +76,7 @@ def write(original: Original, folder: Path) -> None:
     is_exact = original.quantization is Quantization.float32
     spec.optimize(quantization=None if is_exact else original.quantization.value)
     spec.save(str(folder))
+    (folder / TOKENIZER).write_bytes(original.tokenizer_model)
 
 
 def readme(original: Original) -> str:
@@ -205,10 +206,15 @@ class CTranslate2Peer:
 
         tokenizer = original.translator.tokenizer
         self._translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
+        self._tokenizer = folder / TOKENIZER
         self._pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
         self._ids = {piece: index for index, piece in enumerate(self._pieces)}
         self.arithmetic = str(self._translator.compute_type)
         self.versions = {"ctranslate2": ctranslate2.__version__}
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """As the SentencePiece model by itself cuts them."""
+        return encode_with(self._tokenizer, texts)
 
     def penalty(self, alpha: float) -> Callable[[int], float]:
         """A score is divided by the length to the power of alpha."""
@@ -238,4 +244,10 @@ class CTranslate2Peer:
         return [[self._pieces[index] for index in ids] for ids in sentences]
 
 
-FORMAT = ExportFormat(packages=("ctranslate2",), bound=1e-4, write=write, load=CTranslate2Peer, readme=readme)
+FORMAT = ExportFormat(
+    packages=("ctranslate2",),
+    bound=lambda _: FLOAT32_BOUND,
+    write=write,
+    load=CTranslate2Peer,
+    readme=readme,
+)

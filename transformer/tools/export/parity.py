@@ -25,8 +25,8 @@ from transformer.errors import InputError
 from transformer.evaluation.score import measure_bleu
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
-from transformer.tools.export.peer import Forced, Original, Peer
-from transformer.vocabulary import BOS, EOS, PAD
+from transformer.tools.export.peer import Forced, Original, Peer, forced_by, pad
+from transformer.vocabulary import BOS, EOS
 
 TIE = 1e-4  # candidates whose scores differ by less may come out either way
 MOST_OTHERS = 0.01  # share of sentences that may differ otherwise: a tie early in a search can cost more at its end
@@ -72,6 +72,7 @@ class Parity:
 
     sentences: int
     origin: str  # of the sentences
+    cut_alike: int  # sentences that both tokenizers cut into the same pieces
     tokens: int  # of the targets whose log-probabilities were compared
     targets: str  # which those are
     arithmetic: str  # of the exported model's search
@@ -174,6 +175,7 @@ def compare(original: Original, peer: Peer, sentences: Sentences, *, bound: floa
     return Parity(
         sentences=len(sentences.sources),
         origin=sentences.origin,
+        cut_alike=sum(map(list.__eq__, peer.encode(sentences.texts), sentences.sources)),
         tokens=sum(len(target) + 1 for target in targets),
         targets="references" if sentences.targets is not None else "our greedy translations",
         arithmetic=peer.arithmetic,
@@ -203,16 +205,16 @@ class _Exact:
 
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
         """What it makes of each target, given its source."""
-        source_layout = Padded.of([len(ids) + 1 for ids in sources], 1 + max(map(len, sources)))
-        target_layout = Padded.of([len(ids) + 1 for ids in targets], 1 + max(map(len, targets)))
+        source, _ = pad([[*ids, EOS] for ids in sources])
+        target, _ = pad([[BOS, *ids] for ids in targets])
         with torch.no_grad():
             logits = self.model(
-                _rows([[*ids, EOS] for ids in sources], source_layout.width),
-                _rows([[BOS, *ids] for ids in targets], target_layout.width),
-                source_layout=source_layout,
-                target_layout=target_layout,
+                source,
+                target,
+                source_layout=Padded.of([len(ids) + 1 for ids in sources], source.shape[1]),
+                target_layout=Padded.of([len(ids) + 1 for ids in targets], target.shape[1]),
             )  # (B, T, V)
-        return [of_classes(row[: len(ids) + 1], ids) for row, ids in zip(logits, targets, strict=True)]
+        return forced_by(logits, targets)
 
     def sums(self, sources: Sequence[list[int]], hypotheses: Sequence[Hypothesis]) -> list[Tensor]:
         """The log-probabilities `(|Y|,)` of each hypothesis: of EOS only where it is finished."""
@@ -221,16 +223,6 @@ class _Exact:
             forced.log_probs for batch in _in_batches(sources, targets) for forced in self.forced(batch[0], batch[1])
         ]
         return [log_probs[: of_one.length] for log_probs, of_one in zip(found, hypotheses, strict=True)]
-
-
-def of_classes(logits: Tensor, target: list[int]) -> Forced:
-    """The logits `(T, V)` of a target's pieces and its EOS, with the log-probabilities of those."""
-    classes = torch.tensor([*target, EOS]).unsqueeze(1)  # (T, 1)
-    return Forced(torch.log_softmax(logits, 1).gather(1, classes).squeeze(1), logits)
-
-
-def _rows(sentences: list[list[int]], width: int) -> Tensor:
-    return torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in sentences])
 
 
 def _in_batches(
@@ -337,6 +329,7 @@ def format_parity(parity: Parity) -> str:
     largest = {"log-probability": parity.log_probs, "logit": parity.logits}
     lines = [
         f"checked on {parity.sentences} sentences of {parity.origin}, with {versions} ({parity.arithmetic})",
+        f"cut into the same pieces: {parity.cut_alike} of {parity.sentences} sentences",
         *(
             f"largest difference of a {name} of {parity.targets}: {difference:.1e}{bound}"
             for name, difference in largest.items()

@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
+from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
-from transformer.config.settings import Quantization
+from transformer.config.settings import ModelConfig, Quantization
 from transformer.decoding.translator import Translator
+from transformer.vocabulary import EOS, PAD
+
+FLOAT32_BOUND = 1e-4  # what float32 may change in a log-probability
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,7 @@ class Original:
     translator: Translator
     src_lang: str
     tgt_lang: str
+    tokenizer_model: bytes
     quantization: Quantization
     origin: str  # the run and the checkpoint, for people
     output: Path  # where the exported model will be
@@ -27,7 +33,7 @@ class Original:
 class Forced:
     """What a model makes of a target that it is given, with EOS at its end."""
 
-    log_probs: Tensor  # (T,) of the target's pieces and EOS
+    log_probs: Tensor  # (T,) float64, of the target's pieces and EOS
     logits: Tensor | None  # (T, V), where the library gives them
 
 
@@ -39,6 +45,10 @@ class Peer(Protocol):
 
     arithmetic: str  # of its search
     versions: dict[str, str]  # of the libraries that run it
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The pieces of each text, as people who use the exported model would cut it."""
+        ...
 
     def penalty(self, alpha: float) -> Callable[[int], float]:
         """Its length penalty, as a function of |Y|."""
@@ -60,7 +70,7 @@ class ExportFormat:
     """How a model is written for a library."""
 
     packages: tuple[str, ...]  # that must be installed
-    bound: float  # the largest difference of a log-probability or a logit that is rounding, in float32 weights
+    bound: Callable[[ModelConfig], float]  # the largest difference that is rounding, of what it is forced to say
     write: Callable[[Original, Path], None]  # into a folder that is there
     load: Callable[[Original, Path, int], Peer]  # what was written there, to be run on so many threads
     readme: Callable[[Original], str]  # how to load it
@@ -69,3 +79,32 @@ class ExportFormat:
 def power_penalty(alpha: float) -> Callable[[int], float]:
     """`|Y|^alpha`: the length penalty of CTranslate2 and of Hugging Face."""
     return lambda length: float(length) ** alpha
+
+
+def encode_with(tokenizer: Path, texts: Sequence[str]) -> list[list[int]]:
+    """The pieces of each text by the SentencePiece model in a file."""
+    found: list[list[int]] = SentencePieceProcessor(model_file=str(tokenizer)).encode(list(texts))
+    return found
+
+
+def forced_by(logits: Tensor, targets: Sequence[list[int]]) -> list[Forced]:
+    """What logits `(B, T, V)` say of these targets, each with its EOS, and padded at the right."""
+    found = []
+    for row, ids in zip(logits, targets, strict=True):
+        classes = torch.tensor([*ids, EOS]).unsqueeze(1)  # (T, 1)
+        own = row[: len(classes)]
+        found.append(Forced(torch.log_softmax(own, 1).gather(1, classes).squeeze(1), own))
+    return found
+
+
+def pad(sentences: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Ids `(B, T)`, padded at the right, and which of them are not padding, as 0 and 1."""
+    width = max(map(len, sentences))
+    rows = torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in sentences])
+    mask = torch.tensor([[*[1] * len(ids), *[0] * (width - len(ids))] for ids in sentences])
+    return rows, mask
+
+
+def without_end(tokens: list[int]) -> list[int]:
+    """What stands before EOS, if it is there."""
+    return tokens[: tokens.index(EOS)] if EOS in tokens else tokens

@@ -1,8 +1,8 @@
 """What of our models each format can express, and the weights of a model with the rest folded into them.
 
 CTranslate2 and Marian divide scores by sqrt(w), with one width w for the queries, keys and values of a head. So heads
-are padded with zeros to w, and W_q is multiplied by what turns 1/sqrt(w) into our scale: both change nothing but
-rounding. ONNX holds our own operations, and needs none of this.
+are padded with zeros to w, and W_q is multiplied by what turns 1/sqrt(w) into our scale: nothing changes but for the
+rounding of W_q. ONNX holds our own operations, and needs none of this.
 
 `H` heads, `D` d_model, `w` width of a head.
 """
@@ -73,8 +73,7 @@ def marian_heads(config: ModelConfig) -> Heads:
 def fold(model: Transformer, heads: Heads) -> Weights:
     """Copies of the model's weights, for a format that has these heads and the scale 1/sqrt(w)."""
     config = model.config
-    scale = config.key_width**-0.5 if config.score is Score.scaled else 1.0
-    factor = scale * math.sqrt(heads.width)
+    factor = _queries_factor(config, heads)
 
     def queries(weight: Tensor) -> Tensor:
         return _pad_rows(weight.double() * factor, config.n_heads, heads)
@@ -93,6 +92,17 @@ def fold(model: Transformer, heads: Heads) -> Weights:
         change = folds.get(module, torch.clone)
         folded[name] = change(weight.cpu()).float().contiguous()
     return folded
+
+
+def is_rounded(config: ModelConfig, heads: Heads) -> bool:
+    """Whether `fold` has to round W_q: to multiply by a power of two is exact."""
+    mantissa, _ = math.frexp(_queries_factor(config, heads))
+    return mantissa != 0.5
+
+
+def _queries_factor(config: ModelConfig, heads: Heads) -> float:
+    """Our scale over 1/sqrt(w)."""
+    return math.sqrt(heads.width / config.key_width if config.score is Score.scaled else heads.width)
 
 
 def _pad_rows(weight: Tensor, n_heads: int, heads: Heads) -> Tensor:
