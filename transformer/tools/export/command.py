@@ -5,7 +5,7 @@ renamed. So whatever has the name is complete and was checked.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -36,8 +36,8 @@ from transformer.files import (
 from transformer.machine import resolve_threads
 from transformer.run_dir import DEV, RunDir
 from transformer.tools.export import ctranslate2, marian, onnx
-from transformer.tools.export.parity import Parity, choose_sentences, compare, format_parity
-from transformer.tools.export.peer import Original
+from transformer.tools.export.parity import Parity, choose_sentences, compare, format_parity, mean_length
+from transformer.tools.export.peer import Original, exponent_near
 from transformer.tools.export.weights import check_expressible
 
 PARITY = "parity.json"
@@ -87,8 +87,11 @@ def export(job: ExportJob) -> Exported:
     threads = resolve_threads(job.threads)
     torch.set_num_threads(threads)
     translator = build_translator(run.path, checkpoint, search=job.search, device=Device.cpu, precision=Precision.fp32)
-    pairs, sentences_from = _read_sentences(job, run)
-    sentences = choose_sentences(pairs, sentences_from, translator=translator, count=job.sentences)
+    sentences = choose_sentences(_read_sentences(job, run), translator=translator, count=job.sentences)
+    if not sentences:
+        raise InputError(
+            "no sentence that the model can translate, to check the export with: name a file with src=FILE"
+        )
     data = checkpoint.settings("data", DataConfig)
     original = Original(
         translator=translator,
@@ -96,6 +99,7 @@ def export(job: ExportJob) -> Exported:
         tgt_lang=data.tgt_lang,
         tokenizer_model=read_model(run.tokenizer),
         quantization=job.quantization,
+        exponent=exponent_near(mean_length(sentences, translator), translator.search.length_penalty),
         origin=f"{run.path} ({checkpoint.path.name})",
         output=output,
     )
@@ -139,17 +143,17 @@ def _check_packages(target: Target, packages: Sequence[str]) -> None:
         raise InputError(f"to={target.value} needs {', '.join(missing)}: pip install 'transformer-mt[export]'")
 
 
-def _read_sentences(job: ExportJob, run: RunDir) -> tuple[Sequence[tuple[str, str | None]], str]:
-    """Sentences, with references where there are any; and what to call them."""
+def _read_sentences(job: ExportJob, run: RunDir) -> Iterable[tuple[str, str | None]]:
+    """Sentences to check with, and their references where there are any."""
     if job.src is not None and job.tgt is not None:
-        return list(read_pairs(Path(job.src), Path(job.tgt))), job.src
+        return read_pairs(Path(job.src), Path(job.tgt))
     if job.src is not None:
-        return [(line, None) for line in read_lines(Path(job.src))], job.src
+        return ((line, None) for line in read_lines(Path(job.src)))
 
     names = sorted(run.set_names(), key=lambda name: name != DEV)  # the development set first
     if not names:
         raise InputError(f"{run.hypotheses}: no sentences to check the export with: name a file with src=FILE")
-    return list(read_set(run, names[0])), names[0]
+    return read_set(run, names[0])
 
 
 # ---- the directory

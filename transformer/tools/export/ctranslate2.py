@@ -4,7 +4,7 @@ Checked against the specification classes of CTranslate2 4.8. Its search ends a 
 hypotheses as the beam is wide; under a large `patience` it goes on to the end, and finds what our search finds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from transformer.config.settings import ModelConfig, Norm, Positions, Quantizati
 from transformer.model.layers import sinusoids
 from transformer.model.transformer import Transformer
 from transformer.run_dir import TOKENIZER
-from transformer.tools.export.peer import FLOAT32_BOUND, ExportFormat, Forced, Original, encode_with, power_penalty
+from transformer.tools.export.peer import FLOAT32_BOUND, ExportFormat, Forced, Original, encode_with
 from transformer.tools.export.weights import Weights, ctranslate2_heads, fold
 from transformer.vocabulary import BOS, EOS, UNK
 
@@ -45,8 +45,8 @@ print([pieces.decode(result.hypotheses[0]) for result in found])
 ```
 
 - CTranslate2 adds the end mark to the source. `min_decoding_length=0` lets the end mark come first, as training does.
-- CTranslate2 divides a log-probability by length**length_penalty, and the run by ((5 + length) / 6)**length_penalty.
-  The same number prefers longer translations here: choose it on a development set.
+- CTranslate2 divides a log-probability by length**length_penalty, and the run by ((5 + length) / 6)**{alpha:g}. The
+  exponent above does much the same at usual lengths; a development set may have a better one.
 - CTranslate2 ends a search once as many translations are finished as the beam is wide. A larger `patience` goes on.
 - The model has {positions} positions. Keep `max_input_length` and `max_decoding_length` below: a longer
   sentence would end in an error.
@@ -88,7 +88,8 @@ def readme(original: Original) -> str:
         output=original.output,
         tokenizer=TOKENIZER,
         beam_size=search.beam_size,
-        length_penalty=search.length_penalty,
+        length_penalty=original.exponent,
+        alpha=search.length_penalty,
         positions=n_positions(original.translator.model.config),
     )
 
@@ -206,6 +207,7 @@ class CTranslate2Peer:
 
         tokenizer = original.translator.tokenizer
         self._translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
+        self.alpha = original.exponent
         self._tokenizer = folder / TOKENIZER
         self._pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
         self._ids = {piece: index for index, piece in enumerate(self._pieces)}
@@ -216,23 +218,21 @@ class CTranslate2Peer:
         """As the SentencePiece model by itself cuts them."""
         return encode_with(self._tokenizer, texts)
 
-    def penalty(self, alpha: float) -> Callable[[int], float]:
-        """A score is divided by the length to the power of alpha."""
-        return power_penalty(alpha)
+    def penalty(self, length: int) -> float:
+        """A power of the length."""
+        return float(length**self.alpha)
 
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
         """The log-probabilities of the pieces of each target and of its EOS."""
         found = self._translator.score_batch(self._texts(sources), self._texts(targets))
         return [Forced(torch.tensor(result.log_probs, dtype=torch.float64), None) for result in found]
 
-    def translate(
-        self, sources: Sequence[list[int]], *, beam_size: int, alpha: float, max_length: int
-    ) -> list[list[int]]:
+    def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
         """The best translation of each source."""
         found = self._translator.translate_batch(
             self._texts(sources),
             beam_size=beam_size,
-            length_penalty=alpha,
+            length_penalty=self.alpha,
             patience=max_length,
             max_decoding_length=max_length,
             min_decoding_length=0,

@@ -5,7 +5,7 @@ loads a model. So the channels of the residual stream are permuted: in everythin
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,7 +21,6 @@ from transformer.tools.export.peer import (
     Original,
     forced_by,
     pad,
-    power_penalty,
     without_end,
 )
 from transformer.tools.export.weights import fold, is_rounded, marian_heads
@@ -67,9 +66,9 @@ print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
 ```
 
 - transformers 5 has no `pipeline("translation")`: use `generate`, as above.
-- `generate` divides a log-probability by length**length_penalty, and the run by ((5 + length) / 6)**length_penalty. The
-  same number prefers longer translations here: choose it on a development set. `early_stopping="never"` ends a search
-  as the run does.
+- `generate` divides a log-probability by length**{exponent:g}, which is in `generation_config.json`, and the run by
+  ((5 + length) / 6)**{alpha:g}. At usual lengths they do much the same; a development set may have a better exponent.
+  `early_stopping="never"` ends a search as the run does.
 - MarianTokenizer takes a literal `</s>`, `<unk>` or `<pad>` in a text for the token of that name.
 """
 
@@ -115,7 +114,7 @@ def write(original: Original, folder: Path) -> None:
     )
     model.generation_config = GenerationConfig(
         num_beams=translator.search.beam_size,
-        length_penalty=translator.search.length_penalty,
+        length_penalty=original.exponent,
         max_length=min(_LONGEST, config.max_positions),
         bad_words_ids=[[PAD], [BOS]],
         pad_token_id=PAD,
@@ -187,7 +186,12 @@ def _state(model: Transformer) -> dict[str, Tensor]:
 
 def readme(original: Original) -> str:
     """How to load it."""
-    return README.format(origin=original.origin, output=original.output)
+    return README.format(
+        origin=original.origin,
+        output=original.output,
+        exponent=original.exponent,
+        alpha=original.translator.search.length_penalty,
+    )
 
 
 def bound(config: ModelConfig) -> float:
@@ -209,6 +213,7 @@ class MarianPeer:
         self._model = transformers.MarianMTModel.from_pretrained(folder).eval()
         self._exact = copy.deepcopy(self._model).double()
         self._tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+        self.alpha = original.exponent
         self.versions = {"transformers": transformers.__version__}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -216,9 +221,9 @@ class MarianPeer:
         found: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         return found
 
-    def penalty(self, alpha: float) -> Callable[[int], float]:
-        """A score is divided by the length to the power of alpha."""
-        return power_penalty(alpha)
+    def penalty(self, length: int) -> float:
+        """A power of the length."""
+        return float(length**self.alpha)
 
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
         """Logits and log-probabilities in float64."""
@@ -231,16 +236,14 @@ class MarianPeer:
             ).logits  # (B, T, V)
         return forced_by(logits, targets)
 
-    def translate(
-        self, sources: Sequence[list[int]], *, beam_size: int, alpha: float, max_length: int
-    ) -> list[list[int]]:
+    def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
         """By `generate`, whose "never" is our rule for the end of a search."""
         rows, mask = pad([[*ids, EOS] for ids in sources])
         found = self._model.generate(
             input_ids=rows,
             attention_mask=mask,
             num_beams=beam_size,
-            length_penalty=alpha,
+            length_penalty=self.alpha if beam_size > 1 else 1.0,  # greedy search warns of any other
             early_stopping="never" if beam_size > 1 else False,
             max_length=1 + max_length,  # with the token that it starts from
         )

@@ -6,8 +6,9 @@ more, on plain tensors: a graph with free lengths can ask nothing of a layout. W
 `N` layers, `B` sentences, `R` hypotheses, `S` source positions, `T` targets read so far, `H` heads, `K` head width.
 """
 
+import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from transformer.decoding.search import beam_search, length_penalty
-from transformer.files import encode_json
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import DecoderLayer, EncoderLayer
 from transformer.model.transformer import Transformer
@@ -28,7 +28,7 @@ from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 Array = npt.NDArray[Any]
 
-ENCODER, DECODER, INTERFACE = "encoder.onnx", "decoder.onnx", "interface.json"
+ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 _OPSET = 18
 
 README = """# A translation model in ONNX
@@ -36,7 +36,22 @@ README = """# A translation model in ONNX
 Exported from {origin}. `parity.json` says how exactly it computes what that model computes.
 
 `{encoder}` reads a source and gives the keys and values that the decoder reads of it. `{decoder}` reads one token and
-gives the logits of the next, with the keys and values of all tokens so far. `{interface}` has the names and shapes.
+gives the logits of the next, with the keys and values of all tokens so far.
+
+| `{encoder}` | | type | shape |
+| --- | --- | --- | --- |
+| in | `source` | int64 | B, S: pieces with the end mark {eos}, then anything up to the longest |
+| | `source_lengths` | int64 | B: pieces with the end mark |
+| out | `memory_keys`, `memory_values` | float32 | {n_layers}, B, {n_heads}, S, {d_k} or {d_v} |
+
+| `{decoder}` | | type | shape |
+| --- | --- | --- | --- |
+| in | `tokens` | int64 | R: the last token of each hypothesis, {bos} at first |
+| | `past_keys`, `past_values` | float32 | {n_layers}, R, {n_heads}, T, {d_k} or {d_v}: of T tokens before, 0 at first |
+| | `memory_keys`, `memory_values` | float32 | {n_layers}, R, {n_heads}, S, {d_k} or {d_v}: of its source |
+| | `source_lengths` | int64 | R |
+| out | `logits` | float32 | R, {vocab_size} |
+| | `keys`, `values` | float32 | {n_layers}, R, {n_heads}, T + 1, {d_k} or {d_v} |
 
 ```python
 import numpy as np, onnxruntime, sentencepiece  # pip install onnxruntime sentencepiece
@@ -230,13 +245,13 @@ def write(original: Original, folder: Path) -> None:
         },
         outputs=["logits", "keys", "values"],
     )
-    (folder / INTERFACE).write_bytes(encode_json(_interface(model)))
     (folder / TOKENIZER).write_bytes(original.tokenizer_model)
 
 
 def _export(
     module: nn.Module, examples: tuple[Tensor, ...], path: Path, *, inputs: dict[str, Any], outputs: list[str]
 ) -> None:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that no model of ours needs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which the exporter has about its own calls of torch
         program = torch.onnx.export(
@@ -253,58 +268,16 @@ def _export(
     program.save(path)
 
 
-def _interface(model: Transformer) -> dict[str, Any]:
-    """Names, types and shapes of what goes in and comes out; a letter is a length that is free."""
-    config = model.config
-    n, h, k, v = config.n_layers, config.n_heads, config.key_width, config.value_width
-
-    def integers(*shape: str) -> dict[str, Any]:
-        return {"type": "int64", "shape": list(shape)}
-
-    def floats(*shape: int | str) -> dict[str, Any]:
-        return {"type": "float32", "shape": list(shape)}
-
-    return {
-        "letters": {
-            "B": "sources",
-            "S": "pieces of the longest source, with its end mark",
-            "R": "hypotheses",
-            "T": "targets that were read before",
-        },
-        ENCODER: {
-            "inputs": {"source": integers("B", "S"), "source_lengths": integers("B")},
-            "outputs": {"memory_keys": floats(n, "B", h, "S", k), "memory_values": floats(n, "B", h, "S", v)},
-        },
-        DECODER: {
-            "inputs": {
-                "tokens": integers("R"),
-                "past_keys": floats(n, "R", h, "T", k),
-                "past_values": floats(n, "R", h, "T", v),
-                "memory_keys": floats(n, "R", h, "S", k),
-                "memory_values": floats(n, "R", h, "S", v),
-                "source_lengths": integers("R"),
-            },
-            "outputs": {
-                "logits": floats("R", model.vocab_size),
-                "keys": floats(n, "R", h, "T + 1", k),
-                "values": floats(n, "R", h, "T + 1", v),
-            },
-        },
-        "ids": {"pad": PAD, "unknown": UNK, "begin": BOS, "end": EOS},
-        "positions": config.max_positions,
-    }
-
-
 def readme(original: Original) -> str:
     """How to load it."""
     config = original.translator.model.config
     return README.format(
         origin=original.origin,
         output=original.output,
-        interface=INTERFACE,
         encoder=ENCODER,
         decoder=DECODER,
         tokenizer=TOKENIZER,
+        vocab_size=original.translator.model.vocab_size,
         n_layers=config.n_layers,
         n_heads=config.n_heads,
         d_k=config.key_width,
@@ -354,6 +327,7 @@ class OnnxPeer:
             for name in (ENCODER, DECODER)
         )
         self._config = original.translator.model.config
+        self.alpha = original.translator.search.length_penalty
         self._tokenizer = folder / TOKENIZER
         self.versions = {"onnxruntime": onnxruntime.__version__}
 
@@ -361,9 +335,9 @@ class OnnxPeer:
         """As the SentencePiece model by itself cuts them."""
         return encode_with(self._tokenizer, texts)
 
-    def penalty(self, alpha: float) -> Callable[[int], float]:
+    def penalty(self, length: int) -> float:
         """The search is ours, and so is its penalty."""
-        return length_penalty(alpha)
+        return length_penalty(self.alpha)(length)
 
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
         """Log-probabilities, a step after the other."""
@@ -375,9 +349,7 @@ class OnnxPeer:
         found = forced_by(torch.stack(steps, 1).double(), targets)
         return [replace(one, logits=None) for one in found]
 
-    def translate(
-        self, sources: Sequence[list[int]], *, beam_size: int, alpha: float, max_length: int
-    ) -> list[list[int]]:
+    def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
         """By `beam_search`."""
         found = beam_search(
             self._step,
@@ -385,7 +357,7 @@ class OnnxPeer:
             beam_size=beam_size,
             n_best=1,
             max_lengths=torch.full((len(sources),), max_length),
-            penalty=length_penalty(alpha),
+            penalty=self.penalty,
             bos=BOS,
             eos=EOS,
         )

@@ -25,6 +25,7 @@ class Original:
     tgt_lang: str
     tokenizer_model: bytes
     quantization: Quantization
+    exponent: float  # of a length, which does there what the length penalty of the run does: see `exponent_near`
     origin: str  # the run and the checkpoint, for people
     output: Path  # where the exported model will be
 
@@ -43,6 +44,7 @@ class Peer(Protocol):
     Sources and targets are ids of pieces, without BOS and EOS; a source is not empty.
     """
 
+    alpha: float  # of its length penalty
     arithmetic: str  # of its search
     versions: dict[str, str]  # of the libraries that run it
 
@@ -50,17 +52,15 @@ class Peer(Protocol):
         """The pieces of each text, as people who use the exported model would cut it."""
         ...
 
-    def penalty(self, alpha: float) -> Callable[[int], float]:
-        """Its length penalty, as a function of |Y|."""
+    def penalty(self, length: int) -> float:
+        """What a log-probability of this many tokens is divided by."""
         ...
 
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
         """What it makes of each target, given its source."""
         ...
 
-    def translate(
-        self, sources: Sequence[list[int]], *, beam_size: int, alpha: float, max_length: int
-    ) -> list[list[int]]:
+    def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
         """The best translation of each source, of at most `max_length` pieces, EOS counted; beam 1 is greedy."""
         ...
 
@@ -76,9 +76,12 @@ class ExportFormat:
     readme: Callable[[Original], str]  # how to load it
 
 
-def power_penalty(alpha: float) -> Callable[[int], float]:
-    """`|Y|^alpha`: the length penalty of CTranslate2 and of Hugging Face."""
-    return lambda length: float(length) ** alpha
+def exponent_near(length: float, alpha: float) -> float:
+    """The b for which length^b grows there as fast as ((5 + length) / 6)^alpha does, in proportion.
+
+    CTranslate2 and Hugging Face divide by length^b: with alpha itself they would prefer longer translations.
+    """
+    return round(alpha * length / (5.0 + length), 2)
 
 
 def encode_with(tokenizer: Path, texts: Sequence[str]) -> list[list[int]]:
