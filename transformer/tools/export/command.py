@@ -64,6 +64,7 @@ class Exported:
     to: Target
     quantization: Quantization
     megabytes: float
+    checked_on: str  # a set of the run, or a file
     parity: Parity
 
 
@@ -87,11 +88,10 @@ def export(job: ExportJob) -> Exported:
     threads = resolve_threads(job.threads)
     torch.set_num_threads(threads)
     translator = build_translator(run.path, checkpoint, search=job.search, device=Device.cpu, precision=Precision.fp32)
-    sentences = choose_sentences(_read_sentences(job, run), translator=translator, count=job.sentences)
+    pairs, checked_on = _read_sentences(job, run)
+    sentences = choose_sentences(pairs, translator=translator, count=job.sentences)
     if not sentences:
-        raise InputError(
-            "no sentence that the model can translate, to check the export with: name a file with src=FILE"
-        )
+        raise InputError(f"{checked_on}: no sentence to check the export with: name a file with src=FILE")
     data = checkpoint.settings("data", DataConfig)
     original = Original(
         translator=translator,
@@ -123,6 +123,7 @@ def export(job: ExportJob) -> Exported:
             to=job.to,
             quantization=job.quantization,
             megabytes=sum(path.stat().st_size for path in folder.iterdir()) / 1e6,
+            checked_on=checked_on,
             parity=parity,
         )
         write_json(folder / PARITY, to_json(exported))
@@ -143,17 +144,17 @@ def _check_packages(target: Target, packages: Sequence[str]) -> None:
         raise InputError(f"to={target.value} needs {', '.join(missing)}: pip install 'transformer-mt[export]'")
 
 
-def _read_sentences(job: ExportJob, run: RunDir) -> Iterable[tuple[str, str | None]]:
-    """Sentences to check with, and their references where there are any."""
+def _read_sentences(job: ExportJob, run: RunDir) -> tuple[Iterable[tuple[str, str | None]], str]:
+    """Sentences to check with, their references where there are any, and where they are from."""
     if job.src is not None and job.tgt is not None:
-        return read_pairs(Path(job.src), Path(job.tgt))
+        return read_pairs(Path(job.src), Path(job.tgt)), job.src
     if job.src is not None:
-        return ((line, None) for line in read_lines(Path(job.src)))
+        return ((line, None) for line in read_lines(Path(job.src))), job.src
 
     names = sorted(run.set_names(), key=lambda name: name != DEV)  # the development set first
     if not names:
-        raise InputError(f"{run.hypotheses}: no sentences to check the export with: name a file with src=FILE")
-    return read_set(run, names[0])
+        raise InputError(f"{run.hypotheses}: no sentence to check the export with: name a file with src=FILE")
+    return read_set(run, names[0]), names[0]
 
 
 # ---- the directory
@@ -168,7 +169,7 @@ def _check_output(output: Path) -> None:
 @contextmanager
 def _renamed_when_done(output: Path) -> Iterator[Path]:
     """A new directory, which gets the name `output` at the end of the block, or is removed. Raises StorageError."""
-    temporary = temporary_name(output, UNFINISHED)
+    temporary = temporary_name(output.absolute(), UNFINISHED)  # "." has no name
     try:
         with _disk_errors_named(output):
             make_directories(output.parent)
@@ -196,8 +197,9 @@ def _disk_errors_named(output: Path) -> Iterator[None]:
 
 def format_exported(exported: Exported) -> str:
     """What was written, and the check."""
-    first = (
+    lines = [
         f"{exported.output}: {exported.to.value} in {exported.quantization.value}, {exported.megabytes:.1f} MB, "
-        f"of {exported.run_dir} ({exported.checkpoint}); {README} in it says how to load it\n"
-    )
-    return first + format_parity(exported.parity)
+        f"of {exported.run_dir} ({exported.checkpoint}); {README} in it says how to load it",
+        f"checked on sentences of {exported.checked_on}:",
+    ]
+    return "".join(f"{line}\n" for line in lines) + format_parity(exported.parity)

@@ -315,8 +315,7 @@ def format_parity(parity: Parity) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in parity.versions.items())
     allowed = "" if parity.bound is None else f" ({parity.bound:.0e} allowed)"
     lines = [
-        f"checked on {parity.sentences} sentences, with {versions} in {parity.arithmetic}:",
-        f"pieces: {parity.cut_alike} of {parity.sentences} sentences are cut alike",
+        f"{parity.sentences} sentences, {parity.cut_alike} of them cut into the same pieces; {versions} in {parity.arithmetic}",
         f"log-probabilities of {parity.tokens} tokens: at most {parity.log_probs:.1e} apart{allowed}",
     ]
     if parity.logits is not None:
