@@ -40,12 +40,15 @@ PEERS = {
 SLOW = {"datasets", "tensorboard", "matplotlib", "ctranslate2", "transformers", "onnx", "sacremoses", "triton"}
 # slow packages imported inside a function, each in its one module
 OWNERS = {
+    "ctranslate2": "tools.export.ctranslate2",
     "datasets": "data.source",
     "huggingface_hub": "data.source",
     "matplotlib": "tools.plots",
+    "onnxruntime": "tools.export.onnx",
     "pyarrow": "data.table",
     "sacremoses": "evaluation.paper_bleu",
     "torch.utils.tensorboard": "tracking",
+    "transformers": "tools.export.marian",
     "torch.nn.attention.varlen": "model.attention",
 }
 

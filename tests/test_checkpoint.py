@@ -481,7 +481,7 @@ def edit_manifest(rng: random.Random, path: Path, _other: Path) -> set[str]:
         case 0:
             manifest["step"] += 1
         case 1:
-            manifest["format"] = rng.choice([0, 1, 3, None, "2"])
+            manifest["format"] = rng.choice([0, 2, 4, None, "3"])
         case 2:
             entry["size"] = rng.choice([entry["size"] + 1, str(entry["size"]), None, -1])
         case 3:

@@ -36,6 +36,7 @@ from transformer.config.jobs import (
     AttentionJob,
     AverageJob,
     EvaluateJob,
+    ExportJob,
     ReplayJob,
     ScoreJob,
     SummaryJob,
@@ -69,6 +70,7 @@ JOBS = {
     "average": AverageJob,
     "summary": SummaryJob,
     "replay": ReplayJob,
+    "export": ExportJob,
     "table": TableJob,
     "attention": AttentionJob,
 }

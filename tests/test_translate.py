@@ -213,6 +213,19 @@ def test_equals_a_search_by_hand(translator: Translator) -> None:
     assert not {PAD, BOS, EOS} & {token for hypothesis in expected for token in hypothesis.tokens}
 
 
+def test_hypotheses_are_ranked_by_the_penalty_that_is_given(translator: Translator) -> None:
+    """A penalty that grows fast prefers long translations, as a large alpha does; without one, alpha decides."""
+    sources = translator.tokenizer.encode(sentences(6))
+    steep = replace(translator, search=replace(translator.search, length_penalty=3.0))
+
+    def found(of: Translator, penalty: Callable[[int], float] | None = None) -> list[list[int]]:
+        hypotheses = of.hypotheses(sources, n_best=1, check=never, penalty=penalty)
+        return [best.tokens for [best] in hypotheses]
+
+    assert found(translator, lambda length: ((5 + length) / 6) ** 3) == found(steep)
+    assert found(steep, lambda length: ((5 + length) / 6) ** 0.6) == found(translator) != found(steep)
+
+
 def test_batches_stay_within_batch_tokens(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
     encode = translator.model.encode

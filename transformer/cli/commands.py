@@ -18,6 +18,7 @@ from transformer.config.jobs import (
     AttentionJob,
     AverageJob,
     EvaluateJob,
+    ExportJob,
     Job,
     ReplayJob,
     ScoreJob,
@@ -139,6 +140,13 @@ def _replay(job: ReplayJob) -> None:
     _write_result(replayed, format_replay(replayed), as_json=job.format is Format.json)
 
 
+def _export(job: ExportJob) -> None:
+    from transformer.tools.export.command import export, format_exported
+
+    exported = export(job)
+    _write_result(exported, format_exported(exported), as_json=job.format is Format.json)
+
+
 def _table(job: TableJob) -> None:
     from transformer.distributed import is_rank0
     from transformer.tools.score_format import format_study, write_study
@@ -192,6 +200,7 @@ COMMANDS = {
     "average": Command(_average, "average a run's newest checkpoints, or its best"),
     "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
     "replay": Command(_replay, "run one step of a training again, to find where numbers are not finite"),
+    "export": Command(_export, "write a model for CTranslate2, Hugging Face or ONNX, and check what was written"),
     "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),
     "attention": Command(_attention, "who attends to whom: figures, a page and the weights; or what each head does"),
 }

@@ -13,10 +13,12 @@ from transformer.config.settings import (
     OnResume,
     PairConfig,
     Precision,
+    Quantization,
     SampleConfig,
     SearchConfig,
     SearchOverride,
     SweepConfig,
+    Target,
     TokenizerConfig,
     TrainConfig,
     WeightsFormat,
@@ -255,6 +257,32 @@ class ReplayJob:
         at_least(self, "", 1, "step")
 
 
+@dataclass
+class ExportJob:
+    """`transformer export`."""
+
+    run_dir: str = option("runs/demo", "a directory that `train` made")
+    checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged, else last)")
+    to: Target = option(Target.ctranslate2, "what the exported model is for")
+    output: str | None = option(None, "the directory to make (null: RUN_DIR-TO)")
+    quantization: Quantization = option(Quantization.float32, "the type of the weights; float32 alone is exact")
+    sentences: int = option(200, "check the exported model on this many sentences")
+    src: str | None = option(None, "a text file of such sentences (null: the run's dev set, else a test set)")
+    tgt: str | None = option(None, "their references, line by line")
+    threads: int | None = option(None, "CPU threads (null: one for each core)")
+    format: Format = option(Format.text, "for people, or for programs")
+    search: SearchOverride = field(default_factory=SearchOverride)
+
+    def __post_init__(self) -> None:
+        at_least(self, "", 1, "sentences", "threads")
+        require(self.output != "", "output must name a directory")
+        require(self.tgt is None or self.src is not None, "tgt has the references of src: set both")
+        require(
+            self.quantization is Quantization.float32 or self.to is Target.ctranslate2,
+            f"quantization={self.quantization.name} is for to=ctranslate2: leave it out",
+        )
+
+
 PAPER_TABLES = ("1", "2", "3")
 SCORES = "scores"  # the study of scores that section 3.2.1 only asserts
 
@@ -307,7 +335,18 @@ class TableJob(TrainJob):
 
 # The class of job that each command takes.
 
-Job = TrainJob | TranslateJob | ScoreJob | EvaluateJob | AverageJob | SummaryJob | ReplayJob | TableJob | AttentionJob
+Job = (
+    TrainJob
+    | TranslateJob
+    | ScoreJob
+    | EvaluateJob
+    | AverageJob
+    | SummaryJob
+    | ReplayJob
+    | ExportJob
+    | TableJob
+    | AttentionJob
+)
 
 JOBS: dict[str, type[Job]] = {
     "prepare": TrainJob,
@@ -318,6 +357,7 @@ JOBS: dict[str, type[Job]] = {
     "average": AverageJob,
     "summary": SummaryJob,
     "replay": ReplayJob,
+    "export": ExportJob,
     "table": TableJob,
     "attention": AttentionJob,
 }

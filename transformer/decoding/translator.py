@@ -159,7 +159,7 @@ class Translator:
             raise InputError(f"n_best={n_best} must be from 1 to search.beam_size={beam_size}: raise that, or lower it")
 
         return self._translate_by(
-            self._beam_search(n_best),
+            self._beam_search(n_best, length_penalty(self.search.length_penalty)),
             texts,
             prefixes,
             width=beam_size,
@@ -286,17 +286,24 @@ class Translator:
         }
 
     def hypotheses(
-        self, sources: Sequence[list[int]], *, n_best: int, check: Callable[[], None]
+        self,
+        sources: Sequence[list[int]],
+        *,
+        n_best: int,
+        check: Callable[[], None],
+        penalty: Callable[[int], float] | None = None,
     ) -> list[list[Hypothesis]]:
         """The `n_best` best hypotheses of each source, with their log-probabilities, in the order of the sources.
 
         Sources and hypotheses are ids of pieces, without BOS and EOS: `tokenizer.encode` and `decode` turn texts into
         ids and back. The best hypothesis comes first; see `beam_search` for what a list holds. `check` is called before
-        each batch, and may raise.
+        each batch, and may raise. `penalty` is another function of |Y| than that of `search.length_penalty`, such as
+        another toolkit's; it must not fall.
 
         Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where a GPU has too little memory.
         """
-        return self._search(sources, self._beam_search(n_best), width=self.search.beam_size, check=check)
+        rank_by = length_penalty(self.search.length_penalty) if penalty is None else penalty
+        return self._search(sources, self._beam_search(n_best, rank_by), width=self.search.beam_size, check=check)
 
     def score(
         self,
@@ -332,8 +339,8 @@ class Translator:
 
     # --- ids in batches
 
-    def _beam_search(self, n_best: int) -> Callable[[_Batch], list[list[Hypothesis]]]:
-        """The beam search of a batch, under this translator's settings."""
+    def _beam_search(self, n_best: int, penalty: Callable[[int], float]) -> Callable[[_Batch], list[list[Hypothesis]]]:
+        """The beam search of a batch, under this translator's settings and this length penalty."""
 
         def search(batch: _Batch) -> list[list[Hypothesis]]:
             return beam_search(
@@ -342,7 +349,7 @@ class Translator:
                 beam_size=self.search.beam_size,
                 n_best=n_best,
                 max_lengths=batch.max_lengths,
-                penalty=length_penalty(self.search.length_penalty),
+                penalty=penalty,
                 bos=BOS,
                 eos=EOS,
                 prefixes=batch.prefixes,

@@ -1,0 +1,205 @@
+"""`transformer export`: a model of a run in the files of another library, checked before they get their name.
+
+The directory is written under a temporary name, the model in it is run by its library beside ours, and only then is it
+renamed. So whatever has the name is complete and was checked.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from transformer.checkpoint import find_checkpoint
+from transformer.config.jobs import ExportJob
+from transformer.config.primitives import to_json
+from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, Quantization, Target
+from transformer.data.corpus import read_lines, read_pairs
+from transformer.data.tokenizer import read_model
+from transformer.decoding.translator import build_translator
+from transformer.errors import InputError
+from transformer.evaluation.sets import read_set
+from transformer.files import (
+    UNFINISHED,
+    list_names,
+    make_directories,
+    remove,
+    storage_error,
+    sync,
+    temporary_name,
+    write_file,
+    write_json,
+)
+from transformer.machine import resolve_threads
+from transformer.run_dir import DEV, RunDir
+from transformer.tools.export import ctranslate2, marian, onnx
+from transformer.tools.export.parity import Parity, choose_sentences, compare, format_parity, mean_length
+from transformer.tools.export.peer import Original, exponent_near
+from transformer.tools.export.weights import check_expressible
+
+PARITY = "parity.json"
+README = "README.md"
+
+FORMATS = {
+    Target.ctranslate2: ctranslate2.FORMAT,
+    Target.marian: marian.FORMAT,
+    Target.onnx: onnx.FORMAT,
+}
+
+
+class ParityError(Exception):
+    """An export does not compute what the model computes, although nothing was to be lost: a bug, here or there."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how exactly it computes what the model of the run computes."""
+
+    output: str
+    run_dir: str
+    checkpoint: str
+    to: Target
+    quantization: Quantization
+    megabytes: float
+    checked_on: str  # a set of the run, or a file
+    parity: Parity
+
+
+def export(job: ExportJob) -> Exported:
+    """Write the model of a run for another library, and check what was written.
+
+    Raises InputError where the package of that library is missing, where it cannot express the model, where the output
+    is there already, and where there is no model or no sentence to check it with; CheckpointError where the model is
+    damaged; StorageError where the output cannot be written; ParityError where the check fails.
+    """
+    # What can be refused without reading a model.
+    export_format = FORMATS[job.to]
+    output = Path(job.output or f"{job.run_dir}-{job.to.value}")
+    _check_output(output)
+    _check_packages(job.to, export_format.packages)
+    run = RunDir(Path(job.run_dir))
+    checkpoint = find_checkpoint(run.path, job.checkpoint)
+    check_expressible(checkpoint.settings("model", ModelConfig), job.to)
+
+    # The model, and what it is checked with.
+    threads = resolve_threads(job.threads)
+    torch.set_num_threads(threads)
+    translator = build_translator(run.path, checkpoint, search=job.search, device=Device.cpu, precision=Precision.fp32)
+    pairs, checked_on = _read_sentences(job, run)
+    sentences = choose_sentences(pairs, translator=translator, count=job.sentences)
+    if not sentences:
+        raise InputError(f"{checked_on}: no sentence to check the export with: name a file with src=FILE")
+    data = checkpoint.settings("data", DataConfig)
+    original = Original(
+        translator=translator,
+        src_lang=data.src_lang,
+        tgt_lang=data.tgt_lang,
+        tokenizer_model=read_model(run.tokenizer),
+        quantization=job.quantization,
+        exponent=exponent_near(mean_length(sentences, translator), translator.search.length_penalty),
+        origin=f"{run.path} ({checkpoint.path.name})",
+        output=output,
+    )
+
+    with _renamed_when_done(output) as folder:
+        with _disk_errors_named(output):
+            export_format.write(original, folder)
+            write_file(folder / README, export_format.readme(original).encode())
+
+        bound = export_format.bound(translator.model.config) if job.quantization is Quantization.float32 else None
+        parity = compare(original, export_format.load(original, folder, threads), sentences, bound=bound)
+        if parity.problems:
+            raise ParityError(
+                f"{output}: not written: it does not compute what the model of {run.path} does: {_why(parity)}"
+            )
+
+        exported = Exported(
+            output=str(output),
+            run_dir=str(run.path),
+            checkpoint=checkpoint.path.name,
+            to=job.to,
+            quantization=job.quantization,
+            megabytes=sum(path.stat().st_size for path in folder.iterdir()) / 1e6,
+            checked_on=checked_on,
+            parity=parity,
+        )
+        write_json(folder / PARITY, to_json(exported))
+    return exported
+
+
+def _why(parity: Parity) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in parity.versions.items())
+    return f"{'; '.join(parity.problems)} (with {versions})"
+
+
+# ---- what is needed
+
+
+def _check_packages(target: Target, packages: Sequence[str]) -> None:
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise InputError(f"to={target.value} needs {', '.join(missing)}: pip install 'transformer-mt[export]'")
+
+
+def _read_sentences(job: ExportJob, run: RunDir) -> tuple[Iterable[tuple[str, str | None]], str]:
+    """Sentences to check with, their references where there are any, and where they are from."""
+    if job.src is not None and job.tgt is not None:
+        return read_pairs(Path(job.src), Path(job.tgt)), job.src
+    if job.src is not None:
+        return ((line, None) for line in read_lines(Path(job.src))), job.src
+
+    names = sorted(run.set_names(), key=lambda name: name != DEV)  # the development set first
+    if not names:
+        raise InputError(f"{run.hypotheses}: no sentence to check the export with: name a file with src=FILE")
+    return read_set(run, names[0]), names[0]
+
+
+# ---- the directory
+
+
+def _check_output(output: Path) -> None:
+    """Raise InputError where something is there already that would be lost."""
+    if os.path.lexists(output) and (not output.is_dir() or list_names(output)):
+        raise InputError(f"{output}: there already, and not empty: choose another output, or remove it")
+
+
+@contextmanager
+def _renamed_when_done(output: Path) -> Iterator[Path]:
+    """A new directory, which gets the name `output` at the end of the block, or is removed. Raises StorageError."""
+    temporary = temporary_name(output.absolute(), UNFINISHED)  # "." has no name
+    try:
+        with _disk_errors_named(output):
+            make_directories(output.parent)
+            temporary.mkdir()
+        yield temporary
+        with _disk_errors_named(output):
+            for path in (*temporary.iterdir(), temporary):
+                sync(path)
+            temporary.rename(output)
+            sync(output.parent)
+    finally:
+        remove(temporary)
+
+
+@contextmanager
+def _disk_errors_named(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(output, error=error) from error
+
+
+# ---- for people
+
+
+def format_exported(exported: Exported) -> str:
+    """What was written, and the check."""
+    lines = [
+        f"{exported.output}: {exported.to.value} in {exported.quantization.value}, {exported.megabytes:.1f} MB, "
+        f"of {exported.run_dir} ({exported.checkpoint}); {README} in it says how to load it",
+        f"checked on sentences of {exported.checked_on}:",
+    ]
+    return "".join(f"{line}\n" for line in lines) + format_parity(exported.parity)

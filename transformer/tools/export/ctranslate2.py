@@ -1,0 +1,253 @@
+"""CTranslate2: fast translation on CPUs and GPUs, in float32 or in fewer bits.
+
+Checked against the specification classes of CTranslate2 4.8. Its search ends a sentence after as many finished
+hypotheses as the beam is wide; under a large `patience` it goes on to the end, and finds what our search finds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from transformer.config.settings import ModelConfig, Norm, Positions, Quantization
+from transformer.model.layers import sinusoids
+from transformer.model.transformer import Transformer
+from transformer.run_dir import TOKENIZER
+from transformer.tools.export.peer import FLOAT32_BOUND, ExportFormat, Forced, Original, encode_with
+from transformer.tools.export.weights import Weights, ctranslate2_heads, fold
+from transformer.vocabulary import BOS, EOS, UNK
+
+Array = npt.NDArray[np.float32]
+
+MOST_INPUT = 1024  # tokens that CTranslate2 reads of a source unless it is told otherwise
+
+README = """# A translation model for CTranslate2
+
+Exported from {origin}; weights in {quantization}. `parity.json` says how exactly it computes what that model computes.
+
+```python
+import ctranslate2, sentencepiece  # pip install ctranslate2 sentencepiece
+
+folder = "{output}"
+pieces = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{tokenizer}")
+translator = ctranslate2.Translator(folder)
+
+source = pieces.encode(["A sentence.", "And another one."], out_type=str)
+found = translator.translate_batch(
+    source, beam_size={beam_size}, length_penalty={length_penalty:g}, min_decoding_length=0
+)
+print([pieces.decode(result.hypotheses[0]) for result in found])
+```
+
+- CTranslate2 adds the end mark to the source. `min_decoding_length=0` lets the end mark come first, as training does.
+- CTranslate2 divides a log-probability by length**length_penalty, and the run by ((5 + length) / 6)**{alpha:g}. The
+  exponent above does much the same at usual lengths; a development set may have a better one.
+- CTranslate2 ends a search once as many translations are finished as the beam is wide. A larger `patience` goes on.
+- The model has {positions} positions. Keep `max_input_length` and `max_decoding_length` below: a longer
+  sentence would end in an error.
+"""
+
+
+# ---- writing
+
+
+def write(original: Original, folder: Path) -> None:
+    """Write the model and its vocabulary."""
+    model, tokenizer = original.translator.model, original.translator.tokenizer
+    spec = _specification(model)
+
+    pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
+    spec.config.bos_token = pieces[BOS]
+    spec.config.decoder_start_token = pieces[BOS]
+    spec.config.eos_token = pieces[EOS]
+    spec.config.unk_token = pieces[UNK]
+    spec.config.add_source_bos = False
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = _epsilon(model)
+
+    spec.validate()
+    is_exact = original.quantization is Quantization.float32
+    spec.optimize(quantization=None if is_exact else original.quantization.value)
+    spec.save(str(folder))
+    (folder / TOKENIZER).write_bytes(original.tokenizer_model)
+
+
+def readme(original: Original) -> str:
+    """How to load it."""
+    search = original.translator.search
+    return README.format(
+        origin=original.origin,
+        quantization=original.quantization.value,
+        output=original.output,
+        tokenizer=TOKENIZER,
+        beam_size=search.beam_size,
+        length_penalty=original.exponent,
+        alpha=search.length_penalty,
+        positions=n_positions(original.translator.model.config),
+    )
+
+
+def n_positions(config: ModelConfig) -> int:
+    """The rows of the table of positions: of sinusoids, enough for the longest source that is read by default."""
+    if config.positions is Positions.learned:
+        return config.max_positions
+    return max(config.max_positions, MOST_INPUT + 1)
+
+
+def _specification(model: Transformer) -> Any:
+    """The model as a `TransformerSpec`, complete but for its vocabularies and its config."""
+    from ctranslate2.specs import common_spec, transformer_spec
+
+    config = model.config
+    heads = ctranslate2_heads(config)
+    pre_norm = config.norm is Norm.pre
+    head_dim = None if heads.width == config.d_model // config.n_heads else heads.width  # there, that is the default
+
+    spec = transformer_spec.TransformerSpec(
+        transformer_spec.TransformerEncoderSpec(
+            config.n_layers,
+            config.n_heads,
+            pre_norm=pre_norm,
+            activation=common_spec.Activation.RELU,
+            head_dim=head_dim,
+        ),
+        transformer_spec.TransformerDecoderSpec(
+            config.n_layers,
+            config.n_heads,
+            pre_norm=pre_norm,
+            activation=common_spec.Activation.RELU,
+            head_dim=head_dim,
+        ),
+    )
+    _Filler(fold(model, heads), config).fill(spec)
+    return spec
+
+
+@dataclass(frozen=True)
+class _Filler:
+    """Puts weights into the places of a specification. Every array is a copy: CTranslate2 quantises in place."""
+
+    weights: Weights
+    config: ModelConfig
+
+    def fill(self, spec: Any) -> None:
+        """Everything that has a weight."""
+        for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
+            side = {"encoder": "source", "decoder": "target"}[name]
+            embeddings = stack.embeddings[0] if name == "encoder" else stack.embeddings
+            embeddings.weight = self._matrix(f"{side}_embedding.matrix")
+            stack.scale_embeddings = True
+            stack.position_encodings.encodings = self._positions(f"{side}_embedding.table")
+
+            for index, layer in enumerate(stack.layer):
+                self._layer(layer, f"{name}.{index}", has_cross_attention=name == "decoder")
+            if self.config.norm is Norm.pre:
+                self._norm(stack.layer_norm, f"{name}_norm")
+
+        spec.decoder.projection.weight = self._matrix("output")
+
+    def _layer(self, layer: Any, name: str, *, has_cross_attention: bool) -> None:
+        self._attention(layer.self_attention, f"{name}.self_attention", groups=("qkv", "o"))
+        if has_cross_attention:
+            self._attention(layer.attention, f"{name}.cross_attention", groups=("q", "kv", "o"))
+
+        for linear, word in ((layer.ffn.linear_0, "W_1"), (layer.ffn.linear_1, "W_2")):
+            linear.weight = self._array(f"{name}.feed_forward.{word}.weight")
+            linear.bias = self._array(f"{name}.feed_forward.{word}.bias")
+        self._norm(layer.ffn.layer_norm, f"{name}.feed_forward_norm")
+
+    def _attention(self, attention: Any, name: str, *, groups: tuple[str, ...]) -> None:
+        """Its projections, each group of ours in one matrix, and its norm."""
+        for linear, group in zip(attention.linear, groups, strict=True):
+            linear.weight = np.concatenate([self._array(f"{name}.W_{letter}.weight") for letter in group])
+        self._norm(attention.layer_norm, f"{name}_norm")
+
+    def _norm(self, norm: Any, name: str) -> None:
+        norm.gamma = self._array(f"{name}.weight")
+        norm.beta = self._array(f"{name}.bias")
+
+    def _positions(self, name: str) -> Array:
+        if self.config.positions is Positions.learned:
+            return self._array(name)
+        return _copy(sinusoids(n_positions(self.config), self.config.d_model).float())
+
+    def _matrix(self, name: str) -> Array:
+        """One of the three matrices of rows for pieces, which may be the shared one."""
+        return self._array("embedding" if self.config.tie_embeddings else name)
+
+    def _array(self, name: str) -> Array:
+        return _copy(self.weights[name])
+
+
+def _copy(tensor: Tensor) -> Array:
+    return tensor.numpy().copy()
+
+
+def _epsilon(model: Transformer) -> float:
+    """The epsilon of the model's norms, which is one for all."""
+    (epsilon,) = {module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)}
+    return epsilon
+
+
+# ---- running
+
+
+class CTranslate2Peer:
+    """An exported model, run by CTranslate2."""
+
+    def __init__(self, original: Original, folder: Path, threads: int) -> None:
+        import ctranslate2
+
+        tokenizer = original.translator.tokenizer
+        self._translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
+        self.alpha = original.exponent
+        self._tokenizer = folder / TOKENIZER
+        self._pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
+        self._ids = {piece: index for index, piece in enumerate(self._pieces)}
+        self.arithmetic = str(self._translator.compute_type)
+        self.versions = {"ctranslate2": ctranslate2.__version__}
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """As the SentencePiece model by itself cuts them."""
+        return encode_with(self._tokenizer, texts)
+
+    def penalty(self, length: int) -> float:
+        """A power of the length."""
+        return float(length**self.alpha)
+
+    def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
+        """The log-probabilities of the pieces of each target and of its EOS."""
+        found = self._translator.score_batch(self._texts(sources), self._texts(targets))
+        return [Forced(torch.tensor(result.log_probs, dtype=torch.float64), None) for result in found]
+
+    def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
+        """The best translation of each source."""
+        found = self._translator.translate_batch(
+            self._texts(sources),
+            beam_size=beam_size,
+            length_penalty=self.alpha,
+            patience=max_length,
+            max_decoding_length=max_length,
+            min_decoding_length=0,
+            max_input_length=0,
+        )
+        return [[self._ids[piece] for piece in result.hypotheses[0]] for result in found]
+
+    def _texts(self, sentences: Sequence[list[int]]) -> list[list[str]]:
+        return [[self._pieces[index] for index in ids] for ids in sentences]
+
+
+FORMAT = ExportFormat(
+    packages=("ctranslate2",),
+    bound=lambda _: FLOAT32_BOUND,
+    write=write,
+    load=CTranslate2Peer,
+    readme=readme,
+)

@@ -1,0 +1,253 @@
+"""Hugging Face's MarianMTModel: the same model in `transformers`, to share, to fine-tune, and for `generate`.
+
+Checked against transformers 5.23. Its table of positions has all sines before all cosines and is made anew by whoever
+loads a model. So the channels of the residual stream are permuted: in everything that reads or writes it.
+"""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from transformer.config.settings import ModelConfig
+from transformer.files import encode_json
+from transformer.model.transformer import Transformer
+from transformer.tools.export.peer import (
+    FLOAT32_BOUND,
+    ExportFormat,
+    Forced,
+    Original,
+    forced_by,
+    pad,
+    without_end,
+)
+from transformer.tools.export.weights import fold, is_rounded, marian_heads
+from transformer.vocabulary import BOS, EOS, PAD
+
+# Our names and Marian's, of a part of a layer.
+_PARTS = {
+    "self_attention": "self_attn",
+    "cross_attention": "encoder_attn",
+    "W_q": "q_proj",
+    "W_k": "k_proj",
+    "W_v": "v_proj",
+    "W_o": "out_proj",
+    "feed_forward.W_1": "fc1",
+    "feed_forward.W_2": "fc2",
+    "self_attention_norm": "self_attn_layer_norm",
+    "cross_attention_norm": "encoder_attn_layer_norm",
+    "feed_forward_norm": "final_layer_norm",
+}
+_MATRICES = {
+    "embedding": "model.shared.weight",
+    "source_embedding.matrix": "model.encoder.embed_tokens.weight",
+    "target_embedding.matrix": "model.decoder.embed_tokens.weight",
+    "output": "lm_head.weight",
+}
+_READERS = ("W_q", "W_k", "W_v", "W_1")  # of the residual stream; all other parts write it, or are as wide
+
+_LONGEST = 512  # tokens that generate() makes unless it is told otherwise, where there are as many positions
+
+README = """# A translation model for Hugging Face's transformers
+
+Exported from {origin}. `parity.json` says how exactly it computes what that model computes.
+
+```python
+from transformers import MarianMTModel, MarianTokenizer  # pip install torch transformers sentencepiece sacremoses
+
+folder = "{output}"
+tokenizer = MarianTokenizer.from_pretrained(folder)
+model = MarianMTModel.from_pretrained(folder)
+
+batch = tokenizer(["A sentence.", "And another one."], return_tensors="pt", padding=True)
+print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
+```
+
+- transformers 5 has no `pipeline("translation")`: use `generate`, as above.
+- `generate` divides a log-probability by length**{exponent:g}, which is in `generation_config.json`, and the run by
+  ((5 + length) / 6)**{alpha:g}. At usual lengths they do much the same; a development set may have a better exponent.
+  `early_stopping="never"` ends a search as the run does.
+- MarianTokenizer takes a literal `</s>`, `<unk>` or `<pad>` in a text for the token of that name.
+"""
+
+
+# ---- writing
+
+
+def write(original: Original, folder: Path) -> None:
+    """Write the model, its tokenizer and its settings for generation."""
+    from transformers import GenerationConfig, MarianConfig, MarianMTModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # of files that take a second
+    translator = original.translator
+    config = translator.model.config
+    heads = marian_heads(config)
+
+    model = MarianMTModel(
+        MarianConfig(
+            vocab_size=translator.model.vocab_size,
+            decoder_vocab_size=translator.model.vocab_size,
+            max_position_embeddings=config.max_positions,
+            encoder_layers=config.n_layers,
+            decoder_layers=config.n_layers,
+            encoder_attention_heads=heads.count,
+            decoder_attention_heads=heads.count,
+            encoder_ffn_dim=config.d_ff,
+            decoder_ffn_dim=config.d_ff,
+            d_model=config.d_model,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            activation_dropout=config.relu_dropout,
+            activation_function="relu",
+            scale_embedding=True,
+            share_encoder_decoder_embeddings=config.tie_embeddings,
+            tie_word_embeddings=config.tie_embeddings,
+            pad_token_id=PAD,
+            bos_token_id=BOS,
+            eos_token_id=EOS,
+            decoder_start_token_id=BOS,
+            forced_eos_token_id=None,
+        )
+    )
+    model.generation_config = GenerationConfig(
+        num_beams=translator.search.beam_size,
+        length_penalty=original.exponent,
+        max_length=min(_LONGEST, config.max_positions),
+        bad_words_ids=[[PAD], [BOS]],
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+    )
+
+    missing, unexpected = model.load_state_dict(_state(translator.model), strict=False)
+    assert not unexpected, unexpected
+    own = (
+        "embed_positions.weight",
+        "embed_tokens.weight",
+        "lm_head.weight",
+        "final_logits_bias",
+    )  # made there, or tied
+    assert all(name.endswith(own) for name in missing), missing
+    model.save_pretrained(folder)
+    _write_tokenizer(original, folder)
+
+
+def _write_tokenizer(original: Original, folder: Path) -> None:
+    """The SentencePiece model for both languages, and the pieces in the order of their ids."""
+    from transformers import MarianTokenizer
+
+    tokenizer = original.translator.tokenizer
+    pieces = {tokenizer.piece(index): index for index in range(tokenizer.vocab_size)}
+    source, target, vocabulary = (folder / name for name in ("source.spm", "target.spm", "vocab.json"))
+    source.write_bytes(original.tokenizer_model)
+    target.write_bytes(original.tokenizer_model)
+    vocabulary.write_bytes(encode_json(pieces))
+
+    exported = MarianTokenizer(
+        source_spm=str(source),
+        target_spm=str(target),
+        vocab=str(vocabulary),
+        source_lang=original.src_lang,
+        target_lang=original.tgt_lang,
+        model_max_length=original.translator.model.config.max_positions,
+    )
+    exported.save_pretrained(folder)
+
+
+def _state(model: Transformer) -> dict[str, Tensor]:
+    """The weights under Marian's names, with the residual stream in Marian's order."""
+    d_model = model.config.d_model
+    order = torch.cat((torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)))  # sines, then cosines
+
+    state = {}
+    for name, weight in fold(model, marian_heads(model.config)).items():
+        if name in _MATRICES:
+            state[_MATRICES[name]] = weight[:, order]
+            continue
+
+        stack, layer, part = name.split(".", 2)
+        module, _, kind = part.rpartition(".")
+        theirs = _PARTS.get(module) or ".".join(_PARTS[word] for word in module.split("."))
+        name = f"model.{stack}.layers.{layer}.{theirs}"
+        if not module.endswith(_READERS):
+            weight = weight[order]
+        elif kind == "weight":
+            weight = weight[:, order]
+        state[f"{name}.{kind}"] = weight
+
+        if theirs.endswith("_proj"):
+            state[f"{name}.bias"] = weight.new_zeros(len(weight))  # which ours have not
+    return state
+
+
+def readme(original: Original) -> str:
+    """How to load it."""
+    return README.format(
+        origin=original.origin,
+        output=original.output,
+        exponent=original.exponent,
+        alpha=original.translator.search.length_penalty,
+    )
+
+
+def bound(config: ModelConfig) -> float:
+    """Float64 shows every error, but for W_q where folding has rounded it to float32."""
+    return FLOAT32_BOUND if is_rounded(config, marian_heads(config)) else 1e-9
+
+
+# ---- running
+
+
+class MarianPeer:
+    """An exported model, run by transformers: its search in float32, what it is forced to say in float64."""
+
+    arithmetic = "float32, log-probabilities and logits in float64"
+
+    def __init__(self, original: Original, folder: Path, threads: int) -> None:
+        import transformers
+
+        self._model = transformers.MarianMTModel.from_pretrained(folder).eval()
+        self._exact = copy.deepcopy(self._model).double()
+        self._tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+        self.alpha = original.exponent
+        self.versions = {"transformers": transformers.__version__}
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """As MarianTokenizer cuts them."""
+        found: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return found
+
+    def penalty(self, length: int) -> float:
+        """A power of the length."""
+        return float(length**self.alpha)
+
+    def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
+        """Logits and log-probabilities in float64."""
+        rows, mask = pad([[*ids, EOS] for ids in sources])
+        with torch.no_grad():
+            logits = self._exact(
+                input_ids=rows,
+                attention_mask=mask,
+                decoder_input_ids=pad([[BOS, *ids] for ids in targets])[0],
+            ).logits  # (B, T, V)
+        return forced_by(logits, targets)
+
+    def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
+        """By `generate`, whose "never" is our rule for the end of a search."""
+        rows, mask = pad([[*ids, EOS] for ids in sources])
+        found = self._model.generate(
+            input_ids=rows,
+            attention_mask=mask,
+            num_beams=beam_size,
+            length_penalty=self.alpha if beam_size > 1 else 1.0,  # greedy search warns of any other
+            early_stopping="never" if beam_size > 1 else False,
+            max_length=1 + max_length,  # with the token that it starts from
+        )
+        return [without_end(row[1:]) for row in found.tolist()]
+
+
+FORMAT = ExportFormat(packages=("transformers", "sacremoses"), bound=bound, write=write, load=MarianPeer, readme=readme)

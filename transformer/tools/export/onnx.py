@@ -1,0 +1,402 @@
+"""ONNX: the encoder and one step of the decoder as graphs, for onnxruntime and whatever else reads them.
+
+The operations are our own, so that everything a model can be is exact. Attention is written here as its formula once
+more, on plain tensors: a graph with free lengths can ask nothing of a layout. Who uses it brings the search.
+
+`N` layers, `B` sentences, `R` hypotheses, `S` source positions, `T` targets read so far, `H` heads, `K` head width.
+"""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from transformer.decoding.search import beam_search, length_penalty
+from transformer.model.attention import MultiHeadAttention
+from transformer.model.layers import DecoderLayer, EncoderLayer
+from transformer.model.transformer import Transformer
+from transformer.run_dir import TOKENIZER
+from transformer.tools.export.peer import FLOAT32_BOUND, ExportFormat, Forced, Original, encode_with, forced_by, pad
+from transformer.vocabulary import BOS, EOS, PAD, UNK
+
+Array = npt.NDArray[Any]
+
+ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+_OPSET = 18
+
+README = """# A translation model in ONNX
+
+Exported from {origin}. `parity.json` says how exactly it computes what that model computes.
+
+`{encoder}` reads a source and gives the keys and values that the decoder reads of it. `{decoder}` reads one token and
+gives the logits of the next, with the keys and values of all tokens so far.
+
+| `{encoder}` | | type | shape |
+| --- | --- | --- | --- |
+| in | `source` | int64 | B, S: pieces with the end mark {eos}, then anything up to the longest |
+| | `source_lengths` | int64 | B: pieces with the end mark |
+| out | `memory_keys`, `memory_values` | float32 | {n_layers}, B, {n_heads}, S, {d_k} or {d_v} |
+
+| `{decoder}` | | type | shape |
+| --- | --- | --- | --- |
+| in | `tokens` | int64 | R: the last token of each hypothesis, {bos} at first |
+| | `past_keys`, `past_values` | float32 | {n_layers}, R, {n_heads}, T, {d_k} or {d_v}: of T tokens before, 0 at first |
+| | `memory_keys`, `memory_values` | float32 | {n_layers}, R, {n_heads}, S, {d_k} or {d_v}: of its source |
+| | `source_lengths` | int64 | R |
+| out | `logits` | float32 | R, {vocab_size} |
+| | `keys`, `values` | float32 | {n_layers}, R, {n_heads}, T + 1, {d_k} or {d_v} |
+
+```python
+import numpy as np, onnxruntime, sentencepiece  # pip install onnxruntime sentencepiece
+
+folder = "{output}"
+pieces = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{tokenizer}")
+encoder = onnxruntime.InferenceSession(f"{{folder}}/{encoder}")
+decoder = onnxruntime.InferenceSession(f"{{folder}}/{decoder}")
+
+source = np.array([pieces.encode("A sentence.") + [{eos}]])  # with its end mark
+lengths = np.array([source.shape[1]])  # what lies behind them is padding
+memory_keys, memory_values = encoder.run(None, {{"source": source, "source_lengths": lengths}})
+
+keys = np.zeros(({n_layers}, 1, {n_heads}, 0, {d_k}), np.float32)
+values = np.zeros(({n_layers}, 1, {n_heads}, 0, {d_v}), np.float32)
+tokens = [{bos}]
+while tokens[-1] != {eos} and len(tokens) < source.shape[1] + 50:
+    logits, keys, values = decoder.run(None, {{
+        "tokens": np.array(tokens[-1:]), "past_keys": keys, "past_values": values,
+        "memory_keys": memory_keys, "memory_values": memory_values, "source_lengths": lengths,
+    }})
+    logits[:, [{pad}, {bos}]] = -np.inf  # never written
+    tokens.append(int(logits[0].argmax()))
+print(pieces.decode([token for token in tokens if token not in ({bos}, {eos})]))
+```
+
+A search takes the rows of `past_keys` and `past_values` that it goes on with, along their second axis. There are
+{positions} positions.
+"""
+
+
+# ---- the graphs
+
+
+@dataclass(frozen=True)
+class _KeyValues:
+    """What attention reads, a head's positions together: keys and values `(B, H, S, K)`."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class _Encoder(nn.Module):
+    """From a source to what every layer of the decoder reads of it."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids `(B, S)` and their lengths `(B,)` -> keys and values `(N, B, H, S, K)`."""
+        visible = _visible(source.shape[1], source_lengths)
+        x = self.model.source_embedding(source, torch.arange(source.shape[1]))  # (B, S, D)
+        for layer in self.model.encoder:
+            assert isinstance(layer, EncoderLayer)
+            x = _encoder_layer(layer, x, visible)
+
+        memory = self.model.encoder_norm(x)
+        return _stack([_read(layer.cross_attention, memory) for layer in _decoder_layers(self.model)])
+
+
+class _Decoder(nn.Module):
+    """From a target, and what the decoder remembers of those before it, to the logits of the next."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: Tensor,
+        past_keys: Tensor,
+        past_values: Tensor,
+        memory_keys: Tensor,
+        memory_values: Tensor,
+        source_lengths: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids `(R,)` -> logits `(R, V)`, and keys and values `(N, R, H, T + 1, K)`."""
+        visible = _visible(memory_keys.shape[3], source_lengths)
+        position = torch.arange(past_keys.shape[3], past_keys.shape[3] + 1)  # (1,)
+        x = self.model.target_embedding(tokens.unsqueeze(1), position)  # (R, 1, D)
+
+        remembered = []
+        for index, layer in enumerate(_decoder_layers(self.model)):
+            past = _KeyValues(past_keys[index], past_values[index])
+            memory = _KeyValues(memory_keys[index], memory_values[index])
+            x, own = _decoder_layer(layer, x, past, memory=memory, visible=visible)
+            remembered.append(own)
+
+        return self.model.unembed(self.model.decoder_norm(x).squeeze(1)), *_stack(remembered)
+
+
+def _encoder_layer(layer: EncoderLayer, x: Tensor, visible: Tensor) -> Tensor:
+    def self_attention(x: Tensor) -> Tensor:
+        return _attend(layer.self_attention, x, _read(layer.self_attention, x), visible=visible)
+
+    x = layer.self_attention_norm(x, self_attention)
+    return layer.feed_forward_norm(x, layer.feed_forward)
+
+
+def _decoder_layer(
+    layer: DecoderLayer, x: Tensor, past: _KeyValues, *, memory: _KeyValues, visible: Tensor
+) -> tuple[Tensor, _KeyValues]:
+    """The layer's output, and what it remembers with this position."""
+    remembered: list[_KeyValues] = []
+
+    def self_attention(x: Tensor) -> Tensor:
+        new = _read(layer.self_attention, x)
+        own = _KeyValues(torch.cat((past.keys, new.keys), 2), torch.cat((past.values, new.values), 2))
+        remembered.append(own)
+        return _attend(layer.self_attention, x, own, visible=None)
+
+    def cross_attention(x: Tensor) -> Tensor:
+        return _attend(layer.cross_attention, x, memory, visible=visible)
+
+    x = layer.self_attention_norm(x, self_attention)
+    x = layer.cross_attention_norm(x, cross_attention)
+    return layer.feed_forward_norm(x, layer.feed_forward), remembered[0]
+
+
+def _read(attention: MultiHeadAttention, context: Tensor) -> _KeyValues:
+    """Keys and values of `(B, S, D)`."""
+    found = attention.keys_values(context)
+    return _KeyValues(found.keys.transpose(1, 2), found.values.transpose(1, 2))
+
+
+def _attend(attention: MultiHeadAttention, x: Tensor, kv: _KeyValues, *, visible: Tensor | None) -> Tensor:
+    """Queries from `x` `(B, T, D)` -> `(B, T, D)`: what MultiHeadAttention computes, by the formula."""
+    q = attention.W_q(x).unflatten(2, (attention.n_heads, -1)).transpose(1, 2)  # (B, H, T, K)
+    if attention.score_vector is None:
+        scores = attention.scale * (q @ kv.keys.transpose(2, 3))  # (B, H, T, S)
+    else:
+        sums = torch.tanh(q.unsqueeze(3) + kv.keys.unsqueeze(2))  # (B, H, T, S, K)
+        scores = (sums * attention.score_vector[:, None, None, :]).sum(4)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -torch.inf)
+
+    heads = torch.softmax(scores, 3) @ kv.values  # (B, H, T, K)
+    return attention.W_o(heads.transpose(1, 2).flatten(2))
+
+
+def _visible(width: int, lengths: Tensor) -> Tensor:
+    """Which keys are no padding, `(B, 1, 1, S)`."""
+    return (torch.arange(width) < lengths.unsqueeze(1))[:, None, None, :]
+
+
+def _stack(layers: list[_KeyValues]) -> tuple[Tensor, Tensor]:
+    return torch.stack([kv.keys for kv in layers]), torch.stack([kv.values for kv in layers])
+
+
+def _decoder_layers(model: Transformer) -> list[DecoderLayer]:
+    return cast(list[DecoderLayer], list(model.decoder))
+
+
+# ---- writing
+
+
+def write(original: Original, folder: Path) -> None:
+    """Write both graphs, what goes in and out of them, and the tokenizer."""
+    model = original.translator.model
+    config = model.config
+    batch, source, hypotheses, past = (torch.export.Dim(name) for name in ("B", "S", "R", "T"))
+    memory = {1: hypotheses, 3: source}
+    own = {1: hypotheses, 3: past}
+
+    # Examples, for the shapes: lengths of 0 and 1 would be taken for constants.
+    n_layers, n_heads = config.n_layers, config.n_heads
+    ids = torch.full((2, 5), UNK)
+    lengths = torch.tensor([5, 4])
+    past_kv = [torch.zeros(n_layers, 2, n_heads, 3, width) for width in (config.key_width, config.value_width)]
+    memory_kv = [torch.zeros(n_layers, 2, n_heads, 5, width) for width in (config.key_width, config.value_width)]
+
+    _export(
+        _Encoder(model),
+        (ids, lengths),
+        folder / ENCODER,
+        inputs={"source": {0: batch, 1: source}, "source_lengths": {0: batch}},
+        outputs=["memory_keys", "memory_values"],
+    )
+    _export(
+        _Decoder(model),
+        (ids[:, 0], *past_kv, *memory_kv, lengths),
+        folder / DECODER,
+        inputs={
+            "tokens": {0: hypotheses},
+            "past_keys": own,
+            "past_values": own,
+            "memory_keys": memory,
+            "memory_values": memory,
+            "source_lengths": {0: hypotheses},
+        },
+        outputs=["logits", "keys", "values"],
+    )
+    (folder / TOKENIZER).write_bytes(original.tokenizer_model)
+
+
+def _export(
+    module: nn.Module, examples: tuple[Tensor, ...], path: Path, *, inputs: dict[str, Any], outputs: list[str]
+) -> None:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that no model of ours needs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which the exporter has about its own calls of torch
+        program = torch.onnx.export(
+            module.eval(),
+            examples,
+            input_names=list(inputs),
+            output_names=outputs,
+            dynamic_shapes=tuple(inputs.values()),
+            opset_version=_OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    program.save(path)
+
+
+def readme(original: Original) -> str:
+    """How to load it."""
+    config = original.translator.model.config
+    return README.format(
+        origin=original.origin,
+        output=original.output,
+        encoder=ENCODER,
+        decoder=DECODER,
+        tokenizer=TOKENIZER,
+        vocab_size=original.translator.model.vocab_size,
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        d_k=config.key_width,
+        d_v=config.value_width,
+        positions=config.max_positions,
+        pad=PAD,
+        bos=BOS,
+        eos=EOS,
+    )
+
+
+# ---- running
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a search by the graphs remembers: arrays whose second axis is that of the hypotheses."""
+
+    past: tuple[Array, Array]  # keys and values (N, R, H, T, K)
+    memory: tuple[Array, Array]  # (N, R, H, S, K)
+    lengths: Array  # (R,)
+
+    def reorder(self, rows: Tensor) -> "_State":
+        """The state of these hypotheses."""
+        index = rows.numpy()
+        keys, values = self.past
+        memory_keys, memory_values = self.memory
+        return _State(
+            (keys[:, index], values[:, index]),
+            (memory_keys[:, index], memory_values[:, index]),
+            self.lengths[index],
+        )
+
+
+class OnnxPeer:
+    """Exported graphs, run by onnxruntime, with our search."""
+
+    arithmetic = "float32"
+
+    def __init__(self, original: Original, folder: Path, threads: int) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        self._encoder, self._decoder = (
+            onnxruntime.InferenceSession(folder / name, options, providers=["CPUExecutionProvider"])
+            for name in (ENCODER, DECODER)
+        )
+        self._config = original.translator.model.config
+        self.alpha = original.translator.search.length_penalty
+        self._tokenizer = folder / TOKENIZER
+        self.versions = {"onnxruntime": onnxruntime.__version__}
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """As the SentencePiece model by itself cuts them."""
+        return encode_with(self._tokenizer, texts)
+
+    def penalty(self, length: int) -> float:
+        """The search is ours, and so is its penalty."""
+        return length_penalty(self.alpha)(length)
+
+    def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
+        """Log-probabilities, a step after the other."""
+        state = self._start(sources, beam_size=1)
+        steps = []
+        for tokens in pad([[BOS, *ids] for ids in targets])[0].T:
+            logits, state = self._step(tokens, state)
+            steps.append(logits)
+        found = forced_by(torch.stack(steps, 1).double(), targets)
+        return [replace(one, logits=None) for one in found]
+
+    def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
+        """By `beam_search`."""
+        found = beam_search(
+            self._step,
+            self._start(sources, beam_size=beam_size),
+            beam_size=beam_size,
+            n_best=1,
+            max_lengths=torch.full((len(sources),), max_length),
+            penalty=self.penalty,
+            bos=BOS,
+            eos=EOS,
+        )
+        return [best.tokens for [best] in found]
+
+    def _start(self, sources: Sequence[list[int]], *, beam_size: int) -> _State:
+        """The state before the first target."""
+        rows, mask = pad([[*ids, EOS] for ids in sources])
+        lengths = mask.sum(1).numpy()
+        keys, values = self._encoder.run(None, {"source": rows.numpy(), "source_lengths": lengths})
+        config = self._config
+
+        def empty(width: int) -> Array:
+            return np.zeros((config.n_layers, len(sources) * beam_size, config.n_heads, 0, width), np.float32)
+
+        return _State(
+            (empty(config.key_width), empty(config.value_width)),
+            (keys.repeat(beam_size, 1), values.repeat(beam_size, 1)),
+            lengths.repeat(beam_size),
+        )
+
+    def _step(self, tokens: Tensor, state: _State) -> tuple[Tensor, _State]:
+        """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""
+        inputs = {
+            "tokens": tokens.numpy(),
+            "past_keys": state.past[0],
+            "past_values": state.past[1],
+            "memory_keys": state.memory[0],
+            "memory_values": state.memory[1],
+            "source_lengths": state.lengths,
+        }
+        logits, keys, values = self._decoder.run(None, inputs)
+        return torch.from_numpy(logits), replace(state, past=(keys, values))
+
+
+FORMAT = ExportFormat(
+    packages=("onnx", "onnxscript", "onnxruntime"),
+    bound=lambda _: FLOAT32_BOUND,
+    write=write,
+    load=OnnxPeer,
+    readme=readme,
+)

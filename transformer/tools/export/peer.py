@@ -1,0 +1,113 @@
+"""What the formats have in common: what is exported, how it is written, and what runs it for the check."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from sentencepiece import SentencePieceProcessor
+from torch import Tensor
+
+from transformer.config.settings import ModelConfig, Quantization
+from transformer.decoding.translator import Translator
+from transformer.vocabulary import EOS, PAD
+
+FLOAT32_BOUND = 1e-4  # what float32 may change in a log-probability
+
+
+@dataclass(frozen=True)
+class Original:
+    """What is exported: a model, its tokenizer and its search settings, in float32 on a CPU."""
+
+    translator: Translator
+    src_lang: str
+    tgt_lang: str
+    tokenizer_model: bytes
+    quantization: Quantization
+    exponent: float  # of a length, which does there what the length penalty of the run does: see `exponent_near`
+    origin: str  # the run and the checkpoint, for people
+    output: Path  # where the exported model will be
+
+
+@dataclass(frozen=True)
+class Forced:
+    """What a model makes of a target that it is given, with EOS at its end."""
+
+    log_probs: Tensor  # (T,) float64, of the target's pieces and EOS
+    logits: Tensor | None  # (T, V), where the library gives them
+
+
+class Peer(Protocol):
+    """An exported model, read back from its files.
+
+    Sources and targets are ids of pieces, without BOS and EOS; a source is not empty.
+    """
+
+    alpha: float  # of its length penalty
+    arithmetic: str  # of its search
+    versions: dict[str, str]  # of the libraries that run it
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The pieces of each text, as people who use the exported model would cut it."""
+        ...
+
+    def penalty(self, length: int) -> float:
+        """What a log-probability of this many tokens is divided by."""
+        ...
+
+    def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
+        """What it makes of each target, given its source."""
+        ...
+
+    def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
+        """The best translation of each source, of at most `max_length` pieces, EOS counted; beam 1 is greedy."""
+        ...
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """How a model is written for a library."""
+
+    packages: tuple[str, ...]  # that must be installed
+    bound: Callable[[ModelConfig], float]  # the largest difference that is rounding, of what it is forced to say
+    write: Callable[[Original, Path], None]  # into a folder that is there
+    load: Callable[[Original, Path, int], Peer]  # what was written there, to be run on so many threads
+    readme: Callable[[Original], str]  # how to load it
+
+
+def exponent_near(length: float, alpha: float) -> float:
+    """The b for which length^b grows there as fast as ((5 + length) / 6)^alpha does, in proportion.
+
+    CTranslate2 and Hugging Face divide by length^b: with alpha itself they would prefer longer translations.
+    """
+    return round(alpha * length / (5.0 + length), 2)
+
+
+def encode_with(tokenizer: Path, texts: Sequence[str]) -> list[list[int]]:
+    """The pieces of each text by the SentencePiece model in a file."""
+    found: list[list[int]] = SentencePieceProcessor(model_file=str(tokenizer)).encode(list(texts))
+    return found
+
+
+def forced_by(logits: Tensor, targets: Sequence[list[int]]) -> list[Forced]:
+    """What logits `(B, T, V)` say of these targets, each with its EOS, and padded at the right."""
+    found = []
+    for row, ids in zip(logits, targets, strict=True):
+        classes = torch.tensor([*ids, EOS]).unsqueeze(1)  # (T, 1)
+        own = row[: len(classes)]
+        found.append(Forced(torch.log_softmax(own, 1).gather(1, classes).squeeze(1), own))
+    return found
+
+
+def pad(sentences: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Ids `(B, T)`, padded at the right, and which of them are not padding, as 0 and 1."""
+    width = max(map(len, sentences))
+    rows = torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in sentences])
+    mask = torch.tensor([[*[1] * len(ids), *[0] * (width - len(ids))] for ids in sentences])
+    return rows, mask
+
+
+def without_end(tokens: list[int]) -> list[int]:
+    """What stands before EOS, if it is there."""
+    return tokens[: tokens.index(EOS)] if EOS in tokens else tokens
