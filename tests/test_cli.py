@@ -32,7 +32,16 @@ from transformer.cli import commands
 from transformer.cli.completion import complete
 from transformer.cli.main import main
 from transformer.cli.overrides import parse_arguments
-from transformer.config.jobs import AverageJob, EvaluateJob, ReplayJob, SummaryJob, TableJob, TrainJob, TranslateJob
+from transformer.config.jobs import (
+    AverageJob,
+    CompareJob,
+    EvaluateJob,
+    ReplayJob,
+    SummaryJob,
+    TableJob,
+    TrainJob,
+    TranslateJob,
+)
 from transformer.config.settings import (
     Algorithm,
     Decay,
@@ -55,6 +64,7 @@ JOBS = {
     "train": TrainJob,
     "translate": TranslateJob,
     "evaluate": EvaluateJob,
+    "compare": CompareJob,
     "average": AverageJob,
     "summary": SummaryJob,
     "replay": ReplayJob,
@@ -800,11 +810,37 @@ def test_the_overview_lists_every_command() -> None:
 
 @pytest.mark.parametrize("command", JOBS)
 def test_cfg_job_shows_what_is_in_force(command: str) -> None:
-    result = enter(command, "--cfg", "job", "run_dir=mine, ü")
+    names = [field.name for field in fields(JOBS[command])]
+    key = "run_dir" if "run_dir" in names else "data.tgt_lang"
+    result = enter(command, "--cfg", "job", f"{key}=mine, ü")
     composed = yaml.safe_load(result.out)
     assert (result.status, result.err, result.jobs) == (0, "", [])
-    assert list(composed) == [field.name for field in fields(JOBS[command])]
-    assert composed["run_dir"] == "mine, ü"
+    assert list(composed) == names
+    assert (composed["run_dir"] if "run_dir" in names else composed["data"]["tgt_lang"]) == "mine, ü"
+
+
+# ---- paths in place of keys -----------------------------------------------------------------------------------------
+
+
+def test_compare_takes_run_directories_as_arguments() -> None:
+    (job,) = enter("compare", "runs/a", "format=json", "b c", "x,y", 'it\'s "good"').jobs
+    assert job == CompareJob(runs=["runs/a", "b c", "x,y", 'it\'s "good"'], format=Format.json)
+    (job,) = enter("compare", "runs=[a,b]").jobs
+    assert job.runs == ["a", "b"]
+
+
+def test_compare_refuses_paths_beside_the_key() -> None:
+    assert_refused(enter("compare", "a", "runs=[b]"), "a: runs= names the runs already")
+    assert_refused(enter("compare", "a", "\udcff"), "not UTF-8")
+
+
+def test_other_commands_take_no_paths() -> None:
+    assert_refused(enter("evaluate", "runs/a"), "runs/a", "EQUAL")
+
+
+def test_help_says_which_commands_take_paths() -> None:
+    assert enter("compare", "--help").out.startswith("usage: transformer compare [RUN_DIR ...] [key=value ...]\n")
+    assert enter("evaluate", "--help").out.startswith("usage: transformer evaluate [key=value ...]\n")
 
 
 def test_multirun_gives_each_job_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

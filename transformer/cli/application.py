@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from transformer.cli import commands
 from transformer.cli.overrides import Arguments
 from transformer.config.compose import check_config_dir, composing_error, primary_config, stored_configs, typed_job
-from transformer.config.jobs import Job
+from transformer.config.jobs import Job, TrainJob
 from transformer.config.keys import shipped
 from transformer.seeding import seed_for
 
@@ -70,7 +70,7 @@ def run_application(command: str, arguments: Arguments) -> None:
 
 def _in_sweep(command: str, job: Job) -> Job:
     """The job; in a sweep that trains, with a run directory of its own, named after the overrides."""
-    if command in ("prepare", "train") and HydraConfig.get().mode is RunMode.MULTIRUN:
+    if isinstance(job, TrainJob) and command in ("prepare", "train") and HydraConfig.get().mode is RunMode.MULTIRUN:
         job.run_dir += f"/{_overrides_as_name()}"
     return job
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformer.config.jobs import (
     AverageJob,
+    CompareJob,
     EvaluateJob,
     Job,
     ReplayJob,
@@ -105,6 +106,14 @@ def _sweep(job: EvaluateJob) -> None:
     _write_result(found, format_sweep(Path(job.run_dir), found), as_json=job.format is Format.json)
 
 
+def _compare(job: CompareJob) -> None:
+    from transformer.tools.compare import compare
+    from transformer.tools.compare_format import format_comparison
+
+    comparison = compare(job)
+    _write_result(comparison, format_comparison(comparison), as_json=job.format is Format.json)
+
+
 def _average(job: AverageJob) -> None:
     from transformer.average import average
 
@@ -161,6 +170,7 @@ COMMANDS = {
     "train": Command(_train, "train a model, or go on with one; then average checkpoints and score the test sets"),
     "translate": Command(_translate, "translate standard input to standard output, line for line"),
     "evaluate": Command(_evaluate, "score the test sets with sacreBLEU, or files; or compare search settings"),
+    "compare": Command(_compare, "compare the translations of runs, or files, with tests of significance"),
     "average": Command(_average, "average a run's newest checkpoints, or its best"),
     "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
     "replay": Command(_replay, "run one step of a training again, to find where numbers are not finite"),

@@ -115,6 +115,26 @@ class EvaluateJob(DecodeJob):
 
 
 @dataclass
+class CompareJob:
+    """`transformer compare`: of runs, or of files of translations, each with the first one."""
+
+    runs: list[str] = option([], "run directories, the first one the baseline; `compare runs/a runs/b` sets this")
+    hypotheses: list[str] = option([], "instead of runs: files of translations, one a line, as [A,B]")
+    references: list[str] = option([], "their references: a file, or several as [A,B]")
+    data: ScoredText = field(default_factory=ScoredText)
+    lowercase: bool = option(False, "score without regard to case")
+    changed: int = option(5, "show so many of the sentences whose translations changed most")
+    format: Format = option(Format.text, "for people (Markdown), or for programs")
+
+    def __post_init__(self) -> None:
+        at_least(self, "", 0, "changed")
+        require(not (self.runs and self.hypotheses), "runs and hypotheses: choose one")
+        require(bool(self.hypotheses) == bool(self.references), "hypotheses and references belong together: set both")
+        if self.hypotheses:
+            require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")
+
+
+@dataclass
 class AverageJob:
     """`transformer average`."""
 
@@ -195,13 +215,14 @@ class TableJob(TrainJob):
 
 # The class of job that each command takes.
 
-Job = TrainJob | TranslateJob | EvaluateJob | AverageJob | SummaryJob | ReplayJob | TableJob
+Job = TrainJob | TranslateJob | EvaluateJob | CompareJob | AverageJob | SummaryJob | ReplayJob | TableJob
 
 JOBS: dict[str, type[Job]] = {
     "prepare": TrainJob,
     "train": TrainJob,
     "translate": TranslateJob,
     "evaluate": EvaluateJob,
+    "compare": CompareJob,
     "average": AverageJob,
     "summary": SummaryJob,
     "replay": ReplayJob,

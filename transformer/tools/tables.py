@@ -25,15 +25,15 @@ from transformer.compute import resolve_device
 from transformer.config.compose import compose, read_rows
 from transformer.config.jobs import BESIDE_THE_ROWS, PAPER_TABLES, TableJob, TrainJob
 from transformer.config.keys import leaves
-from transformer.config.primitives import from_json, to_json
+from transformer.config.primitives import to_json
 from transformer.config.settings import ModelConfig
 from transformer.cost import step_flops
-from transformer.data.prepare import DataReport
+from transformer.data.prepare import read_report
 from transformer.data.source import store_beside
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
 from transformer.evaluation.sets import read_set
-from transformer.files import make_directories, read_json
+from transformer.files import make_directories
 from transformer.machine import resolve_threads
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, RunDir
@@ -319,7 +319,7 @@ def _measure(job: TrainJob, results: Results) -> Measured:
     nll = results.validations[-1].nll  # of the last step, which is always validated
 
     # FLOPs: a run counts the target tokens that it has seen; the corpus has so many source tokens for each.
-    report = _read_report(run)
+    report = read_report(run)
     flops = step_flops(
         job.model,
         tokenizer.vocab_size,
@@ -338,14 +338,6 @@ def _measure(job: TrainJob, results: Results) -> Measured:
         flops=flops,
         seconds=results.training_seconds,
     )
-
-
-def _read_report(run: RunDir) -> DataReport:
-    try:
-        return from_json(DataReport, read_json(run.data))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{run.data}: {reason}: copy it again from where the run came from") from error
 
 
 # ---- what the figures depend on -------------------------------------------------------------------------------------
