@@ -6,6 +6,7 @@ does not wait for torch.
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,14 +40,15 @@ WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.jso
 class Command:
     """What a command does with its job, and the line that `--help` says of it."""
 
-    run: Callable[[Any], None]  # the job is of the class that JOBS names
+    run: Callable[[Any], float | None]  # the job is of the class that JOBS names
     help: str
 
 
-def run(command: str, job: Job) -> None:
-    """Run a command, and bring out what it printed."""
-    COMMANDS[command].run(job)
+def run(command: str, job: Job) -> float | None:
+    """Run a command, and bring out what it printed. Returns what a sweep makes best, if the command has it."""
+    figure = COMMANDS[command].run(job)
     sys.stdout.flush()
+    return figure
 
 
 def _prepare(job: TrainJob) -> None:
@@ -55,19 +57,21 @@ def _prepare(job: TrainJob) -> None:
     prepare(job)
 
 
-def _train(job: TrainJob) -> None:
+def _train(job: TrainJob) -> float | None:
+    """Train; the best dev BLEU, or dev loss, by `train.metric`. Every rank returns the same, None for no number."""
     from transformer.distributed import is_rank0
     from transformer.evaluation.sets import format_results
     from transformer.training.loop import train
 
     results = train(job)
-    if not is_rank0():
-        return
+    if is_rank0():
+        run_dir = Path(job.run_dir)
+        _write(format_results(run_dir, results))
+        sys.stdout.flush()
+        log.info(WHAT_NEXT, run_dir, run_dir, run_dir.parent)
 
-    run_dir = Path(job.run_dir)
-    _write(format_results(run_dir, results))
-    sys.stdout.flush()
-    log.info(WHAT_NEXT, run_dir, run_dir, run_dir.parent)
+    best = results.best_validation(job.train.metric).value(job.train.metric)
+    return best if math.isfinite(best) else None
 
 
 def _translate(job: TranslateJob) -> None:
@@ -137,8 +141,9 @@ def _replay(job: ReplayJob) -> None:
 
 def _table(job: TableJob) -> None:
     from transformer.distributed import is_rank0
+    from transformer.tools.run_table import make_run_table
     from transformer.tools.table_format import format_layers, format_markdown, write_layer_table, write_table
-    from transformer.tools.tables import make_layer_table, make_table, output_of
+    from transformer.tools.tables import is_folder, make_layer_table, make_table, output_of
 
     if job.table == "1":
         layers = make_layer_table(job)
@@ -146,7 +151,11 @@ def _table(job: TableJob) -> None:
         _write(format_layers(layers))
         return
 
-    table, errors = make_table(job)
+    errors: list[Exception] = []
+    if is_folder(job):
+        table = make_run_table(job)
+    else:
+        table, errors = make_table(job)
     if is_rank0():
         write_table(output_of(job), table)
         _write(format_markdown(table))

@@ -188,7 +188,10 @@ BESIDE_THE_ROWS = ("norm", "score", "attention_dropout", "relu_dropout")
 class TableJob(TrainJob):
     """`transformer table`: the corpus, the budget and the search are those of every row."""
 
-    table: str = option("3", "a table of the paper: 1, 2 or 3; or a YAML file with rows of your own")
+    table: str = option(
+        "3",
+        "a table of the paper: 1, 2 or 3; a YAML file with rows of your own; or a folder of runs, such as a sweep's",
+    )
     output: str | None = option(None, "where the table and its runs go (null: RUN_DIR-tableN)")
     rows: str | None = option(None, "only rows whose names begin so, such as base,A,D (null: all)")
     width: int | None = option(
