@@ -35,6 +35,7 @@ from transformer.cli.overrides import parse_arguments
 from transformer.config.jobs import (
     AttentionJob,
     AverageJob,
+    CompareJob,
     EvaluateJob,
     ExportJob,
     ReplayJob,
@@ -67,6 +68,7 @@ JOBS = {
     "translate": TranslateJob,
     "score": ScoreJob,
     "evaluate": EvaluateJob,
+    "compare": CompareJob,
     "average": AverageJob,
     "summary": SummaryJob,
     "replay": ReplayJob,
@@ -130,13 +132,13 @@ class Printed:
     imported: list[str]
 
 
-def enter(*arguments: str, then: Callable[[], None] = lambda: None) -> Result:
+def enter(*arguments: str, then: Callable[[], float | None] = lambda: None) -> Result:
     """Run the command line with the command itself replaced by `then`, and put Hydra's globals back."""
     jobs: list[Any] = []
 
-    def run(name: str, job: Any) -> None:
+    def run(name: str, job: Any) -> float | None:
         jobs.append(job)
-        then()
+        return then()
 
     sigterm = signal.getsignal(signal.SIGTERM)
     logger = logging.getLogger("transformer")
@@ -826,11 +828,37 @@ def test_the_overview_lists_every_command() -> None:
 
 @pytest.mark.parametrize("command", JOBS)
 def test_cfg_job_shows_what_is_in_force(command: str) -> None:
-    result = enter(command, "--cfg", "job", "run_dir=mine, ü")
+    names = [field.name for field in fields(JOBS[command])]
+    key = "run_dir" if "run_dir" in names else "data.tgt_lang"
+    result = enter(command, "--cfg", "job", f"{key}=mine, ü")
     composed = yaml.safe_load(result.out)
     assert (result.status, result.err, result.jobs) == (0, "", [])
-    assert list(composed) == [field.name for field in fields(JOBS[command])]
-    assert composed["run_dir"] == "mine, ü"
+    assert list(composed) == names
+    assert (composed["run_dir"] if "run_dir" in names else composed["data"]["tgt_lang"]) == "mine, ü"
+
+
+# ---- paths in place of keys -----------------------------------------------------------------------------------------
+
+
+def test_compare_takes_run_directories_as_arguments() -> None:
+    (job,) = enter("compare", "runs/a", "format=json", "b c", "x,y", 'it\'s "good"').jobs
+    assert job == CompareJob(runs=["runs/a", "b c", "x,y", 'it\'s "good"'], format=Format.json)
+    (job,) = enter("compare", "runs=[a,b]").jobs
+    assert job.runs == ["a", "b"]
+
+
+def test_compare_refuses_paths_beside_the_key() -> None:
+    assert_refused(enter("compare", "a", "runs=[b]"), "a: runs= names the runs already")
+    assert_refused(enter("compare", "a", "\udcff"), "not UTF-8")
+
+
+def test_other_commands_take_no_paths() -> None:
+    assert_refused(enter("evaluate", "runs/a"), "runs/a", "EQUAL")
+
+
+def test_help_says_which_commands_take_paths() -> None:
+    assert enter("compare", "--help").out.startswith("usage: transformer compare [RUN_DIR ...] [key=value ...]\n")
+    assert enter("evaluate", "--help").out.startswith("usage: transformer evaluate [key=value ...]\n")
 
 
 def test_multirun_gives_each_job_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -838,9 +866,8 @@ def test_multirun_gives_each_job_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     result = enter("train", "--multirun", "experiment=small,base", "train.seed=1,2", "data.dev.src=a/b.en")
     assert result.status == 0
-    tail = "data.dev.src-a-b.en,experiment-"
     assert [job.run_dir for job in result.jobs] == [
-        f"runs/{name}/{tail}{name},train.seed-{seed}" for name in ("small", "base") for seed in (1, 2)
+        f"runs/{name}/experiment-{name},train.seed-{seed}" for name in ("small", "base") for seed in (1, 2)
     ]
     assert [job.train.seed for job in result.jobs] == [1, 2, 1, 2]
     assert [job.data.dev.src for job in result.jobs] == ["a/b.en"] * 4
@@ -854,15 +881,24 @@ def test_multirun_takes_any_path_that_is_one(monkeypatch: pytest.MonkeyPatch) ->
     jobs = enter("train", "-m", "experiment=small", *paths, "data.train.dataset=a.tsv,b/c.tsv").jobs
     assert [(job.data.dev.src, job.data.dev.tgt) for job in jobs] == [("a=b/c d.en", "/home/me/[x]{y}.de")] * 2
     assert [job.data.train.dataset for job in jobs] == ["a.tsv", "b/c.tsv"]
-    tail = "data.dev.src-a-b-c-d.en,data.dev.tgt--home-me--x--y-.de,data.train.dataset-"
     assert [job.run_dir for job in jobs] == [
-        f"/home/me/my runs/{tail}{end},experiment-small" for end in ("a.tsv", "b-c.tsv")
+        f"/home/me/my runs/data.train.dataset-{end}" for end in ("a.tsv", "b-c.tsv")
     ]
 
 
 def test_multirun_over_run_dirs_keeps_them() -> None:
     jobs = enter("train", "-m", "run_dir=x,y/z", "train.seed=2").jobs
-    assert [job.run_dir for job in jobs] == ["x/train.seed-2", "y/z/train.seed-2"]
+    assert [job.run_dir for job in jobs] == ["x", "y/z"]
+    jobs = enter("train", "-m", "run_dir=x,y/z", "train.seed=range(1,3)").jobs
+    assert [job.run_dir for job in jobs] == [f"{path}/train.seed-{seed}" for path in ("x", "y/z") for seed in (1, 2)]
+
+
+def test_multirun_names_a_run_after_what_the_sweep_changes() -> None:
+    """Nothing else, however it is written: another `train.max_steps` is for the same run to go on."""
+    for steps in ("train.max_steps=100", "++train.max_steps=1_000"):
+        jobs = enter("train", "-m", "run_dir=x", steps, "train.learning_rate=1e-3", "+train.seed=2,3").jobs
+        assert [job.run_dir for job in jobs] == ["x/train.seed-2", "x/train.seed-3"]
+    assert [job.run_dir for job in enter("train", "-m", "run_dir=x", "train.seed=2").jobs] == ["x"]
 
 
 def test_flags_stand_anywhere() -> None:
@@ -971,8 +1007,10 @@ def test_a_bug_is_one_line_in_a_process_of_its_own(tmp_path: Path, code: str, fl
     code = RUN.format(code)
     process = python("-c", code, "train", *flags, cwd=tmp_path)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err.count("\n")) == (1, "", 1), err
-    assert err.startswith("transformer: error: this is a bug: ")
+    *before, last = err.split("\n")[:-1]
+    assert (process.returncode, out, len(before)) == (1, "", len(flags)), err
+    assert last.startswith("transformer: error: this is a bug: ")
+    assert all(line.startswith("run 1 of the sweep failed") for line in before)
 
 
 @pytest.mark.parametrize(

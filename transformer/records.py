@@ -109,6 +109,10 @@ class Validation:
     def __post_init__(self) -> None:
         at_least(self, "validation.", 0, "step")
 
+    def value(self, metric: Metric) -> float:
+        """What the metric says: BLEU, the larger the better, or the loss."""
+        return self.bleu if metric is Metric.bleu else self.loss
+
     def rank_key(self, metric: Metric) -> float:
         """The larger the better; a number that is not finite is the worst."""
         value = self.bleu if metric is Metric.bleu else -self.loss
@@ -291,6 +295,10 @@ class Results:
         check_names("results.test_sets", self.test_sets)
         at_least(self, "results.", 1, "steps", "sentences", "target_tokens")
         require(bool(self.validations), "results.validations is empty: the last step is always validated")
+
+    def best_validation(self, metric: Metric) -> Validation:
+        """The best of the validations, the earlier one of equals."""
+        return max(self.validations, key=lambda validation: validation.rank_key(metric))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ does not wait for torch.
 import io
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from transformer.config.jobs import (
     SCORES,
     AttentionJob,
     AverageJob,
+    CompareJob,
     EvaluateJob,
     ExportJob,
     Job,
@@ -44,14 +46,15 @@ WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.jso
 class Command:
     """What a command does with its job, and the line that `--help` says of it."""
 
-    run: Callable[[Any], None]  # the job is of the class that JOBS names
+    run: Callable[[Any], float | None]  # the job is of the class that JOBS names
     help: str
 
 
-def run(command: str, job: Job) -> None:
-    """Run a command, and bring out what it printed."""
-    COMMANDS[command].run(job)
+def run(command: str, job: Job) -> float | None:
+    """Run a command, and bring out what it printed. Returns what a sweep makes best, if the command has it."""
+    figure = COMMANDS[command].run(job)
     sys.stdout.flush()
+    return figure
 
 
 def _prepare(job: TrainJob) -> None:
@@ -60,19 +63,21 @@ def _prepare(job: TrainJob) -> None:
     prepare(job)
 
 
-def _train(job: TrainJob) -> None:
+def _train(job: TrainJob) -> float | None:
+    """Train; the best dev BLEU, or dev loss, by `train.metric`. Every rank returns the same, None for no number."""
     from transformer.distributed import is_rank0
     from transformer.evaluation.sets import format_results
     from transformer.training.loop import train
 
     results = train(job)
-    if not is_rank0():
-        return
+    if is_rank0():
+        run_dir = Path(job.run_dir)
+        _write(format_results(run_dir, results))
+        sys.stdout.flush()
+        log.info(WHAT_NEXT, run_dir, run_dir, run_dir.parent)
 
-    run_dir = Path(job.run_dir)
-    _write(format_results(run_dir, results))
-    sys.stdout.flush()
-    log.info(WHAT_NEXT, run_dir, run_dir, run_dir.parent)
+    best = results.best_validation(job.train.metric).value(job.train.metric)
+    return best if math.isfinite(best) else None
 
 
 def _translate(job: TranslateJob) -> None:
@@ -119,6 +124,14 @@ def _sweep(job: EvaluateJob) -> None:
     _write_result(found, format_sweep(Path(job.run_dir), found), as_json=job.format is Format.json)
 
 
+def _compare(job: CompareJob) -> None:
+    from transformer.tools.compare import compare
+    from transformer.tools.compare_format import format_comparison
+
+    comparison = compare(job)
+    _write_result(comparison, format_comparison(comparison), as_json=job.format is Format.json)
+
+
 def _average(job: AverageJob) -> None:
     from transformer.average import average
 
@@ -149,10 +162,11 @@ def _export(job: ExportJob) -> None:
 
 def _table(job: TableJob) -> None:
     from transformer.distributed import is_rank0
+    from transformer.tools.run_table import make_run_table
     from transformer.tools.score_format import format_study, write_study
     from transformer.tools.scores import study_scores
     from transformer.tools.table_format import format_layers, format_markdown, write_layer_table, write_table
-    from transformer.tools.tables import make_layer_table, make_table, output_of
+    from transformer.tools.tables import is_folder, make_layer_table, make_table, output_of
 
     if job.table == "1":
         layers = make_layer_table(job)
@@ -160,7 +174,11 @@ def _table(job: TableJob) -> None:
         _write(format_layers(layers))
         return
 
-    table, errors = make_table(job)
+    errors: list[Exception] = []
+    if is_folder(job):
+        table = make_run_table(job)
+    else:
+        table, errors = make_table(job)
     if is_rank0():
         if job.table == SCORES:
             study, not_observed = study_scores(job, table)
@@ -197,6 +215,7 @@ COMMANDS = {
     "translate": Command(_translate, "translate standard input to standard output, line for line"),
     "score": Command(_score, "log-probability of translations that are given, pair by pair; and their perplexity"),
     "evaluate": Command(_evaluate, "score the test sets with sacreBLEU, or files; or compare search settings"),
+    "compare": Command(_compare, "compare the translations of runs, or files, with tests of significance"),
     "average": Command(_average, "average a run's newest checkpoints, or its best"),
     "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
     "replay": Command(_replay, "run one step of a training again, to find where numbers are not finite"),

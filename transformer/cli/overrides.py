@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transformer.cli.commands import COMMANDS
 from transformer.config.jobs import JOBS, TrainJob
-from transformer.config.keys import GROUPS, check_override, did_you_mean, keys_of, names_in
+from transformer.config.keys import GROUPS, check_override, did_you_mean, keys_of, list_override, names_in
 from transformer.errors import InputError
 
 # Hydra's flags, each with the values that it takes: none, any (empty), or one of these. Hydra has two more:
@@ -19,6 +19,8 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("-i", "--info"), INFORMATION),
     **dict.fromkeys(("-p", "--package", "-cd", "--config-dir", "-cn", "--config-name", "-cp", "--config-path"), ()),
 }
+
+TAKES_PATHS = ("compare",)  # commands whose arguments without `=` are run directories: they become the key `runs`
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Arguments:
 def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
     """Tell flags from overrides, wherever they stand, and check both. Raises InputError."""
     overrides: list[str] = []
+    paths: list[str] = []
     flags: list[str] = []
     config_dir = None
 
@@ -41,7 +44,8 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("-"):
-            overrides.append(argument)
+            is_path = command in TAKES_PATHS and "=" not in argument
+            (paths if is_path else overrides).append(argument)
             continue
         flag, value = _flag(argument, rest)
         flags += [flag] if value is None else [flag, value]
@@ -49,8 +53,13 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
 
     is_multirun = not {"-m", "--multirun"}.isdisjoint(flags)
     keys = keys_of(JOBS[command])
+    checked = [check_override(override, keys, is_multirun=is_multirun) for override in overrides]
+    if paths:
+        if any(override.startswith("runs=") for override in checked):
+            raise InputError(f"{paths[0]}: runs= names the runs already: write all of them in one of the two ways")
+        checked.append(list_override("runs", paths))
     return Arguments(
-        overrides=[check_override(override, keys, is_multirun=is_multirun) for override in overrides],
+        overrides=checked,
         flags=flags,
         config_dir=config_dir,
         wants_help=not {"-h", "--help"}.isdisjoint(flags),
@@ -100,8 +109,9 @@ def command_help(command: str, config_dir: str | None) -> str:
         if issubclass(job, TrainJob)
         else ""
     )
+    paths = " [RUN_DIR ...]" if command in TAKES_PATHS else ""
     return (
-        f"usage: transformer {command} [key=value ...]\n\n{COMMANDS[command].help}\n\n{groups}"
+        f"usage: transformer {command}{paths} [key=value ...]\n\n{COMMANDS[command].help}\n\n{groups}"
         "options, with their defaults (a recipe or experiment may set others; --cfg job shows what is in force):\n"
         f"{keys}\n\n--multirun runs every combination of key=a,b; --config-dir DIR adds experiments and recipes.\n"
     )

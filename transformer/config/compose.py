@@ -38,7 +38,7 @@ from transformer.config.keys import (
     quote,
     shipped,
 )
-from transformer.config.settings import ExtraConfig, PairConfig, paper_peak
+from transformer.config.settings import ExtraConfig, Metric, PairConfig, paper_peak
 from transformer.errors import InputError, TransformerError
 
 log = logging.getLogger(__name__)
@@ -139,6 +139,7 @@ def stored_configs(command: str, overrides: Sequence[str], hydra_settings: Mappi
     """
     if not OmegaConf.has_resolver("shipped"):
         OmegaConf.register_new_resolver("shipped", lambda: str(shipped("data")))
+        OmegaConf.register_new_resolver("optuna_direction", _optuna_direction)
         OmegaConf.register_new_resolver("paper_peak", lambda d_model, steps, times: times * paper_peak(d_model, steps))
 
     quiet = OmegaConf.create({**QUIET_HYDRA, **hydra_settings})
@@ -157,6 +158,11 @@ def stored_configs(command: str, overrides: Sequence[str], hydra_settings: Mappi
         for name in names:
             store.repo.pop(name, None)
         store.repo.update(before)  # of the command that is running, if this is inside one
+
+
+def _optuna_direction(metric: Metric) -> str:
+    """Which way is better, as Optuna's sweeper calls it."""
+    return "maximize" if metric is Metric.bleu else "minimize"
 
 
 def _stored_names(command: str) -> tuple[str, str, str]:

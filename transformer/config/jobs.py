@@ -214,6 +214,26 @@ class AttentionJob(DecodeJob):
 
 
 @dataclass
+class CompareJob:
+    """`transformer compare`: of runs, or of files of translations, each with the first one."""
+
+    runs: list[str] = option([], "run directories, the first one the baseline; `compare runs/a runs/b` sets this")
+    hypotheses: list[str] = option([], "instead of runs: files of translations, one a line, as [A,B]")
+    references: list[str] = option([], "their references: a file, or several as [A,B]")
+    data: ScoredText = field(default_factory=ScoredText)
+    lowercase: bool = option(False, "score without regard to case")
+    changed: int = option(5, "show so many of the sentences whose translations changed most")
+    format: Format = option(Format.text, "for people (Markdown), or for programs")
+
+    def __post_init__(self) -> None:
+        at_least(self, "", 0, "changed")
+        require(not (self.runs and self.hypotheses), "runs and hypotheses: choose one")
+        require(bool(self.hypotheses) == bool(self.references), "hypotheses and references belong together: set both")
+        if self.hypotheses:
+            require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")
+
+
+@dataclass
 class AverageJob:
     """`transformer average`."""
 
@@ -295,7 +315,9 @@ class TableJob(TrainJob):
     """`transformer table`: the corpus, the budget and the search are those of every row."""
 
     table: str = option(
-        "3", "a table of the paper: 1, 2 or 3; scores: each score at each d_k; or a YAML file with rows of your own"
+        "3",
+        "a table of the paper: 1, 2 or 3; scores: each score at each d_k; a YAML file with rows of your own; "
+        "or a folder of runs, such as a sweep's",
     )
     output: str | None = option(None, "where the table and its runs go (null: RUN_DIR-tableN)")
     rows: str | None = option(None, "only rows whose names begin so, such as base,A,D (null: all)")
@@ -340,6 +362,7 @@ Job = (
     | TranslateJob
     | ScoreJob
     | EvaluateJob
+    | CompareJob
     | AverageJob
     | SummaryJob
     | ReplayJob
@@ -354,6 +377,7 @@ JOBS: dict[str, type[Job]] = {
     "translate": TranslateJob,
     "score": ScoreJob,
     "evaluate": EvaluateJob,
+    "compare": CompareJob,
     "average": AverageJob,
     "summary": SummaryJob,
     "replay": ReplayJob,

@@ -7,7 +7,7 @@ The keys are read from the dataclasses of `jobs` and `settings`. Each `key=value
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -92,8 +92,7 @@ def check_override(override: str, keys: Mapping[str, Key], *, is_multirun: bool)
     A key that takes a list may be given one without brackets: `a,b`. Under --multirun that is a choice between values
     instead, for every key, which is left for Hydra to take apart. Raises InputError.
     """
-    if any("\ud800" <= character <= "\udfff" for character in override):  # how Python marks bytes it cannot decode
-        raise InputError(f"{override}: not UTF-8")
+    _check_text(override)
     if override.startswith("~"):
         raise InputError(f"{override}: a key cannot be removed; give it the value you want instead")
 
@@ -115,6 +114,18 @@ def check_override(override: str, keys: Mapping[str, Key], *, is_multirun: bool)
     if _is_list(kind):
         return f"{bare}={_list(value, is_text=kind == list[str])}"
     return f"{bare}={quote(value) if kind in (str, str | None) else value}"
+
+
+def list_override(key: str, values: Sequence[str]) -> str:
+    """The override that sets a key to a list of texts, whatever is in them. Raises InputError."""
+    for value in values:
+        _check_text(value)
+    return f"{key}=[{','.join(map(quote, values))}]"
+
+
+def _check_text(argument: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in argument):  # how Python marks bytes it cannot decode
+        raise InputError(f"{argument}: not UTF-8")
 
 
 def _is_list(kind: Any) -> bool:

@@ -31,7 +31,7 @@ from transformer.data.round_trip import RoundTrip, warn_of_changes
 from transformer.data.source import Origin, Source, is_hub_dataset, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter
 from transformer.data.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
-from transformer.errors import InputError, StorageError
+from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.files import build_once, digest_file, read_json
 from transformer.machine import resolve_threads, trim_heap
 from transformer.run_dir import TOKENIZER, RunDir, list_steps
@@ -120,6 +120,15 @@ class DataReport:
     tokens: TokenCounts
     vocab_size: int
     targets: RoundTrip  # of a sample of the training pairs
+
+
+def read_report(run: RunDir) -> DataReport:
+    """What a run trained on: its data.json. Raises CheckpointError where it is missing or damaged."""
+    try:
+        return from_json(DataReport, read_json(run.data))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{run.data}: {reason}: copy it again from where the run came from") from error
 
 
 @dataclass(frozen=True)

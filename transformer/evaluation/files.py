@@ -1,5 +1,6 @@
 """Files of translations and references, scored without a run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformer.config.jobs import EvaluateJob
@@ -16,22 +17,27 @@ def score_files(job: EvaluateJob) -> Scores:
     """
     scorer = choose_scorer(tgt_lang=str(job.data.tgt_lang), lowercase=job.lowercase, paper_bleu=job.paper_bleu)
 
-    path = _path(str(job.hypotheses))
-    hypotheses = list(read_lines(path))
-    references = []
-    for name in job.references:
-        lines = list(read_lines(_path(name)))
-        if len(lines) != len(hypotheses):
-            raise InputError(
-                f"{path} has {len(hypotheses)} lines, {_path(name)} has {len(lines)}: "
-                "each line must translate the same line of the other file"
-            )
-        references.append(lines)
-
+    hypotheses, *references = read_parallel([str(job.hypotheses), *job.references])
     try:
         return scorer(hypotheses, *references)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{_path(str(job.hypotheses))}: {error}") from None
+
+
+def read_parallel(names: Sequence[str]) -> list[list[str]]:
+    """The lines of files that go line by line with the first one; plain text or `.gz`, and `-` is standard input.
+
+    Raises InputError where a file cannot be read, or has another number of lines.
+    """
+    texts: list[list[str]] = []
+    for name in names:
+        texts.append(list(read_lines(_path(name))))
+        if len(texts[-1]) != len(texts[0]):
+            raise InputError(
+                f"{_path(names[0])} has {len(texts[0])} lines, {_path(name)} has {len(texts[-1])}: "
+                "each line must translate the same line of the other file"
+            )
+    return texts
 
 
 def _path(name: str) -> Path:

@@ -33,15 +33,20 @@ class Bleu:
 def score(hypotheses: Sequence[str], *references: Sequence[str], tgt_lang: str, lowercase: bool = False) -> Scores:
     """Score plain text against one reference each, or several. Raises InputError for what cannot be compared fairly.
 
-    That is what `measure` refuses, and hypotheses in subwords, or tokenised where the references are not.
+    That is what `measure` and `check_plain_text` refuse.
     """
     _check_lists(hypotheses, references)
+    check_plain_text(hypotheses, *references)
+    return measure(hypotheses, *references, tgt_lang=tgt_lang, lowercase=lowercase)
+
+
+def check_plain_text(hypotheses: Sequence[str], *references: Sequence[str]) -> None:
+    """Raise InputError for hypotheses in subwords, or tokenised where the references are not. No list is empty."""
     reference_lines = [line for lines in references for line in lines]
     if _share(_SUBWORDS, hypotheses) > _share(_SUBWORDS, reference_lines) + 0.1:
         raise InputError("the hypotheses are in subwords (▁ or @@): join them into plain text before scoring")
     if _share(_TOKENISED, hypotheses) > 0.5 and _share(_TOKENISED, reference_lines) < 0.1:
         raise InputError("the hypotheses are tokenised ('word .') but the references are not: detokenise them first")
-    return measure(hypotheses, *references, tgt_lang=tgt_lang, lowercase=lowercase)
 
 
 def measure(hypotheses: Sequence[str], *references: Sequence[str], tgt_lang: str, lowercase: bool = False) -> Scores:

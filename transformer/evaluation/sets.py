@@ -73,13 +73,13 @@ def _sets_of(job: EvaluateJob, run: RunDir, *, languages: tuple[str, str]) -> Se
     if given:
         return given
 
-    _check_kept(run, kept)
+    check_kept(run, kept)
     if not kept:
         raise InputError(f"{run.path}: the run has no test set; name one with test.NAME.src=FILE test.NAME.tgt=FILE")
     return kept
 
 
-def _check_kept(run: RunDir, kept: Sets) -> None:
+def check_kept(run: RunDir, kept: Sets) -> None:
     """Raise CheckpointError if the text is not the one that the run was scored on, where results.json tells."""
     if not run.results.exists():
         return

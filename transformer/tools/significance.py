@@ -1,12 +1,30 @@
-"""How far a score may be off because the test set is one sample of many."""
+"""How far a score may be off because the test set is one sample of many, and whether two systems really differ.
+
+Every figure is sacreBLEU's: its intervals, its paired bootstrap and its approximate randomisation. Its seed is 12345,
+or what the environment variable SACREBLEU_SEED says, as on its own command line.
+"""
 
 import json
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+from sacrebleu.significance import PairedTest
+
+from transformer.config.languages import language_of
+from transformer.errors import InputError
 from transformer.evaluation.score import bleu_metric
 
-RESAMPLES = 1000  # sacreBLEU's own number
+RESAMPLES = 1000  # sacreBLEU's own numbers
+TRIALS = 10_000
+
+
+# ---- one system -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -30,3 +48,118 @@ def bootstrap_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tgt_
     # The object keeps its interval in private fields; what it prints is sacreBLEU's public format.
     printed = json.loads(score.format(width=6, signature=signature, is_json=True))
     return Interval(score.score, printed.get("confidence_var", 0.0), signature)  # none where all resamples score 0
+
+
+# ---- several systems ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SystemScore:
+    """A score, 0 to 100, the mean and the half-width of the 95 % interval of its resamples, and two p-values.
+
+    A p-value is the probability of a difference from the first system that is at least as large, were the two systems
+    alike. It is None for the first system, and for one that has translated everything as the first one did.
+    """
+
+    score: float
+    mean: float
+    half_width: float
+    p_bootstrap: float | None
+    p_randomisation: float | None
+
+
+@dataclass(frozen=True)
+class MetricComparison:
+    """The scores of all systems, in their order, by one metric. The signature has the seed, and the resamples."""
+
+    metric: str
+    signature: str
+    systems: list[SystemScore]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What systems are compared by: sacreBLEU's metrics, as their defaults are unless it says otherwise.
+
+    BLEU and chrF are those of `evaluate`. TER is sacreBLEU's default, without regard to case, but for Chinese and
+    Japanese, which have no spaces: there it counts characters, `--ter-normalized --ter-asian-support`.
+    """
+
+    bleu: Any  # sacreBLEU's BLEU; its `tokenizer` is set at run time
+    chrf: CHRF
+    ter: TER
+
+    @classmethod
+    def of(cls, *, tgt_lang: str, lowercase: bool) -> "Metrics":
+        """The metrics for a language. Raises InputError where sacreBLEU cannot score it."""
+        has_no_spaces = language_of(tgt_lang, "data.tgt_lang") in ("zh", "ja")
+        return cls(
+            bleu=bleu_metric(tgt_lang, lowercase=lowercase),
+            chrf=CHRF(lowercase=lowercase),
+            ter=_Ter(normalized=has_no_spaces, asian_support=has_no_spaces),
+        )
+
+
+class _Ter(TER):
+    """TER that counts the edits of a translation once, for that takes longer than all the rest.
+
+    Both tests ask for them, and systems often agree on a sentence. The method is private to sacreBLEU: should it get
+    another name one day, nothing changes but the time.
+    """
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
+        counted: dict[tuple[str, str], list[float]] = self.__dict__.setdefault("counted", {})
+        key = (hypothesis, str(ref_kwargs))
+        if key not in counted:
+            counted[key] = super()._compute_segment_statistics(hypothesis, ref_kwargs)
+        return counted[key]
+
+
+def resampling_seed() -> str:
+    """The seed of sacreBLEU's tests: digits, or `none`. Raises InputError for what sacreBLEU could not read."""
+    seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
+    if re.fullmatch("[0-9]+|none", seed) is None:
+        raise InputError(f"SACREBLEU_SEED={seed}: not a seed: set the variable to a whole number, or unset it")
+    return seed
+
+
+def compare_systems(
+    systems: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]], *, metrics: Metrics
+) -> list[MetricComparison]:
+    """Score the translations of all systems, and test each against those of the first one.
+
+    The systems are by name; the references are one or several lists of as many texts.
+    """
+    by_name: dict[str, Metric] = {"BLEU": metrics.bleu, "CHRF": metrics.chrf, "TER": metrics.ter}
+    named = list(systems.items())
+    bootstrap = PairedTest(named, by_name, references, test_type="bs", n_samples=RESAMPLES)
+    randomisation = PairedTest(named, by_name, references, test_type="ar", n_samples=TRIALS)
+    signatures, resampled = bootstrap()
+    _, randomised = randomisation()
+
+    baseline = named[0][1]
+    is_tested = [list(translations) != list(baseline) for translations in systems.values()]
+    return [
+        MetricComparison(
+            metric=name,
+            signature=str(signature),
+            systems=[
+                _system_score(by_resampling, by_randomisation, is_tested=tested)
+                for by_resampling, by_randomisation, tested in zip(
+                    resampled[name], randomised[name], is_tested, strict=True
+                )
+            ],
+        )
+        for name, signature in signatures.items()
+    ]
+
+
+def _system_score(resampled: Any, randomised: Any, *, is_tested: bool) -> SystemScore:
+    """The two results of a system; what sacreBLEU returns beside floats are NumPy's, which JSON does not take."""
+    return SystemScore(
+        score=float(resampled.score),
+        mean=float(resampled.mean),
+        half_width=float(resampled.ci),
+        p_bootstrap=float(resampled.p_value) if is_tested else None,
+        p_randomisation=float(randomised.p_value) if is_tested else None,
+    )

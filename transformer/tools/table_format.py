@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from transformer.config.primitives import to_json
+from transformer.config.settings import Metric
 from transformer.files import write_file, write_json
 from transformer.tools.complexity import LayerTime, format_complexity, format_times
 from transformer.tools.paper import CONCLUSIONS, Conclusion
@@ -106,6 +107,7 @@ def _format_rows(table: Table) -> str:
     columns: list[tuple[str, Callable[[TableRow], str]]] = [
         ("row", lambda row: row.name),
         ("what it changes", lambda row: f"`{row.changes}`" if row.changes else ""),
+        *([] if table.best_first is None else [_dev_column(table.best_first)]),
         ("PPL, paper", lambda row: _published(row, "perplexity", ".2f")),
         ("PPL per piece", lambda row: _mean(row, lambda run: run.perplexity, ".2f")),
         ("PPL per word", lambda row: _mean(row, lambda run: run.word_perplexity, ".2f")),
@@ -134,6 +136,11 @@ def _format_rows(table: Table) -> str:
 def _published(row: TableRow, figure: str, form: str) -> str:
     value = None if row.published is None else getattr(row.published, figure)
     return "" if value is None else format(value, form)
+
+
+def _dev_column(metric: Metric) -> tuple[str, Callable[[TableRow], str]]:
+    title = "BLEU, dev" if metric is Metric.bleu else "loss, dev"
+    return title, lambda row: _mean(row, lambda run: run.best_dev, ".2f" if metric is Metric.bleu else ".4f")
 
 
 def _mean(row: TableRow, figure: Callable[[Measured], float], form: str) -> str:

@@ -26,15 +26,15 @@ from transformer.compute import resolve_device
 from transformer.config.compose import compose, read_rows
 from transformer.config.jobs import BESIDE_THE_ROWS, PAPER_TABLES, SCORES, TableJob, TrainJob
 from transformer.config.keys import leaves
-from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import ModelConfig, Score
+from transformer.config.primitives import to_json
+from transformer.config.settings import Metric, ModelConfig, Score
 from transformer.cost import step_flops
-from transformer.data.prepare import DataReport
+from transformer.data.prepare import read_report
 from transformer.data.source import store_beside
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
 from transformer.evaluation.sets import read_set
-from transformer.files import make_directories, read_json
+from transformer.files import make_directories
 from transformer.machine import resolve_threads
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, RunDir
@@ -80,6 +80,7 @@ class Measured:
     steps: int
     flops: float  # of the training's matrix products
     seconds: float  # of training, without validation and the final scores
+    best_dev: float = math.nan  # BLEU or loss, by `train.metric`, of its best validation
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Table:
     title: str
     notes: list[str]
     rows: list[TableRow]
+    best_first: Metric | None = None  # what the rows are sorted by; None: they have an order of their own
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class LayerTable:
 
 def make_layer_table(job: TableJob) -> LayerTable:
     """Table 1 on this machine; nothing is trained. Raises StorageError where the output cannot be made."""
-    _make_output(output_of(job))  # before any time is spent
+    make_output(output_of(job))  # before any time is spent
     device = resolve_device(job.train.device)
     threads = resolve_threads(job.train.threads)
     torch.set_num_threads(threads)
@@ -145,7 +147,7 @@ def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
     output = output_of(job)
     seeds = range(job.train.seed, job.train.seed + job.seeds)
 
-    _make_output(output)  # before any time is spent
+    make_output(output)  # before any time is spent
 
     # Train.
     jobs = {
@@ -162,7 +164,8 @@ def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
     return table, [error for error in found.values() if isinstance(error, Exception)]
 
 
-def _make_output(output: Path) -> None:
+def make_output(output: Path) -> None:
+    """Make the folder that a table goes to. Raises StorageError."""
     try:
         make_directories(output)
         if not output.is_dir():
@@ -182,8 +185,15 @@ def _run_job(row: Row, seed: int, *, output: Path, store_dir: Path) -> TrainJob:
     return replace(row.job, run_dir=str(run_dir), data=data, train=replace(row.job.train, seed=seed))
 
 
+def is_folder(job: TableJob) -> bool:
+    """Whether the table is of the runs in a folder."""
+    return job.table not in (*PAPER_TABLES, SCORES) and Path(job.table).is_dir()
+
+
 def output_of(job: TableJob) -> Path:
-    """Where the table goes: beside the run directory that the experiment names, never into it."""
+    """Where the table goes: beside the run directory that the experiment names, never into it; of a folder, into it."""
+    if is_folder(job):
+        return Path(job.output or job.table)
     name = f"table{job.table}" if job.table in PAPER_TABLES else Path(job.table).stem
     return Path(job.output or f"{job.run_dir}-{name}")
 
@@ -310,14 +320,17 @@ def _measure_outcome(job: TrainJob, outcome: Results | Exception) -> Measured | 
     if isinstance(outcome, Exception):
         return outcome
     try:
-        return _measure(job, outcome)
+        return measure(job, outcome)
     except TransformerError as error:
         log.error("run %s cannot be measured: %s", job.run_dir, error)
         return error
 
 
-def _measure(job: TrainJob, results: Results) -> Measured:
-    """What a finished run says of itself. All of it is read again from the run directory, or follows from it."""
+def measure(job: TrainJob, results: Results) -> Measured:
+    """What a finished run says of itself. All of it is read again from the run directory, or follows from it.
+
+    Raises CheckpointError and InputError where something in the run directory is missing or damaged.
+    """
     run = RunDir(Path(job.run_dir))
 
     # BLEU of each test set, from the translations that the run keeps.
@@ -342,7 +355,7 @@ def _measure(job: TrainJob, results: Results) -> Measured:
     nll = results.validations[-1].nll  # of the last step, which is always validated
 
     # FLOPs: a run counts the target tokens that it has seen; the corpus has so many source tokens for each.
-    report = _read_report(run)
+    report = read_report(run)
     flops = step_flops(
         job.model,
         tokenizer.vocab_size,
@@ -360,15 +373,8 @@ def _measure(job: TrainJob, results: Results) -> Measured:
         steps=results.steps,
         flops=flops,
         seconds=results.training_seconds,
+        best_dev=results.best_validation(job.train.metric).value(job.train.metric),
     )
-
-
-def _read_report(run: RunDir) -> DataReport:
-    try:
-        return from_json(DataReport, read_json(run.data))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{run.data}: {reason}: copy it again from where the run came from") from error
 
 
 # ---- what the figures depend on -------------------------------------------------------------------------------------

@@ -100,6 +100,8 @@ def train(job: TrainJob) -> Results:
         if not world.from_rank0(lambda: _is_finished(run)):
             world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
             train_loop(run, world)
+        else:
+            log.info("%s: finished at step %d already; nothing is left to train", job.run_dir, run.progress.step)
         return from_json(Results, world.from_rank0(lambda: to_json(_results(run)), wait=Wait.work))
 
 
