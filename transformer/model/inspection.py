@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformer.compute import autocast
 from transformer.config.settings import Precision
 from transformer.layout import Padded
-from transformer.model.attention import KeyValues, MultiHeadAttention, attention_weights
+from transformer.model.attention import MultiHeadAttention
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS
 
@@ -97,23 +97,7 @@ def _keep_weights(
     """A forward hook: compute the weights of the first sentence again, and add them to `found`."""
     assert isinstance(attention, MultiHeadAttention)
     x, kv = args
-    weights = weights_of(attention, x, kv, queries=kwargs["queries"], keys=kwargs["keys"], causal=kwargs["causal"])
-    found.append(weights[0])
-
-
-def weights_of(
-    attention: MultiHeadAttention, x: Tensor, kv: KeyValues, *, queries: Padded, keys: Padded, causal: bool
-) -> Tensor:
-    """The weights `(B, H, T, S)` with which `attention(x, kv, ...)` reads its values, without dropout."""
-    return attention_weights(
-        attention.W_q(x).unflatten(-1, (attention.n_heads, -1)),
-        kv.keys,
-        queries=queries,
-        keys=keys,
-        causal=causal,
-        scale=attention.scale,
-        score_vector=attention.score_vector,
-    )
+    found.append(attention.weights(x, kv, **kwargs)[0])
 
 
 def draw(weights: Tensor) -> Tensor:

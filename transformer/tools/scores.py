@@ -32,7 +32,7 @@ from transformer.errors import CheckpointError, TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.layout import Padded
 from transformer.machine import resolve_threads
-from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores, attention_weights
+from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores
 from transformer.model.transformer import Transformer, load_parameters
 from transformer.run_dir import DEV, STEP_PREFIX, RunDir
 from transformer.tools.score_costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores
@@ -233,16 +233,7 @@ def score_statistics(
     x `(B, T, D)`. The last two are means over heads and over real queries that see at least two keys, each as a share
     of what equal weights have: `log n` and `1 - 1 / n` where a query sees n keys.
     """
-    q = attention.W_q(x).unflatten(-1, (attention.n_heads, -1))  # (B, T, H, K)
-    weights = attention_weights(
-        q,
-        kv.keys,
-        queries=queries,
-        keys=keys,
-        causal=causal,
-        scale=attention.scale,
-        score_vector=attention.score_vector,
-    )  # (B, H, T, S)
+    weights = attention.weights(x, kv, queries=queries, keys=keys, causal=causal)  # (B, H, T, S)
 
     # The pairs of a real query and a key that it sees.
     visible = queries.visible()[:, None, :, None] & keys.visible()[:, None, None, :]  # (B, 1, T, S)
@@ -250,7 +241,8 @@ def score_statistics(
         visible = visible.tril()
 
     # The scores, in one list.
-    q, k = q.transpose(1, 2), kv.keys.transpose(1, 2)
+    q = attention.W_q(x).unflatten(-1, (attention.n_heads, -1)).transpose(1, 2)  # (B, H, T, K)
+    k = kv.keys.transpose(1, 2)  # (B, H, S, K)
     vector = attention.score_vector
     raw = q @ k.transpose(2, 3) if vector is None else additive_scores(q, k, vector)  # (B, H, T, S)
     variance = raw.masked_select(visible).var()
