@@ -80,7 +80,7 @@ def fail_at(trainings: StruckTrainings, number: int, failure: int, *, lasts: boo
     end, hit = trainings.strike(folder, number, failure, lasts=lasts)
     assert end.status in (0, 5), (hit, end.said)
     assert "Traceback" not in end.said, (hit, end.said)
-    errors = [line for line in end.said.splitlines() if "error: " in line]
+    errors = [line for line in end.said.splitlines() if line.startswith("transformer: error: ")]
     if end.status == 5:
         assert len(errors) == 1, (hit, end.said)
         assert errors[0].startswith(f"transformer: error: {folder}/"), "it names the place"

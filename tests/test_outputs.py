@@ -283,5 +283,6 @@ def test_translate_says_how_fast_it_was(
     silent = Terminal()
     monkeypatch.setattr("sys.stderr", silent)
     with caplog.at_level(logging.INFO):
-        translate(TranslateJob(run_dir=str(run_dir), device=Device.cpu, threads=1), Typed(GIVEN), io.BytesIO())
+        job = TranslateJob(run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp64, threads=1)
+        translate(job, Typed(GIVEN), io.BytesIO())
     assert (silent.getvalue(), caplog.messages) == ("", [])

@@ -314,9 +314,9 @@ def format_parity(parity: Parity) -> str:
     """What was found, a line each."""
     versions = ", ".join(f"{name} {version}" for name, version in parity.versions.items())
     allowed = "" if parity.bound is None else f" ({parity.bound:.0e} allowed)"
+    pieces = f"{parity.cut_alike} of them cut into the same pieces"
     lines = [
-        f"{parity.sentences} sentences, {parity.cut_alike} of them cut into the same pieces; "
-        f"{versions} in {parity.arithmetic}",
+        f"{parity.sentences} sentences, {pieces}; {versions} in {parity.arithmetic}",
         f"log-probabilities of {parity.tokens} tokens: at most {parity.log_probs:.1e} apart{allowed}",
     ]
     if parity.logits is not None:
