@@ -252,8 +252,8 @@ def test_attention_writes_the_same_weights_into_every_file(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = job_of(trained, tmp_path, text="one two three", target="eins zwei drei", layers=[2])
-    run_command("attention", job)
     run_command("attention", replace(job, format=WeightsFormat.npz, word="drei"))
+    run_command("attention", job)
     out = capsys.readouterr().out
     assert "source: one two three\ntranslation (given): eins zwei drei\n" in out
 
@@ -285,10 +285,18 @@ def test_attention_writes_the_same_weights_into_every_file(
 
 
 def test_attention_draws_one_word_with_every_head(trained: Path, tmp_path: Path) -> None:
-    """As the paper's Figures 3 and 4: a panel of all heads; no figure where a role does not have the word."""
+    """As the paper's Figures 3 and 4: a panel of all heads; no figure where a role does not have the word.
+
+    Those of an earlier sentence are removed, and what else lies there stays.
+    """
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    for name in ("encoder_self-1-map.png", "cross-2-words.svg", "mine.svg"):
+        (folder / name).write_text("", encoding="utf-8")
     attention(job_of(trained, tmp_path, text="one two", target="eins zwei", word="zwei", layers=[1]))
     figures = {path.stem: path for path in (tmp_path / "figures").glob("*.svg")}
-    assert figures.keys() == {"decoder_self-1-words", "cross-1-words"}
+    assert figures.keys() == {"decoder_self-1-words", "cross-1-words", "mine"}
+    assert not (folder / "encoder_self-1-map.png").exists()
     text = figures["cross-1-words"].read_text(encoding="utf-8")
     assert "“zwei”, heads 1, 2" in text
     assert "#1f77b4" in text

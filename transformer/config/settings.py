@@ -453,7 +453,10 @@ class SampleConfig:
     top_p: float | None = option(
         None, "sample instead of searching, among the fewest pieces that have this share of the probability"
     )
-    seed: int = option(1, "what is drawn depends on this, the line, the sample and the step alone")
+    seed: int = option(
+        1,
+        "what is drawn depends on this, the line, the sample and the step, up to rounding: precision=fp32 keeps it small",
+    )
 
     def __post_init__(self) -> None:
         at_least(self, "sample.", 1, "top_k")

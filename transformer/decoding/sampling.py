@@ -2,7 +2,8 @@
 
 Shapes: `B` sentences that are still sampled, `K` samples of each, `V` vocabulary, `L` the largest of the maximum
 lengths. What is drawn is a function of the seed, the number of the sentence, the number of the sample and the step:
-neither the other sentences of a batch nor the number of samples change it, but for rounding at the borders.
+neither the other sentences of a batch nor the number of samples change it, but for rounding. In half precision that is
+not rare: where many pieces are possible, their shares shift, and the borders between them with these.
 """
 
 from collections.abc import Callable, Sequence

@@ -460,7 +460,7 @@ class Translator:
     def _encode(self, texts: Sequence[str], *, first_line: int, strict: bool) -> dict[int, list[int]]:
         """The pieces of each text that is not blank, by its place among the texts."""
         _check_list(texts, "translate", "translate([text])")
-        shown = [n for n, text in enumerate(texts) if not _is_blank(text)]
+        shown = [n for n, text in enumerate(texts) if not is_blank(text)]
         encoded = self.tokenizer.encode([texts[n] for n in shown])
         pieces = {n: ids for n, ids in zip(shown, encoded, strict=True) if ids}
         return {n: self._truncate(ids, first_line + n, strict=strict) for n, ids in pieces.items()}
@@ -474,7 +474,7 @@ class Translator:
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources, but {len(targets)} targets: each target belongs to one source")
 
-        shown = [n for n in range(len(sources)) if not (_is_blank(sources[n]) or _is_blank(targets[n]))]
+        shown = [n for n in range(len(sources)) if not (is_blank(sources[n]) or is_blank(targets[n]))]
         source_ids = self.tokenizer.encode([sources[n] for n in shown])
         target_ids = self.tokenizer.encode([targets[n] for n in shown])
 
@@ -502,7 +502,7 @@ class Translator:
         if len(prefixes) != n_texts:
             raise InputError(f"{len(prefixes)} prefixes for {n_texts} texts: give one for each, a blank one for none")
 
-        texts = ["" if _is_blank(prefixes[n]) else " ".join(prefixes[n].split()) for n in sources]
+        texts = ["" if is_blank(prefixes[n]) else " ".join(prefixes[n].split()) for n in sources]
         found = [_Prefix(text, ids) for text, ids in zip(texts, self.tokenizer.encode(texts), strict=True)]
         for (n, source), prefix in zip(sources.items(), found, strict=True):
             most = self._max_length(source) - 1  # EOS, too, takes a place
@@ -597,7 +597,7 @@ def _sampling(temperature: float, *, top_k: int | None, top_p: float | None, see
     return Sampling(temperature, top_k, top_p, seed)
 
 
-def _is_blank(text: str) -> bool:
+def is_blank(text: str) -> bool:
     """Whether nothing in the text is visible: spaces of all kinds, controls, zero-width and direction marks."""
     return all(unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf") for character in text)
 

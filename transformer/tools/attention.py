@@ -20,7 +20,7 @@ from transformer.config.jobs import AttentionJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import WeightsFormat
 from transformer.data.corpus import Pair, read_lines, read_pairs
-from transformer.decoding.translator import Translator, load_translator
+from transformer.decoding.translator import Translator, is_blank, load_translator
 from transformer.errors import InputError, StorageError
 from transformer.evaluation.sets import read_set
 from transformer.files import make_directories, write_file, write_json
@@ -224,7 +224,7 @@ def _check_pieces(translator: Translator, text: str, which: str) -> None:
     """Raise InputError where a text has no pieces, or more than the model has positions for."""
     [pieces] = translator.tokenizer.encode([text])
     max_pieces = translator.model.config.max_positions - 1
-    if not pieces:
+    if not pieces or is_blank(text):
         raise InputError(f"{which} has no visible text: choose another")
     if len(pieces) > max_pieces:
         raise InputError(f"{which} has {len(pieces)} pieces, and model.max_positions has room for {max_pieces}: cut it")
@@ -336,6 +336,7 @@ def _write_figures(folder: Path, inspected: Inspected, job: AttentionJob) -> lis
         log.warning("no figures: %d pieces, and they have room for %d; the page shows them all", longest, MOST_DRAWN)
         return []
 
+    _remove_figures(folder)
     written = []
     for name, picture in _figures(inspected, job):
         if picture is None:
@@ -345,6 +346,17 @@ def _write_figures(folder: Path, inspected: Inspected, job: AttentionJob) -> lis
             written.append(folder / f"{name}.{suffix}")
             write_file(written[-1], content)
     return written
+
+
+def _remove_figures(folder: Path) -> None:
+    """Remove the figures of an earlier sentence, which nothing would tell from this one's. Raises StorageError."""
+    old = [path for role in Role for kind in ("words", "map") for path in folder.glob(f"{role.value}-*-{kind}.*")]
+    for path in old:
+        if path.suffix in (".png", ".svg"):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise StorageError(f"{path}: cannot be removed: {error.strerror}; choose another output") from error
 
 
 def _figures(inspected: Inspected, job: AttentionJob) -> Iterator[tuple[str, Picture | None]]:
