@@ -163,6 +163,7 @@ def test_attention_describes_heads_in_every_format(
             "keeps no set of this name, but dev, other, test: or use text=... or file=",
         ),
         ({"text": "  "}, "the sentence has no visible text: choose another"),
+        ({"text": "\u200b"}, "the sentence has no visible text: choose another"),
         ({"text": "one", "target": " "}, "the translation has no visible text: choose another"),
         ({"line": 99}, "line=99: set dev of"),
         ({"text": "one " * 2000}, "and model.max_positions has room for 1023: cut it"),

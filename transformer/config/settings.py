@@ -455,7 +455,7 @@ class SampleConfig:
     )
     seed: int = option(
         1,
-        "what is drawn depends on this, the line, the sample and the step, up to rounding: precision=fp32 keeps it small",
+        "what is drawn depends on this, the line, the sample and the step, up to rounding (least with precision=fp32)",
     )
 
     def __post_init__(self) -> None:
