@@ -40,7 +40,7 @@ class Outcome:
 
     rows: dict[str, Row]
     failed: list[str]
-    skipped: list[str]
+    skipped: Counter[str]  # tests and reasons
     seconds: float
 
     @property
@@ -51,7 +51,7 @@ class Outcome:
 
 def read_reports(paths: Sequence[Path]) -> Outcome:
     """The outcome, from pytest's reports in JUnit's format."""
-    outcome = Outcome({}, [], [], 0.0)
+    outcome = Outcome({}, [], Counter(), 0.0)
     for tree in map(ElementTree.parse, paths):
         outcome.seconds += sum(float(suite.get("time", 0)) for suite in tree.iter("testsuite"))
         _count(tree, outcome)
@@ -64,7 +64,7 @@ def _count(tree: "ElementTree.ElementTree[ElementTree.Element]", outcome: Outcom
         if case.find("failure") is not None or case.find("error") is not None:
             outcome.failed.append(name)
         elif (skip := case.find("skipped")) is not None:
-            outcome.skipped.append(f"{name}: {skip.get('message', '')}")
+            outcome.skipped[f"{name.partition('[')[0]}: {skip.get('message', '')}"] += 1
         else:
             row = outcome.rows.setdefault(name.partition("[")[0], Row())
             row.cases += 1
@@ -91,14 +91,15 @@ def write_page(outcome: Outcome) -> Iterator[str]:
         yield f"| {what} | {lost} |"
     yield f"| tests passed | {sum(row.cases for row in outcome.rows.values())} |"
     yield f"| tests failed | {len(outcome.failed)} |"
-    yield f"| tests skipped | {len(outcome.skipped)} |"
+    yield f"| tests skipped | {outcome.skipped.total()} |"
     yield ""
     yield "| test | cases | amounts | seconds |"
     yield "| --- | ---: | --- | ---: |"
     for name, row in sorted(outcome.rows.items()):
         amounts = ", ".join(f"{amount:,} {what}" for what, amount in sorted(row.amounts.items()))
         yield f"| `{name}` | {row.cases} | {amounts} | {row.seconds:.0f} |"
-    for title, names in (("Failed", outcome.failed), ("Skipped", outcome.skipped)):
+    skipped = [f"{name} ({count})" for name, count in outcome.skipped.items()]
+    for title, names in (("Failed", outcome.failed), ("Skipped", skipped)):
         if names:
             yield ""
             yield f"{title}: {'; '.join(names)}."
