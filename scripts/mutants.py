@@ -325,7 +325,7 @@ REPORTED = (
     Mutant(
         "blank lines go to the model",
         "decoding/translator.py",
-        "shown = [n for n, text in enumerate(texts) if not _is_blank(text)]",
+        "shown = [n for n, text in enumerate(texts) if not is_blank(text)]",
         "shown = list(range(len(texts)))",
         "test_translate.py::test_blank_in_blank_out_without_the_model",
     ),
@@ -378,7 +378,7 @@ SURVIVORS = (
     Mutant(
         "the initial weights do not depend on the seed",
         "training/state.py",
-        "torch.manual_seed(seed_for(recipe.seed))",
+        "torch.manual_seed(seed_for(seed))",
         "torch.manual_seed(seed_for(1))",
         "test_train.py::test_train_seed_draws_the_initial_weights",
     ),
@@ -475,7 +475,7 @@ FOUND = (
         "results are not made again after a kill",
         "training/loop.py",
         "    if not _is_finished(run):\n        run.directory.write_results(",
-        "    if not run.directory.hypotheses.exists():\n        run.directory.write_results(",
+        '    if not (run.directory.hypotheses / "test.hyp").exists():\n        run.directory.write_results(',
         "test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[results.json]",
     ),
 )
