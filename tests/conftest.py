@@ -44,6 +44,8 @@ def float64() -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """A shell that starts the tests in the background lets them ignore Ctrl-C, and so every command that they start."""
+    """In the background, or under nohup, tests would ignore Ctrl-C or SIGHUP, and so every command that they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)

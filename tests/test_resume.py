@@ -547,7 +547,7 @@ FREE = {
     *("run_dir", "search.beam_size", "search.length_penalty", "search.max_extra", "search.batch_tokens"),
     *("data.root", "data.store_dir", "train.max_steps", "train.log_every", "train.save_every"),
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
-    *("train.average", "train.samples", "train.prefetch"),
+    *("train.average", "train.samples", "train.attention_images", "train.prefetch"),
 }
 NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
 PARTS = ("src", "tgt", "dataset", "subset", "split")
