@@ -74,7 +74,7 @@ def test_names_are_those_of_the_modules_that_define_them() -> None:
         "transformer.decoding.translator.Translator",
         "transformer.model.attention.attention_weights",
         "transformer.config.compose.compose",
-        "transformer.decoding.translator.load",
+        "transformer.decoding.loading.load",
         "transformer.training.loop.train",
     ]
 

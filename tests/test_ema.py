@@ -29,7 +29,8 @@ from transformer.average import average
 from transformer.checkpoint import load_checkpoint
 from transformer.config.jobs import AverageJob, SummaryJob
 from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, SearchOverride, TrainConfig
-from transformer.decoding.translator import Translator, load_translator
+from transformer.decoding.loading import load_translator
+from transformer.decoding.translator import Translator
 from transformer.evaluation.score import measure
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.tools.summary import summarise

@@ -14,7 +14,7 @@ from test_cli import enter
 
 from transformer.config.jobs import EvaluateJob, TrainJob
 from transformer.config.settings import Format, Precision, SearchOverride, SweepConfig
-from transformer.decoding.translator import load
+from transformer.decoding.loading import load
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
 from transformer.model.transformer import Transformer

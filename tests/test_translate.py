@@ -41,9 +41,10 @@ from transformer.config.settings import (
     TokenizerConfig,
 )
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
+from transformer.decoding.loading import load_translator
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.decoding.stream import run as translate
-from transformer.decoding.translator import Translator, load_translator
+from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure, score
 from transformer.evaluation.sets import digest_sets, evaluate, evaluate_sets, format_results, read_sets, write_sets

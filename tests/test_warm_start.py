@@ -33,7 +33,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, Device, Norm, Positions, Precision, SearchOverride
 from transformer.data.prepare import prepare
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.translator import load_translator
+from transformer.decoding.loading import load_translator
 from transformer.distributed import World
 from transformer.errors import CheckpointError, InputError
 from transformer.training.step import Objective

@@ -30,7 +30,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from transformer.config.compose import compose
-    from transformer.decoding.translator import Translator, load
+    from transformer.decoding.loading import load
+    from transformer.decoding.translator import Translator
     from transformer.layout import Padded
     from transformer.model.attention import attention_weights
     from transformer.records import Results
@@ -43,7 +44,7 @@ else:  # hidden from type checkers, who would let every misspelt name through
             case "compose":
                 from transformer.config.compose import compose as found
             case "load":
-                from transformer.decoding.translator import load as found
+                from transformer.decoding.loading import load as found
             case "Translator":
                 from transformer.decoding.translator import Translator as found
             case "Padded":

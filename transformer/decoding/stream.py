@@ -17,8 +17,9 @@ import torch
 
 from transformer.config.jobs import DecodeJob, TranslateJob
 from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines
+from transformer.decoding.loading import load_translator
 from transformer.decoding.output import Translation, format_translations
-from transformer.decoding.translator import Translator, load_translator
+from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.machine import resolve_threads, trim_heap
 from transformer.tracking import progress_bar

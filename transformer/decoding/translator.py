@@ -11,54 +11,43 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from hashlib import sha256
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from numbers import Integral, Real
-from pathlib import Path
 from threading import Event
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from transformer.checkpoint import Checkpoint, find_checkpoint
 from transformer.compute import (
     autocast,
     default_batch_tokens,
-    dtype_of,
     memory_errors_named,
-    resolve_device,
-    resolve_precision,
 )
 from transformer.config.settings import (
     MOST_BEAM,
-    Device,
-    ModelConfig,
     Precision,
     SampleConfig,
     SearchConfig,
     SearchOverride,
 )
-from transformer.data.tokenizer import Tokenizer, read_model
+from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.given import Pair, align, pad, piece_log_probs
 from transformer.decoding.output import BLANK, UNSCORED, Alignment, Scored, Translation
 from transformer.decoding.parallel import MOST_AT_ONCE, in_parallel
 from transformer.decoding.sampling import Sampling, sample
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
-from transformer.errors import CheckpointError, InputError
+from transformer.errors import InputError
 from transformer.model.inference import for_inference
-from transformer.model.transformer import Transformer, check_size, load_parameters
-from transformer.run_dir import RunDir
+from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS
 
 log = logging.getLogger(__name__)
 
 _MOST_HYPOTHESES = 8_192  # of a batch
 
-Choice = TypeVar("Choice", bound=Enum)
 Found = TypeVar("Found")
 Models = tuple[Transformer, ...]
 
@@ -264,7 +253,7 @@ class Translator:
         if not length_penalties:
             raise InputError("translate_sweep needs at least one length penalty")
         for alpha in length_penalties:
-            _search_override(None, alpha, max_extra=None, batch_tokens=None)  # only for its checks
+            search_override(None, alpha, max_extra=None, batch_tokens=None)  # only for its checks
         penalties = [length_penalty(alpha) for alpha in length_penalties]
 
         def search(batch: _Batch) -> list[list[Hypothesis]]:
@@ -597,6 +586,23 @@ def _sampling(temperature: float, *, top_k: int | None, top_p: float | None, see
     return Sampling(temperature, top_k, top_p, seed)
 
 
+def search_override(
+    beam_size: int | None, length_penalty: float | None, *, max_extra: int | None, batch_tokens: int | None
+) -> SearchOverride:
+    """The settings that a user gave, checked: Python lets a text or a fraction through where a number is asked for."""
+    whole = {"beam_size": beam_size, "max_extra": max_extra, "batch_tokens": batch_tokens}
+    for name, value in whole.items():
+        if not isinstance(value, Integral | None):
+            raise InputError(f"{name}={value!r} must be a whole number, or None for the run's own")
+    if not isinstance(length_penalty, Real | None):
+        raise InputError(f"length_penalty={length_penalty!r} must be a number, or None for the run's own")
+
+    try:
+        return SearchOverride(beam_size, length_penalty, max_extra, batch_tokens)
+    except ValueError as error:
+        raise InputError(str(error).removeprefix("search.")) from None
+
+
 def is_blank(text: str) -> bool:
     """Whether nothing in the text is visible: spaces of all kinds, controls, zero-width and direction marks."""
     return all(unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf") for character in text)
@@ -617,163 +623,3 @@ def _batches(lengths: list[int], *, beam_size: int, batch_tokens: int) -> Iterat
         batch.append(n)
     if batch:
         yield batch
-
-
-# --- from a run directory
-
-
-def load(
-    run_dir: str | Path,
-    *,
-    checkpoint: str = "auto",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto",
-    beam_size: int | None = None,
-    length_penalty: float | None = None,
-    max_extra: int | None = None,
-    batch_tokens: int | None = None,
-    ensemble: Sequence[str | Path] = (),
-) -> Translator:
-    """The translator of a run directory, to be used from Python: `transformer.load("runs/demo").translate(texts)`.
-
-    run_dir: a directory that training made, finished or not.
-    checkpoint: "averaged", "best", "last", "step-1200", or "auto": the average where there is one, else the last.
-    device: "auto" is the GPU where there is one.
-    precision: the arithmetic of the forward pass; "auto" is that in which the run was trained, unless this device
-        is too slow at it.
-    beam_size: hypotheses kept in the search (section 6.1); 1 is greedy search.
-    length_penalty: alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer translations.
-    max_extra: a translation has at most this many pieces more than its source.
-    batch_tokens: the size of a batch, in padded source pieces times `beam_size`: what decides on the memory. A CPU
-        holds as many batches as torch has threads, but at most 8.
-    ensemble: other runs with the same tokenizer: at each step the probabilities of all models are averaged.
-
-    None leaves a search setting as the run was trained with. The number of CPU threads is torch's.
-
-    Raises InputError for a value that cannot be, where there is no such run or checkpoint, and for an ensemble whose
-    tokenizers differ; CheckpointError where a run is damaged.
-    """
-    if isinstance(ensemble, str | Path):
-        raise InputError(f"ensemble takes a list of runs: for a single one, write ensemble=[{str(ensemble)!r}]")
-    return load_translator(
-        Path(run_dir),
-        checkpoint=checkpoint,
-        search=_search_override(beam_size, length_penalty, max_extra=max_extra, batch_tokens=batch_tokens),
-        device=_choose(Device, "device", device),
-        precision=_choose(Precision, "precision", precision),
-        ensemble=[Path(other) for other in ensemble],
-    )
-
-
-def _choose(kind: type[Choice], name: str, value: str) -> Choice:
-    """The member of an enum that a user's word names."""
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(str(member.value) for member in kind)
-        raise InputError(f"{name}={value!r} is not one of {known}") from None
-
-
-def _search_override(
-    beam_size: int | None, length_penalty: float | None, *, max_extra: int | None, batch_tokens: int | None
-) -> SearchOverride:
-    """The settings that a user gave, checked: Python lets a text or a fraction through where a number is asked for."""
-    whole = {"beam_size": beam_size, "max_extra": max_extra, "batch_tokens": batch_tokens}
-    for name, value in whole.items():
-        if not isinstance(value, Integral | None):
-            raise InputError(f"{name}={value!r} must be a whole number, or None for the run's own")
-    if not isinstance(length_penalty, Real | None):
-        raise InputError(f"length_penalty={length_penalty!r} must be a number, or None for the run's own")
-
-    try:
-        return SearchOverride(beam_size, length_penalty, max_extra, batch_tokens)
-    except ValueError as error:
-        raise InputError(str(error).removeprefix("search.")) from None
-
-
-def load_translator(
-    run_dir: Path,
-    *,
-    checkpoint: str,
-    search: SearchOverride,
-    device: Device,
-    precision: Precision,
-    ensemble: Sequence[Path] = (),
-) -> Translator:
-    """The translator of a run, or of an ensemble of runs: search settings and arithmetic are those of the first.
-
-    `checkpoint` is chosen in each of them. Raises InputError where there is nothing to load, or the tokenizers differ;
-    CheckpointError if damaged.
-    """
-    chosen = find_checkpoint(run_dir, checkpoint)
-    first = build_translator(run_dir, chosen, search=search, device=device, precision=precision)
-    if not ensemble:
-        return first
-
-    others = []
-    tokenizer = read_model(RunDir(run_dir).tokenizer)
-    for other in ensemble:
-        chosen = find_checkpoint(other, checkpoint)
-        if sha256(read_model(RunDir(other).tokenizer)).digest() != sha256(tokenizer).digest():
-            raise InputError(
-                f"ensemble={other}: its tokenizer is not that of {run_dir} (their sha256 differ): the pieces of one "
-                "model mean nothing to the other; train the runs on the same data, or with init_from"
-            )
-        built = build_translator(other, chosen, search=search, device=device, precision=first.precision)
-        others.append(built.model)
-
-    together = replace(first, others=tuple(others))
-    together.keep_ready()
-    return together
-
-
-def build_translator(
-    run_dir: Path, checkpoint: Checkpoint, *, search: SearchOverride, device: Device, precision: Precision
-) -> Translator:
-    """The translator of a checkpoint, with the run's tokenizer and, where `search` is silent, its search settings.
-
-    Raises CheckpointError where the parts do not belong together or are damaged.
-    """
-    run = RunDir(run_dir)
-    model_file = read_model(run.tokenizer)
-    run.check_tokenizer(model_file)
-    tokenizer = Tokenizer(model_file, str(run.tokenizer))
-    target = resolve_device(device)
-    arithmetic = _precision_of(run, target) if precision is Precision.auto else precision
-    settings = checkpoint.settings("search", SearchConfig)
-
-    config = checkpoint.settings("model", ModelConfig)
-    tensors = checkpoint.weights()
-    try:
-        if checkpoint.run_state().vocab_size != tokenizer.vocab_size:
-            raise ValueError(f"made for another tokenizer than {run.tokenizer}")
-        check_size(config, tokenizer.vocab_size, tensors)
-        model = Transformer(config, tokenizer.vocab_size)
-        load_parameters(model, tensors)
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
-    with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
-        model = model.to(target, dtype_of(arithmetic)).eval()
-        translator = Translator(model, tokenizer, search.over(settings), target, arithmetic)
-        translator.keep_ready()
-    return translator
-
-
-def _precision_of(run: RunDir, device: torch.device) -> Precision:
-    """The arithmetic that the run was trained and scored in; by rule where that was on another kind of device.
-
-    bf16 is kept only where the hardware multiplies it: elsewhere it is slow, and the bits differ.
-    """
-    by_rule = resolve_precision(Precision.auto, device)
-    if not run.record.exists():  # it is optional for inference
-        log.warning(
-            "%s is missing: it would say in which precision the run was trained; %s is used here",
-            run.record,
-            by_rule.value,
-        )
-        return by_rule
-    trained = run.read_record().resolved
-    if trained.device.name != device.type:
-        return by_rule
-    is_slow = trained.precision is Precision.bf16 and by_rule is not Precision.bf16
-    return by_rule if is_slow else trained.precision

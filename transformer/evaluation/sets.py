@@ -16,7 +16,8 @@ from transformer.config.jobs import EvaluateJob
 from transformer.config.settings import DataConfig, TrainConfig
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.source import resolve_source, store_beside
-from transformer.decoding.translator import Translator, build_translator
+from transformer.decoding.loading import build_translator
+from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.paper_bleu import choose_scorer
 from transformer.evaluation.score import Scorer, format_scores

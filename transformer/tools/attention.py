@@ -20,7 +20,8 @@ from transformer.config.jobs import AttentionJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import WeightsFormat
 from transformer.data.corpus import Pair, read_lines, read_pairs
-from transformer.decoding.translator import Translator, is_blank, load_translator
+from transformer.decoding.loading import load_translator
+from transformer.decoding.translator import Translator, is_blank
 from transformer.errors import InputError, StorageError
 from transformer.evaluation.sets import read_set
 from transformer.files import make_directories, write_file, write_json

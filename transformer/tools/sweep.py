@@ -18,7 +18,8 @@ from transformer.config.jobs import EvaluateJob
 from transformer.config.keys import as_typed, keys_of
 from transformer.config.settings import DataConfig, Format, SearchConfig, SweepConfig, TrainConfig
 from transformer.data.corpus import Pair
-from transformer.decoding.translator import Translator, build_translator
+from transformer.decoding.loading import build_translator
+from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure_bleu
 from transformer.evaluation.sets import describe_origin, digest_sets, read_set

@@ -31,7 +31,8 @@ from transformer.data.plan import Batching
 from transformer.data.prepare import Prepared, SharedPrepared, prepare
 from transformer.data.store import Mixture, Store
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.translator import Translator, build_translator
+from transformer.decoding.loading import build_translator
+from transformer.decoding.translator import Translator
 from transformer.distributed import Vote, Wait, World, collective_errors_named, join_world, local_device
 from transformer.errors import CheckpointError, NumericalError
 from transformer.evaluation.score import check_language, measure

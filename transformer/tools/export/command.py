@@ -19,7 +19,7 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, Quantization, Target
 from transformer.data.corpus import read_lines, read_pairs
 from transformer.data.tokenizer import read_model
-from transformer.decoding.translator import build_translator
+from transformer.decoding.loading import build_translator
 from transformer.errors import InputError
 from transformer.evaluation.sets import read_set
 from transformer.files import (

@@ -1,0 +1,163 @@
+"""From a run directory, or several, to a translator: by name from Python, by typed settings for the commands."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+
+from transformer.checkpoint import Checkpoint, find_checkpoint
+from transformer.compute import dtype_of, memory_errors_named, resolve_device, resolve_precision
+from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
+from transformer.data.tokenizer import Tokenizer, read_model
+from transformer.decoding.translator import Translator, search_override
+from transformer.errors import CheckpointError, InputError
+from transformer.model.transformer import Transformer, check_size, load_parameters
+from transformer.run_dir import RunDir
+
+log = logging.getLogger(__name__)
+
+Choice = TypeVar("Choice", bound=Enum)
+
+
+def load(
+    run_dir: str | Path,
+    *,
+    checkpoint: str = "auto",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto",
+    beam_size: int | None = None,
+    length_penalty: float | None = None,
+    max_extra: int | None = None,
+    batch_tokens: int | None = None,
+    ensemble: Sequence[str | Path] = (),
+) -> Translator:
+    """The translator of a run directory, to be used from Python: `transformer.load("runs/demo").translate(texts)`.
+
+    run_dir: a directory that training made, finished or not.
+    checkpoint: "averaged", "best", "last", "step-1200", or "auto": the average where there is one, else the last.
+    device: "auto" is the GPU where there is one.
+    precision: the arithmetic of the forward pass; "auto" is that in which the run was trained, unless this device
+        is too slow at it.
+    beam_size: hypotheses kept in the search (section 6.1); 1 is greedy search.
+    length_penalty: alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer translations.
+    max_extra: a translation has at most this many pieces more than its source.
+    batch_tokens: the size of a batch, in padded source pieces times `beam_size`: what decides on the memory. A CPU
+        holds as many batches as torch has threads, but at most 8.
+    ensemble: other runs with the same tokenizer: at each step the probabilities of all models are averaged.
+
+    None leaves a search setting as the run was trained with. The number of CPU threads is torch's.
+
+    Raises InputError for a value that cannot be, where there is no such run or checkpoint, and for an ensemble whose
+    tokenizers differ; CheckpointError where a run is damaged.
+    """
+    if isinstance(ensemble, str | Path):
+        raise InputError(f"ensemble takes a list of runs: for a single one, write ensemble=[{str(ensemble)!r}]")
+    return load_translator(
+        Path(run_dir),
+        checkpoint=checkpoint,
+        search=search_override(beam_size, length_penalty, max_extra=max_extra, batch_tokens=batch_tokens),
+        device=_choose(Device, "device", device),
+        precision=_choose(Precision, "precision", precision),
+        ensemble=[Path(other) for other in ensemble],
+    )
+
+
+def _choose(kind: type[Choice], name: str, value: str) -> Choice:
+    """The member of an enum that a user's word names."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(str(member.value) for member in kind)
+        raise InputError(f"{name}={value!r} is not one of {known}") from None
+
+
+def load_translator(
+    run_dir: Path,
+    *,
+    checkpoint: str,
+    search: SearchOverride,
+    device: Device,
+    precision: Precision,
+    ensemble: Sequence[Path] = (),
+) -> Translator:
+    """The translator of a run, or of an ensemble of runs: search settings and arithmetic are those of the first.
+
+    `checkpoint` is chosen in each of them. Raises InputError where there is nothing to load, or the tokenizers differ;
+    CheckpointError if damaged.
+    """
+    chosen = find_checkpoint(run_dir, checkpoint)
+    first = build_translator(run_dir, chosen, search=search, device=device, precision=precision)
+    if not ensemble:
+        return first
+
+    others = []
+    tokenizer = read_model(RunDir(run_dir).tokenizer)
+    for other in ensemble:
+        chosen = find_checkpoint(other, checkpoint)
+        if read_model(RunDir(other).tokenizer) != tokenizer:
+            raise InputError(
+                f"ensemble={other}: its tokenizer is not that of {run_dir}: the pieces of one model mean nothing to "
+                "the other; train the runs on the same data, or with init_from"
+            )
+        built = build_translator(other, chosen, search=search, device=device, precision=first.precision)
+        others.append(built.model)
+
+    together = replace(first, others=tuple(others))
+    together.keep_ready()
+    return together
+
+
+def build_translator(
+    run_dir: Path, checkpoint: Checkpoint, *, search: SearchOverride, device: Device, precision: Precision
+) -> Translator:
+    """The translator of a checkpoint, with the run's tokenizer and, where `search` is silent, its search settings.
+
+    Raises CheckpointError where the parts do not belong together or are damaged.
+    """
+    run = RunDir(run_dir)
+    model_file = read_model(run.tokenizer)
+    run.check_tokenizer(model_file)
+    tokenizer = Tokenizer(model_file, str(run.tokenizer))
+    target = resolve_device(device)
+    arithmetic = _precision_of(run, target) if precision is Precision.auto else precision
+    settings = checkpoint.settings("search", SearchConfig)
+
+    config = checkpoint.settings("model", ModelConfig)
+    tensors = checkpoint.weights()
+    try:
+        if checkpoint.run_state().vocab_size != tokenizer.vocab_size:
+            raise ValueError(f"made for another tokenizer than {run.tokenizer}")
+        check_size(config, tokenizer.vocab_size, tensors)
+        model = Transformer(config, tokenizer.vocab_size)
+        load_parameters(model, tensors)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
+    with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
+        model = model.to(target, dtype_of(arithmetic)).eval()
+        translator = Translator(model, tokenizer, search.over(settings), target, arithmetic)
+        translator.keep_ready()
+    return translator
+
+
+def _precision_of(run: RunDir, device: torch.device) -> Precision:
+    """The arithmetic that the run was trained and scored in; by rule where that was on another kind of device.
+
+    bf16 is kept only where the hardware multiplies it: elsewhere it is slow, and the bits differ.
+    """
+    by_rule = resolve_precision(Precision.auto, device)
+    if not run.record.exists():  # it is optional for inference
+        log.warning(
+            "%s is missing: it would say in which precision the run was trained; %s is used here",
+            run.record,
+            by_rule.value,
+        )
+        return by_rule
+    trained = run.read_record().resolved
+    if trained.device.name != device.type:
+        return by_rule
+    is_slow = trained.precision is Precision.bf16 and by_rule is not Precision.bf16
+    return by_rule if is_slow else trained.precision
