@@ -32,6 +32,8 @@ from test_hostile_runs import (
 
 from transformer.config.jobs import TrainJob
 
+Note = Callable[[str, object], None]
+
 DIRECTORIES = 400
 LINES = 20_000
 SECONDS = 15.0
@@ -235,7 +237,11 @@ CRAFTS: list[Callable[[Path, Draw, Path], str]] = [
 
 @pytest.mark.faults
 @pytest.mark.timeout(3600)
-def test_four_hundred_crafted_run_directories(finished: TrainJob, tmp_path: Path) -> None:  # noqa: F811
+def test_four_hundred_crafted_run_directories(
+    finished: TrainJob,  # noqa: F811
+    tmp_path: Path,
+    record_property: Note,
+) -> None:
     """None is executed; no signal, no traceback, none over 2 GB or 15 s."""
     first = int(os.environ.get("FIRST_SEED", "0"))
     statuses, failures, slowest, largest = Counter[int](), [], 0.0, 0
@@ -266,6 +272,7 @@ def test_four_hundred_crafted_run_directories(finished: TrainJob, tmp_path: Path
                 failures.append((seed, what, command, wrong, found.status, found.said[-400:]))
         shutil.rmtree(place)
     sys.stderr.write(f"\n{DIRECTORIES} directories, statuses {dict(statuses)}, {slowest:.1f} s, {largest} MB at most\n")
+    record_property("crafted run directories", DIRECTORIES)
     assert not failures, "\n".join(map(str, failures))
 
 
@@ -326,7 +333,11 @@ def hostile_line(draw: Draw) -> bytes:
 
 @pytest.mark.faults
 @pytest.mark.timeout(3600)
-def test_twenty_thousand_hostile_lines(finished: TrainJob, tmp_path: Path) -> None:  # noqa: F811
+def test_twenty_thousand_hostile_lines(
+    finished: TrainJob,  # noqa: F811
+    tmp_path: Path,
+    record_property: Note,
+) -> None:
     """Lines out equal lines in, in order; blank in, blank out; nothing that acts on a terminal is said."""
     draw = random.Random(20_000)
     lines = [hostile_line(draw) for _ in range(LINES)]
@@ -341,6 +352,7 @@ def test_twenty_thousand_hostile_lines(finished: TrainJob, tmp_path: Path) -> No
     found = paths[1].read_bytes().split(b"\n")
     said = paths[2].read_text(encoding="utf-8")
     sys.stderr.write(f"\n{LINES} lines in {usage.ru_utime:.0f} s and {usage.ru_maxrss >> 10} MB\n")
+    record_property("hostile lines", LINES)
     assert process.returncode == 0, said[-1000:]
     assert len(found) == LINES + 1
     assert found[-1] == b""

@@ -7,7 +7,7 @@ function to the files.
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,8 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, Precision, SearchConfig
 from transformer.errors import NumericalError
 from transformer.training.step import Objective
+
+Note = Callable[[str, object], None]
 
 STEPS, SAVE = 30, 4
 IN_A_ROW = 10
@@ -241,14 +243,20 @@ def test_two_ranks_agree_on_what_is_not_finite(
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("kind", KINDS)
-def test_forty_eight_faults_alone(kind: str, number: int, place: str, tmp_path: Path, corpus: DataConfig) -> None:
+def test_forty_eight_faults_alone(
+    kind: str, number: int, place: str, tmp_path: Path, corpus: DataConfig, record_property: Note
+) -> None:
+    record_property("numbers that are not finite", 1)
     inject(fault_of(kind, number, place), tmp_path, corpus)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("place", ["middle", "twice", "all"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_twelve_faults_on_two_ranks(kind: str, place: str, tmp_path: Path, corpus: DataConfig) -> None:
+def test_twelve_faults_on_two_ranks(
+    kind: str, place: str, tmp_path: Path, corpus: DataConfig, record_property: Note
+) -> None:
+    record_property("numbers that are not finite", 1)
     inject_on_two(fault_of(kind, 0, place), tmp_path, corpus)
 
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,8 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import Precision
 from transformer.distributed import Wait
 from transformer.errors import PeerError
+
+Note = Callable[[str, object], None]
 
 STEPS = 40
 TIMEOUT = 3.0  # of a stopped rank's peers
@@ -80,7 +83,9 @@ def saved(run_dir: Path) -> int:
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("size", "kills"), [(2, 60), (4, 15)])
-def test_ranks_that_are_killed(tmp_path: Path, size: int, kills: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_are_killed(
+    tmp_path: Path, size: int, kills: int, capsys: pytest.CaptureFixture[str], record_property: Note
+) -> None:
     """At a random time from the start of the ranks to the scores of the test sets."""
     run(job_of(tmp_path, "first", steps=1))  # what torch imports late is there when ranks fork
     precision = Precision.fp32 if size == 2 else Precision.fp64
@@ -113,6 +118,9 @@ def test_ranks_that_are_killed(tmp_path: Path, size: int, kills: int, capsys: py
 
     with capsys.disabled():
         print(f"\n{size} ranks, killed: {totals}; {time.monotonic() - began:.0f} s in all")
+    record_property("ranks killed", len(totals.seconds))
+    for status, count in totals.statuses.items():
+        record_property(f"survivors of killed ranks that ended with {status}", count)
     assert set(totals.statuses) <= {0, PeerError.exit_status}
     assert max(totals.seconds) < 5.0
 
@@ -132,7 +140,9 @@ def finished(run_dir: Path, calm: Path, *, is_exact: bool) -> bool:
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("size", "stops"), [(2, 10), (4, 4)])
-def test_ranks_that_are_stopped(tmp_path: Path, size: int, stops: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_are_stopped(
+    tmp_path: Path, size: int, stops: int, capsys: pytest.CaptureFixture[str], record_property: Note
+) -> None:
     """At a random time of the steps: what a machine that hangs looks like."""
     run(job_of(tmp_path, "first", steps=1))
     draw = random.Random(size)
@@ -152,5 +162,6 @@ def test_ranks_that_are_stopped(tmp_path: Path, size: int, stops: int, capsys: p
 
     with capsys.disabled():
         print(f"\n{size} ranks, stopped, with a timeout of {TIMEOUT:g} s: {totals}")
+    record_property("ranks stopped", len(totals.seconds))
     assert set(totals.statuses) == {PeerError.exit_status}
     assert max(totals.seconds) < TIMEOUT + 2.0
