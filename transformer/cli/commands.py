@@ -163,8 +163,8 @@ def _export(job: ExportJob) -> None:
 def _table(job: TableJob) -> None:
     from transformer.distributed import is_rank0
     from transformer.tools.run_table import make_run_table
-    from transformer.tools.score_format import format_study, write_study
-    from transformer.tools.scores import study_scores
+    from transformer.tools.score_study.format import format_study, write_study
+    from transformer.tools.score_study.study import study_scores
     from transformer.tools.table_format import format_layers, format_markdown, write_layer_table, write_table
     from transformer.tools.tables import is_folder, make_layer_table, make_table, output_of
 

@@ -34,7 +34,7 @@ from transformer.config.settings import (
 )
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.ensemble import EnsembleState, decode_step
-from transformer.decoding.given import Pair, align, pad, piece_log_probs
+from transformer.decoding.forced import Pair, align, pad, piece_log_probs
 from transformer.decoding.output import BLANK, UNSCORED, Alignment, Scored, Translation
 from transformer.decoding.parallel import MOST_AT_ONCE, in_parallel
 from transformer.decoding.sampling import Sampling, sample

@@ -11,8 +11,8 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Score
 from transformer.files import write_file, write_json
 from transformer.tools.plots import Panel, plot_panels
-from transformer.tools.score_costs import TOKENS, ScoreCost
-from transformer.tools.scores import SENTENCES, AttentionState, Observed, ScoreStudy
+from transformer.tools.score_study.costs import TOKENS, ScoreCost
+from transformer.tools.score_study.study import SENTENCES, AttentionState, Observed, ScoreStudy
 from transformer.tools.table_format import error_of_difference, format_csv, format_markdown, mean_bleu
 from transformer.tools.tables import TableRow
 

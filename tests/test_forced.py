@@ -23,7 +23,7 @@ from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.settings import Device, LineFormat, ModelConfig, Norm, Precision, SampleConfig, TokenizerConfig
 from transformer.data.tokenizer import train_tokenizer
 from transformer.decoding.ensemble import EnsembleState, decode_step
-from transformer.decoding.given import align, piece_log_probs
+from transformer.decoding.forced import align, piece_log_probs
 from transformer.decoding.score_stream import run as score
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.decoding.stream import run as translate

@@ -30,11 +30,20 @@ from transformer.errors import CheckpointError, InputError
 from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.transformer import Transformer
-from transformer.tools import grid, score_costs, scores, tables
+from transformer.tools import grid, tables
 from transformer.tools.plots import Panel, plot_panels
-from transformer.tools.score_costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores, peak_bytes
-from transformer.tools.score_format import Verdict, findings, format_study, write_study
-from transformer.tools.scores import AttentionState, Observed, ScoreStudy, observe, score_statistics, study_scores
+from transformer.tools.score_study import costs as costs_module
+from transformer.tools.score_study import study as study_module
+from transformer.tools.score_study.costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores, peak_bytes
+from transformer.tools.score_study.format import Verdict, findings, format_study, write_study
+from transformer.tools.score_study.study import (
+    AttentionState,
+    Observed,
+    ScoreStudy,
+    observe,
+    score_statistics,
+    study_scores,
+)
 from transformer.tools.significance import Interval
 from transformer.tools.tables import Measured, Table, TableRow, make_table
 from transformer.training.step import Objective
@@ -401,7 +410,7 @@ def test_peak_bytes_of_a_checkpoint() -> None:
 
 def test_cost_of_heads_counts_the_papers_multiply_adds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four projections, 2048 x 512 x 512 each, and two products, 2048 x 64 x 512 each: however many heads."""
-    monkeypatch.setattr(score_costs, "REPEATS", 1)
+    monkeypatch.setattr(costs_module, "REPEATS", 1)
     costs = cost_of_heads(CPU)
     assert [(cost.n_heads, cost.d_k, cost.multiply_adds) for cost in costs] == [
         (8, 64, 2_281_701_376),
@@ -426,9 +435,9 @@ def test_cost_of_scores_measures_every_score_at_every_size(monkeypatch: pytest.M
 
 def cheap(patch: pytest.MonkeyPatch) -> None:
     """Six of the sixteen sentences are observed; costs are of a few tokens, measured once."""
-    patch.setattr(scores, "SENTENCES", 6)
+    patch.setattr(study_module, "SENTENCES", 6)
     for name, value in {"LENGTHS": (4, 16), "TOKENS": 64, "REPEATS": 1, "PAPER_WIDTH": 64}.items():
-        patch.setattr(score_costs, name, value)
+        patch.setattr(costs_module, name, value)
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ variance of what they project as it is. With the number of heads fixed instead, 
 
     table       every model is trained on the same data for as many steps, and scored: `tables`
     observed    what its attention does with sentences of the development set, before the first step and after the last
-    costs       time and memory of one layer with each score, against d_k and the length: `score_costs`
+    costs       time and memory of one layer with each score, against d_k and the length: `costs`
 """
 
 import logging
@@ -35,7 +35,7 @@ from transformer.machine import resolve_threads
 from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores
 from transformer.model.transformer import Transformer, load_parameters
 from transformer.run_dir import DEV, STEP_PREFIX, RunDir
-from transformer.tools.score_costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores
+from transformer.tools.score_study.costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores
 from transformer.tools.tables import Measured, Table, TableRow
 from transformer.training.state import draw_model
 from transformer.training.step import Objective
