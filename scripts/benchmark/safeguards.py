@@ -8,6 +8,10 @@ look at them every 20 steps. Both seed dropout alike, and so end with the same w
 those of the processor, on one thread: other work on the machine then counts for little. A ratio is formed of each pair
 of neighbouring turns.
 
+Turns differ by more than the safeguards take, so these are measured alone, too: the norm, the test and the counts, over
+and over on the gradient of the last step. What they do to a step beyond their own time, such as what is no longer in
+a cache after them, shows in the ratio only.
+
 A checkpoint costs wall-clock time, the disk's among it: the search for numbers that are not finite, digests, fsync and
 rename. It is spread over the steps between two checkpoints.
 """
@@ -40,7 +44,7 @@ from transformer.training.guard import NumbersGuard
 from transformer.training.loop import READ_EVERY
 from transformer.training.optimizer import set_rate
 from transformer.training.state import TrainState
-from transformer.training.step import Objective, train_step
+from transformer.training.step import Objective, StepResult, train_step
 
 SIZES = {
     "tiny": (ModelConfig(n_layers=1, d_model=32, d_ff=64, n_heads=2), 1_000),  # to try this script
@@ -137,6 +141,22 @@ class AsTrained(ByHand):
             device=CPU,
             precision=self.precision,
         )
+        self.count(step, result)
+
+    def safeguards(self, step: Step) -> None:
+        """What `train_step` and the loop do beside ByHand, without the step itself, on the gradient that is there."""
+        gradients = [weight.grad for weight in self.objective.parameters() if weight.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients).double()
+        is_finite = torch.isfinite(norm)
+        self.state.optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
+        del self.state.optimizer.found_inf  # type: ignore[attr-defined]
+
+        loss = torch.zeros(2, dtype=torch.float64)
+        loss += torch.stack((norm, norm))
+        self.count(step, StepResult(loss_sum=loss[0], nll_sum=loss[1], grad_norm=norm, applied=is_finite))
+
+    def count(self, step: Step, result: StepResult) -> None:
+        """What a checkpoint and the log hold of a step."""
         self.state.progress.advance(
             epoch=step.epoch,
             step_in_epoch=step.index + 1,
@@ -176,8 +196,21 @@ def measure(config: ModelConfig, vocab_size: int, args: argparse.Namespace) -> d
     return {
         "precision": args.precision,
         "seconds_a_step": {name: seconds[1:] for name, seconds in turns.items()},  # the first turn warms up
+        "seconds_of_safeguards": safeguards_alone(as_trained, steps[-1], args.rounds),
         "seconds_a_checkpoint": checkpoints(as_trained.state, config, vocab_size, args),
     }
+
+
+def safeguards_alone(training: AsTrained, step: Step, rounds: int) -> list[float]:
+    """Seconds of the processor that the safeguards of one step take, the mean of READ_EVERY of them, in each round."""
+    seconds = []
+    for _ in range(1 + rounds):
+        began = time.process_time()
+        for _ in range(READ_EVERY):
+            training.safeguards(step)
+        training.end_turn()
+        seconds.append((time.process_time() - began) / READ_EVERY)
+    return seconds[1:]
 
 
 def steps_of(store: Store, tokens: int) -> Iterator[Step]:
@@ -213,19 +246,21 @@ def page(facts: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"Steps of {facts['tokens_per_step']:,} tokens; seconds of the processor. `as trained` over `by hand`: median "
-        f"and range of neighbouring turns. A checkpoint, by the wall, is spread over {every:,} steps."
+        f"and range of neighbouring turns. Safeguards: their own time in a step, measured alone. A checkpoint, by the "
+        f"wall, is spread over {every:,} steps."
     )
     yield ""
-    yield row(
-        ["size", "precision", "as trained / by hand", "range", "s a step", "s a checkpoint", "range", "its share"]
-    )
-    yield rule(2, 6)
+    heads = ["size", "precision", "as trained / by hand", "range", "s a step", "safeguards, ms a step", "range"]
+    yield row([*heads, "their share", "s a checkpoint", "range", "its share"])
+    yield rule(2, 9)
     for result in facts["results"]:
         seconds = result["seconds_a_step"]
         step = statistics.median(seconds["as trained"])
         pause = statistics.median(result["seconds_a_checkpoint"])
         cells = [result["size"], result["precision"]]
         cells += [*spread(ratios(seconds["as trained"], seconds["by hand"]), ".3f"), f"{step:.3f}"]
+        milliseconds = [1000 * alone for alone in result["seconds_of_safeguards"]]
+        cells += [*spread(milliseconds, ".1f"), f"{statistics.median(milliseconds) / (1000 * step):.2%}"]
         cells += [*spread(result["seconds_a_checkpoint"], ".2f"), f"{pause / (every * step):.2%}"]
         yield row(cells)
 
