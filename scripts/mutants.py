@@ -23,7 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("transformer", "tests", "scripts", "configs", "data", "pyproject.toml", "README.md")  # of the tree, for a copy
+PARTS = (
+    "transformer",
+    "tests",
+    "scripts",
+    "configs",
+    "data",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+)  # of the tree, for a copy
 SLOW = ("torch._dynamo", "torch.utils.tensorboard", "sacrebleu", "sentencepiece", "omegaconf", "numpy")
 TIMEOUT = 120  # seconds that a test may take; one that hangs has noticed the defect, too
 CAUGHT, SURVIVED = 1, 0  # what pytest returns where a test failed, and where all passed
