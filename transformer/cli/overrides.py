@@ -89,6 +89,14 @@ def _flag(argument: str, rest: list[str]) -> tuple[str, str | None]:
     return flag, value
 
 
+# The keys that every set of sentence pairs has, which --help explains once.
+LIKE_TRAIN = ("data.dev.", "data.test.NAME.", "data.extra.NAME.")
+LAST_OF_TRAIN = "data.train.split"
+OF_OTHER_SETS = (
+    "the same keys for the development set, for each test set, and for more training pairs, under names of your own"
+)
+
+
 def overview() -> str:
     """The help of the program: its commands."""
     commands = "\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items())
@@ -102,7 +110,6 @@ def overview() -> str:
 def command_help(command: str, config_dir: str | None) -> str:
     """The help of a command: its recipes and experiments, and every key with its default and its meaning."""
     job = JOBS[command]
-    keys = "\n".join(f"  {name}={key.default}\n      {key.help}" for name, key in keys_of(job).items())
     names = "".join(f"{group}: {', '.join(names_in(group, config_dir))}\n" for group in GROUPS)
     groups = (
         f"groups (group=option), in the order in which they are applied:\n{names}\n"
@@ -113,5 +120,21 @@ def command_help(command: str, config_dir: str | None) -> str:
     return (
         f"usage: transformer {command}{paths} [key=value ...]\n\n{COMMANDS[command].help}\n\n{groups}"
         "options, with their defaults (a recipe or experiment may set others; --cfg job shows what is in force):\n"
-        f"{keys}\n\n--multirun runs every combination of key=a,b; --config-dir DIR adds experiments and recipes.\n"
+        f"{_options(job)}\n"
+        "--multirun runs every combination of key=a,b; --config-dir DIR adds experiments and recipes.\n"
     )
+
+
+def _options(job: type) -> str:
+    """Every key with its default and its meaning, group by group; those that each data set has, once."""
+    keys = keys_of(job)
+    groups: dict[str, list[str]] = {"": []}
+    for name, key in keys.items():
+        if name.startswith(LIKE_TRAIN) and f"data.train.{name.rpartition('.')[2]}" in keys:
+            continue
+        group = name.partition(".")[0] if "." in name else ""
+        lines = groups.setdefault(group, [])
+        lines.append(f"  {name}={key.default}\n      {key.help}")
+        if name == LAST_OF_TRAIN:
+            lines.append(f"  {' '.join(f'{prefix}KEY' for prefix in LIKE_TRAIN)}\n      {OF_OTHER_SETS}")
+    return "\n".join(f"{group}\n" + "\n".join(lines) + "\n" for group, lines in groups.items() if lines).lstrip("\n")
