@@ -8,12 +8,16 @@ import io
 import json
 import logging
 import os
+import pty
 import random
 import re
+import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -818,9 +822,55 @@ def test_completion_works_in_bash(line: str, reply: list[str]) -> None:
     assert subprocess.check_output(shell, cwd=ROOT, text=True).split("\n") == [*reply, ""]
 
 
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("transformer summ", "transformer summary "),
+        ("transformer train model.norm=pr", "transformer train model.norm=pre "),
+    ],
+)
+def test_completion_works_in_zsh(line: str, completed: str, tmp_path: Path) -> None:
+    """In a terminal, as somebody types: zsh completes only there."""
+    program = tmp_path / "transformer"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m transformer "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    environment = {"TERM": "dumb", "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    terminal, of_zsh = pty.openpty()
+    zsh = subprocess.Popen(
+        ["zsh", "-f", "-i"],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdin=of_zsh,
+        stdout=of_zsh,
+        stderr=of_zsh,
+        start_new_session=True,
+    )
+    os.close(of_zsh)
+    try:
+        os.write(terminal, b'PS1="> "; eval "$(transformer --completion zsh)"; print is_ready=$?\n')
+        read_until(terminal, b"is_ready=0")
+        os.write(terminal, f"{line}\t".encode())
+        read_until(terminal, completed.encode())
+    finally:
+        zsh.kill()
+        zsh.wait()
+        os.close(terminal)
+
+
+def read_until(terminal: int, wanted: bytes) -> None:
+    """Read what a terminal shows until it has shown this. Fails after a minute."""
+    shown_so_far = b""
+    until = time.monotonic() + 60
+    while wanted not in shown_so_far:
+        ready, _, _ = select.select([terminal], [], [], until - time.monotonic())
+        assert ready, f"{wanted!r} is not in {shown_so_far!r}"
+        shown_so_far += os.read(terminal, 4096)
+
+
 @pytest.mark.parametrize("shell", [["tcsh"], []])
 def test_completion_of_another_shell_is_refused(shell: list[str]) -> None:
-    assert_refused(enter("--completion", *shell), "--completion bash")
+    assert_refused(enter("--completion", *shell), "bash, zsh")
 
 
 def test_the_overview_lists_every_command() -> None:

@@ -1,4 +1,4 @@
-"""Tab completion in bash: commands, flags, keys, their choices, experiments and recipes.
+"""Tab completion in bash and zsh: commands, flags, keys, their choices, experiments and recipes.
 
 It is answered without Hydra and without torch, in the time of `--help`. File names are left to the shell, which offers
 them where nothing is found here.
@@ -25,11 +25,27 @@ complete -o nospace -o default -F _transformer transformer
 """
 
 
+# zsh hands over the line in the same way, and takes whole words: those that end in a space are complete.
+ZSH = r"""_transformer() {
+  local -a words_found complete_words
+  words_found=("${(@f)$("${words[1]/#\~/$HOME}" --complete "$LBUFFER" 2>/dev/null)}")
+  complete_words=("${(@M)words_found:#* }")
+  compadd -Q -S ' ' -- "${(@)complete_words% }"
+  compadd -Q -S '' -- "${(@)words_found:#(* |)}"
+  (( compstate[nmatches] )) || { compset -P '*='; _files }
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+compdef _transformer transformer
+"""
+
+SCRIPTS = {"bash": BASH, "zsh": ZSH}
+
+
 def script(shell: str) -> str:
-    """What a shell evaluates to have completion. Raises InputError for any shell but bash."""
-    if shell != "bash":
-        raise InputError(f"--completion {shell}: only bash can be completed; write --completion bash")
-    return BASH
+    """What a shell evaluates to have completion. Raises InputError for any shell but these two."""
+    if shell not in SCRIPTS:
+        raise InputError(f"--completion {shell}: choose one of {', '.join(SCRIPTS)}")
+    return SCRIPTS[shell]
 
 
 def complete(line: str) -> list[str]:

@@ -103,7 +103,7 @@ def overview() -> str:
     return (
         f"usage: transformer COMMAND [key=value ...]\n\n{commands}\n\n"
         "`transformer COMMAND --help` lists a command's options.\n"
-        '`eval "$(transformer --completion bash)"` lets the tab key complete them.\n'
+        '`eval "$(transformer --completion bash)"`, or zsh, lets the tab key complete them.\n'
     )
 
 
