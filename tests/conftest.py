@@ -1,4 +1,4 @@
-"""What several test files share: one thread, and float64 where a test wants twelve digits."""
+"""What several rooms share: one thread, float64 where a test wants twelve digits, and a model that translates."""
 
 import logging
 import signal
@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from support.translations import SEARCH, network, sentences
+from transformer.config.settings import Precision, TokenizerConfig
+from transformer.data.tokenizer import Tokenizer, train_tokenizer
+from transformer.decoding.translator import Translator
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -41,6 +46,18 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="session")
+def spm() -> bytes:
+    return train_tokenizer(sentences(400), TokenizerConfig(vocab_size=60))
+
+
+@pytest.fixture
+def translator(spm: bytes) -> Translator:
+    tokenizer = Tokenizer.from_bytes(spm)
+    model = network(tokenizer.vocab_size, 1, torch.float64)
+    return Translator(model, tokenizer, SEARCH, torch.device("cpu"), Precision.fp64)
 
 
 def pytest_configure() -> None:

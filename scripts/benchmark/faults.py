@@ -60,7 +60,8 @@ def read_reports(paths: Sequence[Path]) -> Outcome:
 
 def _count(tree: "ElementTree.ElementTree[ElementTree.Element]", outcome: Outcome) -> None:
     for case in tree.iter("testcase"):
-        name = f"{case.get('classname', '').removeprefix('tests.')}.py::{case.get('name', '')}"
+        file = case.get("classname", "").removeprefix("tests.").replace(".", "/")
+        name = f"{file}.py::{case.get('name', '')}"
         if case.find("failure") is not None or case.find("error") is not None:
             outcome.failed.append(name)
         elif (skip := case.find("skipped")) is not None:

@@ -1,0 +1,1005 @@
+"""The command line: what stops at the door, what passes it unchanged, and with which status a command ends.
+
+Most cases run in this process through `main`, with the command itself replaced; a few are processes of their own.
+"""
+
+import errno
+import json
+import os
+import pty
+import random
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from support.command_line import (
+    BAD_YAML,
+    EXPERIMENTS,
+    HYDRA_NODES,
+    RECIPES,
+    REFUSED,
+    assert_refused,
+    enter,
+    write_experiment,
+)
+from support.paths import ROOT
+from transformer import errors
+from transformer.cli import commands
+from transformer.cli.completion import complete
+from transformer.cli.overrides import parse_arguments
+from transformer.config.jobs import (
+    AttentionJob,
+    AverageJob,
+    CompareJob,
+    EvaluateJob,
+    ExportJob,
+    ReplayJob,
+    ScoreJob,
+    SummaryJob,
+    TableJob,
+    TrainJob,
+    TranslateJob,
+)
+from transformer.config.settings import (
+    Algorithm,
+    Decay,
+    Device,
+    ExtraConfig,
+    Format,
+    Metric,
+    Norm,
+    PairConfig,
+    Positions,
+    Precision,
+    SweepConfig,
+)
+
+JOBS = {
+    "prepare": TrainJob,
+    "train": TrainJob,
+    "translate": TranslateJob,
+    "score": ScoreJob,
+    "evaluate": EvaluateJob,
+    "compare": CompareJob,
+    "average": AverageJob,
+    "summary": SummaryJob,
+    "replay": ReplayJob,
+    "export": ExportJob,
+    "table": TableJob,
+    "attention": AttentionJob,
+}
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The help of every command, and the slow packages that printing it imported."""
+
+    texts: dict[str, str]
+    imported: list[str]
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+
+
+@pytest.fixture(scope="module")
+def experiments() -> dict[str, TrainJob]:
+    """The job of every experiment that comes with the package, but for the rows of Table 3 (see test_paper_tables)."""
+    names = sorted(path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml"))
+    return {name: enter("train", f"experiment={name}").jobs[0] for name in names}
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Printed:
+    """What `transformer COMMAND --help` prints, in a process of its own."""
+    code = (
+        "import io, json, sys, contextlib\n"
+        "from transformer.cli.main import main\n"
+        "texts = {}\n"
+        f"for command in {list(JOBS)!r}:\n"
+        "    sys.argv, out = ['transformer', command, '--help'], io.StringIO()\n"
+        "    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
+        "        main()\n"
+        "    texts[command] = out.getvalue()\n"
+        "slow = ['torch', 'numpy', 'hydra', 'omegaconf', 'sacrebleu', 'sentencepiece', 'tensorboard', 'safetensors']\n"
+        "print(json.dumps([texts, [name for name in slow if name in sys.modules]]))\n"
+    )
+    folder = tmp_path_factory.mktemp("help")
+    out, err = python("-c", code, cwd=folder).communicate(timeout=60)
+    assert err == ""
+    assert not list(folder.iterdir())
+    return Printed(*json.loads(out))
+
+
+def python(*arguments: str, cwd: Path, **options: Any) -> "subprocess.Popen[str]":
+    """Another Python, its output piped."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen([sys.executable, *arguments], cwd=cwd, env=environment, **pipes)
+
+
+def leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, Any, Any, str]]:
+    """Every key of a job as (dotted key, type, default, help), without the table of test sets."""
+    kinds = get_type_hints(kind)
+    for field in fields(kind):
+        if is_dataclass(kinds[field.name]):
+            yield from leaves(kinds[field.name], f"{prefix}{field.name}.")
+        elif field.default is not MISSING:
+            yield prefix + field.name, kinds[field.name], field.default, field.metadata.get("help", "")
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_argument_is_refused_in_one_line(case: str) -> None:
+    command, arguments, words = REFUSED[case]
+    assert_refused(enter(command, *arguments), *words)
+
+
+def test_an_unknown_command_gets_a_suggestion() -> None:
+    assert_refused(enter("trian"), "'trian'", "did you mean 'train'?")
+    assert_refused(enter("frobnicate"), "'frobnicate'", "--help")
+
+
+def test_a_refusal_does_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    assert_refused(enter("average", "last=many"), "last")
+
+
+@pytest.mark.parametrize("argument", ["train.sed=3", "train.seed=${nope}"])
+def test_a_process_says_the_same(argument: str) -> None:
+    process = python("-m", "transformer", "train", argument, cwd=Path())
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("transformer: error: ")
+    assert not list(Path().iterdir())
+
+
+# ---- a folder of one's own experiments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", BAD_YAML)
+def test_a_bad_yaml_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
+    text, words = BAD_YAML[case]
+    folder = write_experiment(tmp_path, text)
+    assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), *words)
+
+
+@pytest.mark.parametrize("flags", [[], ["--multirun"], ["--cfg", "all"]], ids=["run", "multirun", "cfg"])
+@pytest.mark.parametrize("case", HYDRA_NODES)
+def test_an_experiment_that_configures_hydra_is_refused(tmp_path: Path, case: str, flags: list[str]) -> None:
+    """Hydra would call what it finds there, whichever command is run."""
+    folder = write_experiment(tmp_path, HYDRA_NODES[case])
+    callback = "x: {_target_: builtins.open, file: touched, mode: w}\n"
+    (Path(folder) / "second.yaml").write_text(callback, encoding="utf-8")
+    if case == "logging of another group":
+        handler = "x: {class: logging.FileHandler, filename: touched}"
+        path = Path(folder) / "hydra" / "job_logging" / "mine.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"version: 1\nhandlers: {{{handler}}}\nroot: {{handlers: [x]}}\n", encoding="utf-8")
+    assert_refused(enter("summary", "--config-dir", folder, "experiment=mine", *flags), "configure Hydra")
+
+
+@pytest.mark.parametrize("name", ["summary_job", "summary_schema", "quiet_hydra"])
+def test_a_folder_of_experiments_cannot_hide_a_config_of_the_package(tmp_path: Path, name: str) -> None:
+    folder = write_experiment(tmp_path, "run_dir: runs/mine")
+    callback = "hydra: {callbacks: {x: {_target_: builtins.open, file: touched, mode: w}}}\n"
+    (Path(folder) / f"{name}.yaml").write_text(callback, encoding="utf-8")
+    assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), f"{name}.yaml", "rename")
+
+
+def test_the_user_may_configure_hydra(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "run_dir: runs/mine")
+    result = enter("summary", "--config-dir", folder, "experiment=mine", "hydra.job.name=mine", "--cfg", "hydra")
+    assert (result.status, yaml.safe_load(result.out)["hydra"]["job"]["name"]) == (0, "mine")
+
+
+def test_an_experiment_without_its_first_line_is_told_which(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "train: {max_steps: 5}")
+    path = Path(folder) / "experiment" / "mine.yaml"
+    path.write_text(path.read_text(encoding="utf-8").partition("\n")[2], encoding="utf-8")
+    assert_refused(enter("train", "--config-dir", folder, "experiment=mine"), "experiment/mine", "# @package _global_")
+
+
+def test_a_good_yaml_composes(tmp_path: Path) -> None:
+    text = (
+        "defaults: [small, _self_]\nrun_dir: runs/mine\n"
+        "data: {test: {news: {src: a.en, tgt: a.de}}}\ntrain: {learning_rate: 5e-4}"
+    )
+    (job,) = enter("train", "--config-dir", write_experiment(tmp_path, text), "experiment=mine", "train.seed=7").jobs
+    assert (job.run_dir, job.train.learning_rate, job.train.seed) == ("runs/mine", 5e-4, 7)
+    assert (job.model.d_model, job.data.test) == (256, {"news": PairConfig("a.en", "a.de")})
+
+
+def test_a_bare_no_in_yaml_is_not_norwegian(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "data: {src_lang: 'no'}")
+    (job,) = enter("train", "--config-dir", folder, "experiment=mine").jobs
+    assert job.data.src_lang == "no"
+    folder = write_experiment(tmp_path / "other", "data: {tgt_lang: no}")
+    found = enter("train", "--config-dir", folder, "experiment=mine")
+    assert found.status == 2
+    assert "data.tgt_lang=False: quote it" in found.err
+
+
+# ---- the demo's corpus stays the demo's -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "data.train.src=my.en"],
+        ["prepare", "++data.train.tgt=my.de"],
+        ["train", "data.train.src=my.en", "+experiment=demo"],
+    ],
+    ids=" ".join,
+)
+def test_another_corpus_under_the_demo_is_refused(arguments: list[str]) -> None:
+    assert_refused(enter(*arguments), "data.train", "demo", "small", "base", "big")
+
+
+def test_another_corpus_under_a_real_experiment_is_welcome() -> None:
+    (job,) = enter("train", "experiment=small", "data.train.src=my.en", "data.train.tgt=my.de").jobs
+    assert (job.data.train, job.run_dir) == (PairConfig("my.en", "my.de"), "runs/small")
+
+
+# ---- what passes ----------------------------------------------------------------------------------------------------
+
+TEXT_KEYS = (
+    "run_dir",
+    "data.src_lang",
+    "data.tgt_lang",
+    "data.root",
+    "data.train.src",
+    "data.train.tgt",
+    "data.dev.src",
+    "data.dev.tgt",
+    "data.store_dir",
+    "tokenizer.model",
+)
+TEXTS = (
+    "Übung/日本語/मराठी",
+    "it's (really) 100% mine, yes!",
+    "say \"hello\", then 'bye'",
+    "epoch=3,step=4.pt",
+    "a;b#c{d}[e]<f>|g&h*?",
+    "  led and trailed by spaces  ",
+    "C:\\data\\",
+    'back\\slash\\\\"quote',
+    "two\\\\",
+    "$HOME/$x",
+    "tab\there",
+    "true",
+    "1e3",
+    "[a, b]",
+    "{a: b}",
+    "a: b",
+    "none",
+    "+x",
+    "-",
+    "a/~/b",
+    "@x",
+    "'half",
+    'half"',
+    "'",
+    "'one' and 'two'",
+)
+
+
+def through_hydra(key: str, text: str) -> object:
+    """A text as Hydra's grammar reads it, once the command line has quoted it."""
+    (override,) = OverridesParser.create().parse_overrides(parse_arguments("train", [f"{key}={text}"]).overrides)
+    assert override.key_or_group == key
+    return override.value()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_passes_the_grammar_unchanged(text: str) -> None:
+    assert [through_hydra(key, text) for key in TEXT_KEYS] == [text] * len(TEXT_KEYS)
+
+
+def test_random_text_passes_the_grammar_unchanged() -> None:
+    draw = random.Random(1)
+    letters = " \\\"'(),=:;[]{}#%&*!?<>|~@+-/.^`éßΩ日😀aZ09\t"
+    texts = ["x" + "".join(draw.choices(letters, k=draw.randint(1, 12))) for _ in range(300)]
+    assert [through_hydra("data.root", text) for text in texts] == texts
+
+
+@pytest.mark.parametrize("texts", [TEXTS[:10], TEXTS[10:20]], ids=["first", "second"])
+def test_text_arrives_in_the_job_unchanged(texts: tuple[str, ...]) -> None:
+    (job,) = enter("train", "experiment=small", *map("=".join, zip(TEXT_KEYS, texts, strict=True))).jobs
+    assert tuple(attrgetter(key)(job) for key in TEXT_KEYS) == texts
+
+
+def test_a_leading_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me (ü)")
+    assert through_hydra("run_dir", "~/data, x") == "/home/me (ü)/data, x"
+    assert through_hydra("data.test.news.src", "~") == "/home/me (ü)"
+
+
+def test_new_test_sets_need_no_plus() -> None:
+    sets = ["data.test.news.src=news (1).en", "data.test.news.tgt=news.de", "+data.test.web-2.src=web.en"]
+    (job,) = enter("train", "experiment=small", *sets).jobs
+    assert job.data.test == {"news": PairConfig("news (1).en", "news.de"), "web-2": PairConfig("web.en", "")}
+    (job,) = enter("evaluate", "test.news.src=a=b.en", "test.news.tgt=é.de").jobs
+    assert job.test == {"news": PairConfig("a=b.en", "é.de")}
+
+
+def test_a_test_set_may_be_called_by_its_year() -> None:
+    (job,) = enter("evaluate", "test.2014.src=a.en", "test.2014.tgt=a.de").jobs
+    assert job.test == {"2014": PairConfig("a.en", "a.de")}
+
+
+def test_new_extra_corpora_need_no_plus() -> None:
+    sets = ["data.extra.bt.src=news (1).en", "+data.extra.bt.tgt=news.de", "++data.extra.bt.weight=0.5"]
+    tables = [
+        "data.extra.web-2.dataset=wmt/wmt14",
+        "data.extra.web-2.subset=de-en",
+        "+data.extra.web-2.split=train[:9]",
+    ]
+    (job,) = enter("train", "experiment=small", *sets, *tables, "data.train.dataset=a, b.tsv", "data.train.src=3").jobs
+    web = ExtraConfig(dataset="wmt/wmt14", subset="de-en", split="train[:9]")
+    assert job.data.extra == {"bt": ExtraConfig("news (1).en", "news.de", weight=0.5), "web-2": web}
+    assert job.data.train == PairConfig("3", "", dataset="a, b.tsv")
+    (job,) = enter(
+        "evaluate", "test.news.dataset=news.jsonl.gz", "+test.wmt.dataset=wmt/wmt14", "test.wmt.split=test"
+    ).jobs
+    assert job.test == {
+        "news": PairConfig(dataset="news.jsonl.gz"),
+        "wmt": PairConfig(dataset="wmt/wmt14", split="test"),
+    }
+
+
+def test_extra_corpora_of_a_yaml(tmp_path: Path) -> None:
+    text = "defaults: [small, _self_]\ndata: {extra: {bt: {dataset: bt.tsv, weight: 2}}, test: {n: {dataset: n.jsonl}}}"
+    folder = write_experiment(tmp_path, text)
+    (job,) = enter("train", "--config-dir", folder, "experiment=mine", "data.extra.bt.src=2").jobs
+    assert job.data.extra == {"bt": ExtraConfig(src="2", dataset="bt.tsv", weight=2.0)}
+    assert job.data.test == {"n": PairConfig(dataset="n.jsonl")}
+
+
+def test_values_of_every_type_are_typed() -> None:
+    given = ["train.seed=1_000", "train.clip_norm=1", "train.patience=null", "train.deterministic=true"]
+    (job,) = enter("summary", *given, "model.norm=pre", "++train.max_steps=5", "format=json").jobs
+    assert isinstance(job, SummaryJob)
+    assert (job.train.seed, job.train.clip_norm, job.train.patience) == (1000, 1.0, None)
+    assert (job.train.deterministic, job.model.norm, job.train.max_steps) == (True, Norm.pre, 5)
+    assert job.format is Format.json
+    assert isinstance(job.train.clip_norm, float)
+
+
+@pytest.mark.parametrize("brackets", ["{}", "[{}]", "[ {} ]"], ids=["plain", "list", "spaced list"])
+def test_a_list_needs_no_brackets(brackets: str) -> None:
+    given = {"sweep.beam_size": "1,4,8", "sweep.length_penalty": "0, 0.6,1"}
+    (job,) = enter("evaluate", *(f"{key}={brackets.format(value)}" for key, value in given.items())).jobs
+    assert job.sweep == SweepConfig(beam_size=[1, 4, 8], length_penalty=[0.0, 0.6, 1.0])
+    assert [type(value) for value in job.sweep.length_penalty] == [float] * 3
+    assert job.sweep.is_wanted
+    (job,) = enter("evaluate", "sweep.beam_size=4", "++sweep.length_penalty=null").jobs
+    assert job.sweep == SweepConfig(beam_size=[4])
+    assert not enter("evaluate").jobs[0].sweep.is_wanted
+
+
+def test_multirun_over_lists() -> None:
+    jobs = enter("evaluate", "-m", "sweep.beam_size=[1,4],[8]").jobs
+    assert [job.sweep.beam_size for job in jobs] == [[1, 4], [8]]
+
+
+# ---- the experiments ------------------------------------------------------------------------------------------------
+
+PAPER_BASE = {
+    "model.n_layers": 6,
+    "model.d_model": 512,
+    "model.d_ff": 2048,
+    "model.n_heads": 8,
+    "model.key_width": 64,
+    "model.value_width": 64,
+    "model.dropout": 0.1,
+    "model.attention_dropout": 0.0,
+    "model.relu_dropout": 0.0,
+    "model.norm": Norm.post,
+    "model.positions": Positions.sinusoidal,
+    "model.tie_embeddings": True,
+    "data.src_lang": "en",
+    "data.tgt_lang": "de",
+    "tokenizer.algorithm": Algorithm.bpe,
+    "tokenizer.vocab_size": 37_000,
+    "train.max_steps": 100_000,
+    "train.tokens_per_step": 25_000,
+    "train.learning_rate": None,  # equation 3
+    "train.warmup_steps": 4000,
+    "train.decay": Decay.inverse_sqrt,
+    "train.adam_beta1": 0.9,
+    "train.adam_beta2": 0.98,
+    "train.adam_eps": 1e-9,
+    "train.label_smoothing": 0.1,
+    "train.clip_norm": None,
+    "train.ema_decay": None,
+    "train.save_every": 1500,
+    "train.average": 5,
+    "train.keep_last": 5,
+    "train.patience": None,
+    "train.metric": Metric.bleu,
+    "train.precision": Precision.auto,
+    "train.device": Device.auto,
+    "search.beam_size": 4,
+    "search.length_penalty": 0.6,
+    "search.max_extra": 50,
+    "run_dir": "runs/base",
+}
+PAPER_BIG = PAPER_BASE | {
+    "model.d_model": 1024,
+    "model.d_ff": 4096,
+    "model.n_heads": 16,
+    "model.dropout": 0.3,
+    "train.max_steps": 300_000,
+    "train.save_every": 600,
+    "train.average": 20,
+    "train.keep_last": 20,
+    "run_dir": "runs/big",
+}
+SMALL = {
+    "model.n_layers": 3,
+    "model.d_model": 256,
+    "model.d_ff": 1024,
+    "model.n_heads": 4,
+    "model.dropout": 0.1,
+    "tokenizer.vocab_size": 8000,
+    "search.beam_size": 4,
+    "train.label_smoothing": 0.1,
+    "run_dir": "runs/small",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("base", PAPER_BASE), ("big", PAPER_BIG), ("small", SMALL)], ids=["base", "big", "small"]
+)
+def test_an_experiment_has_the_values_it_promises(
+    experiments: dict[str, TrainJob], name: str, expected: dict[str, Any]
+) -> None:
+    assert type(experiments[name]) is TrainJob
+    assert {key: attrgetter(key)(experiments[name]) for key in expected} == expected
+
+
+def test_the_defaults_are_the_papers_base(experiments: dict[str, TrainJob]) -> None:
+    assert experiments["base"] == TrainJob()
+
+
+def test_the_demo_is_the_default_and_reads_the_packages_corpus(experiments: dict[str, TrainJob]) -> None:
+    job, data = experiments["demo"], ROOT / "data" / "demo"
+    assert enter("train").jobs == [job]
+    assert job.run_dir == "runs/demo"
+    assert job.data.train == PairConfig(f"{data}/train.en", f"{data}/train.de")
+    assert job.data.dev == PairConfig(f"{data}/dev.en", f"{data}/dev.de")
+    names = ("test", "test_compositional")
+    assert job.data.test == {name: PairConfig(f"{data}/{name}.en", f"{data}/{name}.de") for name in names}
+    assert job.model.d_model <= 256
+    assert job.train.max_steps <= 5000
+
+
+def test_multi30k_points_below_the_root() -> None:
+    (job,) = enter("train", "experiment=multi30k_en_de", "data.root=/some where").jobs
+    folder, name = "/some where/multi30k", "test_2016_flickr"
+    assert job.run_dir == "runs/multi30k_en_de"
+    assert job.data.train == PairConfig(f"{folder}/train.en", f"{folder}/train.de")
+    assert job.data.dev == PairConfig(f"{folder}/val.en", f"{folder}/val.de")
+    assert job.data.test == {name: PairConfig(f"{folder}/{name}.en", f"{folder}/{name}.de")}
+    assert (job.data.src_lang, job.data.tgt_lang) == ("en", "de")
+
+
+def test_every_experiment_composes_into_its_own_run(experiments: dict[str, TrainJob]) -> None:
+    assert {name for name in EXPERIMENTS if "/" not in name} <= set(experiments)
+    assert {name: job.run_dir for name, job in experiments.items()} == {name: f"runs/{name}" for name in experiments}
+
+
+# ---- --help, --cfg, --multirun --------------------------------------------------------------------------------------
+
+
+def shown(value: object) -> str:
+    names = {None: "null", True: "true", False: "false"}
+    if isinstance(value, Enum):
+        return value.name
+    return names[value] if value is None or isinstance(value, bool) else str(value)
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_help_lists_every_key_with_default_and_meaning(printed: Printed, command: str) -> None:
+    for key, kind, default, meaning in leaves(JOBS[command]):
+        if key.startswith("data.dev."):
+            assert f"{key}=" not in printed.texts[command], "explained once, for data.train"
+            assert "data.dev.KEY data.test.NAME.KEY data.extra.NAME.KEY\n" in printed.texts[command]
+            continue
+        pattern = rf"^ +{re.escape(f'{key}={shown(default)}')}\n +{re.escape(meaning)}(.*)$"
+        line = re.search(pattern, printed.texts[command], re.MULTILINE)
+        assert meaning, key
+        assert line, key
+        choices = list(kind.__members__) if isinstance(kind, type) and issubclass(kind, Enum) else []
+        assert all(choice in line[1] for choice in choices), key
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_help_offers_experiments_where_they_can_be_chosen(printed: Printed, command: str) -> None:
+    lines = re.findall(r"^experiment:(.*)$", printed.texts[command], re.MULTILINE)
+    assert lines == ([" " + ", ".join(EXPERIMENTS)] if issubclass(JOBS[command], TrainJob) else [])
+    lines = re.findall(r"^recipe:(.*)$", printed.texts[command], re.MULTILINE)
+    assert lines == ([" " + ", ".join(RECIPES)] if issubclass(JOBS[command], TrainJob) else [])
+
+
+def test_help_is_instant(printed: Printed) -> None:
+    assert printed.imported == []
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["-h"], ["--help", "--cfg", "job"]], ids=" ".join)
+def test_help_comes_first(flags: list[str]) -> None:
+    result = enter("train", *flags, "experiment=nowhere")
+    assert (result.status, result.jobs, result.err) == (0, [], "")
+    assert result.out.startswith("usage: transformer train ")
+
+
+def test_help_lists_the_experiments_of_a_folder(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "run_dir: runs/mine")
+    out = enter("train", "--help", "--config-dir", folder).out
+    assert "\nexperiment: " + ", ".join(sorted([*EXPERIMENTS, "mine"])) + "\n" in out
+
+
+def test_commands_are_those_that_have_a_job() -> None:
+    assert list(commands.COMMANDS) == list(JOBS)
+
+
+@pytest.mark.parametrize("flag", [["--info"], ["-i", "searchpath"], ["--info=defaults"]], ids=" ".join)
+def test_info_runs_nothing(flag: list[str]) -> None:
+    result = enter("train", *flag, "experiment=small")
+    assert (result.status, result.jobs) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("transformer tr", ["train ", "translate "]),
+        ("transformer --v", ["--version "]),
+        ("transformer train tokenizer.v", ["tokenizer.vocab_size="]),
+        ("transformer translate search.", ["search.beam_size=", "search.length_penalty="]),
+        (
+            "transformer train data.test.news.s",
+            ["data.test.news.src=", "data.test.news.subset=", "data.test.news.split="],
+        ),
+        ("transformer train data.test.", []),
+        ("transformer train model.norm=", ["model.norm=post ", "model.norm=pre "]),
+        ("transformer train model.tie_embeddings=f", ["model.tie_embeddings=false "]),
+        ("transformer train experiment=multi30k_en_", ["experiment=multi30k_en_de ", "experiment=multi30k_en_fr "]),
+        ("transformer train -m recipe=paper,te", ["recipe=paper,tensor2tensor "]),
+        ("transformer train data.train.src=", []),
+        ("transformer train --mul", ["--multirun "]),
+        ("transformer evaluate format=", ["format=text ", "format=json "]),
+        ("transformer score format=", ["format=text ", "format=tsv ", "format=jsonl "]),
+        ("transformer translate sample.", ["sample.temperature=", "sample.top_k=", "sample.top_p=", "sample.seed="]),
+        ("transformer evaluate experiment=", []),
+        ("transformer nothing model.", []),
+        ("transformer", []),
+        ("", []),
+    ],
+)
+def test_complete_offers_what_the_last_word_may_become(line: str, words: list[str]) -> None:
+    assert set(words) <= set(complete(line))
+    assert words or complete(line) == []
+
+
+def test_complete_finds_the_experiments_of_a_folder_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").touch()
+    assert "experiment=mine " in complete(f"transformer train --config-dir {tmp_path} experiment=m")
+    assert "experiment=mine " in complete(f"transformer train --config-dir={tmp_path} experiment=m")
+    assert "experiment=mine " not in complete("transformer train experiment=m")
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"), [("transformer summ", ["summary "]), ("transformer train model.norm=pr", ["pre "])]
+)
+def test_completion_works_in_bash(line: str, reply: list[str]) -> None:
+    """The program is a function here, so that this checkout answers; bash replaces what follows the `=`."""
+    program = f'transformer() {{ {sys.executable} -m transformer "$@"; }}'
+    evaluate = 'eval "$(transformer --completion bash)"'
+    ask = f'COMP_LINE="{line}" COMP_POINT={len(line)}; _transformer transformer'
+    show = 'printf "%s\\n" "${COMPREPLY[@]}"'
+    shell = ["bash", "--norc", "-c", "; ".join((program, evaluate, ask, show))]
+    assert subprocess.check_output(shell, cwd=ROOT, text=True).split("\n") == [*reply, ""]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("transformer summ", "transformer summary "),
+        ("transformer train model.norm=pr", "transformer train model.norm=pre "),
+    ],
+)
+def test_completion_works_in_zsh(line: str, completed: str, tmp_path: Path) -> None:
+    """In a terminal, as somebody types: zsh completes only there."""
+    program = tmp_path / "transformer"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m transformer "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    environment = {"TERM": "dumb", "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    terminal, of_zsh = pty.openpty()
+    zsh = subprocess.Popen(
+        ["zsh", "-f", "-i"],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdin=of_zsh,
+        stdout=of_zsh,
+        stderr=of_zsh,
+        start_new_session=True,
+    )
+    os.close(of_zsh)
+    try:
+        os.write(terminal, b'PS1="> "; eval "$(transformer --completion zsh)"; print is_ready=$?\n')
+        read_until(terminal, b"is_ready=0")
+        os.write(terminal, f"{line}\t".encode())
+        read_until(terminal, completed.encode())
+    finally:
+        zsh.kill()
+        zsh.wait()
+        os.close(terminal)
+
+
+def read_until(terminal: int, wanted: bytes) -> None:
+    """Read what a terminal shows until it has shown this. Fails after a minute."""
+    shown_so_far = b""
+    until = time.monotonic() + 60
+    while wanted not in shown_so_far:
+        ready, _, _ = select.select([terminal], [], [], until - time.monotonic())
+        assert ready, f"{wanted!r} is not in {shown_so_far!r}"
+        shown_so_far += os.read(terminal, 4096)
+
+
+@pytest.mark.parametrize("shell", [["tcsh"], []])
+def test_completion_of_another_shell_is_refused(shell: list[str]) -> None:
+    assert_refused(enter("--completion", *shell), "bash, zsh")
+
+
+def test_the_overview_lists_every_command() -> None:
+    for arguments, status in (["--help"], 0), (["help"], 0), ([], 2):
+        result = enter(*arguments)
+        assert result.status == status
+        assert [name for name in JOBS if re.search(rf"^ +{name} +\w", result.out, re.MULTILINE)] == list(JOBS)
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_cfg_job_shows_what_is_in_force(command: str) -> None:
+    names = [field.name for field in fields(JOBS[command])]
+    key = "run_dir" if "run_dir" in names else "data.tgt_lang"
+    result = enter(command, "--cfg", "job", f"{key}=mine, ü")
+    composed = yaml.safe_load(result.out)
+    assert (result.status, result.err, result.jobs) == (0, "", [])
+    assert list(composed) == names
+    assert (composed["run_dir"] if "run_dir" in names else composed["data"]["tgt_lang"]) == "mine, ü"
+
+
+# ---- paths in place of keys -----------------------------------------------------------------------------------------
+
+
+def test_compare_takes_run_directories_as_arguments() -> None:
+    (job,) = enter("compare", "runs/a", "format=json", "b c", "x,y", 'it\'s "good"').jobs
+    assert job == CompareJob(runs=["runs/a", "b c", "x,y", 'it\'s "good"'], format=Format.json)
+    (job,) = enter("compare", "runs=[a,b]").jobs
+    assert job.runs == ["a", "b"]
+
+
+def test_compare_refuses_paths_beside_the_key() -> None:
+    assert_refused(enter("compare", "a", "runs=[b]"), "a: runs= names the runs already")
+    assert_refused(enter("compare", "a", "\udcff"), "not UTF-8")
+
+
+def test_other_commands_take_no_paths() -> None:
+    assert_refused(enter("evaluate", "runs/a"), "runs/a", "EQUAL")
+
+
+def test_help_says_which_commands_take_paths() -> None:
+    assert enter("compare", "--help").out.startswith("usage: transformer compare [RUN_DIR ...] [key=value ...]\n")
+    assert enter("evaluate", "--help").out.startswith("usage: transformer evaluate [key=value ...]\n")
+
+
+def test_multirun_gives_each_job_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    result = enter("train", "--multirun", "experiment=small,base", "train.seed=1,2", "data.dev.src=a/b.en")
+    assert result.status == 0
+    assert [job.run_dir for job in result.jobs] == [
+        f"runs/{name}/experiment-{name},train.seed-{seed}" for name in ("small", "base") for seed in (1, 2)
+    ]
+    assert [job.train.seed for job in result.jobs] == [1, 2, 1, 2]
+    assert [job.data.dev.src for job in result.jobs] == ["a/b.en"] * 4
+    assert not list(Path().rglob("*"))
+    assert not [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
+
+
+def test_multirun_takes_any_path_that_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    paths = ["run_dir=~/my runs", "data.dev.src=a=b/c d.en", "data.dev.tgt=~/[x]{y}.de"]
+    jobs = enter("train", "-m", "experiment=small", *paths, "data.train.dataset=a.tsv,b/c.tsv").jobs
+    assert [(job.data.dev.src, job.data.dev.tgt) for job in jobs] == [("a=b/c d.en", "/home/me/[x]{y}.de")] * 2
+    assert [job.data.train.dataset for job in jobs] == ["a.tsv", "b/c.tsv"]
+    assert [job.run_dir for job in jobs] == [
+        f"/home/me/my runs/data.train.dataset-{end}" for end in ("a.tsv", "b-c.tsv")
+    ]
+
+
+def test_multirun_over_run_dirs_keeps_them() -> None:
+    jobs = enter("train", "-m", "run_dir=x,y/z", "train.seed=2").jobs
+    assert [job.run_dir for job in jobs] == ["x", "y/z"]
+    jobs = enter("train", "-m", "run_dir=x,y/z", "train.seed=range(1,3)").jobs
+    assert [job.run_dir for job in jobs] == [f"{path}/train.seed-{seed}" for path in ("x", "y/z") for seed in (1, 2)]
+
+
+def test_multirun_names_a_run_after_what_the_sweep_changes() -> None:
+    """Nothing else, however it is written: another `train.max_steps` is for the same run to go on."""
+    for steps in ("train.max_steps=100", "++train.max_steps=1_000"):
+        jobs = enter("train", "-m", "run_dir=x", steps, "train.learning_rate=1e-3", "+train.seed=2,3").jobs
+        assert [job.run_dir for job in jobs] == ["x/train.seed-2", "x/train.seed-3"]
+    assert [job.run_dir for job in enter("train", "-m", "run_dir=x", "train.seed=2").jobs] == ["x"]
+
+
+def test_flags_stand_anywhere() -> None:
+    Path("configs").mkdir()
+    for flags in (["--multirun"], ["-m", "--config-dir", "configs"], ["--config-dir=configs", "-m"]):
+        result = enter("train", "experiment=small", *flags, "train.seed=1,2", "run_dir=x")
+        assert (result.status, [job.train.seed for job in result.jobs]) == (0, [1, 2])
+
+
+def test_multirun_of_a_reading_command_reads_the_run_that_is_there() -> None:
+    jobs = enter("evaluate", "-m", "run_dir=runs/mine", "search.beam_size=1,4").jobs
+    assert [(job.run_dir, job.search.beam_size) for job in jobs] == [("runs/mine", 1), ("runs/mine", 4)]
+
+
+def test_multirun_refuses_a_bad_value_before_the_first_job() -> None:
+    assert_refused(enter("train", "--multirun", "train.sed=1,2"), "train.sed")
+    assert enter("train", "--multirun", "train.seed=1,x").status == 2
+
+
+# ---- how a command ends ---------------------------------------------------------------------------------------------
+
+STATUSES = {
+    "InputError": 2,
+    "LockedError": 3,
+    "CheckpointError": 4,
+    "StorageError": 5,
+    "NumericalError": 6,
+    "PeerError": 7,
+    "Stopped": 75,
+}
+
+
+def test_every_error_has_a_status_of_its_own() -> None:
+    assert {kind.__name__: kind.exit_status for kind in errors.TransformerError.__subclasses__()} == STATUSES
+
+
+@pytest.mark.parametrize("name", STATUSES)
+def test_an_error_becomes_one_line_and_its_status(name: str) -> None:
+    def fail() -> None:
+        raise getattr(errors, name)("somewhere.txt: it went wrong (ü)")
+
+    result = enter("average", then=fail)
+    assert (result.status, result.out) == (STATUSES[name], "")
+    assert result.err == "transformer: error: somewhere.txt: it went wrong (ü)\n"
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_an_interrupt_before_the_loop_says_start_again(command: str) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    result = enter(command, then=interrupt)
+    assert result.status == (75 if command in ("prepare", "train", "table") else 130)
+    assert result.err.startswith("transformer: error: stopped")
+    assert result.err.count("\n") == 1
+
+
+RUN = (
+    "import os, sys, time, warnings\n"
+    "from transformer.cli import commands\n"
+    "from transformer.cli.main import main\n"
+    "commands.run = lambda name, job: {}\n"
+    "sys.argv = ['transformer', *sys.argv[1:]]\n"
+    "main()"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        ("train", signal.SIGTERM),
+        ("prepare", signal.SIGINT),
+        ("prepare", signal.SIGHUP),
+        ("train", signal.SIGUSR1),
+    ],
+)
+def test_a_signal_before_the_loop_says_start_again(tmp_path: Path, command: str, number: signal.Signals) -> None:
+    process = python("-c", RUN.format("(print('ready', flush=True), time.sleep(60))"), command, cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (75, "")
+    assert err.count("\n") == 1, err
+    assert err.startswith("transformer: error: stopped")
+
+
+def test_main_calls_an_unexpected_exception_a_bug() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("division\nby zero")
+
+    result = enter("train", then=fail)
+    assert (result.status, result.out) == (1, "")
+    assert result.err == (
+        "transformer: error: this is a bug: ZeroDivisionError: division\\nby zero; please report it with the output of "
+        "TRANSFORMER_DEBUG=1, which shows where it happened\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "flags"),
+    [("1 / 0", []), ("(_ for _ in ()).throw(OSError('libcuda.so.1: cannot open shared object file'))", ["-m"])],
+    ids=["run", "multirun"],
+)
+def test_a_bug_is_one_line_in_a_process_of_its_own(tmp_path: Path, code: str, flags: list[str]) -> None:
+    code = RUN.format(code)
+    process = python("-c", code, "train", *flags, cwd=tmp_path)
+    out, err = process.communicate(timeout=30)
+    *before, last = err.split("\n")[:-1]
+    assert (process.returncode, out, len(before)) == (1, "", len(flags)), err
+    assert last.startswith("transformer: error: this is a bug: ")
+    assert all(line.startswith("run 1 of the sweep failed") for line in before)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ZeroDivisionError("division by zero"), "in fail"),
+        (errors.InputError("somewhere.txt: it went wrong"), "in fail"),
+        (KeyboardInterrupt(), "in fail"),
+    ],
+    ids=["bug", "expected", "interrupt"],
+)
+def test_transformer_debug_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setenv("TRANSFORMER_DEBUG", "1")
+    shown = enter("train", then=fail).err
+    assert "Traceback (most recent call last)" in shown
+    assert words in shown
+    assert shown.rstrip("\n").rpartition("\n")[2].startswith("transformer: error: ")
+
+
+def test_transformer_debug_shows_where_composing_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSFORMER_DEBUG", "1")
+    shown = enter("train", "train.seed=many").err
+    assert "ConfigCompositionException" in shown
+
+
+# ---- errors of the file system --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+        *(errno.EIO, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ESTALE),
+    ],
+    ids=errno.errorcode.get,
+)
+def test_a_place_that_cannot_be_written_is_status_5(code: int) -> None:
+    def fail() -> None:
+        raise OSError(code, "the reason", "runs/a/train.log")
+
+    result = enter("train", then=fail)
+    assert (result.status, result.err) == (5, "transformer: error: runs/a/train.log: the reason\n")
+
+
+@pytest.mark.parametrize("code", [None, errno.ENOENT, errno.EBADF, errno.EINVAL, errno.ECONNREFUSED])
+def test_another_error_of_the_system_is_a_bug(code: int | None) -> None:
+    def fail() -> None:
+        raise OSError("libcuda.so.1: cannot open") if code is None else OSError(code, "the reason", "a.txt")
+
+    result = enter("train", then=fail)
+    assert result.status == 1
+    assert result.err.startswith("transformer: error: this is a bug: ")
+
+
+@pytest.mark.parametrize("arguments", ["--version", "--help", "train --help", "summary", "summary --cfg job"])
+def test_a_full_standard_output_is_status_5(tmp_path: Path, arguments: str) -> None:
+    with open("/dev/full", "wb") as full:
+        process = python("-m", "transformer", *arguments.split(" "), cwd=tmp_path, stdout=full)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (5, "transformer: error: output: No space left on device\n")
+
+
+# ---- closed standard streams ----------------------------------------------------------------------------------------
+
+
+def through_shell(command: str, *, cwd: Path) -> tuple[int, str, str]:
+    """Status, output and errors of `transformer COMMAND` with a shell's redirections."""
+    line = f"{sys.executable} -m transformer {command}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        ["bash", "-c", line], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    return process.returncode, process.stdout, process.stderr
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "summary", "translate < /dev/null", "train"])
+def test_a_closed_standard_output_is_one_line(tmp_path: Path, command: str) -> None:
+    status, _, err = through_shell(f"{command} >&-", cwd=tmp_path)
+    assert (status, err.count("\n")) == (5, 1), err
+    assert err.startswith("transformer: error: standard output is closed")
+    assert not list(tmp_path.glob("runs"))
+
+
+def test_a_closed_standard_input_is_one_line_of_translate_only(tmp_path: Path) -> None:
+    status, out, err = through_shell("translate <&-", cwd=tmp_path)
+    assert (status, out) == (2, "")
+    assert err == "transformer: error: standard input is closed: there is nothing to translate\n"
+    status, out, err = through_shell("summary experiment=base format=json <&-", cwd=tmp_path)
+    assert (status, json.loads(out)["parameters"]["total"], err) == (0, 63_045_632, "")
+
+
+def test_a_closed_standard_error_leaves_the_status(tmp_path: Path) -> None:
+    assert through_shell("average last=many 2>&-", cwd=tmp_path) == (2, "", "")
+    status, out, _ = through_shell("summary experiment=base format=json 2>&-", cwd=tmp_path)
+    assert (status, json.loads(out)["parameters"]["total"]) == (0, 63_045_632)
+
+
+def test_all_streams_closed_leave_the_status(tmp_path: Path) -> None:
+    assert through_shell("summary <&- >&- 2>&-", cwd=tmp_path)[0] == 5
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["summary"]], ids=" ".join)
+def test_a_reader_that_left_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = python("-m", "transformer", *arguments, cwd=tmp_path, stdout=writing)
+    os.close(writing)
+    assert process.communicate(timeout=30)[1] == ""
+    assert process.returncode == 141
+
+
+def test_summary_runs_from_anywhere() -> None:
+    process = python("-m", "transformer", "summary", "experiment=base", "format=json", cwd=Path())
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert yaml.safe_load(out)["parameters"]["total"] == 63_045_632
+    assert not list(Path().iterdir())
+
+
+# ---- the number of keys ---------------------------------------------------------------------------------------------
+
+
+def test_commands_have_no_more_keys_than_one_can_look_through() -> None:
+    keys = {command: {key for key, _, _, _ in leaves(job)} for command, job in JOBS.items()}
+    assert 60 <= len(keys["train"]) <= 110
+    own = {command: len(of_command - keys["train"]) for command, of_command in keys.items()}
+    assert {command: count for command, count in own.items() if count > 20} == {}
+
+
+def test_only_keys_that_a_rule_fills_in_may_be_null() -> None:
+    for job in JOBS.values():
+        for key, kind, default, _ in leaves(job):
+            assert (default is None) == (type(None) in get_args(kind)), key

@@ -1,0 +1,462 @@
+"""`transformer compare`: its figures against those of the sacreBLEU command line, and what it refuses to compare."""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.corpora import finish, run, run_command, start, tiny_job, write_corpus
+from support.paths import ROOT
+from transformer.config.compose import compose
+from transformer.errors import CheckpointError, InputError
+from transformer.records import Results
+from transformer.run_dir import RunDir
+from transformer.tools import significance
+
+DEMO = ROOT / "data" / "demo"
+FIGURES = re.compile(r"(\d+\.\d\d) \((\d+\.\d\d) ± (\d+\.\d\d)\)")
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def write(path: Path, lines: list[str]) -> str:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def worsened(lines: list[str], *, share: float, seed: int) -> list[str]:
+    """The lines with some of their words left out, or said twice."""
+    draw = random.Random(seed)
+    factors = {word: draw.choice((0, 2)) for word in " ".join(lines).split(" ")}
+
+    def change(word: str) -> str:
+        return " ".join([word] * factors[word]) if draw.random() < share else word
+
+    return [" ".join(filter(None, map(change, line.split(" ")))) for line in lines]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reference of 60 sentences, and translations of it: `b` is better than `a`, and `c` about as good."""
+    monkeypatch.chdir(tmp_path)
+    reference = lines_of(DEMO / "test.de")[:60]
+    write(tmp_path / "ref", reference)
+    for name, share, seed in (("a", 0.2, 1), ("b", 0.12, 2), ("c", 0.2, 3)):
+        write(tmp_path / name, worsened(reference, share=share, seed=seed))
+    return tmp_path
+
+
+@pytest.fixture
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(significance, "RESAMPLES", 30)
+    monkeypatch.setattr(significance, "TRIALS", 40)
+
+
+def compared(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, Any]:
+    run_command("compare", compose("compare", [*overrides, "format=json"]))
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def sacrebleu(*arguments: str, **environment: str) -> str:
+    """What sacreBLEU's own command line prints, in two decimals and without colours."""
+    command = [sys.executable, "-m", "sacrebleu", "ref", "-m", "bleu", "chrf", "ter", "-w", "2", "-f", "text"]
+    variables = {**os.environ, "NO_COLOR": "1", "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([*command, *arguments], check=True, capture_output=True, text=True, env=variables).stdout
+
+
+def p_values(text: str) -> list[str]:
+    return re.findall(r"\(p = (\d\.\d{4})\)", text)
+
+
+# ---- the figures of sacreBLEU ---------------------------------------------------------------------------------------
+
+
+def test_compare_prints_the_figures_of_the_sacrebleu_command_line(files: Path) -> None:
+    out, err = finish(
+        start("compare", "hypotheses=[a,b]", "references=ref", "data.tgt_lang=de", "changed=0", cwd=files), 0
+    )
+    assert err == "ref: 2 systems on 60 sentences\n"
+    bootstrap = sacrebleu("-i", "a", "b", "--paired-bs")
+    randomisation = sacrebleu("-i", "a", "b", "--paired-ar")
+
+    assert FIGURES.findall(out) == FIGURES.findall(bootstrap)
+    assert len(FIGURES.findall(out)) == 6
+    by_bootstrap, by_randomisation = (
+        re.findall(r"\d\.\d{4}", line) for line in out.split("\n") if line.startswith("| p, ")
+    )
+    assert by_bootstrap == p_values(bootstrap)
+    assert by_randomisation == p_values(randomisation)
+    assert len({*by_bootstrap, *by_randomisation}) > 2, "not all of them are the smallest there is"
+    signatures = re.findall(r"`(nrefs:.*)`", out)
+    assert signatures == re.findall(r"(nrefs:\S+)", bootstrap)
+    assert [of.replace("bs:1000", "ar:10000") for of in signatures] == re.findall(r"(nrefs:\S+)", randomisation)
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_compare_tests_each_system_against_the_first(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = compared(capsys, "hypotheses=[a,b,c]", "references=ref", "data.tgt_lang=de")
+    bootstrap = sacrebleu("-i", "a", "b", "c", "--paired-bs", "--paired-bs-n", "30")
+    assert found["systems"] == ["a", "b", "c"]
+    metrics = found["test_sets"]["ref"]["scores"]
+    assert [of["metric"] for of in metrics] == ["BLEU", "chrF2", "TER"]
+
+    printed = [
+        tuple(f"{of['systems'][number][name]:.2f}" for name in ("score", "mean", "half_width"))
+        for number in range(3)
+        for of in metrics
+    ]
+    assert printed == FIGURES.findall(bootstrap)
+    tested = [f"{of['systems'][number]['p_bootstrap']:.4f}" for number in (1, 2) for of in metrics]
+    assert tested == p_values(bootstrap)
+    assert [of["systems"][0]["p_randomisation"] for of in metrics] == [None] * 3
+    assert list(found["test_sets"]["ref"]["changed"]) == ["b", "c"]
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_compare_takes_the_seed_of_sacrebleu(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("hypotheses=[a,b]", "references=ref", "data.tgt_lang=de")
+    usual = compared(capsys, *arguments)
+    assert usual["seed"] == "12345"
+    assert (usual["resamples"], usual["trials"]) == (30, 40)
+
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
+    found = compared(capsys, *arguments)
+    metrics = found["test_sets"]["ref"]["scores"]
+    bootstrap = sacrebleu("-i", "a", "b", "--paired-bs", "--paired-bs-n", "30", SACREBLEU_SEED="7")
+    assert [f"{of['systems'][1]['p_bootstrap']:.4f}" for of in metrics] == p_values(bootstrap)
+    assert found["seed"] == "7"
+    assert "|seed:7|" in metrics[0]["signature"]
+    assert found != usual
+
+    monkeypatch.setenv("SACREBLEU_SEED", "seven")
+    with pytest.raises(InputError, match=r"^SACREBLEU_SEED=seven: not a seed"):
+        compared(capsys, *arguments)
+
+
+CHINESE = ["我喜欢读书。", "她正在厨房里做饭。", "他们昨天去了北京。", "天气很好，我们出去吧。"]
+JAPANESE = [
+    "私は本を読むのが好きです。",
+    "彼女は台所で料理をしています。",
+    "彼らは昨日京都に行きました。",
+    "天気がいいです。",
+]
+
+
+@pytest.mark.usefixtures("few_samples")
+@pytest.mark.parametrize(
+    ("language", "tokenizer", "texts"), [("zho", "zh", CHINESE), ("ja", "ja-mecab", JAPANESE)], ids=["zh", "ja"]
+)
+def test_compare_cuts_text_without_spaces_as_evaluate_does(
+    files: Path, capsys: pytest.CaptureFixture[str], language: str, tokenizer: str, texts: list[str]
+) -> None:
+    write(files / "ref", texts)
+    write(files / "a", [text[:-2] for text in texts])
+    write(files / "b", [text[1:] for text in texts])
+    found = compared(capsys, "hypotheses=[a,b]", "references=ref", f"data.tgt_lang={language}")
+    options = ["--tokenize", tokenizer, "--ter-normalized", "--ter-asian-support"]
+    bootstrap = sacrebleu("-i", "a", "b", "--paired-bs", "--paired-bs-n", "30", *options)
+
+    metrics = found["test_sets"]["ref"]["scores"]
+    assert [of["signature"] for of in metrics] == re.findall(r"(nrefs:\S+)", bootstrap)
+    assert [f"{of['systems'][1]['p_bootstrap']:.4f}" for of in metrics] == p_values(bootstrap)
+    assert sum(row["sentences"] for row in found["test_sets"]["ref"]["by_length"]) == 4
+    assert sum(row["words"] for row in found["test_sets"]["ref"]["by_rarity"]) > 4 * 3
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_compare_tests_nothing_where_the_translations_are_the_same(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """sacreBLEU finds such systems different, with the smallest p-value that there is."""
+    shutil.copy("a", "again")
+    arguments = ["hypotheses=[a,again]", "references=ref", "data.tgt_lang=de"]
+    found = compared(capsys, *arguments)["test_sets"]["ref"]
+    for metric in found["scores"]:
+        baseline, again = metric["systems"]
+        assert again == baseline
+        assert again["p_bootstrap"] is None
+    assert found["changed"] == {"again": []}
+    run_command("compare", compose("compare", arguments))
+    assert capsys.readouterr().out.count("same text") == 6
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_compare_without_regard_to_case(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(files / "lower", [line.lower() for line in lines_of(files / "a")])
+    arguments = ["hypotheses=[a,lower]", "references=ref", "data.tgt_lang=de"]
+    minded, bleu = (compared(capsys, *arguments, f"lowercase={value}")["test_sets"]["ref"] for value in (False, True))
+    assert bleu["scores"][0]["systems"][0]["score"] == bleu["scores"][0]["systems"][1]["score"]
+    assert "case:lc" in bleu["scores"][0]["signature"]
+    assert minded["scores"][0]["systems"][0]["score"] > minded["scores"][0]["systems"][1]["score"] + 10
+    assert {row["f1"][0] - row["f1"][1] for row in bleu["by_rarity"]} == {0.0}
+
+
+# ---- lengths, words, sentences --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sentences(files: Path, few_samples: None) -> list[str]:
+    write(files / "ref", ["der Hund schläft", "der Hund sieht die Katze", "die Katze sieht den alten Hund im Garten"])
+    write(files / "a", ["der Hund schläft", "der Hund sieht die Maus", "die Katze sieht den alten Hund im Garten"])
+    write(files / "b", ["der Hund schläft", "der Hund sieht die Katze", "die Katze geht"])
+    return ["hypotheses=[a,b]", "references=ref", "data.tgt_lang=de"]
+
+
+def test_compare_scores_short_and_long_sentences_apart(
+    sentences: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, long = compared(capsys, *sentences)["test_sets"]["ref"]["by_length"]
+    assert (short["least"], short["most"], short["sentences"]) == (0, 5, 2)
+    assert (long["least"], long["most"], long["sentences"]) == (6, 10, 1)
+    assert short["bleu"][0] < short["bleu"][1] == pytest.approx(100.0)
+    assert long["bleu"][1] < long["bleu"][0] == pytest.approx(100.0)
+    assert short["chrf"][0] < short["chrf"][1] == 100.0
+
+
+def test_compare_counts_which_words_are_found(sentences: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Once: schläft, den, alten, im, Garten. Twice: der, sieht, die, Katze. Three times: Hund. Never: Maus, geht."""
+    found = compared(capsys, *sentences)["test_sets"]["ref"]
+    assert found["counted_in"] == "the references"
+    once, several = found["by_rarity"]
+    assert (once["least"], once["most"], once["words"]) == (1, 1, 5)
+    assert (several["least"], several["most"], several["words"]) == (2, 4, 11)
+    assert once["f1"] == pytest.approx([100.0, 100 * 2 * 1 / (1 + 5)])  # b has only schläft
+    assert several["f1"] == pytest.approx([100 * 2 * 10 / (10 + 11), 100 * 2 * 9 / (9 + 11)])
+
+
+def test_compare_shows_the_sentences_that_changed_most(
+    sentences: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = compared(capsys, *sentences)["test_sets"]["ref"]["changed"]["b"]
+    assert [change["line"] for change in changes] == [3, 2]
+    assert changes[0]["translation"] == "die Katze geht"
+    assert changes[0]["baseline"] == "die Katze sieht den alten Hund im Garten" == changes[0]["references"][0]
+    assert changes[0]["chrf"] < changes[0]["baseline_chrf"] == 100.0
+    assert changes[1]["baseline_chrf"] < changes[1]["chrf"] == 100.0
+    assert changes[0]["source"] is None
+    assert len(compared(capsys, *sentences, "changed=1")["test_sets"]["ref"]["changed"]["b"]) == 1
+
+    run_command("compare", compose("compare", sentences))
+    assert "      reference        die Katze sieht den alten Hund im Garten\n" in capsys.readouterr().out
+
+
+def test_compare_takes_several_references(
+    files: Path, sentences: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(files / "other", ["der Hund ruht", "ein Hund sieht die Katze", "die Katze geht"])
+    found = compared(capsys, sentences[0], "references=[ref,other]", "data.tgt_lang=de")["test_sets"]["ref, other"]
+    assert found["scores"][0]["signature"].startswith("nrefs:2|")
+    assert found["scores"][0]["systems"][1]["score"] == pytest.approx(100.0)
+    assert found["changed"]["b"][-1]["references"][1] == "die Katze geht"
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    return run(tiny_job(folder / "a", write_corpus(folder / "corpus"), max_steps=2, save_every=2, average=1))
+
+
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_samples: None) -> Path:
+    """Two finished runs, `a` and `b`, whose translations are the worsened references."""
+    monkeypatch.chdir(tmp_path)
+    for name, share in (("a", 0.1), ("b", 0.3)):
+        shutil.copytree(trained, tmp_path / name)
+        for test_set in ("test", "other"):
+            path = tmp_path / name / "hypotheses" / test_set
+            write(path.with_suffix(".hyp"), worsened(lines_of(path.with_suffix(".ref")), share=share, seed=5))
+    return tmp_path
+
+
+def change_results(run_dir: Path, change: Callable[[Results], Results]) -> None:
+    run = RunDir(run_dir)
+    run.write_results(change(run.read_results()))
+
+
+def test_compare_reads_what_two_runs_keep(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = compared(capsys, "runs=[a,b]")
+    assert found["systems"] == ["a", "b"]
+    assert list(found["test_sets"]) == ["test", "other"]
+    files = [f"hypotheses=[{','.join(f'{name}/hypotheses/test.hyp' for name in 'ab')}]"]
+    alone = compared(capsys, *files, "references=a/hypotheses/test.ref", "data.tgt_lang=de")
+    (of_files,) = alone["test_sets"].values()
+    assert found["test_sets"]["test"]["scores"] == of_files["scores"]
+    assert found["test_sets"]["test"]["by_length"] == of_files["by_length"]
+
+    change = found["test_sets"]["test"]["changed"]["b"][0]
+    line = change["line"] - 1
+    for key, path in (("source", "a/hypotheses/test.src"), ("translation", "b/hypotheses/test.hyp")):
+        assert change[key] == lines_of(runs / path)[line]
+
+
+def test_compare_takes_paths_and_decodes_nothing(runs: Path) -> None:
+    for name in ("a", "b"):
+        shutil.rmtree(runs / name / "checkpoints")
+        shutil.rmtree(runs / name / "averaged")
+    out, _ = finish(start("compare", "a", "b", "changed=1", cwd=runs), 0)
+    assert out.startswith("# b against a\n")
+    assert "\n## test: 12 sentences\n" in out
+    assert "\n## other: 8 sentences\n" in out
+    assert out.count("- line ") == 2
+
+
+def test_compare_counts_words_where_the_run_was_trained(
+    runs: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All digits are frequent in the training text; where that has changed, the references are what is left."""
+    rows = compared(capsys, "runs=[a,b]")["test_sets"]["test"]
+    assert rows["counted_in"] == "the training text of a"
+    assert [row["least"] for row in rows["by_rarity"]] == [100]
+
+    text = trained.parent / "corpus" / "train.de"
+    before = text.read_bytes()
+    try:
+        for change in (lambda: text.write_bytes(before + b"eins\n"), text.unlink, (runs / "a/data.json").unlink):
+            change()
+            rows = compared(capsys, "runs=[a,b]")["test_sets"]["test"]
+            assert rows["counted_in"] == "the references"
+            assert [row["least"] for row in rows["by_rarity"]] != [100]
+            text.write_bytes(before)
+    finally:
+        text.write_bytes(before)
+
+
+def test_compare_says_where_the_translations_are_not_those_of_the_results(
+    runs: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = compared(capsys, "runs=[a,b]")["notes"]
+    assert len(notes) == 4
+    assert notes[0].startswith("a: the translations of test are not those of its results.json, whose BLEU is ")
+    shutil.copytree(trained, runs / "true")
+    shutil.copytree(trained, runs / "also")
+    assert compared(capsys, "runs=[true,also]")["notes"] == []
+
+
+def test_compare_leaves_out_a_test_set_that_one_run_lacks(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_corpus(runs / "corpus")
+    del data.test["other"]
+    run(tiny_job(runs / "c", data, max_steps=2, save_every=2, average=1))
+    capsys.readouterr()
+    found = compared(capsys, "runs=[a,c]")
+    assert list(found["test_sets"]) == ["test"]
+    assert found["notes"][0] == "Not every run was scored on other: left out."
+
+
+# ---- what it refuses ------------------------------------------------------------------------------------------------
+
+
+def remove_results(folder: Path) -> None:
+    (folder / "b/results.json").unlink()
+
+
+def remove_translations(folder: Path) -> None:
+    (folder / "b/hypotheses/test.hyp").unlink()
+
+
+def damage_results(folder: Path) -> None:
+    (folder / "b/results.json").write_text("{}", encoding="utf-8")
+
+
+def damage_references(folder: Path) -> None:
+    write(folder / "b/hypotheses/test.ref", ["eins"] * 12)
+
+
+def rename_sets(folder: Path) -> None:
+    change_results(
+        folder / "b", lambda results: replace(results, test_sets={"news": next(iter(results.test_sets.values()))})
+    )
+
+
+def score_otherwise(folder: Path) -> None:
+    change_results(
+        folder / "b",
+        lambda results: replace(
+            results,
+            test_sets={name: replace(of, bleu_signature="tok:zh") for name, of in results.test_sets.items()},
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (
+            remove_results,
+            InputError,
+            "^b: no results.json, so there is nothing to compare yet: the command that trains",
+        ),
+        (remove_translations, InputError, r"^b/hypotheses/test.hyp: cannot be read \(No such file"),
+        (damage_results, CheckpointError, r"^b/results.json: Results has no key"),
+        (damage_references, CheckpointError, "^b/hypotheses: not the text that results.json was scored on"),
+        (rename_sets, InputError, "^the runs have no test set in common: a has test, other; b has news"),
+        (
+            score_otherwise,
+            InputError,
+            "^a and b were not scored alike on test: nrefs:1.* and tok:zh; to score both now",
+        ),
+    ],
+    ids=["no results", "no text", "damaged", "other text", "no set in common", "other signatures"],
+)
+def test_compare_refuses_runs_that_cannot_be_compared(
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], None],
+    error: type[Exception],
+    message: str,
+) -> None:
+    spoil(runs)
+    with pytest.raises(error, match=message) as refused:
+        compared(capsys, "runs=[a,b]")
+    assert "\n" not in str(refused.value)
+
+
+def test_compare_refuses_test_sets_of_another_text(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tiny_job(runs / "c", write_corpus(runs / "corpus", seed=1), max_steps=2, save_every=2, average=1))
+    with pytest.raises(InputError, match=r"^test is not the same test set in a and c: line 1 is another sentence$"):
+        compared(capsys, "runs=[a,c]")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "^there must be two systems or more to compare: transformer compare runs/a runs/b"),
+        (["runs=[a]"], "^there must be two systems or more"),
+        (["runs=[a,a]"], "^a is named twice"),
+        (["runs=[a,nowhere]"], "^nowhere: no such run directory"),
+        (["runs=[a,b]", "data.tgt_lang=german"], "^data.tgt_lang=german: not a code"),
+        (["runs=[a,b]", "hypotheses=[a,b]", "references=c"], "^runs and hypotheses: choose one"),
+        (["hypotheses=[a,b]"], "^hypotheses and references belong together"),
+        (["hypotheses=[a,b]", "references=c"], "^data.tgt_lang is not set"),
+        (["hypotheses=[one]", "references=one", "data.tgt_lang=de"], "^there must be two systems or more"),
+        (["hypotheses=[one,two]", "references=one", "data.tgt_lang=de"], "^one has 1 lines, two has 2"),
+        (["hypotheses=[empty,also]", "references=empty", "data.tgt_lang=de"], "^empty: there are no sentences"),
+        (["hypotheses=[one,pieces]", "references=one", "data.tgt_lang=de"], "^pieces: the hypotheses are in subwords"),
+        (["runs=[a,b]", "changed=-1"], "^changed=-1 must be"),
+    ],
+)
+def test_compare_refuses_what_is_not_two_systems(
+    runs: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], message: str
+) -> None:
+    texts = {"one": ["eins"], "two": ["eins", "zwei"], "empty": [], "also": [], "pieces": ["▁ei ns"]}
+    for name, lines in texts.items():
+        write(runs / name, lines)
+    with pytest.raises(InputError, match=message) as refused:
+        compared(capsys, *overrides)
+    assert "\n" not in str(refused.value)

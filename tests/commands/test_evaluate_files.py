@@ -1,0 +1,142 @@
+"""`transformer evaluate hypotheses=... references=...`: files scored without a run."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.corpora import finish, run_command, start
+from transformer.config.compose import compose
+from transformer.config.jobs import EvaluateJob
+from transformer.config.keys import keys_of
+from transformer.errors import InputError
+
+DATA = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data")) / "scores"
+
+needs_scores = pytest.mark.skipif(not DATA.is_dir(), reason="needs the corpora of TRANSFORMER_DATA")
+
+REFERENCES = "Der Hund läuft durch den tiefen Schnee.\nZwei Frauen lachen an der Ecke.\n"
+OTHERS = "Der Hund rennt durch tiefen Schnee.\nAn der Ecke lachen zwei Frauen.\n"
+HYPOTHESES = "Der Hund läuft durch tiefen Schnee.\nZwei Frauen lachen an der Ecke.\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("hyp", HYPOTHESES), ("ref", REFERENCES), ("other", OTHERS)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def evaluate(*overrides: str) -> None:
+    run_command("evaluate", compose("evaluate", overrides))
+
+
+def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, Any]:
+    evaluate(*overrides, "format=json")
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_evaluate_prints_scores_and_signatures_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One bigram, two trigrams and three 4-grams of the first sentence are wrong; it is one word short."""
+    found = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=de")
+    assert list(found) == ["bleu", "bleu_signature", "chrf", "chrf_signature"]
+    precisions = 14 / 14 * 11 / 12 * 8 / 10 * 5 / 8
+    assert found["bleu"] == pytest.approx(100 * precisions**0.25 * 2.718281828459045 ** (1 - 15 / 14))
+    assert found["bleu_signature"] == "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+    assert found["chrf_signature"] == "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
+
+
+def test_evaluate_takes_several_references_gzip_and_standard_input(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=de")
+    (folder / "ref.gz").write_bytes(gzip.compress(REFERENCES.encode()))
+    assert printed(capsys, "hypotheses=hyp", "references=ref.gz", "data.tgt_lang=de") == one
+
+    both = printed(capsys, "hypotheses=hyp", "references=[ref, other]", "data.tgt_lang=de")
+    assert both["bleu_signature"].startswith("nrefs:2|")
+    assert both["bleu"] > one["bleu"]
+
+    command = ("evaluate", "hypotheses=-", "references=[ref,other]", "data.tgt_lang=de", "format=json")
+    with Path("hyp").open(encoding="utf-8") as stdin:
+        out, _ = finish(start(*command, cwd=folder, stdin=stdin), 0)
+    assert json.loads(out) == both
+
+
+def test_evaluate_takes_a_reference_with_a_comma_in_quotes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=de")
+    (folder / "a,b").write_bytes((folder / "ref").read_bytes())
+    for quoted in ("""["a,b"]""", """ 'a,b' """):
+        assert printed(capsys, "hypotheses=hyp", f"references={quoted}", "data.tgt_lang=de") == one
+
+
+def test_evaluate_tells_the_two_bleus_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=de")
+    found = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=deu", "paper_bleu=true")
+    assert {key: found[key] for key in plain} == plain
+    assert list(found) == [*plain, "paper_bleu", "paper_bleu_signature"]
+    assert "tok:moses-de+hyphens-split" in found["paper_bleu_signature"]
+
+    evaluate("hypotheses=hyp", "references=ref", "data.tgt_lang=de", "paper_bleu=true", "lowercase=true")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("BLEU ")
+    assert line.count("|case:lc|") == 3
+    assert "; as papers count, BLEU " in line
+    assert line.endswith("; hyp against ref")
+
+
+SHORT = "Nur eine Zeile.\n"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["hypotheses=nix", "references=ref"], r"^nix: cannot be read \(No such file"),
+        (["hypotheses=hyp", "references=nix"], r"^nix: cannot be read \(No such file"),
+        (["hypotheses=hyp", "references=[ref,short]"], r"^hyp has 2 lines, short has 1: each line must translate"),
+        (["hypotheses=bytes", "references=ref"], r"^bytes:2: not UTF-8"),
+        (["hypotheses=pieces", "references=ref"], r"^pieces: the hypotheses are in subwords"),
+        (["hypotheses=tokens", "references=ref"], r"^tokens: the hypotheses are tokenised"),
+        (["hypotheses=empty", "references=empty"], r"^empty: there are no sentences to score"),
+        (["hypotheses=.", "references=ref"], r"^\.: cannot be read \(Is a directory"),
+        (["hypotheses=hyp"], "^hypotheses and references belong together: set both"),
+        (["references=ref"], "^hypotheses and references belong together: set both"),
+        (["hypotheses=hyp", "references=[]"], "^hypotheses and references belong together: set both"),
+        (["hypotheses=hyp", "references=ref", "data.tgt_lang=null"], "^data.tgt_lang is not set"),
+        (["hypotheses=hyp", "references=ref", "data.tgt_lang=german"], "^data.tgt_lang=german: not a code"),
+        (["hypotheses=hyp", "references=ref", "test.a.src=x", "test.a.tgt=y"], "leave test out"),
+    ],
+)
+def test_evaluate_refuses_what_cannot_be_compared(folder: Path, overrides: list[str], message: str) -> None:
+    texts = {
+        "short": SHORT.encode(),
+        "bytes": b"gut\nschlecht \xff\n",
+        "pieces": "▁Der ▁Hund\n▁Zwei ▁Frauen\n".encode(),
+        "tokens": b"Der Hund .\nZwei Frauen , die lachen .\n",
+        "empty": b"",
+    }
+    for name, text in texts.items():
+        (folder / name).write_bytes(text)
+    with pytest.raises(InputError, match=message) as refused:
+        evaluate("data.tgt_lang=de", *overrides)
+    assert "\n" not in str(refused.value)
+
+
+@needs_scores
+def test_evaluate_gives_a_published_score(capsys: pytest.CaptureFixture[str]) -> None:
+    """NVIDIA-NeMo of WMT 2021 against reference C."""
+    folder = DATA / "wmt21_en_de"
+    rows = [line.split("\t") for line in (folder / "published.tsv").read_text(encoding="utf-8").split("\n") if line]
+    (published,) = [float(bleu) for name, reference, bleu in rows if (name, reference) == ("NVIDIA-NeMo", "C")]
+    files = [f"hypotheses={folder}/hyp.NVIDIA-NeMo.de", f"references={folder}/ref.C.de"]
+    assert printed(capsys, *files, "data.tgt_lang=de")["bleu"] == pytest.approx(published, abs=1e-6)
+
+
+def test_evaluate_has_few_keys() -> None:
+    shared = ("run_dir", "checkpoint", "device", "precision", "threads", "search.")
+    assert len([key for key in keys_of(EvaluateJob) if not key.startswith(shared)]) <= 20

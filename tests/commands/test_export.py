@@ -1,0 +1,615 @@
+"""Exports of models with random weights, in every variant, against the libraries that they are for."""
+
+import copy
+import json
+import math
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from support.corpora import as_a_command, reseal, run, run_command, tiny_job, write_corpus
+from transformer.config.jobs import ExportJob
+from transformer.config.primitives import to_json
+from transformer.config.settings import (
+    Format,
+    ModelConfig,
+    Norm,
+    Positions,
+    Precision,
+    Quantization,
+    Score,
+    SearchConfig,
+    SearchOverride,
+    Target,
+    TokenizerConfig,
+)
+from transformer.data.corpus import read_pairs
+from transformer.data.tokenizer import Tokenizer, train_tokenizer
+from transformer.decoding.translator import Translator
+from transformer.errors import InputError
+from transformer.layout import Padded
+from transformer.model.attention import MultiHeadAttention
+from transformer.model.layers import DecoderLayer
+from transformer.model.transformer import Transformer
+from transformer.tools.export import ctranslate2
+from transformer.tools.export.command import FORMATS, Exported, ParityError, export, format_exported
+from transformer.tools.export.parity import Parity, choose_sentences, compare, format_parity
+from transformer.tools.export.peer import Forced, Original, Peer, exponent_near, forced_by
+from transformer.tools.export.weights import Heads, check_expressible, ctranslate2_heads, fold, marian_heads
+from transformer.vocabulary import BOS, EOS, PAD
+
+# What a model can be, each beside a plain one of d_model 32 with 2 heads of width 16.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "pre-norm": {"norm": Norm.pre},
+    "learned positions": {"positions": Positions.learned},
+    "unscaled": {"score": Score.unscaled},
+    "additive": {"score": Score.additive},
+    "narrow heads": {"d_k": 4, "d_v": 8},
+    "wide keys": {"d_k": 24},
+    "wide values": {"d_v": 24},
+    "unscaled narrow heads": {"score": Score.unscaled, "d_k": 4, "d_v": 8},
+    "three heads": {"n_heads": 3, "d_k": 5, "d_v": 8},
+    "untied": {"tie_embeddings": False},
+    "everything": {
+        **{"norm": Norm.pre, "positions": Positions.learned, "score": Score.additive, "tie_embeddings": False},
+        **{"n_heads": 3, "d_k": 5, "d_v": 8},
+    },
+    "all that CTranslate2 has": {
+        **{"norm": Norm.pre, "positions": Positions.learned, "score": Score.unscaled, "tie_embeddings": False},
+        **{"n_heads": 3, "d_k": 5, "d_v": 24},
+    },
+}
+ROUNDED = ("three heads",)  # sqrt(8 / 5) is no power of two, so that W_q is rounded
+
+# The key that a format refuses; every other cell of the table is exact.
+REFUSED = {
+    ("additive", Target.ctranslate2): "model.score=additive",
+    ("additive", Target.marian): "model.score=additive",
+    ("pre-norm", Target.marian): "model.norm=pre",
+    ("learned positions", Target.marian): "model.positions=learned",
+    ("wide keys", Target.marian): "model.d_k=24",
+    ("wide values", Target.marian): "model.d_v=24",
+    ("everything", Target.ctranslate2): "model.score=additive",
+    ("everything", Target.marian): "model.score=additive",
+    ("all that CTranslate2 has", Target.marian): "model.norm=pre",
+}
+CELLS = [(variant, target) for variant in VARIANTS for target in FORMATS]
+
+
+def need(target: Target) -> None:
+    """Skip a test where a library is not installed."""
+    for package in FORMATS[target].packages:
+        pytest.importorskip(package)
+
+
+def model_config(variant: str) -> ModelConfig:
+    sizes: dict[str, Any] = {"n_layers": 2, "d_model": 32, "d_ff": 48, "n_heads": 2, "max_positions": 64}
+    return ModelConfig(**sizes | VARIANTS[variant])
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
+    """Twelve pairs of two to nine words."""
+    data = write_corpus(tmp_path_factory.mktemp("corpus"))
+    pairs = list(read_pairs(Path(data.dev.src), Path(data.dev.tgt)))[:12]
+    return [("one two", "eins zwei"), *pairs[1:]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_model(text: list[tuple[str, str]]) -> bytes:
+    return train_tokenizer([line for pair in text for line in pair], TokenizerConfig(vocab_size=60))
+
+
+def random_translator(config: ModelConfig, tokenizer_model: bytes, seed: int = 1) -> Translator:
+    """Every weight is random, gains and biases of norms among them, which training would begin with at 1 and 0."""
+    tokenizer = Tokenizer.from_bytes(tokenizer_model)
+    torch.manual_seed(seed)
+    model = Transformer(config, tokenizer.vocab_size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        model.output[PAD] = 0.0  # never produced by ours: let them be improbable to others, too
+        model.output[BOS] *= 0.1
+
+        # A hidden state is spread around the bias of the last norm: translations shall end.
+        norms = [weight for name, weight in model.named_parameters() if name.endswith("norm.bias")]
+        model.output[EOS] += 4 * F.normalize(norms[-1], dim=0)
+    search = SearchConfig(beam_size=4, length_penalty=0.6, max_extra=6)
+    return Translator(model.eval(), tokenizer, search, torch.device("cpu"), Precision.fp32)
+
+
+def original_of(
+    translator: Translator, tokenizer_model: bytes, quantization: Quantization = Quantization.float32
+) -> Original:
+    return Original(
+        translator,
+        src_lang="en",
+        tgt_lang="de",
+        tokenizer_model=tokenizer_model,
+        quantization=quantization,
+        exponent=0.4,
+        origin="runs/tiny (averaged)",
+        output=Path("runs/tiny-exported"),
+    )
+
+
+def parity_of(original: Original, target: Target, folder: Path, text: list[tuple[str, str]]) -> Parity:
+    export_format = FORMATS[target]
+    export_format.write(original, folder)
+    peer = export_format.load(original, folder, 1)
+    bound = (
+        export_format.bound(original.translator.model.config) if original.quantization is Quantization.float32 else None
+    )
+    sentences = choose_sentences(text, translator=original.translator, count=len(text))
+    return compare(original, peer, sentences, bound=bound)
+
+
+# ---- what each format can express -----------------------------------------------------------------------------------
+
+
+def exact_cells() -> list[Any]:
+    """An export to ONNX takes seconds, and has one path for all: what a model can be at once stands for the others."""
+    cells = []
+    for variant, target in CELLS:
+        is_slow = target is Target.onnx and variant != "everything"
+        if (variant, target) not in REFUSED:
+            cells.append(pytest.param(variant, target, marks=[pytest.mark.slow] if is_slow else []))
+    return cells
+
+
+@pytest.mark.parametrize(("variant", "target"), exact_cells(), ids=lambda value: getattr(value, "value", value))
+def test_export_of_a_variant_computes_the_same(
+    variant: str, target: Target, text: list[tuple[str, str]], tokenizer_model: bytes, tmp_path: Path
+) -> None:
+    need(target)
+    config = model_config(variant)
+    check_expressible(config, target)
+    original = original_of(random_translator(config, tokenizer_model), tokenizer_model)
+    parity = parity_of(original, target, tmp_path, text)
+    assert parity.problems == []
+    assert parity.bound == (1e-9 if target is Target.marian and variant not in ROUNDED else 1e-4)
+    assert parity.cut_alike == parity.sentences == len(text)
+
+    greedy, beam = parity.searches
+    assert greedy.identical == len(text)
+    assert beam.identical + beam.degenerate == len(text)
+    assert beam.degenerate <= 2
+
+
+@pytest.mark.parametrize(("cell", "key"), REFUSED.items(), ids=lambda value: str(value))
+def test_export_refuses_what_a_format_cannot_express(cell: tuple[str, Target], key: str) -> None:
+    variant, target = cell
+    with pytest.raises(InputError, match=f"^{key}: .*to=onnx can express it$"):
+        check_expressible(model_config(variant), target)
+
+
+@pytest.mark.parametrize("variant", ["plain", "unscaled", "narrow heads", "wide keys", "wide values", "three heads"])
+def test_fold_makes_attention_that_is_scaled_by_its_own_width_compute_the_same(variant: str, float64: None) -> None:
+    """Needs no other library: our own attention with as many and as wide heads as the format has."""
+    config = model_config(variant)
+    formats = [ctranslate2_heads(config)]
+    if "wide" not in variant:
+        formats.append(marian_heads(config))
+    model = Transformer(config, 20).eval()
+    x, layout = torch.randn(2, 5, 32), Padded.of([5, 3], 5)
+
+    for heads in formats:
+        weights = fold(model, heads)
+        layer = model.decoder[1]
+        assert isinstance(layer, DecoderLayer)
+        original = layer.cross_attention
+        folded = MultiHeadAttention(
+            32, heads.count, d_k=heads.width, d_v=heads.width, score=Score.scaled, dropout=0.0
+        ).eval()
+        for name, parameter in folded.named_parameters():
+            parameter.data = weights[f"decoder.1.cross_attention.{name}"].double()
+
+        wanted, found = (
+            attention(x, attention.keys_values(x), queries=layout, keys=layout, causal=False)
+            for attention in (original, folded)
+        )
+        torch.testing.assert_close(found[0], wanted[0], rtol=0.0, atol=1e-6)  # the weights are float32
+        torch.testing.assert_close(found[1, :3], wanted[1, :3], rtol=0.0, atol=1e-6)
+
+
+def test_marian_heads_are_the_fewest_that_share_the_width() -> None:
+    assert marian_heads(model_config("plain")) == Heads(2, 16)
+    assert marian_heads(model_config("three heads")) == Heads(4, 8)
+    assert ctranslate2_heads(model_config("three heads")) == Heads(3, 8)
+    assert ctranslate2_heads(model_config("wide keys")) == Heads(2, 24)
+
+
+# ---- fewer bits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantization", [Quantization.int8, Quantization.float16, Quantization.bfloat16])
+def test_export_in_fewer_bits_states_what_it_loses_and_leaves_the_model_alone(
+    quantization: Quantization, text: list[tuple[str, str]], tokenizer_model: bytes, tmp_path: Path
+) -> None:
+    need(Target.ctranslate2)
+    translator = random_translator(model_config("plain"), tokenizer_model)
+    before = {name: weight.clone() for name, weight in translator.model.state_dict().items()}
+    parity = parity_of(original_of(translator, tokenizer_model, quantization), Target.ctranslate2, tmp_path, text)
+
+    after = translator.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert 1e-4 < parity.log_probs < 1.0
+    assert parity.bound is None
+    assert parity.problems == []
+    assert {search.bleu is None for search in parity.searches} == {False}
+    assert "(" not in format_parity(parity).split("\n")[1], "no bound is named that is not kept"
+
+
+def test_ctranslate2_has_positions_for_all_that_it_reads() -> None:
+    """It reads 1,024 tokens by default, and a row too few is an error there; what was learned cannot be prolonged."""
+    config = model_config("plain")
+    assert ctranslate2.n_positions(config) == 1025
+    assert ctranslate2.n_positions(replace(config, max_positions=2000)) == 2000
+    assert ctranslate2.n_positions(model_config("learned positions")) == 64
+
+
+# ---- the check ------------------------------------------------------------------------------------------------------
+
+
+class Twin:
+    """A peer that is our own model and search, but for what a test changes."""
+
+    def __init__(self, translator: Translator) -> None:
+        self.alpha = 0.6
+        self.arithmetic = "float32"
+        self.versions = {"twin": "1"}
+        self.translator = translator
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.translator.tokenizer.encode(list(texts))
+
+    def penalty(self, length: int) -> float:
+        return length**self.alpha
+
+    def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
+        found = []
+        for source, target in zip(sources, targets, strict=True):
+            memory = self.translator.model(
+                torch.tensor([[*source, EOS]]),
+                torch.tensor([[BOS, *target]]),
+                source_layout=Padded.of([len(source) + 1], len(source) + 1),
+                target_layout=Padded.of([len(target) + 1], len(target) + 1),
+            )
+            found += forced_by(memory.detach().double(), [target])
+        return found
+
+    def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
+        search = SearchConfig(beam_size=beam_size, max_extra=max_length - len(sources[0]))
+        translator = replace(self.translator, search=search)
+        found = translator.hypotheses(sources, n_best=1, check=lambda: None, penalty=self.penalty)
+        return [best.tokens for [best] in found]
+
+
+@pytest.fixture
+def translator(tokenizer_model: bytes) -> Translator:
+    return random_translator(model_config("plain"), tokenizer_model)
+
+
+def compared(
+    translator: Translator, peer: Peer, tokenizer_model: bytes, text: Sequence[tuple[str, str | None]]
+) -> Parity:
+    sentences = choose_sentences(text, translator=translator, count=100)
+    return compare(original_of(translator, tokenizer_model), peer, sentences, bound=1e-4)
+
+
+def test_compare_finds_nothing_where_both_are_the_same(
+    translator: Translator, tokenizer_model: bytes, text: list[tuple[str, str]]
+) -> None:
+    parity = compared(translator, Twin(translator), tokenizer_model, text)
+    assert parity.problems == []
+    assert [search.identical for search in parity.searches] == [12, 12]
+    assert [search.their_bleu == search.bleu is not None for search in parity.searches] == [True, True]
+    assert parity.tokens == sum(len(ids) + 1 for ids in translator.tokenizer.encode([target for _, target in text]))
+
+
+def test_compare_without_references_forces_our_translations(
+    translator: Translator, tokenizer_model: bytes, text: list[tuple[str, str]]
+) -> None:
+    parity = compared(translator, Twin(translator), tokenizer_model, [(source, None) for source, _ in text])
+    assert parity.problems == []
+    assert parity.log_probs > 0.0
+    assert [search.bleu for search in parity.searches] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("encoder.0.self_attention.W_q.weight", (3, 4)),
+        ("decoder.1.cross_attention.W_v.weight", (20, 31)),
+        ("decoder.0.feed_forward_norm.bias", (7,)),
+        ("embedding", (9, 0)),
+    ],
+)
+def test_compare_sees_one_weight_that_differs(
+    name: str, place: tuple[int, ...], translator: Translator, tokenizer_model: bytes, text: list[tuple[str, str]]
+) -> None:
+    other = replace(translator, model=copy.deepcopy(translator.model))
+    with torch.no_grad():
+        dict(other.model.named_parameters())[name][place] += 0.5
+    parity = compared(translator, Twin(other), tokenizer_model, text)
+    assert re.match("log-probabilities differ by up to", parity.problems[0])
+
+
+def test_compare_sees_numbers_that_are_not_finite(
+    translator: Translator, tokenizer_model: bytes, text: list[tuple[str, str]]
+) -> None:
+    class Broken(Twin):
+        def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
+            first, *others = super().forced(sources, targets)
+            return [replace(first, log_probs=first.log_probs * math.nan), *others]
+
+    parity = compared(translator, Broken(translator), tokenizer_model, text)
+    assert parity.problems == ["log-probabilities differ by up to nan"]
+    assert replace(parity, bound=None).problems == parity.problems, "in whatever type"
+
+
+def test_compare_sees_a_search_that_goes_wrong(
+    translator: Translator, tokenizer_model: bytes, text: list[tuple[str, str]]
+) -> None:
+    """As one does that begins with another mark: the log-probabilities are right, and the translations are not."""
+
+    class Astray(Twin):
+        def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
+            found = super().translate(sources, beam_size=beam_size, max_length=max_length)
+            return [[7, *tokens[: max_length - 2]] for tokens in found]
+
+    parity = compared(translator, Astray(translator), tokenizer_model, text)
+    greedy, beam = parity.problems
+    assert greedy == "12 of 12 translations differ (greedy)"
+    assert re.fullmatch(r"\d+ of 12 translations differ \(beam 4, length penalty 0\.6\)", beam)
+    first = parity.searches[0].differences[0]
+    assert (first.line, first.source) == (1, "one two")
+    assert first.gap > 1e-4, "the greedy choice is the more probable one"
+    printed = format_parity(parity).split("\n")
+    assert printed[3] == (
+        "greedy: 0 of 12 translations are identical, 0 within 1e-04 in score, 0 degenerate, 12 others; "
+        "BLEU 0.00, +0.00 of ours"
+    )
+    assert "  and 2 more" in printed
+
+
+def test_compare_forgives_candidates_that_are_as_good_as_equal(
+    tokenizer_model: bytes, text: list[tuple[str, str]]
+) -> None:
+    """Of two pieces with the same weights, whichever a search takes, nobody is wrong."""
+    translator = random_translator(model_config("untied"), tokenizer_model)
+    sources = translator.tokenizer.encode([source for source, _ in text])
+    greedily = replace(translator, search=replace(translator.search, beam_size=1))
+    hypotheses = greedily.hypotheses(sources, n_best=1, check=lambda: None)
+    [piece, *_] = next(best.tokens for [best] in hypotheses if best.tokens)
+    other = 8 if piece == 7 else 7
+    with torch.no_grad():
+        for matrix in (translator.model.output, translator.model.target_embedding.matrix):
+            matrix[other] = matrix[piece]
+
+    class Undecided(Twin):
+        def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
+            found = super().translate(sources, beam_size=beam_size, max_length=max_length)
+            return [[{piece: other, other: piece}.get(token, token) for token in tokens] for tokens in found]
+
+    parity = compared(translator, Undecided(translator), tokenizer_model, text)
+    assert parity.problems == []
+    greedy, beam = parity.searches
+    assert greedy.ties > 0
+    assert greedy.ties + greedy.identical == 12
+    assert beam.others == 0
+    assert all(abs(one.gap) < 1e-9 for one in greedy.differences)
+
+
+@pytest.mark.parametrize(
+    ("length", "alpha", "exponent"), [(15.0, 0.6, 0.45), (20.0, 1.4, 1.12), (15.0, 0.0, 0.0), (1e9, 0.6, 0.6)]
+)
+def test_exponent_near_grows_there_as_the_penalty_of_the_run_does(length: float, alpha: float, exponent: float) -> None:
+    """In proportion: the growth of the logarithms over a small step."""
+    assert exponent_near(length, alpha) == exponent
+    step = 1e-4 * length
+    ours = alpha * math.log((5 + length + step) / (5 + length))
+    assert exponent * math.log((length + step) / length) == pytest.approx(ours, rel=1e-3)
+
+
+def test_choose_sentences_leaves_out_what_cannot_be_compared(translator: Translator) -> None:
+    long = " ".join(["one two three four"] * 20)  # more than the 64 positions
+    pairs = [
+        ("", "eins"),
+        ("one", "eins"),
+        (long, "zwei"),
+        ("two", long),
+        ("   ", "drei"),
+        ("three", "drei"),
+        ("four", "vier"),
+    ]
+    chosen = choose_sentences(pairs, translator=translator, count=2)
+    assert [(sentence.line, sentence.text, sentence.reference) for sentence in chosen] == [
+        (2, "one", "eins"),
+        (6, "three", "drei"),
+    ]
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 12 steps, whose model says little."""
+    data = write_corpus(tmp_path_factory.mktemp("corpus"))
+    return run(tiny_job(tmp_path_factory.mktemp("runs") / "tiny", data))
+
+
+def exported(run_dir: Path, output: Path, **changes: Any) -> Exported:
+    with as_a_command():
+        return export(ExportJob(run_dir=str(run_dir), output=str(output), threads=1, **changes))
+
+
+def example_in(folder: Path) -> str:
+    """The code of its README."""
+    [code] = re.findall(r"^```python\n(.*?)^```$", (folder / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return str(code)
+
+
+FILES = {
+    Target.ctranslate2: {"config.json", "model.bin", "shared_vocabulary.json", "tokenizer.model"},
+    Target.marian: {
+        *("config.json", "generation_config.json", "model.safetensors", "source.spm", "target.spm", "vocab.json"),
+        "tokenizer_config.json",
+    },
+    Target.onnx: {"encoder.onnx", "decoder.onnx", "tokenizer.model"},
+}
+
+
+@pytest.mark.parametrize("target", FILES, ids=lambda target: target.value)
+def test_export_writes_a_directory_that_loads_as_its_readme_says(
+    target: Target, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need(target)
+    output = tmp_path / "new" / "model"
+    found = exported(run_dir, output, to=target)
+    assert {path.name for path in output.iterdir()} == {*FILES[target], "README.md", "parity.json"}
+    assert [path.name for path in output.parent.iterdir()] == ["model"]
+
+    # What was checked: the development set, which has 16 sentences.
+    assert json.loads((output / "parity.json").read_text("utf-8")) == to_json(found)
+    assert found.parity.sentences == 16
+    assert found.checkpoint == "averaged"
+    assert found.megabytes == pytest.approx(
+        sum((output / name).stat().st_size for name in (*FILES[target], "README.md")) / 1e6
+    )
+    lines = format_exported(found).split("\n")
+    assert lines[0].startswith(f"{output}: {target.value} in float32, ")
+    assert lines[1] == "checked on sentences of dev:"
+    assert lines[2].startswith("16 sentences, 16 of them cut into the same pieces; ")
+
+    # What a user would do.
+    capsys.readouterr()
+    exec(example_in(output), {})
+    assert capsys.readouterr().out.startswith("['" if target is not Target.onnx else "")
+
+
+def test_export_checks_with_the_sentences_of_a_file(run_dir: Path, tmp_path: Path) -> None:
+    need(Target.ctranslate2)
+    source, reference = tmp_path / "source.txt", tmp_path / "reference.txt"
+    source.write_text("one two\n\nthree\nfour\n", encoding="utf-8")
+    reference.write_text("eins zwei\n\ndrei\nvier\n", encoding="utf-8")
+    alone = exported(run_dir, tmp_path / "a", src=str(source), sentences=2, checkpoint="step-8")
+    assert alone.parity.sentences == 2
+    assert alone.parity.searches[0].bleu is None
+    assert alone.checkpoint == "step-00000008"
+    both = exported(run_dir, tmp_path / "b", src=str(source), tgt=str(reference), search=SearchOverride(beam_size=2))
+    assert both.parity.sentences == 3
+    assert [search.beam_size for search in both.parity.searches] == [1, 2]
+    assert both.parity.searches[0].bleu is not None
+
+
+def test_export_prints_text_or_json(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    need(Target.ctranslate2)
+    job = ExportJob(run_dir=str(run_dir), output=str(tmp_path / "a"), threads=1, sentences=4)
+    run_command("export", job)
+    assert re.search(r"^greedy: \d of 4 translations are identical", capsys.readouterr().out, re.MULTILINE)
+    run_command("export", replace(job, output=str(tmp_path / "b"), format=Format.json))
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "b" / "parity.json").read_text("utf-8"))
+    assert printed["parity"]["sentences"] == 4
+
+
+def test_export_that_does_not_compute_the_same_is_not_written(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_another(original: Original, folder: Path) -> None:
+        model = copy.deepcopy(original.translator.model)
+        with torch.no_grad():
+            model.output *= 1.01
+        ctranslate2.write(replace(original, translator=replace(original.translator, model=model)), folder)
+
+    need(Target.ctranslate2)
+    monkeypatch.setitem(FORMATS, Target.ctranslate2, replace(ctranslate2.FORMAT, write=write_another))
+    with pytest.raises(ParityError, match=r"not written: .*: log-probabilities differ by up to .* \(with ctranslate2 "):
+        exported(run_dir, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+    lossy = exported(run_dir, tmp_path / "model", quantization=Quantization.float16)
+    assert lossy.parity.log_probs > 1e-4, "what fewer bits lose is only stated"
+
+
+# ---- refusals, which need none of the libraries
+
+
+def refusal(run_dir: Path, output: Path, **changes: Any) -> str:
+    with pytest.raises(InputError) as refused:
+        exported(run_dir, output, **changes)
+    return str(refused.value)
+
+
+def test_export_refuses_an_output_that_is_there(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("full", "full/file", "link"):
+        assert refusal(run_dir, tmp_path / name) == (
+            f"{tmp_path / name}: there already, and not empty: choose another output, or remove it"
+        )
+
+
+@pytest.mark.parametrize("target", Target)
+def test_export_names_the_extra_of_a_package_that_is_missing(
+    target: Target, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer.tools.export.command.find_spec", lambda name: None)
+    assert refusal(run_dir, tmp_path / "model", to=target) == (
+        f"to={target.value} needs {', '.join(FORMATS[target].packages)}: pip install 'transformer-mt[export]'"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_refuses_a_run_that_is_not_there_and_settings_that_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer.tools.export.command.find_spec", lambda name: name)
+    assert refusal(tmp_path / "nowhere", tmp_path / "model").startswith(
+        f"{tmp_path / 'nowhere'}: no such run directory"
+    )
+    for changes, message in (
+        (
+            {"quantization": Quantization.int8, "to": Target.onnx},
+            "quantization=int8 is for to=ctranslate2: leave it out",
+        ),
+        ({"tgt": "reference.txt"}, "tgt has the references of src: set both"),
+        ({"sentences": 0}, "sentences=0 must be a number of at least 1, and finite"),
+        ({"output": ""}, "output must name a directory"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            ExportJob(**changes)
+
+
+def test_export_refuses_a_run_that_a_format_cannot_express(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any weight is read."""
+    monkeypatch.setattr("transformer.tools.export.command.find_spec", lambda name: name)
+    copied = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    config = copied / "averaged" / "config.json"
+    settings = json.loads(config.read_text("utf-8"))
+    settings["model"]["norm"] = "pre"
+    config.write_text(json.dumps(settings), encoding="utf-8")
+    reseal(copied / "averaged")
+    assert refusal(copied, tmp_path / "model", to=Target.marian).startswith("model.norm=pre: ")
+
+
+def test_export_without_sentences_asks_for_some(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer.tools.export.command.find_spec", lambda name: name)
+    copied = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    shutil.rmtree(copied / "hypotheses")
+    assert refusal(copied, tmp_path / "model").endswith("name a file with src=FILE")
+    (tmp_path / "empty.txt").write_text("\n \n", encoding="utf-8")
+    assert refusal(copied, tmp_path / "model", src=str(tmp_path / "empty.txt")).endswith("name a file with src=FILE")

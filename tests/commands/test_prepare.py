@@ -1,0 +1,872 @@
+"""Raw text to a prepared corpus: checked before anything is written, built once, rebuilt when damaged."""
+
+import gzip
+import json
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from support.corpora import overrides, texts
+from support.corpora import start as start_command
+from transformer.config.jobs import TrainJob
+from transformer.config.primitives import from_json, to_json
+from transformer.config.settings import (
+    Algorithm,
+    DataConfig,
+    ExtraConfig,
+    FilterConfig,
+    ModelConfig,
+    Normalization,
+    PairConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
+from transformer.data.corpus import Pair
+from transformer.data.prepare import DataReport, prepare
+from transformer.data.round_trip import Change, RoundTrip
+from transformer.data.source import Source
+from transformer.data.store import StoreWriter
+from transformer.data.tokenizer import Tokenizer, train_tokenizer
+from transformer.errors import InputError, StorageError
+
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+ZAHLEN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
+
+
+def spell(number: int, words: list[str]) -> str:
+    return " ".join(words[int(digit)] for digit in str(number))
+
+
+def write(path: Path, lines: list[str]) -> str:
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+def pair(folder: Path, name: str, numbers: range) -> PairConfig:
+    return PairConfig(
+        write(folder / f"{name}.en", [spell(n, WORDS) for n in numbers]),
+        write(folder / f"{name}.de", [spell(n, ZAHLEN) for n in numbers]),
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> TrainJob:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    data = DataConfig(
+        train=pair(folder, "train", range(500)),
+        dev=pair(folder, "dev", range(500, 520)),
+        test={"first": pair(folder, "first", range(600, 610)), "second": pair(folder, "second", range(700, 703))},
+        filter=FilterConfig(max_length=40),
+    )
+    return TrainJob(
+        run_dir=str(tmp_path / "runs" / "a"),
+        data=data,
+        tokenizer=TokenizerConfig(vocab_size=80),
+        train=TrainConfig(threads=1),
+    )
+
+
+def store_of(job: TrainJob) -> Path:
+    (path,) = [p for p in (Path(job.run_dir).parent / ".store").iterdir() if p.is_dir()]
+    return path
+
+
+def test_text_goes_in_and_the_same_pairs_come_out(job: TrainJob) -> None:
+    prepared = prepare(job)
+    assert texts(prepared) == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500)]
+    assert prepared.dev == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500, 520)]
+    assert [len(prepared.test[name]) for name in ("first", "second")] == [10, 3]
+    assert not Path(job.run_dir).exists()  # only the store was written
+    assert [path.name for path in Path(job.run_dir).parent.iterdir()] == [".store"]
+
+
+def test_prepare_writes_the_same_files_as_ever(job: TrainJob) -> None:
+    """report.json, as version 3 of PREPARE_VERSION has it: other bytes would need another version."""
+    prepare(job)
+    assert (store_of(job) / "report.json").read_text(encoding="utf-8") == (
+        '{\n "pairs_read": 500,\n "pairs_kept": 500,\n "sources": [\n  {\n   "pairs_read": 500,\n   "pairs_kept": 500\n'
+        '  }\n ],\n "dropped": {\n  "empty": 0,\n  "identical": 0,\n  "duplicate": 0,\n  "no_pieces": 0,\n'
+        '  "too_long": 0,\n  "ratio": 0\n },\n "filters": {\n  "max_length": 40,\n  "max_ratio": 9.0,\n'
+        '  "drop_identical": false,\n  "drop_duplicates": false\n },\n "tokens": {\n'
+        '  "src": 2460,\n  "tgt": 2360\n },\n'
+        ' "vocab_size": 80,\n "targets": {\n'
+        '  "checked": 500,\n  "changed": 0,\n  "unknown": 0,\n  "example": null\n }\n}'
+    )
+
+
+def test_threads_and_blocks_change_nothing(job: TrainJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    manifests = []
+    for threads, block in ((1, 10_000), (3, 7)):  # 7: many more blocks than threads, and a last one of three
+        monkeypatch.setattr("transformer.data.prepare.BLOCK", block)
+        job.train.threads, job.data.store_dir = threads, str(tmp_path / str(threads))
+        prepare(job)
+        (manifest,) = Path(job.data.store_dir).glob("*/MANIFEST.json")
+        manifests.append(manifest.read_bytes())
+    assert manifests[0] == manifests[1]
+
+
+def test_the_report(job: TrainJob) -> None:
+    prepared = prepare(job)
+    report = json.loads(json.dumps(to_json(prepared.report), allow_nan=False))
+    assert from_json(DataReport, report) == prepared.report
+    assert list(report) == [
+        *("digest", "src_lang", "tgt_lang", "sets", "pairs_read", "pairs_kept"),
+        *("dropped", "filters", "tokens", "vocab_size", "targets"),
+    ]
+    assert report["filters"] == {
+        "max_length": 40,
+        "max_ratio": 9.0,
+        "drop_identical": False,
+        "drop_duplicates": False,
+    }
+    assert (report["src_lang"], report["tgt_lang"], report["vocab_size"]) == ("en", "de", 80)
+    assert (report["pairs_read"], report["pairs_kept"]) == (500, 500)
+    assert report["tokens"] == {side: int(prepared.store.lengths[:, i].sum()) for i, side in enumerate(("src", "tgt"))}
+    assert sorted(report["sets"]) == ["dev", "test.first", "test.second", "train"]
+    second = report["sets"]["test.second"]
+    assert (second["columns"], second["origin"], second["pairs_read"]) == (None, None, 3)
+    assert (second["weight"], second["pairs_kept"]) == (None, None)  # it is not trained on
+    assert second["references"] == {"checked": 3, "changed": 0, "unknown": 0, "example": None}
+    entry = second["files"]["tgt"]
+    digest = subprocess.run(["sha256sum", entry["path"]], capture_output=True, check=True).stdout.split()[0].decode()
+    assert entry == {
+        "path": job.data.test["second"].tgt,
+        "bytes": os.stat(entry["path"]).st_size,
+        "sha256": digest,
+    }
+    train = report["sets"]["train"]
+    assert (train["pairs_read"], train["pairs_kept"], train["weight"]) == (500, 500, 1.0)
+    assert train["references"] is None  # a sample of all the training targets is checked
+    assert report["targets"] == {"checked": 500, "changed": 0, "unknown": 0, "example": None}
+    assert len(report["digest"]) == 64
+    assert store_of(job).name == report["digest"][:16]
+
+
+def test_filters_drop_whole_training_pairs_and_count_them(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+    extra = {
+        "empty": [("", "null"), ("one", "  ")],
+        "identical": [("one two", "one two")],
+        "duplicate": [(spell(7, WORDS), spell(7, ZAHLEN))],
+        "no_pieces": [("\u200b", "eins " * 200)],
+        "too_long": [("one " * 200, "eins " * 200)],
+        "ratio": [("one", "eins " * 15)],
+    }
+    lines = [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500)]
+    for number, strange in enumerate(pairs for pairs in extra.values()):
+        lines[50 * number + 10 : 50 * number + 10] = strange  # in the middle, in the order of the filters
+    for side, path in enumerate((job.data.train.src, job.data.train.tgt)):
+        write(Path(path), [line[side] for line in lines])
+        write(Path((job.data.dev.src, job.data.dev.tgt)[side]), ["", "one", "\u200b"])
+    job.data.filter.drop_identical = job.data.filter.drop_duplicates = True
+    job.tokenizer.normalization = Normalization.nmt_nfkc  # without it, U+200B is a character like any other
+    with caplog.at_level(logging.INFO):
+        prepared = prepare(job)
+    assert prepared.report.dropped == {reason: len(pairs) for reason, pairs in extra.items()}
+    assert (prepared.report.pairs_read, prepared.report.pairs_kept) == (507, 500)
+    assert texts(prepared) == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500)]
+    assert prepared.dev == [("", ""), ("one", "one"), ("\u200b", "\u200b")]  # never filtered
+    assert (
+        "500 of 507 pairs (1.38% dropped: empty 2, identical 1, duplicate 1, no_pieces 1, too_long 1, ratio 1)"
+        in caplog.text
+    )
+
+
+def with_references(job: TrainJob, references: list[str]) -> None:
+    """Let these be the dev set's targets."""
+    write(Path(job.data.dev.src), ["one"] * len(references))
+    write(Path(job.data.dev.tgt), references)
+
+
+@pytest.mark.parametrize(
+    ("settings", "unknown", "remedy"),
+    [
+        ({"normalization": Normalization.nmt_nfkc}, 1, "byte_fallback=true and tokenizer.normalization=identity"),
+        ({"normalization": Normalization.nmt_nfkc, "byte_fallback": True}, 0, "set tokenizer.normalization=identity"),
+        ({"character_coverage": 0.999}, 2, "byte_fallback=true or tokenizer.character_coverage=1.0"),
+        ({}, 2, "set tokenizer.byte_fallback=true"),
+    ],
+)
+def test_references_that_do_not_come_back_are_counted_and_warned_of(
+    job: TrainJob,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    settings: dict[str, Any],
+    unknown: int,
+    remedy: str,
+) -> None:
+    """A full-width digit becomes a plain one under NFKC, and has no piece else; runs of spaces come to the same."""
+    with_references(job, ["eins", "eins  zwei", "eins zwei drei vier ２ fünf sechs", "eins ☃", ""])
+    job.tokenizer = TokenizerConfig(vocab_size=400, **settings)
+    job.data.train.tgt = write(Path(job.data.train.tgt), [*(spell(n, ZAHLEN) for n in range(499)), "eins 2"])
+    report = prepare(job).report
+
+    found = report.sets["dev"].references
+    changed = 1 if settings.get("byte_fallback") else 2
+    assert found is not None
+    assert (found.checked, found.changed, found.unknown) == (5, changed, unknown)
+    assert found.example is not None
+    assert found.example.text == "drei vier ２ fünf sec"
+    assert found.example.decoded.startswith("drei vier 2 " if "normalization" in settings else "drei vier ")
+
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f": {changed} of 5 in data.dev" in line
+    assert ", such as 'drei vier ２ fünf sec' -> 'drei vier " in line
+    assert line.endswith(remedy)
+
+
+def test_references_that_come_back_need_no_warning(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+    with_references(job, ["eins", " eins  zwei\u3000", "２☃（）：？－，…½²™№ﬁ\0"])
+    job.tokenizer = TokenizerConfig(vocab_size=400, byte_fallback=True)
+    assert prepare(job).report.sets["dev"].references == RoundTrip(checked=3, changed=0, unknown=0, example=None)
+    assert [record for record in caplog.records if record.levelno == logging.WARNING] == []
+
+
+def test_a_sample_of_training_targets_is_checked(
+    job: TrainJob, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer.data.prepare.SAMPLED_TARGETS", 100)
+    job.data.train.tgt = write(Path(job.data.train.tgt), [f"{spell(n, ZAHLEN)}！" for n in range(500)])
+    job.tokenizer.normalization = Normalization.nmt_nfkc
+    report = prepare(job).report
+    assert report.targets == RoundTrip(checked=100, changed=100, unknown=0, example=Change("null！", "null!"))
+    assert "100 of 100 in a sample of the training targets" in caplog.text
+
+
+def test_a_given_tokenizer_is_named_as_the_cause(
+    job: TrainJob, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "given.model").write_bytes(prepare(job).tokenizer_model)
+    job.tokenizer = TokenizerConfig(model=str(tmp_path / "given.model"))
+    with_references(job, ["☃"])
+    prepare(job)
+    assert "the tokenizer is a given one, which decides that" in caplog.text
+
+
+def test_a_pair_at_the_limit_is_kept(job: TrainJob) -> None:
+    counts = prepare(job).store.lengths - 1
+    longest, ratios = counts.max(axis=1), counts.max(axis=1) / counts.min(axis=1)
+    assert ratios.max() == 2.0
+    job.data.filter.max_length, job.data.filter.max_ratio = int(longest.max()), 2.0
+    assert len(prepare(job).store) == 500
+    job.data.filter.max_length -= 1
+    assert len(prepare(job).store) == (longest < longest.max()).sum() < 500
+    job.data.filter.max_length, job.data.filter.max_ratio = 40, 1.99
+    assert len(prepare(job).store) == (ratios < 2.0).sum() < 500
+
+
+def test_the_tokenizer_learns_from_as_many_lines_as_it_may(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all the text of both sides, its end included."""
+    seen: list[str] = []
+
+    def train(lines: Iterable[str], config: TokenizerConfig) -> bytes:
+        seen.extend(lines)
+        return train_tokenizer(seen, config)
+
+    monkeypatch.setattr("transformer.data.prepare.train_tokenizer", train)
+    job.tokenizer.sample_lines = 200
+    prepare(job)
+    lines = {spell(n, words): n for words in (WORDS, ZAHLEN) for n in range(500)}
+    numbers = [lines[line] for line in seen]
+    assert len(numbers) == 200
+    assert numbers == sorted(numbers)
+    assert sum(number >= 250 for number in numbers) == pytest.approx(100, abs=30)
+    assert sum(line.split()[0] in ZAHLEN for line in seen) == pytest.approx(100, abs=30)
+
+
+def test_a_second_call_uses_what_the_first_one_built(job: TrainJob) -> None:
+    first = prepare(job)
+    stamp = (store_of(job) / "source.ids").stat()
+    second = prepare(job)
+    again = (store_of(job) / "source.ids").stat()
+    assert (stamp.st_ino, stamp.st_mtime_ns) == (again.st_ino, again.st_mtime_ns)
+    assert (first.report, first.tokenizer_model) == (second.report, second.tokenizer_model)
+    assert texts(first) == texts(second)
+
+
+def test_the_same_text_elsewhere_is_the_same_data(job: TrainJob, tmp_path: Path) -> None:
+    digest = prepare(job).report.digest
+    shutil.copytree(tmp_path / "corpus", tmp_path / "copy")
+    job.data.train = PairConfig(str(tmp_path / "copy" / "train.en"), str(tmp_path / "copy" / "train.de"))
+    moved = prepare(job)
+    assert moved.report.digest == digest
+    assert moved.report.sets["train"].files["src"].path == job.data.train.src
+    store_of(job)  # one only
+
+
+def change_text(job: TrainJob) -> None:
+    Path(job.data.train.src).write_bytes(Path(job.data.train.src).read_bytes().replace(b"one", b"won", 1))
+
+
+def swap_sides(job: TrainJob) -> None:
+    job.data.train = PairConfig(job.data.train.tgt, job.data.train.src)
+
+
+def set_field(section: str, name: str, value: object) -> object:
+    def change(job: TrainJob) -> None:
+        setattr({"filter": job.data.filter, "tokenizer": job.tokenizer}[section], name, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_text,
+        swap_sides,
+        set_field("filter", "max_length", 39),
+        set_field("filter", "max_ratio", 8.0),
+        set_field("filter", "drop_identical", True),
+        set_field("filter", "drop_duplicates", True),
+        set_field("tokenizer", "vocab_size", 81),
+        set_field("tokenizer", "algorithm", Algorithm.unigram),
+        set_field("tokenizer", "normalization", Normalization.nfkc),
+        set_field("tokenizer", "character_coverage", 0.999),
+        set_field("tokenizer", "sample_lines", 999),
+    ],
+)
+def test_whatever_changes_the_data_changes_its_digest(job: TrainJob, change: object) -> None:
+    before = prepare(job)
+    assert callable(change)
+    change(job)
+    after = prepare(job)
+    assert after.report.digest != before.report.digest
+    assert len(after.store) == 500
+
+
+@pytest.mark.parametrize("name", ["PREPARE_VERSION", "STORE_VERSION"])
+def test_another_version_of_a_format_is_another_digest(
+    name: str, job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = prepare(job).report.digest
+    monkeypatch.setattr(f"transformer.data.prepare.{name}", 99)
+    assert prepare(job).report.digest != before
+
+
+def test_names_seeds_and_test_sets_do_not_change_the_digest(job: TrainJob) -> None:
+    before = prepare(job).report.digest
+    job.data.src_lang, job.train.seed, job.data.test, job.train.threads = "xx", 7, {}, 2
+    after = prepare(job)
+    assert (after.report.digest, after.test) == (before, {})
+
+
+def test_a_target_language_that_is_no_code_is_refused_before_anything_is_read(job: TrainJob) -> None:
+    job.data.tgt_lang = "chinese"
+    job.data.dev = PairConfig("missing", "missing")
+    with pytest.raises(InputError, match=r"data\.tgt_lang=chinese: not a code of ISO 639"):
+        prepare(job)
+
+
+def test_a_given_model_is_used_and_its_other_settings_do_not_matter(job: TrainJob, tmp_path: Path) -> None:
+    model = prepare(job).tokenizer_model
+    (tmp_path / "given.model").write_bytes(model)
+    job.tokenizer = TokenizerConfig(model=str(tmp_path / "given.model"))
+    first = prepare(job)
+    job.tokenizer.vocab_size = 99
+    second = prepare(job)
+    assert first.tokenizer_model == second.tokenizer_model == model
+    assert first.report.digest == second.report.digest
+    (tmp_path / "given.model").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match=r"given\.model: not a SentencePiece model"):
+        prepare(job)
+
+
+def extra(job: TrainJob, name: str, numbers: range, weight: float = 1.0) -> ExtraConfig:
+    """More pairs, in two text files."""
+    found = pair(Path(job.data.train.src).parent, name, numbers)
+    return ExtraConfig(found.src, found.tgt, weight=weight)
+
+
+def extra_table(job: TrainJob, name: str, numbers: range, weight: float = 1.0) -> ExtraConfig:
+    """More pairs, in a table whose second column is the source."""
+    path = write(
+        Path(job.data.train.src).parent / name, [f"{spell(n, ZAHLEN)}\t{spell(n, WORDS)}\t{n}" for n in numbers]
+    )
+    return ExtraConfig("2", "1", dataset=path, weight=weight)
+
+
+def test_extra_corpora_follow_by_name_in_the_store(job: TrainJob) -> None:
+    job.data.extra = {
+        "web": extra(job, "web", range(800, 810), 0.5),
+        "back": extra_table(job, "back.tsv.gz", range(900, 930), 3.0),
+    }
+    write(Path(job.data.extra["web"].src), ["", *(spell(n, WORDS) for n in range(801, 809)), "one " * 200])
+    prepared = prepare(job)
+    numbers = [*range(500), *range(900, 930), *range(801, 809)]
+    assert texts(prepared) == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in numbers]
+    assert prepared.mixture == ((500, 1.0), (30, 3.0), (8, 0.5))
+    sets = prepared.report.sets
+    found = {
+        key: (sets[key].pairs_read, sets[key].pairs_kept, sets[key].weight) for key in sets if key.startswith("extra.")
+    }
+    assert found == {"extra.back": (30, 30, 3.0), "extra.web": (10, 8, 0.5)}
+    assert (sets["train"].pairs_kept, sets["extra.back"].columns) == (500, ["2", "1"])
+    assert list(sets["extra.back"].files) == ["dataset"]
+    assert (prepared.report.pairs_read, prepared.report.pairs_kept) == (540, 538)
+    dropped = prepared.report.dropped
+    assert {reason: count for reason, count in dropped.items() if count} == {"empty": 1, "too_long": 1}
+    again = prepare(job)
+    assert (again.report, again.mixture) == (prepared.report, prepared.mixture)
+
+
+def test_duplicates_of_another_corpus_are_dropped_where_they_come_later(job: TrainJob) -> None:
+    job.data.filter.drop_duplicates = True
+    job.data.extra = {"z": extra(job, "z", range(490, 530)), "a": extra_table(job, "a.tsv", range(510, 520))}
+    prepared = prepare(job)
+    assert texts(prepared) == [
+        (spell(n, WORDS), spell(n, ZAHLEN)) for n in [*range(500), *range(510, 520), *range(500, 510), *range(520, 530)]
+    ]
+    assert prepared.mixture == ((500, 1.0), (10, 1.0), (20, 1.0))
+    dropped = prepared.report.dropped
+    assert dropped["duplicate"] == 20
+
+
+def test_a_weight_is_no_part_of_the_digest_but_an_extra_corpus_is(job: TrainJob) -> None:
+    plain = prepare(job).report.digest
+    job.data.extra = {"a": extra(job, "a", range(800, 810), 2.0)}
+    first = prepare(job)
+    job.data.extra["a"].weight = 7.0
+    second = prepare(job)
+    assert first.report.digest == second.report.digest != plain
+    assert (first.mixture, second.mixture) == (((500, 1.0), (10, 2.0)), ((500, 1.0), (10, 7.0)))
+
+
+def test_a_corpus_in_each_form_is_the_same_corpus(job: TrainJob) -> None:
+    """Text, TSV, JSON lines and Parquet; the digest differs, since files are what it is of."""
+    plain, folder, digests = prepare(job), Path(job.data.train.src).parent, set()
+    rows = [{"en": spell(n, WORDS), "de": spell(n, ZAHLEN)} for n in range(500)]
+    write(folder / "a.tsv", [f"{row['en']}\t{row['de']}" for row in rows])
+    write(folder / "a.jsonl.gz", [json.dumps({"translation": row}) for row in rows])
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "a.parquet", row_group_size=99)
+    for name in ("a.tsv", "a.jsonl.gz", "a.parquet"):
+        job.data.train = PairConfig(dataset=str(folder / name))
+        job.data.test = {"first": job.data.train}
+        prepared = prepare(job)
+        assert texts(prepared) == texts(plain) == prepared.test["first"]
+        assert prepared.tokenizer_model == plain.tokenizer_model
+        digests.add(prepared.report.digest)
+    assert len(digests | {plain.report.digest}) == 4
+
+
+def test_other_columns_of_a_table_are_other_data(job: TrainJob) -> None:
+    path = write(
+        Path(job.data.train.src).parent / "a.tsv", [f"{spell(n, WORDS)}\t{spell(n, ZAHLEN)}" for n in range(500)]
+    )
+    job.data.train = PairConfig("1", "2", dataset=path)
+    digest = prepare(job).report.digest
+    job.data.train = PairConfig("2", "1", dataset=path)
+    swapped = prepare(job)
+    assert swapped.report.digest != digest
+    assert texts(swapped)[12] == ("eins zwei", "one two")
+
+
+def test_a_bad_extra_corpus_is_refused_before_anything_is_written(job: TrainJob) -> None:
+    job.data.extra = {"a": extra(job, "a", range(800, 810)), "b": extra_table(job, "b.tsv", range(900, 930))}
+    table = Path(str(job.data.extra["b"].dataset))
+    for content, message in (b"one two\n", ":1: 1 columns, not 2"), (b"a\tb\n\xff\tb\n", ":2: not UTF-8"):
+        table.write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            prepare(job)
+        assert str(caught.value).startswith(f"{table}{message}")
+        assert nothing_written(job)
+    table.unlink()
+    with pytest.raises(InputError, match=r"b\.tsv: cannot be read .*: check data\.extra\.b"):
+        prepare(job)
+    job.data.extra["b"] = ExtraConfig()
+    with pytest.raises(InputError, match=r"^data\.extra\.b\.src is not set"):
+        prepare(job)
+    assert nothing_written(job)
+
+
+def nothing_written(job: TrainJob) -> bool:
+    return not Path(job.run_dir).parent.exists()
+
+
+@pytest.mark.parametrize("key", ["train", "dev", "test"])
+@pytest.mark.parametrize("side", ["src", "tgt"])
+def test_a_setting_that_is_missing_is_named(job: TrainJob, key: str, side: str) -> None:
+    section = job.data.test["second"] if key == "test" else getattr(job.data, key)
+    setattr(section, side, "")
+    name = "data.test.second" if key == "test" else f"data.{key}"
+    with pytest.raises(InputError, match=rf"^{name}\.{side} is not set"):
+        prepare(job)
+    assert nothing_written(job)
+
+
+def spoil(path: Path, kind: str) -> str:
+    """Do one bad thing to a file and return what the message must hold."""
+    content = path.read_bytes()
+    match kind:
+        case "missing":
+            path.unlink()
+            return f"{path}: cannot be read"
+        case "folder":
+            path.unlink()
+            path.mkdir()
+            return f"{path}: cannot be read"
+        case "latin-1":
+            lines = content.split(b"\n")
+            lines[2] = b"caf\xe9"
+            path.write_bytes(b"\n".join(lines))
+            return f"{path}:3: not UTF-8: byte 4"
+        case "one line more":
+            path.write_bytes(content + b"one\n")
+        case "one line less":
+            path.write_bytes(content.split(b"\n", 1)[1])
+        case "nothing":
+            path.write_bytes(b"")
+    return f"{path} has "
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "latin-1", "one line more", "one line less", "nothing"])
+@pytest.mark.parametrize("name", ["train.en", "train.de", "dev.de", "second.en"])
+def test_a_bad_file_is_refused_before_anything_is_written(job: TrainJob, tmp_path: Path, name: str, kind: str) -> None:
+    expected = spoil(tmp_path / "corpus" / name, kind)
+    with pytest.raises(InputError) as caught:
+        prepare(job)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert nothing_written(job)
+
+
+@pytest.mark.parametrize("name", ["train.en", "dev.de"])
+def test_a_pipe_is_refused(job: TrainJob, tmp_path: Path, name: str) -> None:
+    """Such as a shell's `<(zcat ...)`."""
+    path, (reader, writer) = tmp_path / "corpus" / name, os.pipe()
+    os.close(writer)
+    path.unlink()
+    path.symlink_to(f"/dev/fd/{reader}")
+    try:
+        with pytest.raises(InputError, match=r"a pipe, but text is read several times: write it to a file for data\."):
+            prepare(job)
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.parametrize("name", ["train", "dev", "first"])
+def test_files_without_a_sentence_are_refused(job: TrainJob, tmp_path: Path, name: str) -> None:
+    for language in ("en", "de"):
+        write(tmp_path / "corpus" / f"{name}.{language}", [])
+    with pytest.raises(InputError, match=r"no sentence"):
+        prepare(job)
+    assert nothing_written(job)
+
+
+def test_filters_that_leave_nothing_say_what_they_dropped(job: TrainJob) -> None:
+    job.data.train, job.data.filter.max_length = pair(Path(job.data.train.src).parent, "long", range(100, 600)), 1
+    with pytest.raises(
+        InputError,
+        match=r"no sentence pair is left to train on \(too_long 500\): check data\.filter",
+    ):
+        prepare(job)
+    assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(("lines", "reason"), [([], "the files are empty"), (["", " "], "empty 2")])
+def test_no_filter_is_blamed_for_files_without_text(
+    job: TrainJob, tmp_path: Path, lines: list[str], reason: str
+) -> None:
+    for language in ("en", "de"):
+        write(tmp_path / "corpus" / f"train.{language}", lines)
+    with pytest.raises(InputError, match=rf"left to train on \({reason}\): check data\.train$"):
+        prepare(job)
+
+
+def test_compressed_files_and_small_blocks_give_the_same_data(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = prepare(job)
+    monkeypatch.setattr("transformer.data.prepare.BLOCK", 7)
+    for side in ("src", "tgt"):
+        path = getattr(job.data.train, side)
+        Path(f"{path}.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
+        setattr(job.data.train, side, f"{path}.gz")
+    packed = prepare(job)
+    assert packed.tokenizer_model == plain.tokenizer_model
+    assert texts(packed) == texts(plain)
+
+
+def test_damage_is_found_and_mended(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+    whole, state = prepare(job), random.Random(1)
+    for file in sorted(store_of(job).iterdir()):
+        bad = bytearray(file.read_bytes())
+        bad[state.randrange(len(bad) // 2)] ^= 4
+        file.write_bytes(bad)
+        caplog.clear()
+        again = prepare(job)
+        assert texts(again) == texts(whole)
+        assert (again.report, again.tokenizer_model) == (whole.report, whole.tokenizer_model)
+        assert "built again" in caplog.text
+
+
+def test_the_store_may_be_elsewhere_and_read_only(job: TrainJob, tmp_path: Path) -> None:
+    job.data.store_dir = str(tmp_path / "elsewhere")
+    first = prepare(job)
+    assert nothing_written(job)
+    for lock in (tmp_path / "elsewhere").glob("*.lock"):
+        lock.unlink()
+        lock.mkdir()  # even where no lock can be taken, a complete store can be used
+    assert texts(prepare(job)) == texts(first)
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error(job: TrainJob, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    job.data.store_dir = str(tmp_path / "file" / "store")
+    with pytest.raises(StorageError, match=r"cannot be written \(Not a directory\): free space or set data\.store_dir"):
+        prepare(job)
+
+
+def test_a_full_disk_is_a_storage_error_and_leaves_nothing_half_done(
+    job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformer.data.store.StoreWriter.add", full)
+        with pytest.raises(StorageError, match="No space left on device"):
+            prepare(job)
+    assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
+    assert len(prepare(job).store) == 500
+
+
+@pytest.mark.parametrize(
+    "place", ["transformer.data.tokenizer.Tokenizer.encode", "transformer.data.store.StoreWriter.add"]
+)
+def test_an_error_while_encoding_is_raised_as_it_is_and_ends_every_thread(
+    place: str, job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one of the threads, on its fifth block or later, and in what takes their blocks."""
+    error, calls, before = RuntimeError("as it is"), list[object](), threading.enumerate()
+
+    def fail(*arguments: Any) -> object:
+        calls.append(arguments)
+        if len(calls) > 8:
+            raise error
+        return real(*arguments)
+
+    owner, name = (Tokenizer, "encode") if place.endswith("encode") else (StoreWriter, "add")
+    real, job.train.threads = getattr(owner, name), 3
+    with monkeypatch.context() as patch:
+        patch.setattr("transformer.data.prepare.BLOCK", 7)
+        patch.setattr(place, fail)
+        with pytest.raises(RuntimeError) as caught:
+            prepare(job)
+    assert caught.value is error
+    assert set(threading.enumerate()) <= set(before)
+    assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
+    assert len(prepare(job).store) == 500
+
+
+def test_blocks_are_not_read_far_ahead_of_what_is_written(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or memory would hold the whole corpus where writing is slower than reading."""
+    read, ahead = 0, []
+    pairs, add = Source.pairs, StoreWriter.add
+
+    def counted(source: Source) -> Iterator[Pair]:
+        nonlocal read
+        read = 0  # each of the three readings
+        for found in pairs(source):
+            read += 1
+            yield found
+
+    def watched(writer: StoreWriter, *sides: Any) -> None:
+        ahead.append(read - len(writer))
+        add(writer, *sides)
+
+    monkeypatch.setattr(Source, "pairs", counted)
+    monkeypatch.setattr(StoreWriter, "add", watched)
+    monkeypatch.setattr("transformer.data.prepare.BLOCK", 10)
+    job.train.threads = 2
+    prepare(job)
+    assert len(ahead) == 50
+    assert max(ahead) <= 30  # a block for each thread, and one more
+
+
+SLOWLY = """
+import time, transformer.data.prepare as module
+from transformer.data.tokenizer import Tokenizer
+encode, module.BLOCK = Tokenizer.encode, 1
+def slowly(*arguments):
+    time.sleep(0.1)
+    return encode(*arguments)
+Tokenizer.encode = slowly
+"""
+
+
+def test_ctrl_c_while_encoding_leaves_nothing_half_done(job: TrainJob, tmp_path: Path) -> None:
+    process = start_command("prepare", *overrides(job), cwd=tmp_path, driver=SLOWLY)  # it would take a minute
+    assert process.stderr is not None
+    assert any("encoding 500 pairs" in line for line in process.stderr)
+    store = Path(job.run_dir).parent / ".store"
+    while not any(store.glob(".tmp-*/source.ids")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 5.0
+    assert (process.returncode, out) == (75, "")
+    assert err.startswith("transformer: error: stopped"), err
+    assert err.count("\n") == 1, err
+    assert [path.suffix for path in store.iterdir()] == [".lock"]
+
+
+MARKING = """
+import sys, transformer.data.prepare as module
+sample = module.sample_lines
+def marked(*arguments, **options):
+    yield from sample(*arguments, **options)
+    print("all lines are read", file=sys.stderr, flush=True)
+module.sample_lines = marked
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("driver", "mark", "algorithm"),
+    [
+        (None, "training the tokenizer", Algorithm.bpe),  # SentencePiece reads lines, half a second long
+        (MARKING, "all lines are read", Algorithm.unigram),  # it computes, for seconds, and Python cannot interrupt it
+    ],
+    ids=["reading", "computing"],
+)
+def test_prepare_is_stopped_by_a_signal_while_the_tokenizer_is_trained(
+    number: signal.Signals, driver: str | None, mark: str, algorithm: Algorithm, job: TrainJob, tmp_path: Path
+) -> None:
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 9))) for _ in range(20_000)]
+    lines = [" ".join(draw.choices(words, k=4)) for _ in range(10_000 if driver else 200_000)]
+    for path in (job.data.train.src, job.data.train.tgt):
+        write(Path(path), lines)
+    job.tokenizer = TokenizerConfig(vocab_size=2_000, algorithm=algorithm)
+    process = start_command("prepare", *overrides(job), cwd=tmp_path, driver=driver)
+    assert process.stderr is not None
+    assert any(mark in line for line in process.stderr)
+    time.sleep(0.1)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (75, ""), err
+    assert err == "transformer: error: stopped; the same command starts again\n"
+    assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
+
+
+COUNTING = """
+import os, sys, time, pathlib
+import transformer.data.prepare as module
+from transformer.config.jobs import *
+from transformer.config.primitives import *
+from transformer.config.settings import *
+real = module._fill
+def counted(*arguments):
+    with open(sys.argv[2], "a", encoding="utf-8") as file:
+        file.write("build\\n")
+    time.sleep(float(sys.argv[3]))
+    real(*arguments)
+module._fill = counted
+folder = pathlib.Path(sys.argv[1])
+pair = lambda name: PairConfig(str(folder / f"corpus/{name}.en"), str(folder / f"corpus/{name}.de"))
+job = TrainJob(
+    run_dir=str(folder / "runs/a"),
+    data=DataConfig(train=pair("train"), dev=pair("dev"), filter=FilterConfig(max_length=40)),
+    tokenizer=TokenizerConfig(vocab_size=80),
+)
+children = []
+for _ in range(int(sys.argv[4])):
+    child = os.fork()
+    if child == 0:
+        prepared = module.prepare(job)
+        os.write(1, f"{len(prepared.store)} {prepared.report.digest}\\n".encode())
+        os._exit(0)
+    children.append(child)
+sys.exit(any(os.waitpid(child, 0)[1] for child in children) if children else module.prepare(job) is None)
+"""
+
+
+def start(tmp_path: Path, *, sleep: float, children: int) -> subprocess.Popen[bytes]:
+    """Prepare in another process, or in so many children of it at once; building takes `sleep` more."""
+    arguments = [sys.executable, "-c", COUNTING, str(tmp_path), str(tmp_path / "builds"), str(sleep), str(children)]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_processes_that_start_together_build_once(job: TrainJob, tmp_path: Path) -> None:
+    process = start(tmp_path, sleep=0.3, children=4)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert (tmp_path / "builds").read_text(encoding="utf-8") == "build\n"
+    assert output == f"500 {prepare(job).report.digest}\n".encode() * 4
+
+
+def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_used(job: TrainJob, tmp_path: Path) -> None:
+    process = start(tmp_path, sleep=60, children=0)
+    while not (tmp_path / "builds").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    leftover = tmp_path / "runs" / ".store" / f".tmp-{next((tmp_path / 'runs' / '.store').glob('*.lock')).stem}"
+    assert leftover.is_dir()
+    (leftover / "source.ids").write_bytes(b"half")
+    assert len(prepare(job).store) == 500
+    assert not leftover.exists()
+
+
+def peak(folder: str, repeat: int, queue: "multiprocessing.Queue[int]") -> None:
+    import resource
+
+    root = Path(folder)
+    sides = ([spell(n, words) for n in range(10_000)] for words in (WORDS, ZAHLEN))
+    src, tgt = (write(root / f"big{repeat}.{i}", lines * repeat) for i, lines in enumerate(sides))
+    dev = pair(root, f"dev{repeat}", range(5))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    prepare(
+        TrainJob(
+            run_dir=str(root / "runs" / str(repeat)),
+            model=ModelConfig(),
+            data=DataConfig(train=PairConfig(src, tgt), dev=dev),
+            tokenizer=TokenizerConfig(vocab_size=100, sample_lines=1_000),
+        )
+    )
+    queue.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    """30 times the pairs, 300,000, may cost their lengths and offsets in memory, not their text."""
+    context = multiprocessing.get_context("spawn")
+    growth = []
+    for repeat in (1, 30):
+        queue: multiprocessing.Queue[int] = context.Queue()
+        process = context.Process(target=peak, args=(str(tmp_path), repeat, queue))
+        process.start()
+        growth.append(queue.get(timeout=300))
+        process.join()
+    assert growth[1] - growth[0] < 60_000  # kilobytes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")
+def test_kftt_is_prepared(tmp_path: Path) -> None:
+    root = os.environ["TRANSFORMER_DATA"]
+    sets = [PairConfig(f"{root}/kftt/{name}.ja.gz", f"{root}/kftt/{name}.en.gz") for name in ("train", "dev", "tune")]
+    job = TrainJob(
+        run_dir=str(tmp_path / "runs" / "a"),
+        data=DataConfig(src_lang="ja", train=sets[0], dev=sets[1], test={"tune": sets[2]}),
+        tokenizer=TokenizerConfig(vocab_size=8_000, character_coverage=0.9995, sample_lines=200_000),
+    )
+    prepared = prepare(job)
+    assert prepared.report.pairs_read == 440_286
+    assert 435_000 < len(prepared.store) < 440_286
+    assert (len(prepared.dev), len(prepared.test["tune"])) == (1_166, 1_235)

@@ -1,0 +1,172 @@
+"""The README, docs/ and data/README.md, taken at their word: examples run or compose as they stand, links lead
+somewhere, and the tables of commands and places are the package.
+
+The fence of each block of code says what may be expected of it: `run`, it runs in an empty folder, one block after the
+other; `compose`, its commands are complete and each sets what it says; `shown: REASON`, it is only to be looked at.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from support.command_line import enter
+from support.paths import ROOT
+from support.source_code import imports
+from transformer.config.keys import shipped
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "data/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SIZES = {"train": 200, "dev": 4, "test": 4, "test_compositional": 4}
+REAL = ROOT / "data" / "demo"
+
+Shipped = Callable[[str], Path]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of code."""
+
+    page: str  # its path in the repository
+    line: int
+    tag: str  # what follows the language
+    language: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    """Every fenced block of a page."""
+    text = page.read_text(encoding="utf-8")
+    for fence in re.finditer(r"^```(\S*)[ ]?([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        language, tag, code = fence.groups()
+        yield Block(page.relative_to(ROOT).as_posix(), text.count("\n", 0, fence.start()) + 1, tag, language, code)
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+@pytest.fixture
+def small_demo(tmp_path: Path) -> Shipped:
+    """Where the package finds what it ships with, but that the demo corpus is a few of its lines."""
+    folder = tmp_path / "data" / "demo"
+    folder.mkdir(parents=True)
+    for name, size in SIZES.items():
+        for language in ("en", "de"):
+            with (REAL / f"{name}.{language}").open(encoding="utf-8") as lines:
+                text = "".join(islice(lines, size))
+            (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+    return lambda name: tmp_path / "data" if name == "data" else shipped(name)
+
+
+def test_the_pages_tag_each_block_of_code() -> None:
+    untagged = [str(block) for block in BLOCKS if not re.fullmatch(r"run|compose|shown: .+", block.tag)]
+    assert untagged == []
+    assert {block.tag.partition(":")[0] for block in BLOCKS} == {"run", "compose", "shown"}
+    assert all(block.language in ("sh", "python") for block in BLOCKS if block.tag == "run")
+
+
+def test_the_examples_to_run_run(
+    small_demo: Shipped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One after the other in an empty folder, on one thread: the first one trains what the others load."""
+    monkeypatch.setattr("transformer.config.compose.shipped", small_demo)
+    monkeypatch.setattr("transformer.training.resolve.resolve_threads", lambda threads: 1)
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    training, translating, attending = (b.code for b in BLOCKS if (b.language, b.tag) == ("python", "run"))
+
+    exec(training, {})
+    assert Path("runs/demo/checkpoints/step-00000020").is_dir()
+    lines = capsys.readouterr().out.split("\n")
+    assert [line.split()[0] for line in lines[:-1]] == ["test", "test_compositional"]
+    assert all("nrefs:1|case:mixed|eff:no|tok:13a" in line for line in lines[:-1])
+
+    exec(translating, {})
+    assert re.fullmatch(r"\[(['\"]).*\1, (['\"]).*\2\]\n", capsys.readouterr().out)
+
+    exec(attending, {})
+    # softmax of (1, 0, 1) / sqrt(2) and of (0, 1, 1) / sqrt(2)
+    wanted = [["0.4011", "0.1978", "0.4011"], ["0.1978", "0.4011", "0.4011"]]
+    printed = re.findall(r"\d\.\d{4}", capsys.readouterr().out)
+    assert printed == wanted[0] + wanted[1]
+    assert str(wanted).replace("'", "") in attending, "the comment says what is printed"
+
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    shells = [block for block in BLOCKS if (block.language, block.tag) == ("sh", "run")]
+    assert shells
+    for block in shells:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block.code], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{block}: {done.stderr}"
+        assert done.stdout.strip(), f"{block}: nothing is printed"
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.tag == "compose"], ids=str)
+def test_the_examples_to_compose_compose(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command makes a job, though the files that it names are not there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("base: {}\n")
+    (tmp_path / "heads.yaml").write_text("base: {}\n")
+    commands = [shlex.split(line, comments=True) for line in block.code.replace("\\\n", " ").splitlines()]
+    assert commands
+    for command in commands:
+        arguments = command[command.index("transformer") + 1 :]
+        result = enter(*arguments)
+        assert result.status == 0, f"{block}: {' '.join(command)}: {result.err}"
+        assert len(result.jobs) == 1
+
+
+def test_the_links_of_the_pages_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            if not file.exists() or (anchor and anchor not in anchors(file)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a heading of a page is linked by, as GitHub makes it: lower case, hyphens, no punctuation."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+PLACES = [
+    re.findall(r"`([^`]+)`", row)
+    for row in re.findall(r"^\| (`.*?) \|", README.partition("## The code")[2], re.MULTILINE)
+]
+
+
+def test_the_table_of_places_is_the_package() -> None:
+    named = [place for row in PLACES for place in row]
+    found = [f"{path.name}/" if path.is_dir() else path.name for path in (ROOT / "transformer").iterdir()]
+    assert sorted(named) == sorted(name for name in found if name.endswith(("/", ".py")) and not name.startswith("_"))
+
+
+def test_the_table_of_places_goes_from_the_top_down() -> None:
+    row_of = {re.sub(r"/|\.py", "", place): row for row, places in enumerate(PLACES) for place in places}
+    wrong = [
+        f"{found.module.name} imports {found.ours}"
+        for found in imports()
+        if found.ours and found.module.unit in row_of and row_of[found.module.unit] > row_of[found.ours.split(".")[0]]
+    ]
+    assert wrong == []
+
+
+def test_the_table_of_commands_is_complete() -> None:
+    named = re.findall(r"^\| `(\w+)` \| ", README.partition("## Commands")[2].partition("\n## ")[0], re.MULTILINE)
+    listed = re.findall(r"^  (\w+) ", enter("--help").out, re.MULTILINE)
+    assert sorted(named) == sorted(listed)

@@ -1,0 +1,99 @@
+"""`transformer table table=DIR`: the runs of a sweep, measured as they are."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.corpora import run, run_command, tiny_job, write_corpus
+from transformer.config.jobs import TableJob
+from transformer.config.settings import Metric
+from transformer.errors import InputError
+from transformer.records import Results, Validation
+from transformer.run_dir import RunDir
+
+BLEU = {"seed-1": 20.0, "seed-2": 30.0, "wide": 40.0, "again/seed-3": 10.0}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs of one kind and a wider one, whose dev scores are made up; and one that is not finished."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_corpus(tmp_path_factory.mktemp("corpus"))
+    budget = {"max_steps": 2, "save_every": 2, "average": 1}
+    for seed, name in enumerate(("seed-1", "seed-2", "again/seed-3"), 1):
+        run(tiny_job(folder / name, data, seed=seed, **budget))
+    run(tiny_job(folder / "wide", data, model={"d_ff": 96}, **budget))
+    for name, bleu in BLEU.items():
+        directory = RunDir(folder / name)
+        best = Validation(1, loss=100.0 - bleu, nll=2.0, bleu=bleu, chrf=50.0)
+        results = directory.read_results()
+        directory.write_results(replace(results, validations=[best, *results.validations]))
+
+    shutil.copytree(folder / "wide", folder / "begun")
+    RunDir(folder / "begun").results.unlink()
+    return folder
+
+
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "runs"))
+
+
+def test_table_of_a_folder_measures_its_runs_best_first(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs that differ in their seed only share a row; nothing is trained."""
+    run_command("table", TableJob(table=str(runs)))
+    out = capsys.readouterr().out
+    first, second = (line.split(" | ") for line in out.split("\n") if line.startswith(("| 1 |", "| 2 |")))
+    assert [cell.strip("| ") for cell in first[:3]] == ["1", "`model.d_ff=96`", "40.00"]
+    assert [cell.strip("| ") for cell in second[:3]] == ["2", "`model.d_ff=64`", "20.00"]
+    assert "of 3 seeds" in second[5]
+    assert "- Sorted by the dev bleu of each run's best checkpoint, the best row first.\n" in out
+    assert f"- Left out: {runs}/begun: not finished.\n" in out
+    assert (runs / "table.md").read_text(encoding="utf-8") == out
+
+    table = json.loads((runs / "table.json").read_text(encoding="utf-8"))
+    assert [[of["run_dir"] for of in row["runs"]] for row in table["rows"]] == [
+        [f"{runs}/wide"],
+        [f"{runs}/seed-1", f"{runs}/seed-2", f"{runs}/again/seed-3"],
+    ]
+    assert not RunDir(runs / "begun").results.exists()
+
+
+def test_table_of_a_folder_sorts_by_the_metric_of_the_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in BLEU:
+        directory = RunDir(runs / name)
+        record = directory.read_record()
+        train = replace(record.config.train, metric=Metric.loss)
+        directory.write_record(replace(record, config=replace(record.config, train=train)))
+        results: Results = directory.read_results()
+        directory.write_results(replace(results, validations=[replace(v, loss=v.bleu) for v in results.validations]))
+    run_command("table", TableJob(table=str(runs), output=str(runs / "out")))
+    out = capsys.readouterr().out
+    assert "| loss, dev |" in out
+    assert "- Sorted by the dev loss of" in out
+    assert (runs / "out" / "table.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (TableJob(rows="a"), "leave rows and seeds out"),
+        (TableJob(seeds=2), "leave rows and seeds out"),
+        (TableJob(), "no finished run: Left out: .*/begun: not finished"),
+    ],
+    ids=["rows", "seeds", "none finished"],
+)
+def test_table_of_a_folder_refuses_in_one_line(runs: Path, job: TableJob, message: str) -> None:
+    for name in BLEU:
+        shutil.rmtree(runs / name)
+    with pytest.raises(InputError, match=message) as refused:
+        run_command("table", replace(job, table=str(runs)))
+    assert "\n" not in str(refused.value)
+
+
+def test_table_of_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no run directory in it, nor in a folder of it"):
+        run_command("table", TableJob(table=str(tmp_path)))

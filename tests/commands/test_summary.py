@@ -1,0 +1,309 @@
+"""`transformer summary`: FLOPs in both ways of counting, hours, and memory beside what autograd really saves."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from support.command_line import enter
+from support.corpora import metrics_of, run, run_command, tiny_job, write_corpus
+from transformer.compute import autocast, dtype_of
+from transformer.config.compose import compose
+from transformer.config.jobs import SummaryJob
+from transformer.config.settings import (
+    Device,
+    LayoutKind,
+    ModelConfig,
+    Norm,
+    Positions,
+    Precision,
+    Score,
+    TrainConfig,
+)
+from transformer.data.batch import collate
+from transformer.data.store import Store
+from transformer.errors import CheckpointError, InputError
+from transformer.model.transformer import Transformer
+from transformer.records import Resolved
+from transformer.tools.speed import Rates, Work, step_work
+from transformer.tools.summary import format_summary, summarise
+from transformer.training.memory import estimate_memory
+from transformer.training.step import Objective
+
+BIG = ModelConfig(d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)
+
+
+# ---- FLOPs and hours ------------------------------------------------------------------------------------------------
+
+
+def test_summarise_tells_the_two_ways_of_counting_apart() -> None:
+    """Table 2 has 3.3e18 and 2.3e19; the arithmetic of the same trainings is 9.5e17 and 9.7e18."""
+    base, big = summarise(SummaryJob()).paper
+    assert (base.name, big.name) == ("base", "big")
+    assert base.by_time == 12 * 3600 * 8 * 9.5e12 == pytest.approx(3.3e18, rel=0.01)
+    assert big.by_time == 3.5 * 86_400 * 8 * 9.5e12 == pytest.approx(2.3e19, rel=0.01)
+    assert (base.by_arithmetic, big.by_arithmetic) == (pytest.approx(9.5e17, rel=0.01), pytest.approx(9.7e18, rel=0.01))
+
+
+def test_summarise_counts_the_papers_own_settings_as_the_paper_s_arithmetic() -> None:
+    base = summarise(SummaryJob())
+    big = summarise(SummaryJob(model=BIG, train=TrainConfig(max_steps=300_000)))
+    assert base.flops.training == base.paper[0].by_arithmetic
+    assert big.flops.training == big.paper[1].by_arithmetic
+    assert base.flops.step == 25_000 * base.flops.target_token == base.flops.training / 100_000
+    assert (base.vocab_size, base.parameters.total, big.parameters.total) == (37_000, 63_045_632, 214_171_648)
+
+
+def test_summarise_turns_tokens_per_second_into_hours() -> None:
+    summary = summarise(SummaryJob(tokens_per_second=1_000.0))
+    given, *gpus = summary.paces
+    assert given.source == "given"
+    assert given.hours == pytest.approx(100_000 * 25_000 / 1_000 / 3_600)
+    assert given.flops_per_second == pytest.approx(1_000 * summary.flops.target_token)
+    assert [pace.source.split()[1] for pace in gpus] == ["H200", "A100", "V100", "T4"]
+    assert gpus[0].hours == pytest.approx(summary.flops.training / (0.4 * 989e12) / 3_600)
+
+
+@pytest.mark.parametrize("speed", ["0", "-1", "nan", "inf"])
+def test_summary_refuses_a_speed_that_is_none(speed: str) -> None:
+    result = enter("summary", f"tokens_per_second={speed}")
+    assert result.status == 2
+    assert "tokens_per_second" in result.err
+
+
+# ---- a prediction ---------------------------------------------------------------------------------------------------
+
+RATES = {"tokens_per_step": 25_000, "seconds_per_flop": 1e-12, "seconds_per_byte": 2e-10, "seconds_per_parameter": 3e-9}
+
+
+def write_rates(path: Path, *items: dict[str, Any]) -> str:
+    path.write_text(json.dumps({"rates": list(items), "processor": "any"}), encoding="utf-8")
+    return str(path)
+
+
+def test_rates_add_up_what_each_part_of_a_step_takes() -> None:
+    rates = Rates(Device.cpu, Precision.bf16, 25_000, 2.0, 5.0, 11.0)
+    assert rates.seconds(Work(flops=3.0, bytes=7.0, parameters=13.0)) == 6.0 + 35.0 + 143.0
+
+
+def test_step_work_has_the_logits_of_all_targets() -> None:
+    """1,000 more pieces: 300 targets times 1,000 logits of 2 bytes, and 64,000 more parameters."""
+    config = ModelConfig(n_layers=1, d_model=64, d_ff=128, n_heads=2)
+    resolved = Resolved(Device.cpu, Precision.bf16, 1, 512, LayoutKind.packed, False, 1)
+
+    def work(vocab_size: int) -> Work:
+        return step_work(config, vocab_size, resolved=resolved, source=200, target=300, mean_length=20.0)
+
+    small, large = work(1_000), work(2_000)
+    assert large.bytes - small.bytes == 300 * 1_000 * 2
+    assert large.parameters - small.parameters == 64_000
+    assert large.flops - small.flops == 6 * 300 * 1_000 * 64
+
+
+def test_summary_predicts_the_hours_from_the_rates_of_a_machine(tmp_path: Path) -> None:
+    fp32 = {"device": "cpu", "precision": "fp32", **RATES}
+    bf16 = {"device": "cpu", "precision": "bf16", **RATES, "seconds_per_flop": 0.0, "seconds_per_byte": 0.0}
+    path = write_rates(tmp_path / "rates.json", fp32, bf16)
+    train = TrainConfig(precision=Precision.bf16, device=Device.cpu, max_steps=1_200)
+    summary = summarise(SummaryJob(train=train, rates=path))
+
+    # 63 million parameters at 3 ns each, 1,200 times.
+    predicted = summary.paces[0]
+    assert predicted.source == f"predicted from {path}"
+    assert predicted.hours == pytest.approx(63_045_632 * 3e-9 * 1_200 / 3_600)
+    assert predicted.target_tokens_per_second == pytest.approx(25_000 / (63_045_632 * 3e-9))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "No such file"),
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        ("{}", "cannot be read"),
+        (json.dumps({"rates": []}), "nothing for cpu in fp64, only for nothing"),
+        (json.dumps({"rates": [{"device": "cpu", "precision": "fp32", **RATES}]}), "only for cpu in fp32"),
+        (json.dumps({"rates": [{"device": "cpu", "precision": "fp64"}]}), "Rates has no key"),
+        (
+            json.dumps(
+                {
+                    "rates": [
+                        {"device": "cpu", "precision": "fp64", **dict.fromkeys(RATES, 0.0), "tokens_per_step": 25_000}
+                    ]
+                }
+            ),
+            "not all 0",
+        ),
+        (json.dumps({"rates": [{"device": "cpu", "precision": "fp64", **RATES, "tokens_per_step": 9}]}), "of 9 tokens"),
+        (json.dumps({"rates": [{"device": "cpu", "precision": "fp64", **RATES, "seconds_per_flop": -1.0}]}), "0 or"),
+    ],
+)
+def test_summary_refuses_rates_that_it_cannot_use(tmp_path: Path, text: str | None, words: str) -> None:
+    path = tmp_path / "rates.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    train = TrainConfig(precision=Precision.fp64, device=Device.cpu)
+    with pytest.raises(InputError) as error:
+        summarise(SummaryJob(train=train, rates=str(path)))
+    assert words in str(error.value)
+    assert str(error.value).startswith(f"rates={path}: ")
+
+
+# ---- a run ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("summary")
+    return run(tiny_job(folder / "a", write_corpus(folder / "corpus"), log_every=2))
+
+
+def test_summary_of_a_run_has_its_settings_its_pieces_and_its_speed(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_command("summary", compose("summary", ["experiment=base", f"run={finished}", "format=json"]))
+    summary = json.loads(capsys.readouterr().out)
+    speeds = [row["speed/target_tokens_per_second"] for row in metrics_of(finished) if "train/loss" in row]
+    results = json.loads((finished / "results.json").read_bytes())
+
+    assert summary["parameters"]["total"] == results["parameters"]
+    assert summary["vocab_size"] == json.loads((finished / "data.json").read_bytes())["vocab_size"]
+    assert (summary["flops"]["steps"], summary["flops"]["tokens_per_step"]) == (12, 600)
+    assert summary["memory"]["slots"] == 384  # 300, up to a multiple of 128
+    measured = summary["paces"][0]
+    assert measured["source"] == f"measured in {finished} (median of 6 log lines)"
+    assert measured["target_tokens_per_second"] == median(speeds)
+
+
+def test_summary_of_a_run_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such run directory"):
+        summarise(SummaryJob(run=str(tmp_path / "none")))
+    with pytest.raises(CheckpointError, match=r"run\.json"):
+        summarise(SummaryJob(run=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "No such file"),
+        ("", "nothing is measured yet"),
+        ('{"step": 4, "dev/loss": 2.0}\n', "nothing is measured yet"),
+        ('{"step": 4, "speed/target', "cannot be read"),
+        ("7\n", "cannot be read"),
+    ],
+)
+def test_summary_of_a_run_without_a_speed(finished: Path, tmp_path: Path, text: str | None, words: str) -> None:
+    for name in ("run.json", "tokenizer.model"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    if text is not None:
+        (tmp_path / "metrics.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=words) as error:
+        summarise(SummaryJob(run=str(tmp_path)))
+    assert "metrics.jsonl" in str(error.value)
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+SMALL = ModelConfig(n_layers=3, d_model=64, d_ff=256, n_heads=4)
+VARIANTS = {
+    "post": SMALL,
+    "pre": replace(SMALL, norm=Norm.pre),
+    "no dropout": replace(SMALL, dropout=0.0),
+    "every dropout": replace(SMALL, attention_dropout=0.1, relu_dropout=0.1),
+    "widths": replace(SMALL, d_k=8, d_v=24),
+    "additive": replace(SMALL, score=Score.additive),
+    "untied, learned": replace(SMALL, tie_embeddings=False, positions=Positions.learned),
+}
+LENGTHS = [(25 + i % 4, 28 - i % 4) for i in range(48)]  # 26.5 on average
+VOCABULARY = 60
+
+
+def saved_bytes(config: ModelConfig, precision: Precision, capacities: tuple[int, int] | None) -> int:
+    """What autograd saves in a forward pass, each storage once, parameters and tables not counted."""
+    sentences = [[[5] * (pair[side] - 1) for pair in LENGTHS] for side in (0, 1)]
+    batch = collate(Store.from_pieces(*sentences), np.arange(len(LENGTHS)), capacities)
+    torch.manual_seed(0)
+    model = Transformer(config, VOCABULARY).to(dtype_of(precision))
+    objective = Objective(model, 0.1).train()
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Any] = {}  # storages, which must live on: a new one may get the place of an old one
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor), autocast(torch.device("cpu"), precision):
+        loss, _ = objective(batch)
+    assert loss.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("layout", [LayoutKind.padded, LayoutKind.packed], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16], ids=lambda precision: precision.name)
+@pytest.mark.parametrize("config", list(VARIANTS.values()), ids=list(VARIANTS))
+def test_estimate_memory_is_near_what_autograd_saves(
+    config: ModelConfig, precision: Precision, layout: LayoutKind
+) -> None:
+    """Within 10 %; of the loss, autograd saves the gradient of the output matrix."""
+    packed = layout is LayoutKind.packed
+    slots = 1_280 if packed else 48 * 28
+    resolved = Resolved(Device.cpu, precision, 1, slots, layout, compile=False, micro_batch_multiple=1)
+    memory = estimate_memory(config, VOCABULARY, resolved=resolved, slots=slots, mean_length=28, has_average=False)
+    saved = saved_bytes(config, precision, (slots, slots) if packed else None)
+    assert memory.activations + 4 * VOCABULARY * 64 == pytest.approx(saved, rel=0.1)
+
+
+def test_estimate_memory_of_the_state_is_exact() -> None:
+    memory = summarise(SummaryJob(train=TrainConfig(ema_decay=0.99, precision=Precision.bf16))).memory
+    weights = 63_045_632 * 4
+    assert (memory.weights, memory.gradients, memory.adam, memory.average) == (weights, weights, 2 * weights, weights)
+    assert memory.total == 5 * weights + memory.activations + memory.loss
+    doubled = summarise(SummaryJob(train=TrainConfig(precision=Precision.fp64))).memory
+    assert (doubled.weights, doubled.average) == (2 * weights, 0)
+
+
+def test_estimate_memory_grows_with_the_length_where_weights_are_kept() -> None:
+    on_cpu = summarise(SummaryJob(train=TrainConfig(precision=Precision.bf16, device=Device.cpu)))
+    pairs = 18 * 5_120 * 8 * (257 - 27)  # 18 attentions, 5,120 slots, 8 heads
+    assert on_cpu.longest_memory.activations - on_cpu.memory.activations == pytest.approx(2 * 1.1 * pairs, abs=18)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here, and decides")
+def test_summary_for_a_gpu_that_is_not_here() -> None:
+    summary = summarise(SummaryJob(train=TrainConfig(device=Device.cuda)))
+    resolved = summary.resolved
+    assert (resolved.device, resolved.precision, resolved.layout) == (Device.cuda, Precision.bf16, LayoutKind.packed)
+    assert (resolved.max_tokens, summary.memory.slots) == (32_768, 25_088)
+    assert summary.memory == summary.longest_memory
+    plain = summarise(SummaryJob(train=TrainConfig(device=Device.cuda, precision=Precision.fp32, max_tokens=4_000)))
+    assert (plain.resolved.layout, plain.memory.slots) == (LayoutKind.padded, 4_000)
+
+
+# ---- for people -----------------------------------------------------------------------------------------------------
+
+
+def test_format_summary_says_what_is_counted() -> None:
+    odd = replace(BIG, tie_embeddings=False, positions=Positions.learned)
+    text = format_summary(summarise(SummaryJob(model=odd, tokens_per_second=280_000.0)))
+    for words in (
+        r"parameters +292,044,800 with 37,000 pieces",
+        r"positions +2,097,152",
+        r"output +37,888,000",
+        r"encoder-decoder attention 25,165,824",
+        r"3\.28e\+18 as Table 2 counts: 12 h x 8 GPUs x 9\.5 TFLOP/s; by arithmetic 9\.51e\+17",
+        r"given: 280,000 target tokens/s",
+        r"one H200 at 40 %",
+        r"estimated",
+    ):
+        assert re.search(words, text), words
+    assert "  output" not in format_summary(summarise(SummaryJob()))

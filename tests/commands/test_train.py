@@ -1,0 +1,836 @@
+"""`train` from text to scores: the run directory and its numbers, when a run ends, what it keeps, and what the other
+commands make of it."""
+
+import io
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+import torch
+from safetensors.torch import load_file
+
+from support.corpora import (
+    as_a_command,
+    assert_same_tensors,
+    finish,
+    is_verified,
+    metrics_of,
+    overrides,
+    read,
+    results_of,
+    run,
+    run_command,
+    start,
+    step_dir,
+    steps_of,
+    tiny_job,
+    write_corpus,
+    write_pair,
+)
+from transformer.average import average_checkpoints
+from transformer.checkpoint import find_checkpoint
+from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
+from transformer.config.primitives import to_json
+from transformer.config.settings import DataConfig, Metric, PairConfig, SearchOverride, TrainConfig
+from transformer.decoding.stream import run as translate
+from transformer.errors import CheckpointError, InputError, Stopped
+from transformer.evaluation.sets import evaluate
+from transformer.records import Progress, Validation
+from transformer.run_dir import RunDir
+from transformer.training import loop
+from transformer.training.loop import train
+from transformer.training.step import train_step
+
+SCALARS = {
+    "train/loss",
+    "train/perplexity",
+    "train/smoothed_perplexity",
+    "train/rate",
+    "train/gradient_norm",
+    "speed/target_tokens_per_second",
+    "speed/padding_share",
+    "speed/data_wait_share",
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def job(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
+    """Long enough to score above zero."""
+    recipe = {"tokens_per_step": 1500, "max_tokens": 1500, "learning_rate": 1e-2, "max_steps": 60, "keep_last": 4}
+    return tiny_job(tmp_path_factory.mktemp("runs") / "a", corpus, save_every=10, validate_every=20, **recipe)
+
+
+@pytest.fixture(scope="module")
+def finished(job: TrainJob) -> Path:
+    return run(job)
+
+
+def lines_of(path: str | Path) -> list[str]:
+    return Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def script(monkeypatch: pytest.MonkeyPatch, numbers: list[float]) -> None:
+    """Validation n finds `numbers[n]`, as BLEU and as loss; the last one holds for ever."""
+    left = iter(numbers)
+    found = [numbers[-1]]
+
+    def scripted(objective: object, translator: object, dev: Any, *_: Any, step: int, **__: Any) -> Any:
+        found[0] = next(left, numbers[-1])
+        return Validation(step, found[0], found[0], found[0], 0.0), [""] * len(dev.sources)
+
+    monkeypatch.setattr(loop, "validate", scripted)
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("a finished run trains, averages or decodes again")
+
+    for name in ("train_step", "validate", "commit", "average_checkpoints", "evaluate_sets"):
+        monkeypatch.setattr(loop, name, refuse)
+
+
+# ---- the run directory ----------------------------------------------------------------------------------------------
+
+
+def test_the_run_directory_is_as_designed(finished: Path) -> None:
+    assert {path.name for path in finished.iterdir()} == {
+        *(".lock", "run.json", "config.yaml", "data.json", "tokenizer.model", "checkpoints", "best.json", "averaged"),
+        *("tensorboard", "metrics.jsonl", "train.log", "hypotheses", "results.json"),
+    }
+    documents = {"model.safetensors", "state.json", "config.json", "MANIFEST.json"}
+    for step in steps_of(finished):
+        assert {path.name for path in step_dir(finished, step).iterdir()} == documents | {"optimizer.safetensors"}
+        assert is_verified(step_dir(finished, step))
+    assert {path.name for path in (finished / "averaged").iterdir()} == documents
+    assert is_verified(finished / "averaged")
+    names = {f"{name}.{kind}" for name in ("test", "other") for kind in ("src", "ref", "hyp")} | {"dev.src", "dev.ref"}
+    assert {path.name for path in (finished / "hypotheses").iterdir()} == names
+    assert not [path for path in finished.rglob(".*") if path.name != ".lock"]
+
+
+def test_the_papers_of_a_run(finished: Path, job: TrainJob) -> None:
+    papers = read(finished / "run.json")
+    assert re.fullmatch("[0-9a-f]{16}", papers["id"])
+    assert papers["versions"]["torch"] == torch.__version__
+    resolved = {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 1500, "micro_batch_multiple": 1}
+    assert papers["resolved"] == resolved | {"layout": "packed", "compile": False}
+    assert papers["config"]["model"]["d_model"] == 32
+    assert papers["data_digest"] == read(finished / "data.json")["digest"]
+    assert read(finished / "data.json")["pairs_kept"] == 200
+    assert "d_model: 32\n" in (finished / "config.yaml").read_text(encoding="utf-8")
+    for name, pair in {"dev": job.data.dev, **job.data.test}.items():
+        for kind, path in (("src", pair.src), ("ref", pair.tgt)):
+            assert (finished / "hypotheses" / f"{name}.{kind}").read_bytes() == Path(path).read_bytes()
+
+
+def test_results(finished: Path, job: TrainJob) -> None:
+    results = results_of(finished)
+    assert (results["steps"], results["averaged"], results["seed"]) == (60, [40, 50, 60], 1)
+    assert results["search"] == {"beam_size": 4, "length_penalty": 0.6, "max_extra": 12, "batch_tokens": None}
+    assert [row["step"] for row in results["validations"]] == [20, 40, 60]
+    model = load_file(step_dir(finished, 60) / "model.safetensors")
+    assert results["parameters"] == sum(tensor.numel() for tensor in model.values())
+    assert results["test_sets"].keys() == {"test", "other"}
+    for name, scores in results["test_sets"].items():
+        hypotheses, references = (lines_of(finished / "hypotheses" / f"{name}.{kind}") for kind in ("hyp", "ref"))
+        assert len(hypotheses) == len(references)
+        bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+        assert scores["bleu"] == pytest.approx(bleu.corpus_score(hypotheses, [references]).score, abs=1e-9)
+        assert scores["chrf"] == pytest.approx(chrf.corpus_score(hypotheses, [references]).score, abs=1e-9)
+        assert (scores["bleu_signature"], scores["chrf_signature"]) == (
+            str(bleu.get_signature()),
+            str(chrf.get_signature()),
+        )
+    assert results["test_sets"]["test"]["bleu"] > 0.1, "zero equals zero: the tests of scores would show nothing"
+
+
+def test_an_epoch_is_every_pair_once(corpus: DataConfig, tmp_path: Path) -> None:
+    run_dir = run(tiny_job(tmp_path / "a", corpus, save_every=1, keep_last=20, max_steps=14, validate_every=14))
+    states = [read(step_dir(run_dir, step) / "state.json")["training"]["progress"] for step in steps_of(run_dir)]
+    ends = [before for before, after in pairwise(states) if after["epoch"] > before["epoch"]]
+    assert [end["sentences"] for end in ends] == [200, 400]
+    tokens = read(run_dir / "data.json")["tokens"]["tgt"]
+    assert [end["target_tokens"] for end in ends] == [tokens, 2 * tokens]
+
+
+# ---- the logs -------------------------------------------------------------------------------------------------------
+
+
+def tensorboard(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_the_three_logs_agree(finished: Path) -> None:
+    rows = metrics_of(finished)
+    training, dev = ([row for row in rows if key in row] for key in ("train/loss", "dev/bleu"))
+    assert [row["step"] for row in training] == list(range(1, 61))
+    assert [row["step"] for row in dev] == [20, 40, 60]
+    assert set(training[0]) >= SCALARS
+    shown = tensorboard(finished)
+    for tag in sorted({key for row in rows for key in row} - {"step", "time"}):
+        expected = [(row["step"], row[tag]) for row in rows if tag in row]
+        assert [step for step, _ in shown[tag]] == [step for step, _ in expected]
+        assert [value for _, value in shown[tag]] == pytest.approx([value for _, value in expected], rel=1e-6)
+    log = (finished / "train.log").read_text(encoding="utf-8")
+    for row in training:
+        head = f"step {row['step']}: loss {row['train/loss']:.3f}, perplexity {row['train/perplexity']:.2f}, "
+        head += f"rate {row['train/rate']:.2e}, gradient {row['train/gradient_norm']:.2f}, "
+        assert f"{head}{row['speed/target_tokens_per_second']:.0f} target tokens/s" in log
+    for row in dev:
+        assert f"step {row['step']}: dev loss {row['dev/loss']:.3f}" in log
+    assert [int(step) for step in re.findall(r"INFO step (\d+): saved\n", log)] == [10, 20, 30, 40, 50, 60]
+
+
+def test_logged_numbers_are_what_they_say(finished: Path) -> None:
+    rows = metrics_of(finished)
+    for row in rows:
+        for kind in ("train", "dev"):
+            if f"{kind}/loss" in row:
+                assert row[f"{kind}/smoothed_perplexity"] == pytest.approx(math.exp(row[f"{kind}/loss"]))
+                assert row[f"{kind}/perplexity"] > 1
+        if "train/loss" in row:
+            assert 0 <= row["speed/padding_share"] < 1
+            assert 0 <= row["speed/data_wait_share"] < 1
+            assert row["speed/target_tokens_per_second"] > 0
+            assert row["train/gradient_norm"] > 0
+    losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+    dev = {row["step"]: row for row in rows if "dev/bleu" in row}
+    for found in results_of(finished)["validations"]:
+        row = dev[found["step"]]
+        assert (row["dev/loss"], row["dev/bleu"], row["dev/chrf"]) == (found["loss"], found["bleu"], found["chrf"])
+        assert row["dev/perplexity"] == pytest.approx(math.exp(found["nll"]))
+
+
+def test_without_smoothing_the_perplexity_is_that_of_the_loss(corpus: DataConfig, tmp_path: Path) -> None:
+    rows = metrics_of(run(tiny_job(tmp_path / "a", corpus, max_steps=3, label_smoothing=0.0)))
+    for row in rows:
+        for kind in ("train", "dev"):
+            if f"{kind}/loss" in row:
+                assert row[f"{kind}/perplexity"] == pytest.approx(math.exp(row[f"{kind}/loss"]))
+
+
+def test_a_log_line_is_the_mean_over_its_steps(corpus: DataConfig, tmp_path: Path) -> None:
+    """Token-weighted losses; plain means of norms."""
+    one = metrics_of(run(tiny_job(tmp_path / "one", corpus, max_steps=6, save_every=1, keep_last=9)))
+    three = metrics_of(run(tiny_job(tmp_path / "three", corpus, max_steps=6, log_every=3)))
+    states = [read(step_dir(tmp_path / "one", step) / "state.json")["training"]["progress"] for step in range(1, 7)]
+    tokens = [b["target_tokens"] - a for a, b in zip([0, *(s["target_tokens"] for s in states)], states, strict=False)]
+    steps = [row for row in one if "train/loss" in row]
+    means = [row for row in three if "train/loss" in row]
+    assert [row["step"] for row in means] == [3, 6]
+    for number, mean in enumerate(means):
+        part = range(3 * number, 3 * number + 3)
+        loss = sum(steps[n]["train/loss"] * tokens[n] for n in part) / sum(tokens[n] for n in part)
+        assert mean["train/loss"] == pytest.approx(loss)
+        assert mean["train/gradient_norm"] == pytest.approx(sum(steps[n]["train/gradient_norm"] for n in part) / 3)
+        assert mean["train/rate"] == steps[3 * number + 2]["train/rate"]
+
+
+def test_the_rate_is_equation_3(corpus: DataConfig, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path / "a", corpus, max_steps=10, learning_rate=None, warmup_steps=4)
+    rates = {row["step"]: row["train/rate"] for row in metrics_of(run(job)) if "train/rate" in row}
+    assert rates == pytest.approx({n: 32**-0.5 * min(n**-0.5, n * 4**-1.5) for n in range(1, 11)}, rel=1e-12)
+
+
+def test_the_rate_is_applied(corpus: DataConfig, tmp_path: Path) -> None:
+    """Adam's first update moves a weight by just the rate, whatever the gradient."""
+    slow, fast = (
+        load_file(step_dir(run(tiny_job(tmp_path / name, corpus, max_steps=1, learning_rate=rate, warmup_steps=1)), 1)
+        / "model.safetensors")
+        for name, rate in (("slow", 1e-3), ("fast", 3e-3))
+    )  # fmt: skip
+    assert max(float((slow[name] - fast[name]).abs().max()) for name in slow) == pytest.approx(2e-3, rel=1e-3)
+
+
+# ---- the end of a run -----------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_prints_its_results_again(
+    finished: Path, job: TrainJob, no_training: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name not in (".lock", "train.log")}
+    run_command("train", job)
+    printed = capsys.readouterr().out
+    results = results_of(finished)
+    assert re.findall(r"^(\w+): BLEU ([0-9.]+) \((\S+)\)", printed, re.MULTILINE) == [
+        (name, f"{scores['bleu']:.2f}", scores["bleu_signature"]) for name, scores in results["test_sets"].items()
+    ]
+    assert "beam 4, alpha 0.6" in printed
+    assert "mean of steps 40, 50, 60" in printed
+    after = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name not in (".lock", "train.log")}
+    assert after == before
+
+
+def test_other_test_sets_are_scored_and_take_the_place_of_the_first(corpus: DataConfig, tmp_path: Path) -> None:
+    """The same names with other text, then other names: neither prints a score of before, nor keeps its text."""
+    job = tiny_job(tmp_path / "a", corpus, max_steps=4)
+    run_dir = run(job)
+    swapped = {"test": corpus.test["other"], "other": corpus.test["test"]}
+    before = results_of(run_dir)["test_sets"]
+    run(replace(job, data=replace(corpus, test=swapped)))
+    after = results_of(run_dir)["test_sets"]
+    assert before["test"] != before["other"]
+    assert after == {"test": before["other"], "other": before["test"]}
+    run(replace(job, data=replace(corpus, test={"news": corpus.test["test"]})))
+    assert results_of(run_dir)["test_sets"] == {"news": before["test"]}
+    kept = {path.name for path in (run_dir / "hypotheses").iterdir()}
+    assert kept == {"dev.src", "dev.ref", "news.src", "news.ref", "news.hyp"}
+
+
+def test_more_steps_go_on_to_where_one_run_would_have_come(corpus: DataConfig, tmp_path: Path) -> None:
+    short = tiny_job(tmp_path / "a", corpus, max_steps=6, save_every=2)
+    assert results_of(run(short))["averaged"] == [2, 4, 6]
+    run(tiny_job(tmp_path / "a", corpus, max_steps=12, save_every=2))
+    straight = run(tiny_job(tmp_path / "b", corpus, max_steps=12, save_every=2))
+    assert results_of(tmp_path / "a") == results_of(straight)
+    for name in ("model", "optimizer"):
+        paths = [step_dir(run_dir, 12) / f"{name}.safetensors" for run_dir in (tmp_path / "a", straight)]
+        assert_same_tensors(*paths)
+
+
+def test_a_longer_run_that_died_before_its_results_does_not_print_the_old_ones(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tiny_job(tmp_path / "a", corpus, max_steps=4))
+    longer = tiny_job(tmp_path / "a", corpus, max_steps=8)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "average_checkpoints", lambda *_: sys.exit("died"))
+        with pytest.raises(SystemExit):
+            run(longer)
+    assert steps_of(tmp_path / "a")[-1] == 8
+    run_command("train", longer)
+    assert "mean of steps 4, 8" in capsys.readouterr().out
+    assert results_of(tmp_path / "a")["steps"] == 8
+
+
+STOPS = {
+    "bleu": (Metric.bleu, [1.0, 3.0, 2.0, 3.0], 2, 8),
+    "loss": (Metric.loss, [5.0, 4.0, 4.5, 4.0], 2, 8),
+    "a new best begins again": (Metric.bleu, [3.0, 2.0, 4.0, 1.0, 1.0], 2, 10),
+    "nan is no best": (Metric.loss, [math.nan, 4.0, math.nan, math.nan], 2, 8),
+    "nan is no best from the start": (Metric.bleu, [math.nan, math.nan], 2, 4),
+    "patience is long": (Metric.bleu, [3.0, 2.0], 9, 12),
+}
+
+
+@pytest.mark.parametrize(("metric", "numbers", "patience", "last"), STOPS.values(), ids=STOPS)
+def test_early_stopping(
+    corpus: DataConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    metric: Metric,
+    numbers: list[float],
+    patience: int,
+    last: int,
+) -> None:
+    script(monkeypatch, numbers)
+    run_dir = run(tiny_job(tmp_path / "a", corpus, validate_every=2, save_every=3, metric=metric, patience=patience))
+    results = results_of(run_dir)
+    assert results["steps"] == steps_of(run_dir)[-1] == last
+    regular = [step for step in range(3, last + 1, 3)]
+    assert results["averaged"] == sorted({*regular, last})[-3:]
+    assert [row["step"] for row in results["validations"]] == list(range(2, last + 1, 2))
+
+
+def test_after_patience_has_ended_only_more_patience_goes_on(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, [3.0, 2.0])
+    recipe = {"validate_every": 2, "save_every": 3}
+    assert results_of(run(tiny_job(tmp_path / "a", corpus, patience=1, **recipe)))["steps"] == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", None)
+        run(tiny_job(tmp_path / "a", corpus, patience=1, **recipe))
+    assert results_of(run(tiny_job(tmp_path / "a", corpus, patience=3, **recipe)))["steps"] == 8
+    assert results_of(run(tiny_job(tmp_path / "a", corpus, patience=None, **recipe)))["steps"] == 12
+
+
+# ---- what is kept ---------------------------------------------------------------------------------------------------
+
+KEPT = [
+    # keep_last, keep_best, BLEU at 3, 6, 9, 12; the steps that stay; the best of them
+    (2, 1, [5.0, 9.0, 3.0, 1.0], [6, 10, 12], 6),
+    (2, 1, [9.0, 5.0, 3.0, 1.0], [3, 10, 12], 3),
+    (2, 1, [1.0, 2.0, 3.0, 4.0], [10, 12], 12),
+    (2, 2, [5.0, 9.0, 3.0, 1.0], [3, 6, 10, 12], 6),
+    (2, 2, [5.0, 9.0, 7.0, 1.0], [6, 9, 10, 12], 6),
+    (3, 1, [1.0, 1.0, 9.0, 1.0], [8, 9, 10, 12], 9),
+    (6, 1, [5.0, 9.0, 3.0, 1.0], [2, 4, 6, 8, 10, 12], 6),
+    (2, 1, [5.0, 5.0, 5.0, 5.0], [3, 10, 12], 3),
+    (2, 1, [math.nan, 1.0, math.nan, 0.5], [6, 10, 12], 6),
+]
+
+
+@pytest.mark.parametrize(("keep_last", "keep_best", "numbers", "kept", "best"), KEPT)
+def test_which_checkpoints_stay(
+    corpus: DataConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keep_last: int,
+    keep_best: int,
+    numbers: list[float],
+    kept: list[int],
+    best: int,
+) -> None:
+    script(monkeypatch, numbers)
+    recipe = {"save_every": 2, "validate_every": 3, "average": keep_last}
+    run_dir = run(tiny_job(tmp_path / "a", corpus, keep_last=keep_last, keep_best=keep_best, **recipe))
+    assert steps_of(run_dir) == kept
+    assert read(run_dir / "best.json") == {"step": best, "metric": "bleu"}
+    regular = [2, 4, 6, 8, 10, 12]
+    assert results_of(run_dir)["averaged"] == regular[-keep_last:], "a best one in between is no part of the mean"
+
+
+def test_the_least_loss_is_best(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, [5.0, 3.0, 4.0, 6.0])
+    recipe = {"save_every": 2, "validate_every": 3, "keep_last": 2, "average": 2, "metric": Metric.loss}
+    run_dir = run(tiny_job(tmp_path / "a", corpus, **recipe))
+    assert steps_of(run_dir) == [6, 10, 12]
+    assert read(run_dir / "best.json") == {"step": 6, "metric": "loss"}
+
+
+@pytest.mark.parametrize("last", [9, 10, 12])
+def test_the_best_is_never_one_that_is_gone(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    script(monkeypatch, [1.0, 9.0, 3.0, 1.0])
+    recipe = {"max_steps": last, "save_every": 2, "validate_every": 3, "average": 2, "keep_last": 2, "keep_best": 0}
+    run_dir = run(tiny_job(tmp_path / "a", corpus, **recipe))
+    assert len(steps_of(run_dir)) == 2 + (last % 2)
+    if (run_dir / "best.json").exists():
+        assert read(run_dir / "best.json")["step"] in steps_of(run_dir)
+
+
+def test_best_json_goes_when_no_validated_checkpoint_stays(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    recipe = TrainConfig(save_every=2, validate_every=3, keep_last=2, keep_best=0, average=2)
+    progress = Progress(step=6)
+    progress.record(Validation(step=6, loss=2.0, nll=2.0, bleu=5.0, chrf=5.0), Metric.bleu)
+    for step, best in ((6, 6), (8, 6), (10, None)):
+        run.checkpoint(step).mkdir(parents=True)
+        progress.step = step
+        loop._rotate(run, recipe, progress)
+        assert (read(run.best)["step"] if run.best.exists() else None) == best
+
+
+# ---- averaging, translating, scoring --------------------------------------------------------------------------------
+
+
+def mean_of(run_dir: Path, steps: list[int]) -> dict[str, torch.Tensor]:
+    """In float64, written to float32 once."""
+    models = [load_file(step_dir(run_dir, step) / "model.safetensors") for step in steps]
+    return {name: (sum(model[name].double() for model in models) / len(models)).float() for name in models[0]}
+
+
+def assert_mean(found: Path, expected: dict[str, torch.Tensor]) -> None:
+    averaged = load_file(found / "model.safetensors")
+    assert averaged.keys() == expected.keys()
+    assert not [name for name, tensor in expected.items() if not torch.equal(averaged[name], tensor)]
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "elsewhere" / "copy"))
+
+
+def test_the_averaged_model(finished: Path) -> None:
+    assert_mean(finished / "averaged", mean_of(finished, [40, 50, 60]))
+    last, averaged = weights(finished), load_file(finished / "averaged" / "model.safetensors")
+    assert not [name for name in last if torch.equal(last[name], averaged[name])]
+    assert read(finished / "averaged" / "state.json")["averaged"] == [40, 50, 60]
+    assert is_verified(finished / "averaged")
+
+
+@pytest.mark.parametrize(("last", "steps"), [(1, [60]), (2, [50, 60]), (99, [30, 40, 50, 60])])
+def test_the_average_command(copied: Path, last: int, steps: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    run_command("average", AverageJob(run_dir=str(copied), last=last))
+    assert json.loads(capsys.readouterr().out) == {"averaged": steps, "path": str(copied / "averaged")}
+    assert_mean(copied / "averaged", mean_of(copied, steps))
+
+
+@pytest.fixture(scope="module")
+def validated(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Validated at 3, 6, 9 and 12, best at 6, then 12; the best three and the last two of the schedule are kept."""
+    recipe = {"save_every": 2, "validate_every": 3, "average": 2, "keep_last": 2, "keep_best": 3, "metric": Metric.loss}
+    with pytest.MonkeyPatch.context() as patch:
+        script(patch, [5.0, 2.0, 7.0, 4.0])
+        run_dir = run(tiny_job(tmp_path_factory.mktemp("validated") / "a", corpus, **recipe))
+    assert steps_of(run_dir) == [3, 6, 10, 12]
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    ("best", "steps", "gone"), [(1, [6], []), (2, [6, 12], []), (3, [3, 6, 12], []), (4, [3, 6, 12], [9])]
+)
+def test_the_average_of_the_best(
+    validated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, best: int, steps: list[int], gone: list[int]
+) -> None:
+    """It is the model that translates and evaluates, although the run has later checkpoints than some of its parts."""
+    copy = Path(shutil.copytree(validated, tmp_path / "copy"))
+    run_command("average", AverageJob(run_dir=str(copy), best=best))
+    assert_mean(copy / "averaged", mean_of(copy, steps))
+    found = find_checkpoint(copy, "auto")
+    assert (found.path.name, found.step, found.run_state().averaged) == ("averaged", 12, steps)
+    said = [record.getMessage() for record in caplog.records if "are gone" in record.getMessage()]
+    assert len(said) == bool(gone)
+    assert all(f"steps {gone[0]} are gone; train.keep_best={best} would" in line for line in said)
+
+
+def test_the_average_of_the_best_takes_the_next_best_for_one_that_is_gone(
+    validated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = Path(shutil.copytree(validated, tmp_path / "copy"))
+    shutil.rmtree(step_dir(copy, 6))
+    run_command("average", AverageJob(run_dir=str(copy), best=2))
+    assert_mean(copy / "averaged", mean_of(copy, [3, 12]))
+    assert "of the 2 best checkpoints, those of steps 6 are gone" in caplog.text
+
+
+def test_the_average_of_the_best_is_refused_where_none_was_validated(corpus: DataConfig, tmp_path: Path) -> None:
+    run_dir = run(tiny_job(tmp_path / "a", replace(corpus, test={}), max_steps=4))
+    shutil.rmtree(step_dir(run_dir, 4))
+    checkpoint = run_dir / "checkpoints" / "step-00000002"
+    shutil.copytree(run_dir / "averaged", checkpoint)
+    manifest = read(checkpoint / "MANIFEST.json")
+    (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest | {"step": 2}, indent=2) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match="none of its checkpoints has been validated"):
+        run_command("average", AverageJob(run_dir=str(run_dir), best=2))
+
+
+def translated(run_dir: Path, text: bytes, **options: Any) -> bytes:
+    output = io.BytesIO()
+    with as_a_command():
+        translate(TranslateJob(run_dir=str(run_dir), threads=1, **options), io.BytesIO(text), output)
+    return output.getvalue()
+
+
+def test_translate_gives_the_translations_that_were_scored(finished: Path, job: TrainJob) -> None:
+    for name, pair in job.data.test.items():
+        expected = (finished / "hypotheses" / f"{name}.hyp").read_bytes()
+        assert translated(finished, Path(pair.src).read_bytes()) == expected
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"one two", b"one two\n\n\nthree\n", b"\xff\r one\x00\n \n" * 7])
+def test_lines_out_equal_lines_in(finished: Path, text: bytes) -> None:
+    asked = text.count(b"\n") + (not text.endswith(b"\n") and bool(text))
+    assert translated(finished, text).count(b"\n") == asked
+
+
+def test_evaluate_finds_the_scores_of_the_run(copied: Path, finished: Path) -> None:
+    shutil.rmtree(copied / "tensorboard")
+    (copied / "hypotheses" / "test.hyp").unlink()
+    with as_a_command():
+        found = evaluate(EvaluateJob(run_dir=str(copied), threads=1))
+    assert to_json(found)["test_sets"] == results_of(finished)["test_sets"]
+    assert (found.averaged, found.steps) == ([40, 50, 60], 60)
+    hypotheses = [run_dir / "hypotheses" / "test.hyp" for run_dir in (copied, finished)]
+    assert hypotheses[0].read_bytes() == hypotheses[1].read_bytes()
+
+
+@pytest.mark.parametrize("name", ["test", "renamed"])
+def test_evaluate_while_a_finished_run_goes_on_with_other_test_sets(
+    name: str, copied: Path, job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results of the first end are of other text than the run keeps now: that is no damage."""
+
+    def stopped(*arguments: Any) -> None:
+        raise Stopped("stopped by a signal")
+
+    monkeypatch.setattr(loop, "train_loop", stopped)
+    other = replace(job, run_dir=str(copied), data=replace(job.data, test={name: job.data.dev}))
+    with pytest.raises(Stopped):
+        run(other)
+    with as_a_command():
+        assert evaluate(EvaluateJob(run_dir=str(copied), threads=1)).test_sets.keys() == {name}
+
+
+def test_the_dev_scores_are_those_of_greedy_search(copied: Path, job: TrainJob) -> None:
+    greedy = EvaluateJob(run_dir=str(copied), threads=1, checkpoint="last", search=SearchOverride(beam_size=1))
+    with as_a_command():
+        found = evaluate(replace(greedy, test={"again": job.data.dev})).test_sets["again"]
+    last = results_of(copied)["validations"][-1]
+    assert (last["step"], last["bleu"], last["chrf"]) == (60, found.bleu, found.chrf)
+    assert last["chrf"] > 5
+
+
+def test_the_best_checkpoint_is_the_one_with_the_best_score(finished: Path) -> None:
+    rows = results_of(finished)["validations"]
+    best = max(rows, key=lambda row: row["bleu"])["step"]
+    assert read(finished / "best.json") == {"step": best, "metric": "bleu"}
+    assert best in steps_of(finished)
+
+
+# ---- what training depends on ---------------------------------------------------------------------------------------
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return load_file(step_dir(run_dir, steps_of(run_dir)[-1]) / "model.safetensors")
+
+
+def is_same(left: Path, right: Path) -> bool:
+    one, two = weights(left), weights(right)
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def plain(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tiny_job(tmp_path_factory.mktemp("plain") / "a", corpus, max_steps=8))
+
+
+def test_a_seed_is_a_run(corpus: DataConfig, tmp_path: Path) -> None:
+    """With one thread; the runs of test_a_signal_to_a_process have two."""
+    one, two = (run(tiny_job(tmp_path / name, corpus, max_steps=4)) for name in ("a", "b"))
+    for name in ("optimizer.safetensors", "model.safetensors"):
+        assert_same_tensors(step_dir(one, 4) / name, step_dir(two, 4) / name)
+    assert results_of(one) == results_of(two)
+    assert read(one / "run.json")["id"] != read(two / "run.json")["id"]
+
+
+def test_another_seed_is_another_run(corpus: DataConfig, tmp_path: Path, plain: Path) -> None:
+    other = run(tiny_job(tmp_path / "a", corpus, max_steps=8, seed=2))
+    assert weights(other).keys() == weights(plain).keys()
+    same = [name for name, tensor in weights(other).items() if torch.equal(tensor, weights(plain)[name])]
+    assert not same
+
+
+def test_train_seed_draws_the_initial_weights(corpus: DataConfig, tmp_path: Path) -> None:
+    """After one step at a rate that moves no matrix: the order of the data, which the seed also draws, cannot show."""
+
+    def initial(name: str, **recipe: int) -> dict[str, torch.Tensor]:
+        settings = {"max_steps": 1, "learning_rate": 1e-30, "save_every": 1, "average": 1} | recipe
+        tensors = weights(run(tiny_job(tmp_path / name, replace(corpus, test={}), **settings)))
+        return {name: tensor for name, tensor in tensors.items() if tensor.ndim > 1}
+
+    first, again = initial("first", seed=1), initial("again", seed=1, tokens_per_step=300)
+    other = initial("other", seed=2)
+    assert len(first) == 17  # the embedding; per layer 4 or 8 attention matrices and 2 of the feed-forward
+    assert all(torch.equal(first[name], again[name]) for name in first), "other sentences, the same weights"
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("change", [{"prefetch": 0}, {"log_every": 3}, {"save_every": 3}, {"validate_every": 5}])
+def test_what_must_not_change_the_weights(
+    corpus: DataConfig, tmp_path: Path, plain: Path, change: dict[str, int]
+) -> None:
+    assert is_same(run(tiny_job(tmp_path / "a", corpus, **{"max_steps": 8} | change)), plain)
+
+
+def test_development_and_test_sets_leave_no_trace_in_the_model(corpus: DataConfig, tmp_path: Path, plain: Path) -> None:
+    strange = [("Ähnliches Zeug, völlig anders", "quite other stuff")] * 3
+    other = replace(
+        corpus,
+        dev=write_pair(tmp_path, "dev", strange),
+        test={"strange": write_pair(tmp_path, "strange", strange)},
+        store_dir=str(tmp_path / "store"),
+    )
+    found = run(tiny_job(tmp_path / "a", other, max_steps=8))
+    assert is_same(found, plain)
+    assert (found / "tokenizer.model").read_bytes() == (plain / "tokenizer.model").read_bytes()
+    assert read(found / "run.json")["data_digest"] == read(plain / "run.json")["data_digest"]
+    assert results_of(found)["test_sets"].keys() == {"strange"}
+
+
+def test_a_run_without_a_test_set(corpus: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_command("train", tiny_job(tmp_path / "a", replace(corpus, test={}), max_steps=4))
+    results = results_of(tmp_path / "a")
+    assert (results["test_sets"], results["averaged"]) == ({}, [4])
+    assert "no test set" in capsys.readouterr().out
+
+
+# ---- the public commands --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "cwd").mkdir()
+    yield tmp_path / "cwd"
+    assert [path.name for path in (tmp_path / "cwd").iterdir()] in ([], ["runs"]), "left behind"
+
+
+def test_the_commands(corpus: DataConfig, tmp_path: Path, empty_folder: Path) -> None:
+    """Train; then move the run, delete its text, and translate and evaluate."""
+    sets = {name: write_pair(tmp_path / "text", name, pairs_of(getattr(corpus, name))) for name in ("train", "dev")}
+    tests = {name: write_pair(tmp_path / "text", name, pairs_of(pair)) for name, pair in corpus.test.items()}
+    data = replace(corpus, **sets, test=tests, store_dir=None)
+    job = tiny_job(Path("runs/a"), data, max_steps=8)
+    out, err = finish(start("train", *overrides(job), cwd=empty_folder), 0)
+    here = empty_folder / "runs" / "a"
+    results = results_of(here)
+    assert [line.partition(":")[0] for line in out.splitlines()] == list(results["test_sets"])
+    assert f"BLEU {results['test_sets']['test']['bleu']:.2f}" in out
+    assert "step 8: saved" in err
+    assert {path.name for path in (empty_folder / "runs").iterdir()} == {"a", ".store"}
+
+    there = Path(shutil.move(here, tmp_path / "moved"))
+    source = Path(tests["test"].src).read_text(encoding="utf-8")
+    shutil.rmtree(tmp_path / "text")
+    shutil.rmtree(empty_folder / "runs")
+    expected = (there / "hypotheses" / "test.hyp").read_text(encoding="utf-8")
+    translation = start("translate", f"run_dir={there}", "threads=1", cwd=empty_folder, stdin=-1)
+    evaluation = start("evaluate", f"run_dir={there}", "threads=1", cwd=empty_folder)
+    assert translation.communicate(source, timeout=300)[0] == expected
+    printed, _ = finish(evaluation, 0)
+    for name, scores in results["test_sets"].items():
+        assert f"{name}: BLEU {scores['bleu']:.2f} (nrefs:1" in printed
+        assert f"chrF {scores['chrf']:.2f}" in printed
+
+
+def pairs_of(pair: PairConfig) -> list[tuple[str, str]]:
+    return list(zip(lines_of(pair.src), lines_of(pair.tgt), strict=True))
+
+
+# ---- the process that calls ------------------------------------------------------------------------------------------
+
+
+def process_settings() -> dict[str, object]:
+    """What a caller may have set, and `train` changes while it runs."""
+    logger = logging.getLogger("transformer")
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "only warns": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "default type": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "level": logger.level,
+        "handlers": list(logger.handlers),
+        "root handlers": list(logging.getLogger().handlers),
+        "workspace of cuBLAS": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        "signals": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)],
+    }
+
+
+@pytest.fixture(params=["defaults", "of the caller"])
+def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
+    """The process as Python starts it, or as somebody has set it up; put back after the test."""
+    logger, handler = logging.getLogger("transformer"), logging.NullHandler()
+    threads, level = torch.get_num_threads(), logger.level
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if request.param == "of the caller":
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+        torch.set_num_threads(2)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        logger.setLevel(logging.ERROR)
+        logger.addHandler(handler)
+    yield process_settings()
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("end", ["success", "bad input", "refused", "stopped"])
+def test_train_leaves_the_process_as_it_was(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], end: str
+) -> None:
+    recipe = {"threads": 3, "deterministic": True, "max_steps": 2, "validate_every": 2, "save_every": 2}
+    job = tiny_job(tmp_path / "a", replace(corpus, test={}), **recipe)
+    match end:
+        case "success":
+            train(job)
+        case "bad input":  # found when threads and determinism are set already
+            monkeypatch.setattr(loop.DevSet, "of", refuse)
+            with pytest.raises(InputError, match="bad dev set"):
+                train(job)
+        case "refused":
+            train(job)
+            job.train.seed = 5
+            with pytest.raises(CheckpointError, match=r"train\.seed"):
+                train(job)
+        case "stopped":
+            monkeypatch.setattr(loop, "train_step", signalled)
+            with pytest.raises(Stopped):
+                train(job)
+    assert process_settings() == settings
+
+
+def signalled(*arguments: Any, **options: Any) -> Any:
+    """A step in which a signal comes."""
+    signal.raise_signal(signal.SIGTERM)
+    return train_step(*arguments, **options)
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise InputError("bad dev set")
+
+
+# ---- what once went wrong -------------------------------------------------------------------------------------------
+
+
+def test_a_dev_sentence_longer_than_the_model_ends_no_run(corpus: DataConfig, tmp_path: Path) -> None:
+    """Dev sentences are never dropped: the loss sees what fits, and the run goes on."""
+    dev = write_pair(tmp_path / "dev", "dev", [("one two " * 300, "eins zwei " * 300), ("one", "eins")])
+    job = tiny_job(tmp_path / "a", replace(corpus, dev=dev), model={"max_positions": 41}, max_steps=6)
+    assert results_of(run(job))["validations"][-1]["loss"] > 0
+
+
+def test_a_damaged_checkpoint_is_left_out_of_the_average(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 4 rots while step 12 is trained: the run ends, and says which checkpoints it averaged."""
+    sound = loop.average_checkpoints
+
+    def rot(run_dir: Path, steps: list[int]) -> Any:
+        path = step_dir(run_dir, 4) / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        return sound(run_dir, steps)
+
+    monkeypatch.setattr(loop, "average_checkpoints", rot)
+    run_dir = run(tiny_job(tmp_path / "a", corpus))
+    assert results_of(run_dir)["averaged"] == [8, 12]
+    assert_mean(run_dir / "averaged", mean_of(run_dir, [8, 12]))
+
+
+@pytest.mark.parametrize("damaged", [40, 50, 60])
+def test_average_is_the_mean_of_the_sound_checkpoints(copied: Path, damaged: int) -> None:
+    """One of three has a bit turned: the weights are those of the other two, each counted half."""
+    path = step_dir(copied, damaged) / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    sound = [step for step in (40, 50, 60) if step != damaged]
+    average_checkpoints(copied, [40, 50, 60])
+    assert_mean(copied / "averaged", mean_of(copied, sound))
+    assert read(copied / "averaged" / "state.json")["averaged"] == sound
+
+
+def test_an_average_is_of_the_newest_step_that_went_into_it(corpus: DataConfig, tmp_path: Path) -> None:
+    run_dir = run(tiny_job(tmp_path / "a", corpus))
+    path = step_dir(run_dir, 12) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    averaged = average_checkpoints(run_dir, [4, 8, 12])
+    assert (averaged.state["averaged"], averaged.step) == ([4, 8], 8)
+
+
+def test_an_average_that_training_has_passed_is_not_used(corpus: DataConfig, tmp_path: Path) -> None:
+    """Trained to step 8, then on to 12 and stopped before its average: `auto` is the last checkpoint."""
+    run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=8))
+    assert find_checkpoint(run_dir, "auto").path.name == "averaged"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "average_checkpoints", lambda *_: sys.exit("died"))
+        with pytest.raises(SystemExit):
+            run(tiny_job(tmp_path / "a", corpus))
+    assert find_checkpoint(run_dir, "auto").path.name == "step-00000012"
+    assert find_checkpoint(run_dir, "averaged").step == 8

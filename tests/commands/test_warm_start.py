@@ -1,0 +1,383 @@
+"""A run that begins with another's weights and tokenizer: what it takes along, what it leaves, what it refuses."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from support.corpora import (
+    as_a_command,
+    assert_same_end,
+    assert_same_tensors,
+    finish,
+    metrics_of,
+    overrides,
+    progress_of,
+    read,
+    run,
+    start,
+    step_dir,
+    tiny_job,
+    write_corpus,
+)
+from support.ranks import ranks
+from support.resumed_runs import damage, snapshot, stop_at, with_value
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import DataConfig, Device, Norm, Positions, Precision, SearchOverride
+from transformer.data.prepare import prepare
+from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.loading import load_translator
+from transformer.distributed import World
+from transformer.errors import CheckpointError, InputError
+from transformer.training.step import Objective
+from transformer.training.validate import DevSet, dev_loss
+from transformer.vocabulary import EOS
+
+CPU = torch.device("cpu")
+STILL = {"max_steps": 1, "learning_rate": 1e-30, "average": 1}  # the one update changes nothing
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    """The corpus of the run that goes on: its own tokenizer would be another."""
+    return write_corpus(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def source(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, with a moving average in its checkpoints; tests do not write to it."""
+    recipe = {"max_steps": 12, "ema_decay": 0.5, "learning_rate": 1e-2}
+    return run(tiny_job(tmp_path_factory.mktemp("runs") / "source", corpus, **recipe))
+
+
+def warm(run_dir: Path, data: DataConfig, init_from: Path | str, model: Any = None, **recipe: Any) -> TrainJob:
+    return replace(tiny_job(run_dir, data, model, **recipe), init_from=str(init_from))
+
+
+def assert_near(found: Path, expected: Path) -> None:
+    """The weights are these, but for updates of at most 1e-29."""
+    one, two = load_file(found), load_file(expected)
+    assert one.keys() == two.keys()
+    assert all(torch.allclose(one[name], two[name], rtol=0, atol=1e-29) for name in one)
+
+
+# ---- what it takes along --------------------------------------------------------------------------------------------
+
+
+def test_the_first_loss_is_that_of_the_model_it_begins_with(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    """Weights, tokenizer, and the loss on the new development set; the source is as it was."""
+    before = snapshot(source)
+    run_dir = run(warm(tmp_path / "b", other, source, **STILL))
+    assert snapshot(source) == before
+    assert (run_dir / "tokenizer.model").read_bytes() == (source / "tokenizer.model").read_bytes()
+    assert_near(step_dir(run_dir, 1) / "model.safetensors", source / "averaged" / "model.safetensors")
+
+    options: Any = {"search": SearchOverride(), "device": Device.cpu, "precision": Precision.fp32}
+    old = load_translator(source, checkpoint="averaged", **options)
+    lines = [Path(path).read_text(encoding="utf-8").split("\n")[:-1] for path in (other.dev.src, other.dev.tgt)]
+    dev = DevSet.of(list(zip(*lines, strict=True)), old.tokenizer, max_pieces=1000)
+    objective, alone = Objective(old.model, 0.1), World(0, 1, {})
+    expected = dev_loss(objective, dev.store, alone, max_tokens=300, device=CPU, precision=Precision.fp32)
+    (row,) = [row for row in metrics_of(run_dir) if "dev/loss" in row]
+    assert row["dev/loss"] == pytest.approx(expected[0], rel=1e-12)
+    cold = run(tiny_job(tmp_path / "cold", other, **STILL))
+    (cold_row,) = [row for row in metrics_of(cold) if "dev/loss" in row]
+    assert row["dev/loss"] < cold_row["dev/loss"] - 0.5
+
+
+def test_optimiser_schedule_and_data_order_are_fresh(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    run_dir = run(warm(tmp_path / "b", other, source, max_steps=1, average=1))
+    moments = load_file(step_dir(run_dir, 1) / "optimizer.safetensors")
+    assert float(moments["updates"]) == 1.0
+    for name, mean in moments.items():
+        if name.startswith("exp_avg/"):  # after one update they are 0.1 g and 0.02 g^2
+            square = moments[name.replace("exp_avg/", "exp_avg_sq/")]
+            torch.testing.assert_close(square, 2.0 * mean**2, rtol=1e-4, atol=1e-20)
+    state = progress_of(run_dir, 1)["training"]["progress"]
+    assert (state["step"], state["epoch"], state["step_in_epoch"]) == (1, 0, 1)
+    (row,) = [row for row in metrics_of(run_dir) if "train/rate" in row]
+    assert row["train/rate"] == pytest.approx(3e-3 / 10)
+
+
+def test_the_new_text_is_in_the_old_pieces(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    """Under `prepare` too, which needs no weights; from a run, and from a checkpoint in it."""
+    own = prepare(tiny_job(tmp_path / "own", other)).tokenizer_model
+    old = (source / "tokenizer.model").read_bytes()
+    assert own != old
+    for place in (source, step_dir(source, 8), source / "averaged"):
+        prepared = prepare(warm(tmp_path / "b", other, place))
+        assert prepared.tokenizer_model == old
+        first = Path(other.train.src).read_text(encoding="utf-8").partition("\n")[0]
+        (pieces,) = Tokenizer(old, "old").encode([first])
+        (found, count) = prepared.store.gather(torch.zeros(1, dtype=torch.int64).numpy(), 0)
+        assert [*found.tolist(), EOS] == [*pieces, EOS]
+        assert count.tolist() == [len(pieces)]
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("checkpoints/step-00000008", "checkpoints/step-00000008/ema.safetensors"),
+        ("checkpoints/step-00000008/", "checkpoints/step-00000008/ema.safetensors"),
+        ("averaged", "averaged/model.safetensors"),
+        ("", "averaged/model.safetensors"),
+    ],
+)
+def test_which_weights(
+    other: DataConfig, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, expected: str
+) -> None:
+    """Those that translate: the moving average of a checkpoint; written relative to where the command runs."""
+    monkeypatch.chdir(source.parent)
+    run_dir = run(warm(tmp_path / "b", other, f"{source.name}/{place}", **STILL))
+    assert_near(step_dir(run_dir, 1) / "model.safetensors", source / expected)
+    origin = read(run_dir / "run.json")["init_from"]
+    folder = (source / expected).parent
+    assert origin == {
+        "path": str(folder),
+        "step": 8 if "step" in place else 12,
+        "manifest_sha256": hashlib.sha256((folder / "MANIFEST.json").read_bytes()).hexdigest(),
+    }
+
+
+def test_a_run_that_is_not_averaged_yet_gives_its_last_weights(
+    corpus: DataConfig, other: DataConfig, tmp_path: Path
+) -> None:
+    unfinished = stop_at(tiny_job(tmp_path / "a", corpus), 5)
+    run_dir = run(warm(tmp_path / "b", other, unfinished, **STILL))
+    assert_near(step_dir(run_dir, 1) / "model.safetensors", step_dir(unfinished, 5) / "model.safetensors")
+
+
+def test_its_own_moving_average_begins_there(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    run_dir = run(warm(tmp_path / "b", other, source, ema_decay=0.999, **STILL))
+    assert_near(step_dir(run_dir, 1) / "ema.safetensors", source / "averaged" / "model.safetensors")
+
+
+def test_a_run_from_nothing_says_so(other: DataConfig, tmp_path: Path) -> None:
+    run_dir = run(tiny_job(tmp_path / "a", other, max_steps=1, average=1))
+    assert read(run_dir / "run.json")["init_from"] is None
+
+
+def test_ranks_begin_alike(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    job = warm(tmp_path / "b", other, source, max_tokens=100, ema_decay=0.5, **STILL)
+    assert ranks(2, lambda: run(job) and None, tmp_path) == [0, 0]
+    assert_near(step_dir(tmp_path / "b", 1) / "model.safetensors", source / "averaged" / "model.safetensors")
+
+
+# ---- what must agree ------------------------------------------------------------------------------------------------
+
+DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
+    "layers": ({"n_layers": 2}, "model.n_layers is 1 there and 2 here): set model.n_layers=1"),
+    "width": ({"d_model": 64, "d_k": 16, "d_v": 16}, "model.d_model is 32 there and 64 here): set model.d_model=32"),
+    "inner width": ({"d_ff": 32}, "model.d_ff is 64 there and 32 here): set model.d_ff=64"),
+    "heads": ({"n_heads": 4, "d_k": 16, "d_v": 16}, "model.n_heads is 2 there and 4 here): set model.n_heads=2"),
+    "keys": ({"d_k": 8}, "model.d_k is 16 there and 8 here): set model.d_k=16"),
+    "norm": ({"norm": Norm.pre}, "model.norm is post there and pre here): set model.norm=post"),
+    "positions": ({"positions": Positions.learned}, "): set model.positions=sinusoidal"),
+    "embeddings": ({"tie_embeddings": False}, "model.tie_embeddings is True there and False here"),
+    "two": ({"n_layers": 2, "d_ff": 32}, "set model.n_layers=1 model.d_ff=64"),
+}
+
+
+def assert_refused(job: TrainJob, words: str, error: type[Exception] = InputError) -> None:
+    """In one line, by `train`, with nothing written."""
+    with pytest.raises(error) as refused:
+        run(job)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not Path(job.run_dir).exists()
+
+
+@pytest.mark.parametrize(("model", "words"), DIFFERENT.values(), ids=DIFFERENT)
+def test_another_model_is_refused(
+    other: DataConfig, source: Path, tmp_path: Path, model: dict[str, Any], words: str
+) -> None:
+    assert_refused(warm(tmp_path / "b", other, source, model), words)
+
+
+def test_what_trains_only_may_differ(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    """Dropout, the room of positions that are computed, and widths that are the default written out."""
+    free = {"dropout": 0.3, "attention_dropout": 0.1, "relu_dropout": 0.1, "max_positions": 300, "d_k": 16, "d_v": 16}
+    run_dir = run(warm(tmp_path / "b", other, source, free, **STILL))
+    assert_near(step_dir(run_dir, 1) / "model.safetensors", source / "averaged" / "model.safetensors")
+
+
+def test_learned_positions_are_parameters(corpus: DataConfig, other: DataConfig, tmp_path: Path) -> None:
+    learned = {"positions": Positions.learned}
+    run_dir = run(tiny_job(tmp_path / "a", corpus, learned, max_steps=1, average=1))
+    words = "model.max_positions is 1024 there and 300 here): set model.max_positions=1024"
+    assert_refused(warm(tmp_path / "b", other, run_dir, learned | {"max_positions": 300}), words)
+
+
+def copied_checkpoint(source: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(step_dir(source, 8), folder / "step-00000008"))
+
+
+def without_checkpoints(source: Path, folder: Path) -> Path:
+    (folder / "a").mkdir()
+    shutil.copy(source / "tokenizer.model", folder / "a")
+    return folder / "a"
+
+
+def nothing(source: Path, folder: Path) -> Path:
+    return folder / "missing"
+
+
+def empty(source: Path, folder: Path) -> Path:
+    (folder / "a").mkdir()
+    return folder / "a"
+
+
+PLACES = {
+    "missing": (nothing, "missing: no such run directory"),
+    "no run": (empty, "a: no checkpoint yet"),
+    "no checkpoint": (without_checkpoints, "a: no checkpoint yet"),
+    "a checkpoint outside its run": (copied_checkpoint, "step-00000008: no run directory with a tokenizer.model"),
+}
+
+
+@pytest.mark.parametrize(("make", "words"), PLACES.values(), ids=PLACES)
+def test_a_place_without_a_model_is_refused(
+    other: DataConfig, source: Path, tmp_path: Path, make: Callable[[Path, Path], Path], words: str
+) -> None:
+    assert_refused(warm(tmp_path / "b", other, make(source, tmp_path)), words)
+
+
+@pytest.mark.parametrize("make", [nothing, empty])
+def test_a_place_without_a_tokenizer_is_refused_by_prepare(
+    other: DataConfig, source: Path, tmp_path: Path, make: Callable[[Path, Path], Path]
+) -> None:
+    place = make(source, tmp_path)
+    with pytest.raises(InputError, match="no run directory with a tokenizer") as refused:
+        prepare(warm(tmp_path / "b", other, place))
+    assert f"init_from={place}" in str(refused.value)
+
+
+def test_a_damaged_source_is_refused(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    shutil.copytree(source, tmp_path / "a")
+    damage(tmp_path / "a", 8, "ema.safetensors")
+    assert_refused(warm(tmp_path / "b", other, step_dir(tmp_path / "a", 8)), "sha256 differs", CheckpointError)
+
+
+def test_weights_of_another_tokenizer_are_refused(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    job = with_value(tiny_job(tmp_path / "small", other, max_steps=1, average=1), "tokenizer.vocab_size", 40)
+    small = run(job)
+    shutil.copytree(source, tmp_path / "a")
+    shutil.copy(small / "tokenizer.model", tmp_path / "a")
+    with pytest.raises(CheckpointError, match="does not fit this model: embedding is"):
+        run(warm(tmp_path / "b", other, tmp_path / "a"))
+
+
+def test_a_tokenizer_that_is_given_as_well(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    """Another one is refused; the same one, under any name, is the same one."""
+    (tmp_path / "own.model").write_bytes(prepare(tiny_job(tmp_path / "own", other)).tokenizer_model)
+    shutil.copy(source / "tokenizer.model", tmp_path / "same.model")
+    job = warm(tmp_path / "b", other, source, **STILL)
+    assert_refused(with_value(job, "tokenizer.model", str(tmp_path / "own.model")), "own.model is not ")
+    run(with_value(job, "tokenizer.model", str(tmp_path / "same.model")))
+
+
+def test_processes(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    """One line and status 2; the paths as they are typed."""
+    os.symlink(source, tmp_path / "source")
+    missing = warm(Path("b"), other, "missing")
+    jobs = {
+        "prepare": (missing, "init_from=missing: no run directory"),
+        "train": (warm(Path("b"), other, "source", {"d_ff": 32}), "init_from=source: another model (model.d_ff"),
+    }
+    started = [(start(name, *overrides(job), cwd=tmp_path), words) for name, (job, words) in jobs.items()]
+    for process, words in started:
+        _, err = finish(process, InputError.exit_status)
+        assert err.count("\n") == 1
+        assert f"transformer: error: {words}" in err
+    finish(start("train", *overrides(warm(Path("b"), other, "source", **STILL)), cwd=tmp_path), 0)
+    assert_near(step_dir(tmp_path / "b", 1) / "model.safetensors", source / "averaged" / "model.safetensors")
+
+
+# ---- resumed --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(source: Path, tmp_path: Path) -> Path:
+    """The source, which a test may take away."""
+    return Path(shutil.copytree(source, tmp_path / "source"))
+
+
+def take_away(copy: Path, other: DataConfig) -> None:
+    shutil.rmtree(copy)
+
+
+def put_another_in_its_place(copy: Path, other: DataConfig) -> None:
+    shutil.rmtree(copy)
+    run(tiny_job(copy, other, {"n_layers": 2}, max_steps=1, average=1))
+
+
+@pytest.mark.parametrize("happens", [take_away, put_another_in_its_place])
+def test_the_source_is_not_needed_any_more(
+    other: DataConfig, copy: Path, tmp_path: Path, happens: Callable[[Path, DataConfig], None]
+) -> None:
+    job = warm(tmp_path / "b", other, copy, ema_decay=0.9)
+    calm = run(replace(job, run_dir=str(tmp_path / "calm")))
+    stop_at(job, 5)
+    happens(copy, other)
+    run(job)
+    assert_same_end(tmp_path / "b", calm)
+    with as_a_command():
+        assert prepare(job).tokenizer_model == (calm / "tokenizer.model").read_bytes()
+    run(job)  # and a finished run prints its results
+
+
+def test_before_its_first_checkpoint_it_begins_again(
+    other: DataConfig, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in its first step, under a directory that is there already."""
+    job = warm(tmp_path / "b", other, copy, **STILL)
+    with monkeypatch.context() as patch:
+        patch.setattr("transformer.training.loop.train_step", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(job)
+    assert (tmp_path / "b" / "run.json").exists()
+    shutil.move(copy, tmp_path / "moved")
+    with pytest.raises(InputError, match="source: no such run directory"):
+        run(job)
+    run(replace(job, init_from=str(tmp_path / "moved")))
+    assert_near(
+        step_dir(tmp_path / "b", 1) / "model.safetensors", tmp_path / "moved" / "averaged" / "model.safetensors"
+    )
+
+
+def test_a_run_that_has_begun_does_not_begin_elsewhere(
+    corpus: DataConfig, other: DataConfig, source: Path, tmp_path: Path
+) -> None:
+    job = warm(tmp_path / "b", other, source, max_steps=4)
+    stop_at(job, 2)
+    for place in (str(step_dir(source, 8)), None):
+        with pytest.raises(CheckpointError, match=f"init_from: {source} -> {place or 'null'}"):
+            run(replace(job, init_from=place))
+    run(job)
+    cold = tiny_job(tmp_path / "cold", other, max_steps=4)
+    stop_at(cold, 2)
+    with pytest.raises(CheckpointError, match="init_from: null -> "):
+        run(replace(cold, init_from=str(source)))
+
+
+def test_stopped_and_resumed_it_is_the_same(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    calm = run(warm(tmp_path / "calm", other, source, max_steps=8))
+    job = warm(tmp_path / "b", other, source, max_steps=8)
+    for step in (1, 3, 6):
+        stop_at(job, step)
+    run(job)
+    assert_same_end(tmp_path / "b", calm)
+    assert_same_tensors(tmp_path / "b" / "averaged" / "model.safetensors", calm / "averaged" / "model.safetensors")

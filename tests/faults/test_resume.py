@@ -1,0 +1,944 @@
+"""Stopped, killed or damaged, a run goes on as if nothing had happened; under other settings it does not go on."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import transformer
+from support.corpora import (
+    assert_same_end,
+    finish,
+    is_verified,
+    last_logged,
+    metrics_of,
+    overrides,
+    progress_of,
+    read,
+    results_of,
+    run,
+    start,
+    step_dir,
+    steps_of,
+    tiny_job,
+    wait_for,
+    write_corpus,
+)
+from support.resumed_runs import damage, learned, snapshot, stop_at, tensorboard_steps, with_value
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import DataConfig, Decay, Norm, Positions, Precision, SearchConfig
+from transformer.data import prepare
+from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
+from transformer.training import loop
+
+LAST = 14  # of the reference run: epochs end at 6 and 12, validations at 6, 12 and 14, checkpoints at 4, 8, 12 and 14
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def straight(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing interrupts."""
+    run_dir = run(tiny_job(tmp_path_factory.mktemp("straight") / "a", corpus, max_steps=LAST))
+    epochs = [row["train/epoch"] for row in metrics_of(run_dir) if "train/epoch" in row]
+    assert epochs == [0.0] * 6 + [1.0] * 6 + [2.0] * 2
+    return run_dir
+
+
+@pytest.fixture
+def job(corpus: DataConfig, tmp_path: Path) -> TrainJob:
+    return tiny_job(tmp_path / "a", corpus, max_steps=LAST)
+
+
+@pytest.fixture(scope="module")
+def finished(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
+    """A short run; tests copy it."""
+    job = tiny_job(tmp_path_factory.mktemp("finished") / "a", corpus, max_steps=4, save_every=2, keep_last=3)
+    job.tokenizer.vocab_size = 300  # room for the 256 of byte_fallback
+    run(job)
+    return job
+
+
+@pytest.fixture
+def copy(finished: TrainJob, tmp_path: Path) -> TrainJob:
+    shutil.copytree(finished.run_dir, tmp_path / "copy")
+    return replace(finished, run_dir=str(tmp_path / "copy"))
+
+
+def assert_logged_once(run_dir: Path, last: int = LAST) -> None:
+    """metrics.jsonl has every step once, and every validation."""
+    rows = metrics_of(run_dir)
+    assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, last + 1))
+    assert [row["step"] for row in rows if "dev/bleu" in row] == [row["step"] for row in validations(run_dir)]
+
+
+def validations(run_dir: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = results_of(run_dir)["validations"]
+    return rows
+
+
+def test_train_passes_on_a_signal_that_cuts_an_import_of_torch_short(
+    job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.use_deterministic_algorithms imports half of torch; once interrupted there, it fails at any other call."""
+    failures: list[BaseException] = [AttributeError("module 'sympy' has no attribute 'core'"), KeyboardInterrupt()]
+
+    def interrupted(enabled: bool, *, warn_only: bool = False) -> None:
+        raise failures.pop()
+
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", interrupted)
+    job.train.deterministic = True
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(job)
+
+
+# ---- stopped and resumed --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", range(1, LAST))
+def test_resumed_at_every_step(job: TrainJob, straight: Path, step: int) -> None:
+    run_dir = stop_at(job, step, signal.SIGINT if step % 2 else signal.SIGTERM)
+    run(job)
+    assert_same_end(run_dir, straight)
+    assert_logged_once(run_dir)
+
+
+def test_a_chain_of_random_resumes(job: TrainJob, straight: Path) -> None:
+    stops = sorted(random.Random(0).sample(range(1, LAST), 8))
+    for step in stops:
+        stop_at(job, step)
+    run(job)
+    assert_same_end(Path(job.run_dir), straight)
+    assert_logged_once(Path(job.run_dir))
+
+
+def test_a_stop_leaves_the_state_of_the_straight_run(corpus: DataConfig, tmp_path: Path) -> None:
+    """Weights, moments and position at an interrupted step are those of a run that saves there anyway."""
+    every = run(tiny_job(tmp_path / "every", corpus, max_steps=8, save_every=1, keep_last=9))
+    for step in (3, 5, 7):
+        stopped = stop_at(tiny_job(tmp_path / f"at-{step}", corpus, max_steps=8), step)
+        for name in ("model", "optimizer"):
+            one, two = (load_file(step_dir(run_dir, step) / f"{name}.safetensors") for run_dir in (stopped, every))
+            assert one.keys() == two.keys()
+            assert all(torch.equal(one[key], two[key]) for key in one)
+        assert progress_of(stopped, step) == progress_of(every, step)
+
+
+def test_a_signal_in_the_last_step(job: TrainJob, straight: Path) -> None:
+    """It stops here too: the validation that is due and the test sets can take longer than a scheduler waits."""
+    stop_at(job, LAST)
+    assert not (Path(job.run_dir) / "results.json").exists()
+    run(job)
+    assert_same_end(Path(job.run_dir), straight)
+    assert_logged_once(Path(job.run_dir))
+
+
+def stop_in(name: str, job: TrainJob, step: int) -> None:
+    """A signal comes while the loop validates, or commits, this step."""
+    real = getattr(loop, name)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if options["step"] == step:
+            signal.raise_signal(signal.SIGTERM)
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, name, interrupted)
+        with pytest.raises(Stopped, match=f"step {step} is saved"):
+            run(job)
+
+
+def test_a_signal_while_the_last_step_is_saved(job: TrainJob, straight: Path) -> None:
+    stop_in("commit", job, LAST)
+    run(job)
+    assert_same_end(Path(job.run_dir), straight)
+
+
+@pytest.mark.parametrize("step", [6, 12, LAST])
+def test_a_signal_during_validation(job: TrainJob, straight: Path, step: int) -> None:
+    stop_in("validate", job, step)
+    assert steps_of(Path(job.run_dir))[-1] == step
+    assert step not in [
+        row["step"] for row in progress_of(Path(job.run_dir), step)["training"]["progress"]["validations"]
+    ]
+    stop_in("validate", job, step)  # again
+    run(job)
+    assert_same_end(Path(job.run_dir), straight)
+    assert_logged_once(Path(job.run_dir))
+
+
+@pytest.mark.parametrize("step", [6, LAST])
+def test_a_validation_done_after_resuming_is_not_done_twice(
+    job: TrainJob, straight: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """A signal cuts it short; the resumed run does it, and dies in the next step (or while it averages)."""
+    stop_in("validate", job, step)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", die)
+        patch.setattr(loop, "average_checkpoints", die)
+        with pytest.raises(Death):
+            run(job)
+    run(job)
+    assert_logged_once(Path(job.run_dir))
+    assert_same_end(Path(job.run_dir), straight)
+
+
+class Death(Exception):
+    """Nothing is saved."""
+
+
+def die(*_: Any, **__: Any) -> Any:
+    raise Death
+
+
+@pytest.mark.parametrize("patience", [2, 3])
+def test_patience_outlives_an_interruption(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
+) -> None:
+    """Stopped in the step after each validation, a run makes the same decisions."""
+    bleu = {2: 5.0, 4: 3.0, 6: 6.0, 8: 1.0, 10: 6.0, 12: 2.0, 14: 9.0}
+    real = loop.validate
+
+    def scripted(*arguments: Any, **options: Any) -> Any:
+        found, hypotheses = real(*arguments, **options)
+        return replace(found, bleu=bleu[found.step]), hypotheses
+
+    monkeypatch.setattr(loop, "validate", scripted)
+    recipe = {"validate_every": 2, "save_every": 4, "patience": patience, "max_steps": LAST}
+    calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
+    job = tiny_job(tmp_path / "chain", corpus, **recipe)
+    end = {2: 10, 3: 12}[patience]
+    for step in range(3, end, 2):
+        stop_at(job, step)
+    run(job)
+    assert results_of(calm)["steps"] == end
+    assert_same_end(tmp_path / "chain", calm)
+
+
+def test_numbers_that_are_not_finite_end_a_run_whose_checkpoints_are_sound(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The streak goes on over a resume; what is saved is finite."""
+    job = tiny_job(tmp_path / "a", corpus, max_steps=40, validate_every=40)
+    real = loop.train_step
+
+    stop_at(job, 5)
+    before = load_file(step_dir(tmp_path / "a", 5) / "model.safetensors")
+
+    def poisoned(objective: Any, *arguments: Any, **options: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "backward", lambda loss: poison(objective))
+            return real(objective, *arguments, **options)
+
+    monkeypatch.setattr(loop, "train_step", poisoned)
+    with pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 15"):
+        run(job)
+    assert NumericalError.exit_status == 6
+    assert steps_of(tmp_path / "a")[-1] == 15, "the position is saved"
+    after = load_file(step_dir(tmp_path / "a", 15) / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before), "a bad update was applied"
+    assert progress_of(tmp_path / "a", 15)["training"]["progress"]["streak"] == 10
+    with pytest.raises(NumericalError, match=r"\d\d consecutive updates.* up to step"):
+        run(job)
+
+
+@pytest.mark.parametrize(
+    ("place", "phase"),
+    [("train_step", "training"), ("dev_loss", "measuring the dev loss"), ("prepare", "starting or finishing")],
+)
+def test_train_names_what_was_done_when_gpu_memory_ran_out(
+    tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch, place: str, phase: str
+) -> None:
+    def too_much(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    module = "transformer.training.validate" if place == "dev_loss" else "transformer.training.loop"
+    monkeypatch.setattr(f"{module}.{place}", too_much)
+    with pytest.raises(InputError) as caught:
+        run(tiny_job(tmp_path / "a", corpus))
+    message = str(caught.value)
+    assert message.startswith(f"out of GPU memory while {phase}")
+    assert ("lower train.max_tokens (now 300); the same command goes on" in message) == (place != "prepare")
+
+
+def poison(objective: torch.nn.Module) -> None:
+    for parameter in objective.parameters():
+        parameter.grad = torch.full_like(parameter, float("nan"))
+
+
+@pytest.mark.parametrize("step", [2, 7, 9])
+def test_the_loss_scale_goes_on(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Begun far too high and doubled after every third good update, it changes all the time."""
+    scaler = {"init_scale": 2.0**30, "growth_interval": 3}
+    monkeypatch.setattr("transformer.training.state.loss_scaler", lambda *_: torch.amp.GradScaler("cpu", **scaler))
+    recipe = {"precision": Precision.fp16, "max_steps": 20}
+    calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
+    stop_at(tiny_job(tmp_path / "stopped", corpus, **recipe), step)
+    run(tiny_job(tmp_path / "stopped", corpus, **recipe))
+    assert_same_end(tmp_path / "stopped", calm)
+    state = read(step_dir(calm, 20) / "state.json")["training"]
+    assert 5 < state["progress"]["skipped"] < 15
+    assert state["loss_scale"]["scale"] < 2.0**30
+    assert state["loss_scale"].keys() == {"scale", "growth_tracker"}
+
+
+def test_a_run_in_float16_learns_as_one_in_float32(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
+    half = run(tiny_job(tmp_path / "a", corpus, max_steps=LAST, precision=Precision.fp16))
+    rows = [[row["train/loss"] for row in metrics_of(run_dir) if "train/loss" in row] for run_dir in (half, straight)]
+    assert rows[0] == pytest.approx(rows[1], rel=2e-3)
+    assert rows[0] != rows[1], "it was rounded"
+
+
+def test_gradients_that_no_scale_makes_finite_end_a_run(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 65,536 a scale is 1 at the seventeenth update."""
+    monkeypatch.setattr(torch.Tensor, "backward", lambda _loss: poison(objectives[0]))
+    objectives: list[torch.nn.Module] = []
+    real = loop.train_step
+
+    def noted(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        objectives[:] = [objective]
+        return real(objective, *arguments, **options)
+
+    monkeypatch.setattr(loop, "train_step", noted)
+    job = tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, max_steps=40, validate_every=40)
+    with pytest.raises(NumericalError, match="17 consecutive updates"):
+        run(job)
+
+
+# ---- the window between two log lines -------------------------------------------------------------------------------
+
+WINDOW = {"max_steps": 10, "log_every": 4, "save_every": 6, "validate_every": 5}
+
+
+@pytest.fixture(scope="module")
+def unscored(corpus: DataConfig) -> DataConfig:
+    """The corpus without its test sets."""
+    return replace(corpus, test={})
+
+
+@pytest.fixture(scope="module")
+def windows(unscored: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that logs after steps 4, 8 and 10, and that nothing interrupts."""
+    return run(tiny_job(tmp_path_factory.mktemp("windows") / "a", unscored, **WINDOW))
+
+
+def test_log_window_logs_a_short_last_window(unscored: DataConfig, tmp_path: Path, windows: Path) -> None:
+    """Against the same run, logged at every step."""
+    every = metrics_of(run(tiny_job(tmp_path / "every", unscored, **{**WINDOW, "log_every": 1})))
+    norms = {row["step"]: row["train/gradient_norm"] for row in every if "train/loss" in row}
+    found = {row["step"]: row["train/gradient_norm"] for row in metrics_of(windows) if "train/loss" in row}
+    parts = {4: range(1, 5), 8: range(5, 9), 10: range(9, 11)}
+    assert found == pytest.approx({end: sum(norms[n] for n in part) / len(part) for end, part in parts.items()})
+
+
+@pytest.mark.parametrize("step", [3, 6, 10])
+def test_log_window_goes_on_after_a_signal(unscored: DataConfig, tmp_path: Path, windows: Path, step: int) -> None:
+    job = tiny_job(tmp_path / "a", unscored, **WINDOW)
+    stop_at(job, step)
+    assert learned(run(job)) == learned(windows)
+
+
+@pytest.mark.parametrize("last", [7, 9])
+def test_log_window_goes_on_after_a_death(
+    unscored: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: Path, last: int
+) -> None:
+    """After step `last` the process is gone; the checkpoint is that of step 6, and what was logged later is dropped."""
+    job = tiny_job(tmp_path / "a", unscored, **WINDOW)
+    left = iter(range(last))
+    real = loop.train_step
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", lambda *a, **o: die() if next(left, None) is None else real(*a, **o))
+        with pytest.raises(Death):
+            run(job)
+    assert steps_of(tmp_path / "a")[-1] == 6
+    assert learned(run(job)) == learned(windows)
+
+
+# ---- updates that are skipped on the device -------------------------------------------------------------------------
+
+RARE = {"max_steps": 40, "log_every": 1000, "save_every": 1000, "validate_every": 1000}
+
+
+@dataclass
+class Seen:
+    """What a watched run did: the last step, and the weights after each."""
+
+    step: int = 0
+    weights: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], Seen]:
+    """Make the gradients of these steps NaN, and watch."""
+
+    def begin(bad: range) -> Seen:
+        seen, real = Seen(), loop.train_step
+
+        def step(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+            seen.step += 1
+            with pytest.MonkeyPatch.context() as patch:
+                if seen.step in bad:
+                    patch.setattr(torch.Tensor, "backward", lambda loss: poison(objective))
+                result = real(objective, *arguments, **options)
+            seen.weights[seen.step] = [parameter.detach().clone() for parameter in objective.parameters()]
+            return result
+
+        monkeypatch.setattr(loop, "train_step", step)
+        return seen
+
+    return begin
+
+
+def counts(run_dir: Path, step: int) -> tuple[int, int, int, int | None]:
+    """What state.json says of skipped updates: in all, up to this step, most in a row, the first."""
+    progress = read(step_dir(run_dir, step) / "state.json")["training"]["progress"]
+    return tuple(progress[key] for key in ("skipped", "streak", "longest_streak", "first_skipped"))
+
+
+def test_skipped_updates_end_a_run_that_logs_rarely(
+    unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen]
+) -> None:
+    """The tenth in a row is step 14; the host looks after step 20."""
+    seen = watch(range(5, 15))
+    with pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 20"):
+        run(tiny_job(tmp_path / "a", unscored, **RARE))
+    assert seen.step == 20
+    assert steps_of(tmp_path / "a") == [20], "the position is saved"
+
+
+@pytest.mark.parametrize("stops", [(), (4, 9), (11, 14, 22)], ids=str)
+def test_skipped_updates_are_counted_over_resumes(
+    unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen], stops: tuple[int, ...]
+) -> None:
+    """Nine in a row are survived, and leave the weights alone."""
+    seen = watch(range(5, 14))
+    job = tiny_job(tmp_path / "a", unscored, **{**RARE, "max_steps": 24})
+    expected = {4: (0, 0, 0, None), 9: (5, 5, 5, 5), 11: (7, 7, 7, 5), 14: (9, 0, 9, 5), 22: (9, 0, 9, 5)}
+    for step in stops:
+        stop_at(job, step)
+        assert counts(tmp_path / "a", step) == expected[step]
+    run(job)
+    assert seen.step == 24
+    assert counts(tmp_path / "a", 24) == (9, 0, 9, 5)
+    assert results_of(tmp_path / "a")["skipped_updates"] == 9
+    is_same = [all(map(torch.equal, seen.weights[n], seen.weights[n - 1])) for n in range(2, 25)]
+    assert is_same == [n in range(5, 14) for n in range(2, 25)]
+
+
+def test_skipped_updates_in_a_row_go_on_over_a_resume(
+    unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen]
+) -> None:
+    seen = watch(range(5, 15))
+    job = tiny_job(tmp_path / "a", unscored, **RARE)
+    stop_at(job, 8)
+    with pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 20"):
+        run(job)
+    assert seen.step == 20
+    assert steps_of(tmp_path / "a") == [20], "the position is saved"
+
+
+# ---- every recipe ---------------------------------------------------------------------------------------------------
+
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "no label smoothing": ({}, {"label_smoothing": 0.0}),
+    "clipping": ({}, {"clip_norm": 0.1}),
+    "linear decay": ({}, {"decay": Decay.linear, "warmup_steps": 2}),
+    "the paper's rate": ({}, {"learning_rate": None}),
+    "pre-norm": ({"norm": Norm.pre}, {}),
+    "learned positions": ({"positions": Positions.learned}, {}),
+    "untied": ({"tie_embeddings": False}, {}),
+    "float64": ({}, {"precision": Precision.fp64}),
+    "bfloat16": ({}, {"precision": Precision.bf16}),
+    "float16": ({}, {"precision": Precision.fp16}),
+    "moving average": ({}, {"ema_decay": 0.9}),
+    "moving average in float16": ({}, {"ema_decay": 0.2, "precision": Precision.fp16}),
+    "all dropouts": ({"dropout": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.1}, {}),
+    "no prefetch": ({}, {"prefetch": 0}),
+    "deterministic": ({}, {"deterministic": True}),
+    "one micro-batch": ({}, {"max_tokens": 4096}),
+}
+
+
+@pytest.mark.parametrize(("model", "recipe"), VARIANTS.values(), ids=VARIANTS)
+def test_every_recipe_trains_and_resumes(
+    corpus: DataConfig, tmp_path: Path, model: dict[str, Any], recipe: dict[str, Any]
+) -> None:
+    settings = {"max_steps": 5, "validate_every": 5} | recipe
+    calm = run(tiny_job(tmp_path / "calm", corpus, model, **settings))
+    job = tiny_job(tmp_path / "stopped", corpus, model, **settings)
+    stop_at(job, 3)
+    run(job)
+    assert_same_end(tmp_path / "stopped", calm)
+    tensors = load_file(step_dir(calm, 5) / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {
+        torch.float64 if recipe.get("precision") is Precision.fp64 else torch.float32
+    }
+    losses = [row["train/loss"] for row in metrics_of(calm) if "train/loss" in row]
+    assert losses[-1] < losses[0]
+
+
+# ---- what may change under way --------------------------------------------------------------------------------------
+
+FREE = {
+    *("run_dir", "search.beam_size", "search.length_penalty", "search.max_extra", "search.batch_tokens"),
+    *("data.root", "data.store_dir", "train.max_steps", "train.log_every", "train.save_every"),
+    *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
+    *("train.average", "train.samples", "train.attention_images", "train.prefetch"),
+}
+NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
+PARTS = ("src", "tgt", "dataset", "subset", "split")
+FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
+NOT_HERE = {"tokenizer.model", "train.fit_memory"}  # tests of their own
+CHOSEN = {  # where twice or half would be no value, or takes time
+    "model.d_k": 8,
+    "model.d_v": 8,
+    "data.store_dir": "",
+    "tokenizer.character_coverage": 0.99,
+    "search.batch_tokens": 4096,
+    "train.max_steps": 3,
+    "train.clip_norm": 0.5,
+    "train.ema_decay": 0.9,
+    "train.patience": 2,
+    "train.average": 1,
+    "train.keep_last": 5,
+    "train.device": "cpu",
+}
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of a job, dotted, with its value."""
+    table = config if isinstance(config, dict) else {f.name: getattr(config, f.name) for f in fields(config)}
+    for name, value in table.items():
+        if is_dataclass(value) or isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def another(key: str, value: Any, folder: Path) -> Any:
+    if key == "data.store_dir":
+        return str(folder / "another store")
+    if key == "train.device":
+        return type(value).cpu
+    if key in CHOSEN:
+        return CHOSEN[key]
+    if isinstance(value, Enum):
+        return next(member for member in reversed(type(value)) if member is not value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, float):
+        return value / 2 or 0.25
+    return value * 2 if isinstance(value, int) else f"{value}x"
+
+
+KEYS = [key for key, _ in leaves(tiny_job(Path("a"), DataConfig()))]
+KEYS = [key for key in KEYS if key not in FILES | NOT_HERE | {"run_dir"}]
+
+
+def as_typed(value: object) -> str:
+    """How a user writes it on the command line."""
+    words = {"None": "null", "True": "true", "False": "false"}
+    text = value.name if isinstance(value, Enum) else str(value)
+    return words.get(text, text)
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if key not in FREE | NOTED])
+def test_what_changes_the_mathematics_is_refused(copy: TrainJob, tmp_path: Path, key: str) -> None:
+    before = dict(leaves(copy))[key]
+    now = another(key, before, tmp_path)
+    shown = as_typed(before), as_typed(now)
+    with pytest.raises(CheckpointError, match=re.escape(f"{key}: {shown[0]} -> {shown[1]}")) as refused:
+        run(with_value(copy, key, now))
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_status == 4
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if key in FREE])
+def test_what_does_not_is_accepted(copy: TrainJob, tmp_path: Path, key: str) -> None:
+    run(with_value(copy, key, another(key, dict(leaves(copy))[key], tmp_path)))
+
+
+@pytest.mark.parametrize("key", sorted(NOTED))
+def test_what_may_change_the_last_bits_is_accepted_and_logged(copy: TrainJob, tmp_path: Path, key: str) -> None:
+    before = dict(leaves(copy))[key]
+    now = another(key, before, tmp_path)
+    shown = as_typed(before), as_typed(now)
+    run(with_value(copy, key, now))
+    assert f"{key}: {shown[0]} -> {shown[1]}" in (Path(copy.run_dir) / "train.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["run.json", "MANIFEST.json"])
+def test_resume_refuses_a_run_of_an_unreleased_version_by_name(copy: TrainJob, name: str) -> None:
+    """The versions before the first format had no number in run.json, and 1 in a checkpoint."""
+    run_dir = Path(copy.run_dir)
+    paths = [run_dir / name] if name == "run.json" else list((run_dir / "checkpoints").glob(f"*/{name}"))
+    assert paths
+    for path in paths:
+        document = read(path)
+        del document["format"]
+        if name == "MANIFEST.json":
+            document = {"format": 1, **document}
+        path.write_text(json.dumps(document), encoding="utf-8")
+    copy.train.max_steps += 1
+    with pytest.raises(CheckpointError, match=rf"{name}: .*unreleased version of this package.*start a new run"):
+        run(copy)
+
+
+@pytest.mark.parametrize(("key", "value"), [("precision", "bf17"), ("layout", "pakced"), ("device", 3)])
+def test_papers_that_are_damaged_are_refused(copy: TrainJob, key: str, value: object) -> None:
+    path = Path(copy.run_dir) / "run.json"
+    papers = read(path)
+    papers["resolved"][key] = value
+    path.write_text(json.dumps(papers), encoding="utf-8")
+    copy.train.max_steps += 1
+    with pytest.raises(CheckpointError, match=r"run\.json: RunRecord\."):
+        run(copy)
+
+
+def test_every_key_is_decided_on(copy: TrainJob) -> None:
+    """A new key must be put on one of the lists here."""
+    assert (FREE | NOTED) - set(KEYS) == {"run_dir"}
+    assert {key for key, _ in leaves(copy)} - set(KEYS) - {"run_dir"} == FILES | NOT_HERE
+
+
+def test_all_that_is_refused_is_named_in_one_line(copy: TrainJob) -> None:
+    job = with_value(with_value(copy, "model.dropout", 0.3), "train.seed", 7)
+    with pytest.raises(CheckpointError) as refused:
+        run(with_value(job, "train.samples", 0))
+    assert "model.dropout: 0.1 -> 0.3; train.seed: 1 -> 7" in str(refused.value)
+    assert "samples" not in str(refused.value)
+
+
+def test_the_length_of_a_run_decides_the_rates_of_linear_decay(corpus: DataConfig, tmp_path: Path) -> None:
+    recipe = {"decay": Decay.linear, "warmup_steps": 2}
+    run(tiny_job(tmp_path / "a", corpus, max_steps=4, **recipe))
+    with pytest.raises(CheckpointError, match=r"train\.max_steps: 4 -> 6"):
+        run(tiny_job(tmp_path / "a", corpus, max_steps=6, **recipe))
+
+
+def changed_line(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").split("\n")
+    lines[3] += " eins"
+    path.write_text("\n".join(lines), encoding="utf-8", newline="\n")
+
+
+@pytest.fixture
+def own_text(corpus: DataConfig, tmp_path: Path) -> DataConfig:
+    """The corpus in a folder of its own, which a test may change."""
+    return write_corpus(tmp_path / "text")
+
+
+def test_a_changed_training_text_is_refused(own_text: DataConfig, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path / "a", own_text, max_steps=6)
+    stop_at(job, 3)
+    changed_line(Path(own_text.train.tgt))
+    with pytest.raises(CheckpointError, match="training data") as refused:
+        run(job)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_that_was_prepared_otherwise_is_refused_as_such_and_translates(
+    own_text: DataConfig, tmp_path: Path
+) -> None:
+    """Its run.json has no key that came later."""
+    job = tiny_job(tmp_path / "a", own_text, max_steps=6)
+    path = stop_at(job, 3) / "run.json"
+    papers = read(path)
+    del papers["config"]["tokenizer"]["normalization"]
+    path.write_text(json.dumps(papers | {"prepare_version": 2, "data_digest": "0" * 64}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"how data are prepared: version 2 -> 3") as refused:
+        run(job)
+    assert "\n" not in str(refused.value)
+    assert len(transformer.load(job.run_dir, device="cpu").translate(["one two"])) == 1
+
+
+def test_another_tokenizer_of_the_same_text_is_refused(
+    own_text: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest names text and settings; of these another release may make other pieces, if the store is rebuilt."""
+    job = tiny_job(tmp_path / "a", own_text, max_steps=6)
+    stop_at(job, 3)
+    shutil.rmtree(str(own_text.store_dir))
+    trained = prepare.train_tokenizer
+    monkeypatch.setattr(prepare, "train_tokenizer", lambda lines, config: trained(list(lines)[:60], config))
+    with pytest.raises(CheckpointError, match=r"tokenizer: SentencePiece \S+ trained another one") as refused:
+        run(job)
+    assert "\n" not in str(refused.value)
+    assert steps_of(Path(job.run_dir)) == [3]
+
+
+def test_changed_development_and_test_texts_are_not(
+    own_text: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job, warning = tiny_job(tmp_path / "a", own_text, max_steps=6), "data.dev has another text than before"
+    stop_at(job, 3)
+    stop_at(job, 4)
+    assert warning not in caplog.text
+    changed_line(Path(own_text.dev.tgt))
+    changed_line(Path(own_text.test["test"].tgt))
+    run(job)
+    assert caplog.text.count(warning) == 1
+    kept = Path(job.run_dir) / "hypotheses" / "test.ref"
+    assert kept.read_bytes() == Path(own_text.test["test"].tgt).read_bytes()
+
+
+def test_run_and_corpus_may_move(own_text: DataConfig, tmp_path: Path, straight: Path) -> None:
+    run_dir = stop_at(tiny_job(tmp_path / "a", own_text, max_steps=LAST), 5)
+    there = shutil.move(run_dir, tmp_path / "there")
+    shutil.rmtree(tmp_path / "text")
+    moved = tiny_job(Path(there), write_corpus(tmp_path / "other place"), max_steps=LAST)
+    assert moved.data.train != own_text.train
+    run(moved)
+    assert_same_end(Path(there), straight)
+
+
+def test_a_given_tokenizer_is_known_by_its_content(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
+    paths = [shutil.copy(straight / "tokenizer.model", tmp_path / name) for name in ("one.model", "two.model")]
+    job = with_value(tiny_job(tmp_path / "a", corpus, max_steps=4), "tokenizer.model", str(paths[0]))
+    run(job)
+    run(with_value(job, "tokenizer.model", str(paths[1])))
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        run(with_value(job, "tokenizer.model", None))
+
+
+def test_other_search_settings_go_into_the_rest_of_the_run(job: TrainJob) -> None:
+    stop_at(job, 9)
+    run(replace(job, search=SearchConfig(beam_size=2, max_extra=12)))
+    results = results_of(Path(job.run_dir))
+    assert results["search"]["beam_size"] == 2
+    assert read(Path(job.run_dir) / "averaged" / "config.json")["search"]["beam_size"] == 2
+
+
+# ---- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"])
+def test_a_damaged_checkpoint_is_passed_over(job: TrainJob, straight: Path, name: str) -> None:
+    run_dir = stop_at(job, 10)
+    damage(run_dir, 10, name)
+    run(job)
+    assert_same_end(run_dir, straight)
+    assert_logged_once(run_dir)
+    assert "falling back to step-00000008" in (run_dir / "train.log").read_text(encoding="utf-8")
+    assert (run_dir / "checkpoints" / ".bad-step-00000010" / name).exists()
+
+
+def test_where_all_checkpoints_are_damaged_nothing_is_touched(job: TrainJob) -> None:
+    run_dir = stop_at(job, 10)
+    for step in steps_of(run_dir):
+        damage(run_dir, step)
+    before = snapshot(run_dir)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="no checkpoint can be verified") as refused:
+            run(job)
+        assert refused.value.exit_status == 4
+        assert "\n" not in str(refused.value)
+        assert all(f"step-{step:08d}" in str(refused.value) for step in steps_of(run_dir))
+        assert snapshot(run_dir) == before
+    shutil.move(run_dir / "checkpoints", run_dir / "set aside")
+    run(job)  # the remedy that the message names
+    assert results_of(run_dir)["steps"] == LAST
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"{}", b'{"config": {}}'])
+def test_a_damaged_run_json_is_refused(copy: TrainJob, content: bytes | None) -> None:
+    path = Path(copy.run_dir) / "run.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"run\.json"):
+        run(copy)
+
+
+def test_a_metrics_file_that_a_crash_cut_short(job: TrainJob, straight: Path) -> None:
+    run_dir = stop_at(job, 7)
+    with (run_dir / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 8, "train/loss": 1.0}\n{"step": 9, "tra')
+    run(job)
+    assert_same_end(run_dir, straight)
+    assert_logged_once(run_dir)
+
+
+# ---- places and inputs that will not do -----------------------------------------------------------------------------
+
+
+def test_a_place_under_a_file(corpus: DataConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    for data in (corpus, replace(corpus, store_dir=None)):
+        with pytest.raises(StorageError, match="file") as refused:
+            run(tiny_job(tmp_path / "file" / "a", data))
+        assert refused.value.exit_status == 5
+        assert "\n" not in str(refused.value)
+
+
+def unequal(data: DataConfig) -> None:
+    with open(data.dev.src, "a", encoding="utf-8") as file:
+        file.write("one more\n")
+
+
+def not_utf8(data: DataConfig) -> None:
+    content = Path(data.train.tgt).read_bytes().split(b"\n")
+    content[2] += b"\xff"
+    Path(data.train.tgt).write_bytes(b"\n".join(content))
+
+
+BAD = {
+    "missing": (lambda data: Path(data.test["other"].tgt).unlink(), "other.de"),
+    "unequal": (unequal, "17 lines"),
+    "not UTF-8": (not_utf8, "train.de:3"),
+    "empty": (lambda data: [Path(path).write_bytes(b"") for path in (data.train.src, data.train.tgt)], "train"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "words"), BAD.values(), ids=BAD)
+def test_bad_input_makes_no_run_directory(
+    own_text: DataConfig, tmp_path: Path, spoil: Callable[[DataConfig], object], words: str
+) -> None:
+    spoil(own_text)
+    with pytest.raises(InputError, match=re.escape(words)) as refused:
+        run(tiny_job(tmp_path / "runs" / "a", own_text))
+    assert refused.value.exit_status == 2
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+def test_statuses_of_processes(corpus: DataConfig, own_text: DataConfig, copy: TrainJob, tmp_path: Path) -> None:
+    """One line on standard error and the documented status, three processes at once."""
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    not_utf8(own_text)
+    cases = [
+        (2, "train.de:3", tiny_job(tmp_path / "runs" / "a", own_text)),
+        (4, "train.seed: 1 -> 2", with_value(copy, "train.seed", 2)),
+        (5, "Not a directory", tiny_job(tmp_path / "file" / "a", corpus)),
+    ]
+    started = [start("train", *overrides(job), cwd=tmp_path) for _, _, job in cases]
+    for (status, words, _), process in zip(cases, started, strict=True):
+        _, err = finish(process, status)
+        (line,) = [line for line in err.splitlines() if "error" in line]
+        assert line.startswith("transformer: error: ")
+        assert words in line
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+STUCK = "import time, transformer.training.loop as loop\nloop.train_step = lambda *_, **__: time.sleep(300)"
+
+
+def test_one_trainer_in_a_directory_and_two_signals(corpus: DataConfig, tmp_path: Path) -> None:
+    """The second trainer ends at once, naming the first; the first, in a long step, ends at its second signal."""
+    job = tiny_job(tmp_path / "a", corpus)
+    first = start("train", *overrides(job), cwd=tmp_path, driver=STUCK)
+    log = tmp_path / "a" / "train.log"
+    try:
+        wait_for(lambda: log.exists() and "parameters" in log.read_text(encoding="utf-8"))
+        time.sleep(1)  # until it is in its step
+        with pytest.raises(LockedError, match=f"process {first.pid} on "):
+            run(job)
+        began = time.monotonic()
+        _, err = finish(start("train", *overrides(job), cwd=tmp_path), LockedError.exit_status)
+        assert time.monotonic() - began < 20, "start-up included, on a busy machine"
+        assert f"process {first.pid} on " in err
+        assert err.count("\n") == 1
+        first.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert first.poll() is None, "the first signal lets the step end"
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(2) == 128 + signal.SIGTERM
+    finally:
+        first.kill()
+        first.communicate()
+
+
+FULL = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))"
+
+
+def test_a_full_disk(job: TrainJob, straight: Path, tmp_path: Path) -> None:
+    """A file may have no more than 80,000 bytes; the weights have 91,648."""
+    run_dir = stop_at(job, 5)
+    before = {step: snapshot(step_dir(run_dir, step)) for step in steps_of(run_dir)}
+    _, err = finish(start("train", *overrides(job), cwd=tmp_path, driver=FULL), StorageError.exit_status)
+    assert re.search(r"step-0000000\d: cannot be written: .* bytes needed, \d+ bytes free", err)
+    assert {step: snapshot(step_dir(run_dir, step)) for step in steps_of(run_dir)} == before
+    assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {f"step-{step:08d}" for step in before}
+    run(job)
+    assert_same_end(run_dir, straight)
+    assert_logged_once(run_dir)
+
+
+LONG = {"max_steps": 30, "save_every": 5, "validate_every": 15, "threads": 2}
+
+
+def test_a_signal_to_a_process(corpus: DataConfig, tmp_path: Path) -> None:
+    """From outside, two threads, prefetch 4, and the same command again: nothing is lost and nothing differs."""
+    data = replace(corpus, test={"test": corpus.test["test"]})
+    stopped, calm = tmp_path / "stopped", tmp_path / "calm"
+    commands = {run_dir: ["train", *overrides(tiny_job(run_dir, data, **LONG))] for run_dir in (stopped, calm)}
+    started = {run_dir: start(*command, cwd=tmp_path) for run_dir, command in commands.items()}
+    wait_for(lambda: last_logged(stopped) >= 7)
+    started[stopped].send_signal(signal.SIGTERM)
+    _, err = finish(started[stopped], Stopped.exit_status)
+    last = last_logged(stopped)
+    assert 7 <= last < 30
+    assert steps_of(stopped)[-1] == last, "saved at just the step that was interrupted"
+    assert f"step {last} is saved" in err
+    finish(start(*commands[stopped], cwd=tmp_path), 0)
+    finish(started[calm], 0)
+    assert read(calm / "run.json")["resolved"]["threads"] == 2
+    assert_same_end(stopped, calm)
+    assert_logged_once(stopped, 30)
+    shown = tensorboard_steps(stopped)
+    assert shown["train/loss"] == list(range(1, 31))
+    assert shown["dev/bleu"] == [15, 30]
+    assert shown == tensorboard_steps(calm)
+
+
+KILLED = {"max_steps": 80, "save_every": 4, "validate_every": 20}
+
+
+def test_five_kills(corpus: DataConfig, tmp_path: Path) -> None:
+    """SIGKILL at any moment, then the same command again."""
+    draw = random.Random(5)
+    job, run_dir = tiny_job(tmp_path / "a", corpus, **KILLED), tmp_path / "a"
+    moments = [0, *sorted(draw.sample(range(1, 76), 4))]  # the first in start-up, then during these steps
+    saved = seen = 0
+    for moment in moments:
+        process = start("train", *overrides(job), cwd=tmp_path, stderr=subprocess.DEVNULL)
+        if moment:
+            goal = max(moment, seen + 1)
+            wait_for(lambda goal=goal: last_logged(run_dir) >= goal)  # type: ignore[misc]
+        time.sleep(draw.uniform(0, 0.02) if moment else draw.uniform(0.1, 2))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        log = (run_dir / "train.log").read_text(encoding="utf-8") if run_dir.exists() else ""
+        seen = last_logged(run_dir)
+        saved = max([saved, *map(int, re.findall(r"step (\d+): saved", log))])
+        verified = [step for step in steps_of(run_dir) if is_verified(step_dir(run_dir, step))]
+        assert max(verified, default=0) >= saved, "a committed checkpoint is lost"
+    assert saved > 0
+    finish(start("train", *overrides(job), cwd=tmp_path), 0)
+    calm = run(tiny_job(tmp_path / "calm", corpus, **KILLED))
+    assert_same_end(run_dir, calm)
+    assert_logged_once(run_dir, 80)
+    shown = tensorboard_steps(run_dir)
+    assert shown["train/loss"] == list(range(1, 81)), "logged before the checkpoint, but not shown"
+    assert shown["dev/bleu"] == [20, 40, 60, 80]
+    assert not [path for path in run_dir.rglob(".*") if path.name != ".lock"], "leftovers"

@@ -1,0 +1,235 @@
+"""The command line in this process, and what must be refused of what is typed there."""
+
+import io
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.hydra_config import HydraConfig
+
+from transformer.cli import commands
+from transformer.cli.main import main
+from transformer.machine import KERNEL_CACHES
+
+EXPERIMENTS = (
+    "base",
+    "big",
+    "demo",
+    "kftt_ja_en",
+    "multi30k_en_de",
+    "multi30k_en_fr",
+    "small",
+    "table3/A_h1",
+    "table3/A_h16",
+    "table3/A_h32",
+    "table3/A_h4",
+    "table3/B_dk16",
+    "table3/B_dk32",
+    "table3/C_d1024",
+    "table3/C_d256",
+    "table3/C_ff1024",
+    "table3/C_ff4096",
+    "table3/C_n2",
+    "table3/C_n4",
+    "table3/C_n8",
+    "table3/D_ls0",
+    "table3/D_ls2",
+    "table3/D_p0",
+    "table3/D_p2",
+    "table3/E_learned",
+    "table3/base",
+    "table3/big",
+    "tatoeba_en_de",
+    "wmt14_en_de_base",
+    "wmt14_en_de_big",
+    "wmt14_en_fr_base",
+    "wmt14_en_fr_big",
+)
+
+
+SMALL = "experiment=small"
+RECIPES = ("paper", "scaling_nmt", "tensor2tensor")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended, what it printed, and the typed jobs that would have run."""
+
+    status: int
+    out: str
+    err: str
+    jobs: list[Any]
+
+
+def enter(*arguments: str, then: Callable[[], float | None] = lambda: None) -> Result:
+    """Run the command line with the command itself replaced by `then`, and put Hydra's globals back."""
+    jobs: list[Any] = []
+
+    def run(name: str, job: Any) -> float | None:
+        jobs.append(job)
+        return then()
+
+    sigterm = signal.getsignal(signal.SIGTERM)
+    logger = logging.getLogger("transformer")
+    level = logger.level
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("HYDRA_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "1"))  # what the dispatcher sets, undone
+        for name in KERNEL_CACHES:
+            patch.setenv(name, "1")
+        patch.setattr(commands, "run", run)
+        patch.setattr(sys, "argv", ["transformer", *arguments])
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            HydraConfig.instance().cfg = None  # `--cfg` leaves it
+            signal.signal(signal.SIGTERM, sigterm)
+            logger.setLevel(level)
+    code = ended.value.code
+    assert code is None or isinstance(code, int)
+    return Result(code or 0, out.getvalue(), err.getvalue(), jobs)
+
+
+def assert_refused(result: Result, *words: str) -> None:
+    """One line that holds these words, status 2, and nothing else."""
+    assert result.err.startswith("transformer: error: "), result.err
+    assert result.err.endswith("\n"), result.err
+    assert result.err.count("\n") == 1, result.err
+    missing = [word for word in words if word not in result.err]
+    assert not missing, result.err
+    assert "To append" not in result.err, "advice that the door itself refuses"
+    assert (result.status, result.out, result.jobs) == (2, "", [])
+    assert not list(Path().rglob("*")), "left behind"
+
+
+REFUSED = {
+    "wrong key": ("train", ["train.sed=3"], ["train.sed=3", "'train.seed'"]),
+    "wrong key, +": ("train", ["+train.sed=3"], ["train.sed=3", "'train.seed'"]),
+    "wrong key, ++": ("train", ["++train.sed=3"], ["train.sed=3", "'train.seed'"]),
+    "misspelt group": ("prepare", ["modle.d_model=8"], ["modle.d_model=8", "'model.d_model'"]),
+    "no such key": ("train", ["colour=red"], ["colour=red", "--help"]),
+    "key of another command": ("train", ["format=json"], ["format=json"]),
+    "empty key": ("train", ["=3"], ["'=3'"]),
+    "empty argument": ("average", [""], []),
+    "target": ("train", ["+model._target_=os.getcwd"], ["model._target_"]),
+    "text for int": ("train", ["train.seed=many"], ["train.seed", "many", "Integer"]),
+    "float for int": ("average", ["last=1e5"], ["last", "100000.0", "Integer"]),
+    "bool for int": ("average", ["last=true"], ["last", "True", "Integer"]),
+    "text for bool": ("translate", ["strict=perhaps"], ["strict", "perhaps", "bool"]),
+    "wrong enum": ("train", ["model.norm=mid"], ["model.norm", "mid", "post", "pre"]),
+    "null": ("average", ["run_dir=null"], ["run_dir", "null"]),
+    "below": ("translate", ["search.beam_size=0"], [" search.beam_size=0", "at least 1"]),
+    "n best as plain text": ("translate", ["n_best=4"], ["n_best=4", "format=tsv or format=jsonl"]),
+    "n best of nothing": ("translate", ["n_best=0", "format=tsv"], ["n_best=0", "at least 1"]),
+    "alignment as text": ("translate", ["align=true"], ["align=true needs format=jsonl"]),
+    "sampling with a beam": ("translate", ["sample.top_k=5", "search.beam_size=4"], ["search.beam_size=4", "sample"]),
+    "sampling, no share": ("translate", ["sample.top_p=0"], ["sample.top_p=0.0 must be in (0, 1]"]),
+    "sampling, no heat": ("translate", ["sample.temperature=0"], ["sample.temperature=0.0 must be above 0"]),
+    "sampling, a seed alone": ("translate", ["sample.seed=5"], ["sample.seed needs sample.temperature"]),
+    "score, one file": ("score", ["src=a.en"], ["src and tgt belong together"]),
+    "score, pieces as text": ("score", ["pieces=true"], ["pieces=true needs format=jsonl"]),
+    "score, no such format": ("score", ["format=json"], ["format", "json", "jsonl"]),
+    "below, no group": ("average", ["last=0"], [" last=0", "at least 1"]),
+    "below, shared": ("evaluate", ["threads=0"], [" threads=0", "at least 1"]),
+    "nan": ("evaluate", ["search.length_penalty=nan"], ["search.length_penalty=nan"]),
+    "inf": ("evaluate", ["search.length_penalty=inf"], ["search.length_penalty=inf"]),
+    "huge int": ("average", ["last=" + "9" * 400], ["last"]),
+    "two keys at odds": ("train", ["model.d_model=130"], ["model.d_model=130", "model.n_heads=4"]),
+    "interpolation for int": ("average", ["last=${nope}"], ["nope"]),
+    "removed": ("train", ["~train.seed"], ["~train.seed"]),
+    "removed experiment": ("train", ["~experiment"], ["~experiment"]),
+    "unknown experiment": ("train", ["experiment=bigg"], ["bigg", *(name for name in EXPERIMENTS if "/" not in name)]),
+    "no experiment": ("summary", ["experiment=null"], ["experiment"]),
+    "unknown experiment, nearest": ("train", ["experiment=bigg"], ["did you mean 'big'?"]),
+    "misspelt group of files": ("train", ["experimnt=small"], ["'experimnt'", "did you mean 'experiment'?"]),
+    "unknown recipe": ("train", ["recipe=papr"], ["papr", *RECIPES, "did you mean 'paper'?"]),
+    "misspelt recipe": ("train", ["recpie=paper"], ["'recpie'", "did you mean 'recipe'?"]),
+    "no recipe": ("prepare", ["recipe=null"], ["recipe=null", "recipe=paper"]),
+    "two recipes": ("train", ["recipe=paper,tensor2tensor"], ["recipe=paper,tensor2tensor"]),
+    "removed recipe": ("train", ["~recipe"], ["~recipe"]),
+    "recipe where there is none": ("evaluate", ["recipe=paper"], ["recipe"]),
+    "two experiments": ("train", ["experiment=small,base"], ["experiment=small,base"]),
+    "experiment where there is none": ("average", ["experiment=small"], ["experiment"]),
+    "group": ("train", ["model=tiny"], ["model=tiny", "model.KEY=VALUE"]),
+    "group, two lines": ("train", ["model=a\nb"], ["model.KEY=VALUE"]),
+    "test sets": ("train", ["data.test=mine"], ["data.test=mine", "data.test.KEY=VALUE"]),
+    "test set called dev": ("evaluate", ["test.dev.src=x"], ["test.dev"]),
+    "test set outside the run": ("evaluate", ["test.-/x.src=x"], ["test.-/x"]),
+    "test set, wrong side": ("train", ["data.test.mine.source=x"], ["data.test.mine.source", "data.test.NAME.src"]),
+    "test set, half a number": ("evaluate", ["test.2014dev.src=x"], ["the name '2014dev' must begin with a letter"]),
+    "extra corpus, a leading zero": ("train", [SMALL, "data.extra.01.src=x"], ["'01' must begin with a letter"]),
+    "extra corpus, no weight": ("train", ["data.extra.bt.weight=much"], ["much", "Float"]),
+    "extra corpus, weight 0": ("train", [SMALL, "data.extra.bt.weight=0"], ["data.extra.bt.weight=0.0"]),
+    "extra corpus, weight nan": ("train", [SMALL, "data.extra.bt.weight=nan"], ["data.extra.bt.weight=nan"]),
+    "extra corpus, weight too large": ("train", [SMALL, "data.extra.bt.weight=1001"], ["data.extra.bt.weight=1001.0"]),
+    "demo with an extra corpus": ("train", ["data.extra.bt.src=x"], ["data.extra", "experiment=demo"]),
+    "extra corpus, wrong key": ("train", ["data.extra.bt.wieght=2"], ["'data.extra.NAME.weight'"]),
+    "extra corpora": ("train", ["data.extra=mine"], ["data.extra=mine", "data.extra.KEY=VALUE"]),
+    "extra corpus of a test": ("evaluate", ["extra.bt.src=x"], ["extra.bt.src"]),
+    "test set with a weight": ("train", ["data.test.news.weight=2"], ["data.test.news.weight"]),
+    "missing =": ("average", ["last"], ["last", "EQUAL"]),
+    "sweep, empty": ("evaluate", ["sweep.beam_size="], ["sweep.beam_size names no value"]),
+    "sweep, empty list": ("evaluate", ["sweep.beam_size=[]"], ["sweep.beam_size names no value"]),
+    "sweep, below": ("evaluate", ["sweep.beam_size=4,0"], ["sweep.beam_size=[4, 0]", "at least 1"]),
+    "sweep, float for int": ("evaluate", ["sweep.beam_size=[1.5]"], ["sweep.beam_size", "1.5", "Integer"]),
+    "sweep, text": ("evaluate", ["sweep.length_penalty=much"], ["sweep.length_penalty", "much", "Float"]),
+    "sweep, one value twice set": ("evaluate", ["sweep.beam_size=1", "search.beam_size=2"], ["cannot both be set"]),
+    "sweep, with a test set": ("evaluate", ["sweep.beam_size=1", "test.news.src=x"], ["leave test.NAME"]),
+    "sweep of another command": ("translate", ["sweep.beam_size=1,4"], ["sweep.beam_size"]),
+    "two averages": ("average", ["last=2", "best=3"], ["last=2 and best=3: choose one"]),
+    "a pickle": ("average", ["--experimental-rerun", "config.pickle"], ["--experimental-rerun"]),
+    "not UTF-8": ("train", ["run_dir=\udcff\udcfe"], ["not UTF-8"]),
+    "flag without its value": ("average", ["--config-dir"], ["--config-dir needs a value"]),
+    "flag of another value": ("train", ["--cfg", "jobs"], ["--cfg jobs", "job, hydra, all"]),
+    "flag with a value too many": ("train", ["--multirun=3"], ["--multirun takes no value"]),
+    "unknown flag": ("train", ["--multrun"], ["--multrun", "did you mean '--multirun'?"]),
+    "missing folder": ("average", ["--config-dir", "nowhere"], ["nowhere"]),
+}
+
+
+BAD_YAML = {
+    "unknown key": ("model: {d_modl: 8}", ["d_modl"]),
+    "wrong type": ("train: {seed: many}", ["many", "Integer"]),
+    "out of range": ("model: {dropout: 7}", ["model.dropout=7.0"]),
+    "target": ("_target_: os.getcwd", ["_target_"]),
+    "target in a group": ("model: {_target_: os.getcwd}", ["_target_"]),
+    "syntax": ("model: [1", ["mine"]),
+    "not text": ("\udcff\udcfe", ["mine"]),
+}
+
+
+def write_experiment(folder: Path, text: str) -> str:
+    """Write experiment `mine`; gives the folder for --config-dir."""
+    path = folder / "mine" / "experiment" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"# @package _global_\n{text}\n", encoding="utf-8", errors="surrogateescape")
+    return str(folder / "mine")
+
+
+HYDRA_NODES = {
+    "callbacks": "hydra: {callbacks: {x: {_target_: builtins.open, file: touched, mode: w}}}",
+    "job_logging": "hydra: {job_logging: {handlers: {x: {class: logging.FileHandler, filename: touched}}}}",
+    "hydra_logging": "hydra: {hydra_logging: {handlers: {x: {class: logging.FileHandler, filename: touched}}}}",
+    "launcher": "hydra: {launcher: {_target_: builtins.open, file: touched, mode: w}}",
+    "sweeper": "hydra: {sweeper: {_target_: builtins.open, file: touched, mode: w}}",
+    "output_subdir": "hydra: {output_subdir: touched}",
+    "environment": "hydra: {job: {env_set: {TOUCHED: yes}}}",
+    "callbacks of a second file": "defaults: [/second@hydra.callbacks, _self_]",
+    "logging of another group": "defaults: [small, {override /hydra/job_logging: mine}]",
+}
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys, dotted."""
+    leaves = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return leaves

@@ -1,0 +1,83 @@
+"""Models with random weights that translate text, and what the command writes for them."""
+
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transformer.checkpoint import commit
+from transformer.config.jobs import TrainJob, TranslateJob
+from transformer.config.primitives import to_json
+from transformer.config.settings import (
+    DataConfig,
+    Device,
+    FilterConfig,
+    ModelConfig,
+    Precision,
+    SearchConfig,
+)
+from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.stream import run as translate
+from transformer.model.transformer import Transformer, parameters_by_name
+from transformer.records import CheckpointState
+
+WORDS = "the a dog cat house tree green small sees under over runs sleeps near two old and with water bird ."
+CONFIG = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2, max_positions=60, tie_embeddings=False)
+SEARCH = SearchConfig(max_extra=8, batch_tokens=2_000)
+
+
+def sentences(n: int) -> list[str]:
+    draw = random.Random(n)
+    return [" ".join(draw.choices(WORDS.split(), k=draw.randint(1, 12))) for _ in range(n)]
+
+
+def never() -> None:
+    pass
+
+
+def network(vocab_size: int, seed: int, dtype: torch.dtype = torch.float32) -> Transformer:
+    """Random weights, larger than training would start from: what it writes depends on what it reads."""
+    torch.manual_seed(seed)
+    model = Transformer(CONFIG, vocab_size).to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "W_" in name:
+                parameter.mul_(2.0)
+        model.output.mul_(1.5)
+    return model
+
+
+def state_of(vocab_size: int, averaged: list[int] | None = None) -> dict[str, Any]:
+    """The state.json of a checkpoint that nothing goes on from."""
+    return to_json(CheckpointState(vocab_size, data_digest="unknown", averaged=averaged or []))
+
+
+def write_run(folder: Path, spm: bytes, *, seed: int) -> Path:
+    """A run directory with one checkpoint of random weights."""
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.model").write_bytes(spm)
+    size = Tokenizer.from_bytes(spm).vocab_size
+    config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=DataConfig(filter=FilterConfig(max_length=50))))
+    commit(
+        folder,
+        step=1,
+        tensors={"model": parameters_by_name(network(size, seed))},
+        state=state_of(size),
+        config=config,
+    )
+    return folder
+
+
+def output_of(run_dir: Path, given: bytes, **changes: Any) -> str:
+    """What the command writes for this input."""
+    job = TranslateJob(run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp64, threads=1, **changes)
+    stdout = io.BytesIO()
+    translate(job, io.BytesIO(given), stdout)
+    return stdout.getvalue().decode("utf-8")
+
+
+def objects_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(row) for row in text.split("\n")[:-1]]

@@ -1,0 +1,314 @@
+"""The architecture, read from the source: imports point down, Hydra stays at the door, nothing is unsafe."""
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+
+from support.paths import ROOT
+from support.source_code import Module, imported, imports, modules
+
+# From the bottom up. Units of one floor may import one another only where PEERS says so.
+FLOORS = (
+    ("config", "cost", "errors", "files", "machine", "seeding", "terminal", "vocabulary"),
+    ("checkpoint", "compute", "distributed", "kernels", "layout", "liveness", "loss", "records", "run_dir", "tracking"),
+    ("data", "model"),
+    ("average", "decoding", "evaluation"),
+    ("training",),
+    ("tools",),
+    ("cli", "__main__"),
+)
+FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
+PEERS = {
+    ("config", "errors"),
+    ("cost", "config"),
+    ("distributed", "liveness"),
+    ("files", "errors"),
+    ("checkpoint", "records"),
+    ("checkpoint", "run_dir"),
+    ("run_dir", "records"),
+    ("tracking", "run_dir"),
+    ("kernels", "compute"),
+    ("layout", "kernels"),
+    ("evaluation", "decoding"),
+    ("__main__", "cli"),
+}
+SLOW = {"datasets", "tensorboard", "matplotlib", "ctranslate2", "transformers", "onnx", "sacremoses", "triton"}
+# slow packages imported inside a function, each in its one module
+OWNERS = {
+    "ctranslate2": "tools.export.ctranslate2",
+    "datasets": "data.source",
+    "huggingface_hub": "data.source",
+    "matplotlib": "tools.plots",
+    "onnxruntime": "tools.export.onnx",
+    "pyarrow": "data.table",
+    "sacremoses": "evaluation.paper_bleu",
+    "torch.utils.tensorboard": "tracking",
+    "transformers": "tools.export.marian",
+    "torch.nn.attention.varlen": "model.attention",
+}
+
+
+def calls() -> Iterator[tuple[Module, ast.Call, str]]:
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call):
+                yield module, node, ast.unparse(node.func)
+
+
+def place(module: Module, node: ast.expr) -> str:
+    return f"{module.path.relative_to(ROOT)}:{node.lineno}"
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((item.value for item in call.keywords if item.arg == name), None)
+
+
+# ---- floors ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_module_has_a_floor() -> None:
+    assert {module.unit for module in modules()} - {""} == FLOOR_OF.keys(), "a new unit: enter it in FLOORS"
+
+
+def test_imports_point_down() -> None:
+    for found in imports():
+        if not found.ours or not found.module.name:
+            continue
+        above, below = found.module.unit, found.ours.partition(".")[0]
+        is_lower = FLOOR_OF[below] < FLOOR_OF[above]
+        assert is_lower or above == below or (above, below) in PEERS, f"{found.module.name} imports {found.ours}"
+
+
+def test_imports_have_no_cycle() -> None:
+    graph: dict[str, set[str]] = {}
+    for found in imports():
+        graph.setdefault(found.module.name, set()).update({found.ours} - {""})
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def test_packages_import_nothing() -> None:
+    """The package itself apart: its public names are imported when they are used, and type checkers see them all."""
+    found = [i for i in imports() if i.module.path.name == "__init__.py"]
+    assert {i.module.name for i in found} == {""}, "only transformer/__init__.py imports"
+
+    (package,) = {i.module for i in found}
+    (for_checkers,) = (node for node in package.tree.body if isinstance(node, ast.If))
+    assert ast.unparse(for_checkers.test) == "TYPE_CHECKING"
+    checked = names_of(*for_checkers.body)
+    when_used = names_of(*for_checkers.orelse)
+    at_once = names_of(*(node for node in package.tree.body if node is not for_checkers))
+    assert at_once == {"typing.TYPE_CHECKING", "transformer.errors.TransformerError"}
+    assert checked == when_used != set()
+
+
+def names_of(*nodes: ast.AST) -> set[str]:
+    """What is imported there, as it is written."""
+    return {target for target, _ in imported(ast.Module(body=list(nodes), type_ignores=[]), inside=False)}
+
+
+def test_no_module_imports_a_public_name_from_the_package() -> None:
+    """They are for users: a module imports from the one that defines the name, so that the floors are seen."""
+    named = {target for module in modules() for target, _ in imported(module.tree, inside=False)}
+    from_package = {target for target in named if target.count(".") == 1 and target.startswith("transformer.")}
+    assert from_package == {"transformer.__version__"}
+
+
+def test_only_the_command_line_and_compose_know_hydra() -> None:
+    found = {i.module.name for i in imports() if i.target.partition(".")[0] in ("hydra", "omegaconf")}
+    assert found == {"cli.application", "config.compose"}
+
+
+def test_the_configuration_is_plain_python() -> None:
+    plain = {"collections", "dataclasses", "enum", "reprlib", "math", "re", "transformer", "types", "typing"}
+    allowed = dict.fromkeys(("config.settings", "config.jobs", "config.primitives", "errors"), plain)
+    allowed["config.keys"] = plain | {"difflib", "os", "pathlib"}
+    for name, packages in allowed.items():
+        targets = {found.target.partition(".")[0] for found in imports() if found.module.name == name}
+        assert targets <= packages, name
+
+
+def test_functions_import_only_commands_public_names_and_slow_packages() -> None:
+    for found in imports():
+        if found.inside and found.module.unit not in ("cli", ""):
+            owner = next((OWNERS[name] for name in OWNERS if found.target.startswith(name)), None)
+            assert found.module.name == owner, f"{found.module.name} imports {found.target} inside a function"
+        if found.inside and found.module.unit == "cli":
+            assert found.module.name in ("cli.main", "cli.commands"), found.module.name
+            assert found.ours, f"{found.module.name} imports {found.target} inside a function"
+
+
+def test_slow_packages_are_imported_inside_functions() -> None:
+    slow = [i for i in imports() if i.target.partition(".")[0] in SLOW or i.target.startswith(tuple(OWNERS))]
+    assert [f"{i.module.name}: {i.target}" for i in slow if not i.inside] == []
+
+
+def test_help_waits_for_no_command_and_not_for_hydra() -> None:
+    """What is imported before a command is chosen: the command line's own modules, and plain Python below them."""
+    entry = ("cli.main", "cli.overrides", "cli.commands")
+    eager = {i.ours for i in imports() if i.module.name in entry and not i.inside and i.ours}
+    assert eager == {
+        *("cli.commands", "cli.overrides", "config.jobs", "config.keys", "config.primitives", "config.settings"),
+        *("errors", "terminal"),
+    }
+
+
+def test_only_the_command_line_writes_to_standard_output() -> None:
+    for module in modules():
+        if module.unit != "cli":
+            assert "sys.stdout" not in module.text, module.name
+
+
+def strings() -> Iterator[tuple[Module, str]]:
+    """Every text literal, docstrings and the parts of f-strings among them."""
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield module, node.value
+
+
+def test_only_one_module_spells_the_files_of_a_run_directory() -> None:
+    """The manifest of a directory apart, which a prepared corpus has too: that is in `files`."""
+    names = {
+        *(".lock", "run.json", "config.yaml", "data.json", "tokenizer.model", "checkpoints", "best.json"),
+        *("results.json", "train.log", "metrics.jsonl", "tensorboard", "hypotheses", "state.json", "config.json"),
+        *("step-", ".safetensors", "src", "ref", "hyp"),
+    }
+    others = {("data.source", "src"), ("evaluation.score", "hypotheses"), ("files", ".lock")}  # of other things
+    spelt = {(module.name, text) for module, text in strings() if text in names}
+    assert {name for name, _ in spelt - others} == {"run_dir"}
+    assert {module.name for module, text in strings() if text == "MANIFEST.json"} == {"files"}
+
+
+def test_run_data_is_not_read_by_string_keys() -> None:
+    """state.json, run.json, results.json, data.json and best.json are dataclasses wherever they are used."""
+    documents = ("state", "record", "results", "report", "best", "resolved", "progress", "papers", "config")
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                is_keyed = isinstance(node.slice.value, str)
+                owner = ast.unparse(node.value).rpartition(".")[2]
+                is_hydra = module.name == "config.compose"
+                assert not (is_keyed and owner in documents) or is_hydra, place(module, node)
+
+
+# ---- gates ----------------------------------------------------------------------------------------------------------
+
+FORBIDDEN_IMPORTS = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml")
+FORBIDDEN_CALLS = (
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "importlib.import_module",
+    "os.system",
+    "os.popen",
+    "print",
+    "torch.load",
+    "torch.save",
+    "yaml.load",
+    "hydra.utils.instantiate",
+    "hydra.utils.call",
+    "hydra.utils.get_method",
+    "hydra.utils.get_class",
+    "instantiate",
+)
+
+
+def test_nothing_that_executes_data_is_imported() -> None:
+    bad = [
+        i for i in imports() if i.target.partition(".")[0] in FORBIDDEN_IMPORTS or i.target.startswith("hydra.utils")
+    ]
+    assert [f"{i.module.name}: {i.target}" for i in bad] == []
+
+
+def test_nothing_unsafe_or_loud_is_called() -> None:
+    assert [f"{place(module, call)} {name}" for module, call, name in calls() if name in FORBIDDEN_CALLS] == []
+    for module, call, _ in calls():
+        assert keyword(call, "shell") is None, place(module, call)
+        assert keyword(call, "allow_pickle") is None, place(module, call)
+        assert keyword(call, "weights_only") is None, place(module, call)
+
+
+def test_zip_is_strict() -> None:
+    for module, call, name in calls():
+        if name == "zip":
+            strict = keyword(call, "strict")
+            assert isinstance(strict, ast.Constant), place(module, call)
+            assert strict.value is True, place(module, call)
+
+
+def test_lines_end_at_the_newline_only() -> None:
+    assert [place(module, call) for module, call, name in calls() if name.endswith(".splitlines")] == []
+
+
+NOT_FILES = ("os.open", "Store.open", "cls.open", "from_json(SharedPrepared, shared).open")
+
+
+def test_text_files_have_an_encoding() -> None:
+    opened = 0
+    for module, call, name in calls():
+        method = name.rpartition(".")[2]
+        if method in ("read_text", "write_text"):
+            opened += 1
+            assert keyword(call, "encoding"), place(module, call)
+        if method in ("open", "fdopen", "FileHandler") and name not in NOT_FILES:
+            opened += 1
+            is_method = name not in ("open", "io.open", "gzip.open", "os.fdopen", "logging.FileHandler")
+            modes = call.args[0 if is_method else 1 : 1 if is_method else 2]
+            mode = keyword(call, "mode") or (modes[0] if modes else ast.Constant("rb" if name == "gzip.open" else "r"))
+            is_binary = isinstance(mode, ast.Constant) and "b" in str(mode.value)
+            assert is_binary or keyword(call, "encoding"), place(module, call)
+    assert opened >= 8, "the gate no longer sees the calls"
+
+
+def test_nothing_is_left_to_do() -> None:
+    for module in modules():
+        for word in "TODO", "FIXME", "XXX", "NotImplementedError", "breakpoint(", "pdb":
+            assert word not in module.text, f"{module.name}: {word}"
+
+
+def test_every_module_says_what_it_is() -> None:
+    """Empty packages apart: in at most a dozen lines."""
+    openings = {module.name: ast.get_docstring(module.tree) for module in modules() if module.text}
+    assert [name for name, opening in openings.items() if not opening] == []
+    assert [name for name, opening in openings.items() if opening and opening.count("\n") >= 12] == []
+
+
+def test_every_class_and_public_function_says_what_it_is() -> None:
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    nodes = [(module, node) for module in modules() for node in module.tree.body if isinstance(node, kinds)]
+    public = [(module, node) for module, node in nodes if not (node.name.startswith("_") or is_overload(node))]
+    assert [f"{module.name}.{node.name}" for module, node in public if not ast.get_docstring(node)] == []
+
+
+def is_overload(node: ast.ClassDef | ast.FunctionDef) -> bool:
+    """Whether it only tells type checkers of one way to call the function that follows."""
+    return any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list)
+
+
+def test_no_function_takes_whatever_comes() -> None:
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef):
+                assert node.args.kwarg is None, f"{module.name}.{node.name} takes **{node.args.kwarg}"
+
+
+def test_the_package_stays_small_and_is_not_squeezed() -> None:
+    """Counted in tokens, because lines can be squeezed; kernels are read for themselves."""
+    counted = {module.name: tokens(module) for module in modules() if module.unit != "kernels"}
+    door = sum(count for name, count in counted.items() if name.partition(".")[0] in ("cli", "tools"))
+    assert 20_000 < sum(counted.values()) - door < 77_000
+    assert 2_000 < door < 49_000
+
+
+def tokens(module: Module) -> int:
+    """Tokens of code: no comments, no line ends, no docstrings."""
+    silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    docstrings = set[int]()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    found = tokenize.generate_tokens(io.StringIO(module.text).readline)
+    return sum(token.type not in silent and token.start[0] not in docstrings for token in found)

@@ -1,0 +1,367 @@
+"""Several ranks are one training: the same weights, the same files, and all of them end together."""
+
+import contextlib
+import io
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from support.corpora import (
+    is_verified,
+    last_logged,
+    overrides,
+    results_of,
+    run,
+    step_dir,
+    steps_of,
+    tiny_job,
+    wait_for,
+    write_corpus,
+)
+from support.paths import ROOT
+from support.ranks import ranks
+from transformer import distributed, files
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import DataConfig, LayoutKind, Precision
+from transformer.data import prepare, store
+from transformer.distributed import Vote, Wait, World, join_world
+from transformer.errors import InputError, PeerError
+from transformer.training import loop
+
+
+def state(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
+    folder = run_dir / "checkpoints" / f"step-{step:08d}"
+    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def order(run_dir: Path) -> list[str]:
+    return [line.split(b'"time"')[0].decode() for line in (run_dir / "metrics.jsonl").read_bytes().split(b"\n")]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def job(run_dir: Path, corpus: DataConfig, **recipe: Any) -> TrainJob:
+    settings = {"max_tokens": 100, "max_steps": 20, "save_every": 10, "validate_every": 10, "keep_last": 5, **recipe}
+    return tiny_job(run_dir, corpus, precision=Precision.fp64, **settings)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in ((4, 2), (2, 3), (1, 4)))]
+)
+def test_a_run_goes_on_with_other_ranks(tmp_path: Path, corpus: DataConfig, sizes: tuple[int, int]) -> None:
+    """Twenty steps in float64 with dropout: three on `sizes[0]` ranks, then on `sizes[1]`, against the first alone."""
+    first, second = sizes
+    assert ranks(first, lambda: run(job(tmp_path / "straight", corpus)), tmp_path) == [0] * first
+    assert ranks(first, lambda: run(job(tmp_path / "moved", corpus, max_steps=3)), tmp_path) == [0] * first
+    assert ranks(second, lambda: run(job(tmp_path / "moved", corpus)), tmp_path) == [0] * second
+    assert_equal(tmp_path / "straight", tmp_path / "moved")
+
+
+def test_packed_ranks_share_a_step(tmp_path: Path, corpus: DataConfig) -> None:
+    """Begun on two ranks, then alone: the same, with dropout; and without it, what padding gives."""
+    packed = {"layout": LayoutKind.packed}
+    assert ranks(2, lambda: run(job(tmp_path / "two", corpus, **packed)), tmp_path) == [0, 0]
+    assert ranks(2, lambda: run(job(tmp_path / "one", corpus, max_steps=3, **packed)), tmp_path) == [0, 0]
+    run(job(tmp_path / "one", corpus, **packed))
+    assert_equal(tmp_path / "one", tmp_path / "two")
+    for name, layout in (("packed", LayoutKind.packed), ("padded", LayoutKind.padded)):
+        exact = job(tmp_path / name, corpus, layout=layout)
+        exact.model.dropout = 0.0
+        run(exact)
+    assert_equal(tmp_path / "packed", tmp_path / "padded")
+
+
+def assert_equal(left: Path, right: Path) -> None:
+    one, other = state(left, 20), state(right, 20)
+    assert one.keys() == other.keys()
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-9
+
+
+def test_a_signal_to_torchrun_stops_every_rank(tmp_path: Path, corpus: DataConfig) -> None:
+    """torchrun passes SIGTERM on: the ranks commit the step in progress together, and the same command goes on."""
+    settings = overrides(job(tmp_path / "a", corpus, max_steps=4000, save_every=4000, validate_every=4000))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def launch(*more: str) -> "subprocess.Popen[str]":
+        arguments = [*command, "-m", "transformer", "train", *settings, *more]
+        return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    first = launch()
+    wait_for(lambda: last_logged(tmp_path / "a") > 0)
+    first.send_signal(signal.SIGTERM)
+    log, _ = first.communicate(timeout=120)
+    assert first.returncode != 0
+    assert len(steps_of(tmp_path / "a")) == 1, log
+    done = steps_of(tmp_path / "a")[0]
+    assert is_verified(step_dir(tmp_path / "a", done))
+    assert f"step {done}: saved" in (tmp_path / "a" / "train.log").read_text(encoding="utf-8")
+    second = launch(f"train.max_steps={done + 3}")
+    log, _ = second.communicate(timeout=120)
+    assert second.returncode == 0, log
+    assert results_of(tmp_path / "a")["steps"] == done + 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lengths", "seed"), [((4, 6), 1), ((4, 10), 2), ((9, 30), 3)])
+def test_ranks_share_a_step(tmp_path: Path, lengths: tuple[int, int], seed: int) -> None:
+    """A step's micro-batches on one rank or on four, some of them idle: the same weights and moments to 1e-9."""
+    corpus = write_corpus(tmp_path / "corpus", seed)
+    corpus.filter.max_length = 40
+    budget = {"tokens_per_step": 60 * lengths[0], "max_tokens": 20 * lengths[0]}
+    for name, size in (("four", 4), ("two", 2)):
+        start = job(tmp_path / name, corpus, max_steps=1, **budget)
+        assert ranks(2, lambda start=start: run(start), tmp_path) == [0, 0]
+        go_on = job(tmp_path / name, corpus, **budget)
+        assert ranks(size, lambda go_on=go_on: run(go_on), tmp_path) == [0] * size
+    assert_equal(tmp_path / "two", tmp_path / "four")
+
+
+def test_an_overflow_on_one_rank_is_one_on_all(tmp_path: Path, corpus: DataConfig) -> None:
+    """In fp16 every rank skips the same updates at the same scales, though only one has met the infinity."""
+
+    def action() -> None:
+        found, real = [], loop.train_step
+
+        def noted(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+            hooks = [
+                parameter.register_hook(lambda gradient: gradient * math.inf)
+                for parameter in objective.parameters()
+                if os.environ["RANK"] == "1" and len(found) == 2
+            ]
+            scale = options["scaler"].get_scale()
+            result = real(objective, *arguments, **options)
+            found.append((bool(result.applied), scale))
+            for hook in hooks:
+                hook.remove()
+            return result
+
+        loop.train_step = noted  # in this process, which ends with the test
+        recipe = {"max_tokens": 100, "max_steps": 4, "average": 1}
+        run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, **recipe))
+        sys.stdout.write(f"\n{found}")
+
+    assert ranks(2, action, tmp_path) == [0, 0]
+    seen = [(tmp_path / name).read_text(encoding="utf-8").rpartition("\n")[2] for name in ("rank-0", "rank-1")]
+    assert seen[0] == seen[1] == "[(True, 65536.0), (True, 65536.0), (False, 65536.0), (True, 32768.0)]"
+
+
+def test_one_rank_writes(tmp_path: Path, corpus: DataConfig) -> None:
+    """Only rank 0 logs and prints results, and no step stands twice in what it writes."""
+
+    def action() -> None:
+        logging.getLogger("transformer").addHandler(logging.StreamHandler(sys.stdout))
+        run(job(tmp_path / "a", corpus))
+
+    assert ranks(2, action, tmp_path) == [0, 0]
+    assert "BLEU" in (tmp_path / "rank-0").read_text(encoding="utf-8")
+    assert (tmp_path / "rank-1").read_text(encoding="utf-8") == ""
+    lines = [line for line in order(tmp_path / "a") if line]
+    assert len(lines) == len(set(lines)) + 2  # a training line and a validation line at steps 10 and 20
+
+
+def test_bad_input_ends_every_rank(tmp_path: Path, corpus: DataConfig) -> None:
+    broken = job(tmp_path / "a", corpus)
+    broken.data = write_corpus(tmp_path / "corpus")
+    Path(broken.data.train.tgt).write_text("one line too few\n", encoding="utf-8")
+    assert ranks(2, lambda: run(broken), tmp_path) == [InputError.exit_status, PeerError.exit_status]
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
+    def action() -> None:
+        with join_world(torch.device("cpu")) as world:
+            if world.rank == 1:
+                os._exit(9)
+            for _ in range(100):
+                world.any(False)
+
+    assert ranks(3, action, tmp_path) == [PeerError.exit_status, 9, PeerError.exit_status]
+
+
+def test_train_has_rank_0_alone_read_the_corpus(tmp_path: Path, corpus: DataConfig) -> None:
+    """The other ranks map the store without hashing it, and never open the raw text; they train all the same."""
+
+    def action() -> None:
+        opened: list[str] = []
+
+        def note(event: str, arguments: tuple[Any, ...]) -> None:
+            if event == "open" and isinstance(arguments[0], str | os.PathLike):
+                opened.append(os.fspath(arguments[0]))
+
+        sys.addaudithook(note)
+        hashed: list[Path] = []
+        real = files.digest_file
+        for module in (store, prepare):
+            module.digest_file = lambda path: hashed.append(path) or real(path)  # type: ignore[attr-defined]
+        run(job(tmp_path / "a", corpus))
+        texts = {corpus.train.src, corpus.train.tgt, corpus.dev.src, corpus.dev.tgt, corpus.test["test"].src}
+        sys.stdout.write(f"\n{sorted({Path(path).name for path in opened if path in texts})}; {len(hashed) > 0}")
+
+    assert ranks(2, action, tmp_path) == [0, 0]
+    seen = [(tmp_path / name).read_text(encoding="utf-8").rpartition("\n")[2] for name in ("rank-0", "rank-1")]
+    assert seen == ["['dev.de', 'dev.en', 'test.en', 'train.de', 'train.en']; True", "[]; False"]
+
+
+def with_timeouts(step: float, long: float) -> None:
+    """How long this process, which ends with the test, waits for its peers, in seconds."""
+    distributed.TIMEOUTS[Wait.step] = timedelta(seconds=step)
+    distributed.TIMEOUTS[Wait.work] = timedelta(seconds=long)
+
+
+@pytest.mark.parametrize("sleeper", [0, 1])
+def test_world_any_gives_up_after_the_timeout_of_a_step(tmp_path: Path, sleeper: int) -> None:
+    """A rank that hangs before its vote is waited for no longer than a step may take: never for the long timeout."""
+
+    def action() -> None:
+        with_timeouts(2, 60)
+        with join_world(torch.device("cpu")) as world:
+            assert not world.any(False)
+            if world.rank == sleeper:
+                time.sleep(5)
+                os._exit(9)
+            began = time.monotonic()
+            try:
+                world.any(False)
+            finally:
+                sys.stdout.write(f"{time.monotonic() - began}\n")
+
+    expected = [PeerError.exit_status, PeerError.exit_status]
+    expected[sleeper] = 9
+    assert ranks(2, action, tmp_path) == expected
+    seconds, error = (tmp_path / f"rank-{1 - sleeper}").read_text(encoding="utf-8").splitlines()
+    assert 1.5 < float(seconds) < 4
+    assert error.startswith("PeerError: another rank does not answer: "), "it lives: no rank can be named"
+
+
+def test_from_rank0_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
+    """Rank 0 takes longer than a step may: the others wait without an error, and the votes go on."""
+
+    def action() -> None:
+        with_timeouts(1, 60)
+        with join_world(torch.device("cpu")) as world:
+
+            def slow() -> str:
+                time.sleep(2)
+                return "done"
+
+            assert world.from_rank0(slow, wait=Wait.work) == "done"
+            assert world.any(world.rank == 1)
+
+    assert ranks(2, action, tmp_path) == [0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(2)]
+
+
+@pytest.mark.parametrize("end", ["dies", pytest.param("hangs", marks=pytest.mark.faults)])
+def test_train_step_calls_a_peer_that_does_not_answer_by_name(tmp_path: Path, corpus: DataConfig, end: str) -> None:
+    """In the gradient's all-reduce, too: exit status 7, and no traceback."""
+
+    def action() -> None:
+        with_timeouts(2, 60)
+        real = loop.train_step
+
+        def step(*arguments: Any, **options: Any) -> Any:
+            if os.environ["RANK"] == "1":
+                time.sleep(5 if end == "hangs" else 0)
+                os._exit(9)
+            return real(*arguments, **options)
+
+        loop.train_step = step
+        run(job(tmp_path / "a", corpus))
+
+    assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9], (tmp_path / "rank-0").read_text(encoding="utf-8")
+    who = "rank 1" if end == "dies" else "another rank"
+    assert f"PeerError: {who} does not answer: " in (tmp_path / "rank-0").read_text(encoding="utf-8")
+
+
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="3 ranks on a machine with 2 GPUs"), join_world(torch.device("cuda")):
+        pass
+
+
+def test_join_world_leaves_no_process_group_where_the_ranks_do_not_meet(tmp_path: Path) -> None:
+    """A second training of the same process could not begin otherwise."""
+
+    def lose_the_network(**options: object) -> None:
+        raise RuntimeError("[file.cpp:1] Connection closed by peer")
+
+    def meet() -> None:
+        dist.new_group = lose_the_network
+        with pytest.raises(PeerError, match="do not find each other"), join_world(torch.device("cpu")):
+            pass
+        assert not dist.is_initialized()
+
+    assert ranks(2, meet, tmp_path) == [0, 0]
+
+
+def test_messages(tmp_path: Path) -> None:
+    def action() -> None:
+        with join_world(torch.device("cpu")) as world:
+            assert world.gather({"rank": world.rank, "text": "ü" * world.rank}) == [
+                {"rank": n, "text": "ü" * n} for n in range(3)
+            ]
+            assert world.any(world.rank == 2)
+            assert not world.any(False)
+            assert world.sum(torch.tensor([1.0, world.rank], dtype=torch.float32)).tolist() == [3.0, 3.0]
+            assert world.from_rank0(lambda: ["made by", world.rank]) == ["made by", 0]
+
+    assert ranks(3, action, tmp_path) == [0, 0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(3)]
+
+
+def test_vote_answers_a_step_later(tmp_path: Path) -> None:
+    """Rank 1 asks for the end in the second step: both ranks hear of it in the third."""
+
+    def action() -> None:
+        with join_world(torch.device("cpu")) as world:
+            vote = Vote(world)
+            answers = [vote.ask(world.rank == 1 and step == 2) for step in range(1, 5)]
+            assert answers == [False, False, True, False]
+            assert not world.any(False), "a vote does not meet the question that is still on its way"
+
+    assert ranks(2, action, tmp_path) == [0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(2)]
+
+
+@pytest.mark.parametrize("end", ["dies", "hangs"])
+def test_vote_gives_up_on_a_peer_that_does_not_answer(tmp_path: Path, end: str) -> None:
+    def action() -> None:
+        with_timeouts(2, 60)
+        with join_world(torch.device("cpu")) as world:
+            vote = Vote(world)
+            vote.ask(False)
+            if world.rank == 1:
+                time.sleep(5 if end == "hangs" else 0)
+                os._exit(9)
+            for _ in range(3):
+                vote.ask(False)
+
+    assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9]
+
+
+def test_alone_there_is_no_group() -> None:
+    world = World(0, 1, {})
+    vote = Vote(world)
+    assert (vote.ask(False), vote.ask(True)) == (False, True)
+    assert world.gather(["x"]) == [["x"]]
+    assert (world.any(True), world.any(False)) == (True, False)
+    assert world.from_rank0(lambda: 5) == 5
+    module = torch.nn.Linear(1, 1)
+    assert world.wrap(module) is module
+    with contextlib.redirect_stdout(io.StringIO()), join_world(torch.device("cpu")) as found:
+        assert found == world

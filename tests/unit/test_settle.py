@@ -1,0 +1,161 @@
+"""What is left to rules is settled once, by static rules: layout, compilation, the slots of a packed batch."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.corpora import read, run, tiny_job, write_corpus
+from transformer.compute import has_compiler
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, Score, TrainConfig
+from transformer.data.plan import Batching, packed_capacities
+from transformer.data.store import Store
+from transformer.training import resolve
+from transformer.training.resolve import batching_of, resolve_settings
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that says it has a GPU, 80 GB of memory and a compiler."""
+    properties = type("Properties", (), {"total_memory": 80 * 2**30, "major": 9})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(resolve, "has_compiler", lambda device: True)
+
+
+def job(model: dict[str, Any] | None = None, **recipe: Any) -> TrainJob:
+    return TrainJob(model=ModelConfig(**model or {}), train=TrainConfig(**recipe))
+
+
+def test_on_a_cpu() -> None:
+    resolved = resolve_settings(job(device=Device.cpu), 1)
+    assert (resolved.layout, resolved.compile) == (LayoutKind.packed, False)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_a_gpu_base_is_packed_and_compiled() -> None:
+    resolved = resolve_settings(job(), 2)
+    assert (resolved.device, resolved.precision) == (Device.cuda, Precision.bf16)
+    assert (resolved.layout, resolved.compile) == (LayoutKind.packed, True)
+    assert (resolved.max_tokens, resolved.micro_batch_multiple) == (32_768, 2)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [
+        ({}, {"precision": Precision.fp32}),
+        ({"attention_dropout": 0.1}, {}),
+        ({"score": Score.additive}, {}),
+        ({"d_k": 64, "d_v": 32}, {}),
+        ({"d_k": 12, "d_v": 12}, {}),
+    ],
+)
+def test_what_has_no_packed_kernel_is_padded(model: dict[str, Any], recipe: dict[str, Any]) -> None:
+    assert resolve_settings(job(model, **recipe), 1).layout is LayoutKind.padded
+    asked = resolve_settings(job(model, layout=LayoutKind.packed, **recipe), 1)
+    assert (asked.layout, asked.compile) == (LayoutKind.packed, False)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_of_before_ampere_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = type("Properties", (), {"total_memory": 16 * 2**30, "major": 7})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: older)
+    resolved = resolve_settings(job(precision=Precision.fp16), 1)
+    assert (resolved.layout, resolved.compile, resolved.max_tokens) == (LayoutKind.padded, True, 8_192)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_additive_attention_is_not_compiled() -> None:
+    assert not resolve_settings(job({"score": Score.additive}, compile=True), 1).compile
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_is_asked_for_is_done() -> None:
+    resolved = resolve_settings(job(layout=LayoutKind.padded, compile=False), 1)
+    assert (resolved.layout, resolved.compile) == (LayoutKind.padded, False)
+
+
+def test_without_a_compiler_training_is_eager(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line in the log, the decision in run.json, and the run goes through."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert not has_compiler(torch.device("cpu"))
+    wanted = {"layout": LayoutKind.padded, "compile": True}
+    run_dir = run(tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=2, average=1, **wanted))
+    assert read(run_dir / "run.json")["resolved"]["compile"] is False
+    assert [m for m in caplog.messages if m.startswith("no compiler")] == [
+        "no compiler is installed here: training is not compiled"
+    ]
+
+
+def test_a_run_stays_as_it_was_settled(tmp_path: Path) -> None:
+    """A packed run that resumes under auto stays packed; the other layout is another run."""
+    corpus = write_corpus(tmp_path / "corpus")
+    packed = {"layout": LayoutKind.packed, "average": 1, "save_every": 1}
+    run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=1, **packed))
+    assert read(run_dir / "run.json")["resolved"]["layout"] == "packed"
+    run(tiny_job(tmp_path / "a", corpus, max_steps=2, **packed))
+    assert read(run_dir / "results.json")["steps"] == 2
+
+
+def test_a_run_that_goes_on_with_fewer_cores_takes_fewer_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ranks that came later, or a smaller machine; more cores change nothing, and what is asked for is done."""
+    corpus, used = write_corpus(tmp_path / "corpus"), []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    for step, cores, asked in ((1, 4, None), (2, 8, None), (3, 2, None), (4, 2, 3)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        run(tiny_job(tmp_path / "a", corpus, max_steps=step, average=1, save_every=1, threads=asked))
+    assert used[::3] == [4, 4, 2, 3]  # `train` and the test put back what they found
+    assert "threads: 4 -> 2, as there are no more cores for this rank" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "most", "multiple", "expected"),
+    [
+        ([[10, 10]] * 9000, 4096, 5120, 1, (4096, 4096)),  # a step in one piece
+        ([[10, 10]] * 9000, 4000, 5120, 1, (4096, 4096)),  # up to a multiple of 128
+        ([[5, 10]] * 9000, 4096, 5120, 1, (2304, 4096)),  # half as many on the source side, and a tenth more
+        ([[10, 5]] * 9000, 4096, 5120, 1, (4096, 2304)),
+        ([[10, 9]] * 9000, 4096, 5120, 1, (4096, 4096)),  # nearly as many: no more than the step
+        ([[10, 10]] * 9000, 25_000, 8192, 1, (6272, 6272)),  # four pieces of 6,250 and a sentence
+        ([[10, 10]] * 9000, 25_000, 32_768, 4, (6272, 6272)),  # as many pieces as ranks
+        ([[10, 10]] * 9000, 25_000, 5120, 4, (3200, 3200)),  # two for each rank: 3,125 and a sentence
+        ([[300, 10], *[[10, 10]] * 99], 256, 512, 1, (384, 256)),  # room for the longest
+        ([[300, 10], *[[10, 10]] * 9000], 25_000, 512, 1, (512, 512)),  # and never more than max_tokens
+        ([[10, 10]] * 9, 25_000, 32_768, 1, (128, 128)),  # a corpus that is smaller than a step
+    ],
+)
+def test_packed_capacities(
+    lengths: list[list[int]], tokens: int, most: int, multiple: int, expected: tuple[int, int]
+) -> None:
+    given = {"tokens_per_step": tokens, "max_tokens": most, "micro_batch_multiple": multiple}
+    assert packed_capacities(np.array(lengths, np.int32), **given) == expected
+
+
+@pytest.mark.parametrize(("layout", "capacities"), [("packed", (256, 256)), ("padded", None)])
+def test_batching_of_fixes_the_shapes_of_a_run(layout: str, capacities: tuple[int, int] | None) -> None:
+    """A third of 700 tokens and a sentence, rounded up; a CPU has no kernel for packed sentences."""
+    made = job(device=Device.cpu, layout=LayoutKind[layout], tokens_per_step=700, max_tokens=900, seed=5)
+    store = Store.from_pieces([[7] * 4] * 200, [[7] * 5] * 200)
+    mixture = ((150, 1.0), (50, 2.5))
+    assert batching_of(made, resolve_settings(made, 3), store=store, mixture=mixture) == Batching(
+        mixture=mixture,
+        seed=5,
+        tokens_per_step=700,
+        max_tokens=900,
+        micro_batch_multiple=3,
+        capacities=capacities,
+        grouped=True,
+    )

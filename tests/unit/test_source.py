@@ -1,0 +1,659 @@
+"""Data sets of the hub: a twin of wmt/wmt14 in a folder, and the same behind a server that plays the hub."""
+
+import copy
+import gzip
+import hashlib
+import json
+import multiprocessing
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from support.corpora import Shell, read, run, steps_of, tiny_job, write_corpus
+from support.observers import watch_disk
+from transformer.config.jobs import EvaluateJob, TrainJob
+from transformer.config.settings import ExtraConfig, PairConfig
+from transformer.data import source
+from transformer.data.prepare import prepare
+from transformer.data.source import Origin, Source, resolve_source, store_beside
+from transformer.errors import CheckpointError, InputError, StorageError
+from transformer.evaluation.sets import evaluate
+
+SPLITS = {"train": 60, "validation": 5, "test": 3}
+CARD = "---\nconfigs:\n- config_name: de-en\n  data_files:\n" + "".join(
+    f"  - split: {split}\n    path: de-en/{split}-*\n" for split in SPLITS
+)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NEXT_COMMIT = COMMIT[::-1]
+LANGUAGES = ("en", "de")
+
+
+def row(split: str, number: int) -> tuple[str, str]:
+    """English and German; some with what a line cannot hold, or what is taken for a line's end."""
+    strange = ["", "\u2028", " \x85 ", "\r ", '"', "\t"][number % 6]
+    return f"one {split}{strange} {number}", f"{number} eins {strange}{split}"
+
+
+def expected(split: str) -> list[tuple[str, str]]:
+    return [row(split, number) for number in range(SPLITS[split])]
+
+
+def write_twin(folder: Path) -> Path:
+    """The layout of wmt/wmt14: a card, and a Parquet file for each split."""
+    (folder / "de-en").mkdir(parents=True)
+    (folder / "README.md").write_text(f"{CARD}---\n# twin\n", encoding="utf-8")
+    for split in SPLITS:
+        write_split(folder, split, [{"de": target, "en": text} for text, target in expected(split)])
+    return folder
+
+
+def write_split(folder: Path, split: str, rows: list[dict[str, Any]]) -> None:
+    path = folder / "de-en" / f"{split}-00000-of-00001.parquet"
+    parquet.write_table(pyarrow.table({"translation": rows}), path, row_group_size=16)
+
+
+@pytest.fixture
+def twin(tmp_path: Path) -> Path:
+    return write_twin(tmp_path / "twin")
+
+
+def find(dataset: object, store: Path, split: str | None = "train", **given: Any) -> Source:
+    pair = PairConfig(dataset=str(dataset), split=split, **{"subset": "de-en", **given})
+    return resolve_source(pair, "data.train", languages=LANGUAGES, store_dir=store)
+
+
+def left_in(store: Path) -> list[str]:
+    """What a failure left behind, but for locks."""
+    return [path.name for path in store.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+# ---- a folder -------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_read_in_both_directions(twin: Path, tmp_path: Path, home: Path) -> None:
+    found = find(twin, tmp_path / "store")
+    assert list(found.pairs()) == expected("train")
+    assert found.origin == Origin(str(twin), "de-en", "train", ["en", "de"], revision=None)
+    about = json.loads(found.files["src"].with_name("about.json").read_bytes())
+    assert about == {
+        "origin": {
+            "dataset": str(twin),
+            "subset": "de-en",
+            "split": "train",
+            "columns": ["en", "de"],
+            "revision": None,
+        },
+        "bytes": [found.files[side].stat().st_size for side in ("src", "tgt")],
+    }
+    swapped = find(twin, tmp_path / "store", "validation", src="de", tgt="en")
+    assert list(swapped.pairs()) == [(target, text) for text, target in expected("validation")]
+    assert sum(path.stat().st_size for path in home.rglob("*") if path.is_file()) < 10_000
+
+
+def test_a_folder_is_copied_once_until_it_changes(twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = find(twin, tmp_path / "store")
+    stamps = [(path.stat().st_ino, path.stat().st_mtime_ns) for path in first.files.values()]
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "_copy", lambda *_, **__: pytest.fail("copied again"))
+        again = find(twin, tmp_path / "store")
+    assert again == first
+    assert [(path.stat().st_ino, path.stat().st_mtime_ns) for path in again.files.values()] == stamps
+    write_split(twin, "train", [{"de": "neu", "en": "new\nline"}, {"de": None, "en": "x"}])
+    changed = find(twin, tmp_path / "store")
+    assert list(changed.pairs()) == [("new line", "neu"), ("x", "")]
+    assert list(first.pairs()) == expected("train")  # the older copy is as it was
+    write_split(twin, "train", [{"de": "alt", "en": "new\nline"}, {"de": None, "en": "x"}])  # not a byte longer
+    assert list(find(twin, tmp_path / "store").pairs()) == [("new line", "alt"), ("x", "")]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"subset": "fr-en"}, ["fr-en", "de-en"]),
+        ({"split": "dev"}, ["dev", "train", "validation", "test"]),
+        ({"split": "train[:3]"}, ["train[:3]", "validation"]),
+        ({"split": None}, ["data.train.split is not set", "twin"]),
+        ({"src": "translation"}, ["no column 'translation'", "translation.de, translation.en"]),
+    ],
+    ids=["subset", "split", "slice", "no split", "no column"],
+)
+def test_what_a_folder_does_not_have_is_named(
+    given: dict[str, Any], words: list[str], twin: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as caught:
+        find(twin, tmp_path / "store", **given)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [word for word in words if word not in message] == [], message
+    assert left_in(tmp_path / "store") == []
+
+
+def test_a_column_that_a_folder_lacks_is_named_with_those_it_has(twin: Path, tmp_path: Path) -> None:
+    place, names = re.escape(f"{twin} de-en train"), r"translation\.de, translation\.en"
+    with pytest.raises(InputError, match=rf"^{place}: no column 'fr', but '{names}': name two that it has$"):
+        find(twin, tmp_path / "store", tgt="fr")
+    assert left_in(tmp_path / "store") == []
+
+
+def test_a_column_of_a_folder_that_is_no_text_is_named_with_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "BLOCK", 2)
+    (tmp_path / "set").mkdir()
+    lines = [*['{"en": null, "de": "b"}\n'] * 3, '{"en": ["a"], "de": "b"}\n']
+    (tmp_path / "set" / "train.jsonl").write_text("".join(lines), encoding="utf-8")
+    with pytest.raises(
+        InputError, match=r"set train: row 4: column 'en' holds \['a'\], not text: choose a text column$"
+    ):
+        find(tmp_path / "set", tmp_path / "store", subset=None)
+    assert left_in(tmp_path / "store") == []
+
+
+def test_what_cannot_be_read_is_named_by_the_row_before_it(
+    twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "BLOCK", 8)  # of the 60 rows of the first file, 56 are seven blocks
+    (twin / "de-en" / "train-00001-of-00001.parquet").write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(InputError, match=r"twin de-en train: after row 56: cannot be read \("):
+        find(twin, tmp_path / "store")
+
+
+def test_a_damaged_folder_leaves_no_copy(twin: Path, tmp_path: Path) -> None:
+    path = twin / "de-en" / "train-00000-of-00001.parquet"
+    good = path.read_bytes()
+    path.write_bytes(good[:600] + bytes(200) + good[800:])
+    with pytest.raises(InputError, match=r"twin de-en train.*: cannot be read \("):
+        find(twin, tmp_path / "store")
+    assert left_in(tmp_path / "store") == []
+    path.write_bytes(good)
+    assert list(find(twin, tmp_path / "store").pairs()) == expected("train")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=["stop", "full"])
+def test_an_interrupted_copy_leaves_nothing(
+    error: BaseException, twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(file: Any, text: str) -> None:
+        if file.tell() > 300:
+            raise error
+        file.write(text.encode() + b"\n")
+
+    kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StorageError
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "_write", write)
+        with pytest.raises(kind):
+            find(twin, tmp_path / "store")
+    assert left_in(tmp_path / "store") == []
+    assert list(find(twin, tmp_path / "store").pairs()) == expected("train")
+
+
+def test_a_copy_has_its_name_when_all_of_it_is_on_the_disk(
+    twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        events = watch_disk(patch)
+        found = find(twin, tmp_path / "store")
+    *inside, renamed, outside = events
+    sizes = {path.name: path.stat().st_size for path in found.files["src"].parent.iterdir()}
+    assert {path.name: size for _, path, size in inside} == sizes
+    assert (len(sizes), renamed[0], outside) == (3, "rename", ("sync", tmp_path / "store" / "copies", 0))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_a_copy_without_its_papers_is_made_again(content: bytes, twin: Path, tmp_path: Path) -> None:
+    found = find(twin, tmp_path / "store")
+    about = found.files["src"].with_name("about.json")
+    about.write_bytes(content)
+    again = find(twin, tmp_path / "store")
+    assert again == found
+    assert list(again.pairs()) == expected("train")
+
+
+@pytest.mark.parametrize("side", ["src", "tgt"])
+def test_a_copy_that_is_not_whole_is_made_again(side: str, twin: Path, tmp_path: Path) -> None:
+    found = find(twin, tmp_path / "store")
+    path = found.files[side]
+    path.write_bytes(path.read_bytes()[:100])
+    assert list(find(twin, tmp_path / "store").pairs()) == expected("train")
+    path.unlink()
+    assert list(find(twin, tmp_path / "store").pairs()) == expected("train")
+
+
+def test_what_is_no_data_makes_no_other_copy(twin: Path, tmp_path: Path) -> None:
+    found = find(twin, tmp_path / "store")
+    (twin / ".cache" / "huggingface").mkdir(parents=True)
+    (twin / ".cache" / "huggingface" / "x.metadata").write_bytes(b"1")
+    (twin / ".gitattributes").write_bytes(b"*")
+    assert find(twin, tmp_path / "store") == found
+
+
+@pytest.mark.parametrize("name", ["text", "json", "parquet"])
+def test_a_folder_may_be_called_like_a_format(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_twin(tmp_path / name)
+    (tmp_path / "other.jsonl").write_bytes(b"not JSON\n")
+    monkeypatch.chdir(tmp_path)
+    assert list(find(name, tmp_path / "store").pairs()) == expected("train")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets 4.0 closes no file
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("train.tsv", 'en\tde\nzero\tnull\n"Yes\t"Ja\nNA\tNone\n"No" x\tNein"\n', ('"Yes', '"Ja', '"No" x', 'Nein"')),
+        (
+            "train.csv",
+            'en,de\nzero,null\n"Yes, sir",Ja\nNA,None\n"a ""No""",Nein\n',
+            ("Yes, sir", "Ja", 'a "No"', "Nein"),
+        ),
+    ],
+)
+def test_words_and_quotation_marks_of_a_folder_s_text_tables_are_kept(
+    name: str, content: str, texts: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Readers of CSV take `null` for a missing value, and a lone quotation mark of TSV for the start of a long cell."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / name).write_text(content, encoding="utf-8")
+    found = find(tmp_path / "tables", tmp_path / "store", subset=None)
+    assert list(found.pairs()) == [("zero", "null"), texts[:2], ("NA", "None"), texts[2:]]
+
+
+@pytest.mark.parametrize(("run_dir", "expected"), [("runs/a", "runs"), ("runs/a/", "runs"), ("a", "."), (".", "..")])
+def test_the_store_is_beside_the_run(run_dir: str, expected: str) -> None:
+    assert store_beside(run_dir) == Path(expected, ".store")
+
+
+def test_an_empty_name_is_none(tmp_path: Path) -> None:
+    given = PairConfig("a.en", "a.de", dataset="", split="train")
+    assert resolve_source(given, "data.dev", languages=LANGUAGES, store_dir=tmp_path).columns is None
+
+
+def test_small_faults_show_before_a_copy_is_made(twin: Path, tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "text")
+    data.train = PairConfig(dataset=str(twin), subset="de-en", split="train")
+    data.test["other"].tgt = str(tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"nothing: cannot be read .* check data\.test\.other"):
+        prepare(tiny_job(tmp_path / "runs" / "a", data))
+    data.test["other"].tgt = data.dev.src
+    with pytest.raises(InputError, match=r"has 8 lines, .* has 16"):
+        prepare(tiny_job(tmp_path / "runs" / "a", data))
+    del data.test["other"]
+    data.extra["more"] = ExtraConfig(data.dev.src, str(tmp_path / "nothing"))
+    with pytest.raises(InputError, match=r"nothing: cannot be read .* check data\.extra\.more"):
+        prepare(tiny_job(tmp_path / "runs" / "a", data))
+    assert left_in(tmp_path) == [name for name in left_in(tmp_path) if name != "about.json"]
+
+
+def find_slowly(folder: Path, builds: Path) -> None:
+    original = source._copy
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        with builds.open("a", encoding="utf-8") as file:
+            file.write("copy\n")
+        time.sleep(0.3)
+        original(*arguments, **options)
+
+    source._copy = counted
+    assert list(find(folder / "twin", folder / "store").pairs()) == expected("train")
+
+
+def test_processes_that_start_together_copy_once(twin: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=find_slowly, args=(tmp_path, tmp_path / "copies")) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert (tmp_path / "copies").read_text(encoding="utf-8") == "copy\n"
+
+
+def test_a_copy_can_be_used_where_nothing_can_be_written(twin: Path, tmp_path: Path) -> None:
+    first = find(twin, tmp_path / "store")
+    for lock in (tmp_path / "store").rglob("*.lock"):
+        lock.unlink()
+        lock.mkdir()
+    assert find(twin, tmp_path / "store") == first
+
+
+@pytest.mark.parametrize(
+    "other", [{"dataset": "a/c"}, {"subset": None}, {"split": "test"}, {"src": "de", "tgt": "en"}, {"tgt": "fr"}]
+)
+def test_whatever_is_asked_for_has_a_copy_of_its_own(
+    other: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_revision", lambda name: COMMIT)
+    monkeypatch.setattr(source, "_stream", lambda wanted, *_: [(json.dumps(asdict(wanted)), "")])
+    given = {"dataset": "a/b", "subset": "c", "split": "train", "src": "en", "tgt": "de"}
+    asked = [json.loads(next(find(store=tmp_path, **one).pairs())[0]) for one in (given, given | other, given)]
+    assert asked[0] == asked[2] != asked[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["../nowhere", "./corpus", "a/b/c", "corpus/train.en", "/no/where", "a b", "/" * 9 + "x" * 999]
+)
+def test_what_is_neither_a_data_set_nor_a_table_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without asking the hub: a file that exists has another format, and no name there has such a form."""
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "train.en").write_bytes(b"one\n")
+    monkeypatch.chdir(tmp_path / "corpus" if name == "./corpus" else tmp_path)
+    monkeypatch.setattr(source, "_revision", lambda name: pytest.fail(f"asked for {name}"))
+    with pytest.raises(InputError) as caught:
+        find(name, tmp_path / "store")
+    assert str(caught.value).startswith(f"data.train.dataset={name}: no such directory, nor a .tsv, ")
+
+
+# ---- two text files, and tables -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "columns"),
+    [
+        ("a.tsv", {}, ("1", "2")),
+        ("a.tsv.gz", {"src": "3"}, ("3", "2")),
+        ("a.tsv", {"src": "en", "tgt": "de"}, ("en", "de")),
+        ("a.jsonl", {}, ("en", "de")),
+        ("a.tsv.jsonl.gz", {}, ("en", "de")),
+        ("a.parquet", {"tgt": "german"}, ("en", "german")),
+    ],
+)
+def test_a_table_has_usual_columns(name: str, given: dict[str, str], columns: tuple[str, str], tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"a\tb\tc\n") if path.suffix == ".gz" else b"a\tb\n")
+    found = resolve_source(PairConfig(dataset=str(path), **given), "data.dev", languages=LANGUAGES, store_dir=tmp_path)
+    assert found == Source({"dataset": path}, columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "languages", "column"),
+    [
+        ("a.tsv", {"src": "2"}, ("en", "de"), "2"),
+        ("a.jsonl", {"tgt": "en"}, ("en", "de"), "en"),
+        ("a.parquet", {}, ("en", "en"), "en"),
+        ("folder", {"src": "de", "split": "train"}, ("en", "de"), "de"),
+    ],
+)
+def test_the_usual_columns_never_make_both_sides_one(
+    name: str, given: dict[str, str], languages: tuple[str, str], column: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"a\tb\n")
+    with pytest.raises(InputError, match=f"data.dev: both sides would be column '{column}': set data.dev.src and"):
+        resolve_source(PairConfig(dataset=str(path), **given), "data.dev", languages=languages, store_dir=tmp_path)
+
+
+def test_a_column_may_be_copied_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_bytes(b"one\teins\n")
+    pair = PairConfig("2", "2", dataset=str(tmp_path / "a.tsv"))
+    found = resolve_source(pair, "data.extra.copied", languages=LANGUAGES, store_dir=tmp_path)
+    assert list(found.pairs()) == [("eins", "eins")]
+
+
+def test_a_first_row_that_names_the_languages_is_believed(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"de\ten\nneu\tnew\n")
+    for languages, expected_pair in ((("en", "de"), ("new", "neu")), (("de", "en"), ("neu", "new"))):
+        found = resolve_source(PairConfig(dataset=str(path)), "data.train", languages=languages, store_dir=tmp_path)
+        assert list(found.pairs()) == [expected_pair]
+    found = resolve_source(PairConfig(dataset=str(path)), "data.train", languages=("en", "fr"), store_dir=tmp_path)
+    assert list(found.pairs()) == [("de", "en"), ("neu", "new")]  # it names but one of these
+
+
+def test_a_set_without_a_sentence_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_bytes(b"")
+    found = resolve_source(
+        PairConfig(dataset=str(tmp_path / "a.tsv")), "data.dev", languages=LANGUAGES, store_dir=tmp_path
+    )
+    with pytest.raises(InputError, match=r"a\.tsv: there is no sentence in it: check data\.dev"):
+        found.load("data.dev")
+
+
+# ---- a run with extra corpora, and its tests ------------------------------------------------------------------------
+
+
+def write_table(path: Path, count: int) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"one {n}\tein {n}\n" for n in range(count)), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
+    """Two steps on a corpus with an extra one; what was trained on is in data.json."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = write_corpus(folder / "corpus")
+    data.extra["bt"] = ExtraConfig(dataset=write_table(folder / "bt.tsv", 40), weight=0.5)
+    job = tiny_job(folder / "runs" / "a", data, max_steps=2, save_every=2, validate_every=2, average=1)
+    run(job)
+    return job
+
+
+def test_data_json_tells_of_extra_corpora(trained: TrainJob) -> None:
+    sets = read(Path(trained.run_dir) / "data.json")["sets"]
+    assert sets["train"]["pairs_kept"] == 200
+    assert {key: sets["extra.bt"][key] for key in ("columns", "pairs_kept", "weight")} == {
+        "columns": ["1", "2"],
+        "pairs_kept": 40,
+        "weight": 0.5,
+    }
+
+
+def test_other_extra_corpora_are_another_run(trained: TrainJob, tmp_path: Path) -> None:
+    job = copy.deepcopy(trained)
+    job.data.extra["bt"].weight = 1.5
+    assert_not_resumed(job, "data.extra.bt.weight: 0.5 -> 1.5")
+    job = copy.deepcopy(trained)
+    job.data.extra["more"] = ExtraConfig(dataset=write_table(tmp_path / "more.tsv", 3))
+    assert_not_resumed(job, "data.extra.more.weight: null -> 1.0", "the training data")
+    job = copy.deepcopy(trained)
+    job.data.extra.clear()
+    assert_not_resumed(job, "data.extra.bt.weight: 0.5 -> null", "the training data")
+
+
+def assert_not_resumed(job: TrainJob, *words: str) -> None:
+    job.train.max_steps = 3
+    with pytest.raises(CheckpointError) as caught:
+        run(job)
+    assert caught.value.exit_status == 4
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert steps_of(Path(job.run_dir)) == [2]
+
+
+def test_an_extra_corpus_may_move(trained: TrainJob, tmp_path: Path) -> None:
+    job = copy.deepcopy(trained)
+    shutil.copytree(trained.run_dir, tmp_path / "runs" / "b")
+    job.run_dir, job.train.max_steps = str(tmp_path / "runs" / "b"), 3
+    job.data.extra["bt"].dataset = write_table(tmp_path / "elsewhere" / "moved.tsv", 40)
+    assert steps_of(run(job)) == [2, 3]
+
+
+def test_evaluate_reads_tables_and_data_sets(trained: TrainJob, twin: Path, tmp_path: Path) -> None:
+    test = {
+        "table": PairConfig(dataset=write_table(tmp_path / "test.tsv", 7)),
+        "twin": PairConfig(dataset=str(twin), subset="de-en", split="test"),
+    }
+    results = evaluate(EvaluateJob(run_dir=trained.run_dir, test=test))
+    assert sorted(results.test_sets) == ["table", "twin"]
+    hypotheses = Path(trained.run_dir) / "hypotheses"
+    assert [(hypotheses / f"{name}.hyp").read_bytes().count(b"\n") for name in test] == [7, 3]
+    for pair, message in (
+        (PairConfig(dataset=str(tmp_path / "none.tsv")), r"none\.tsv: cannot be read"),
+        (PairConfig(dataset=str(twin), subset="de-en"), r"^test\.mine\.split is not set"),
+        (PairConfig("a.en"), r"^test\.mine\.tgt is not set"),
+    ):
+        with pytest.raises(InputError, match=message):
+            evaluate(EvaluateJob(run_dir=trained.run_dir, test={"mine": pair}))
+
+
+@pytest.mark.parametrize(("key", "remedy"), [("data.dev", "set data.store_dir"), ("test.mine", "set store_dir")])
+def test_a_place_without_copies_gets_a_remedy_that_the_command_has(
+    key: str, remedy: str, twin: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "store").write_bytes(b"")
+    pair = PairConfig(dataset=str(twin), subset="de-en", split="test")
+    with pytest.raises(StorageError) as caught:
+        resolve_source(pair, key, languages=LANGUAGES, store_dir=tmp_path / "store")
+    assert str(caught.value).endswith(f"cannot be written (Not a directory): free space or {remedy}")
+
+
+# ---- the hub, played by a server ------------------------------------------------------------------------------------
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves a folder as the data set wmt/wmt14; of half/half, no more than `limit` bytes of a file."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.folder = folder
+        self.asked: list[str] = []
+        self.commit = COMMIT
+
+
+class Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        form = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        path, _, query = self.path.partition("?")
+        self.server.asked.append(path)
+        match path.strip("/").split("/"):
+            case ["api", "datasets", "wmt" | "half", _] | ["api", "datasets", "wmt" | "half", _, "revision", _]:
+                files = [file for file in self.server.folder.rglob("*") if file.is_file()]
+                siblings = [{"rfilename": self.entry(file)["path"]} for file in files]
+                self.reply_json({"id": "wmt/wmt14", "sha": self.server.commit, "siblings": siblings})
+            case ["api", "datasets", "wmt" | "half", _, "tree", _, *rest]:
+                folder = self.server.folder.joinpath(*rest)
+                found = folder.rglob("*") if "recursive=true" in query.lower() else folder.glob("*")
+                self.reply_json([self.entry(file) for file in sorted(found)])
+            case ["api", "datasets", "wmt" | "half", _, "paths-info", _]:
+                is_json = "json" in self.headers.get("Content-Type", "")
+                paths = json.loads(form)["paths"] if is_json else parse_qs(form)["paths"]
+                files = [self.server.folder / name for name in ([paths] if isinstance(paths, str) else paths)]
+                self.reply_json([self.entry(file) for file in files if file.exists()])
+            case ["datasets", owner, _, "resolve", _, *rest] if self.server.folder.joinpath(*rest).is_file():
+                self.send_file(self.server.folder.joinpath(*rest), dies=owner == "half" and rest[0] == "de-en")
+            case [*_, "resolve", _, _]:
+                self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.server.commit})
+            case _:
+                self.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    do_HEAD = do_POST = do_GET
+
+    def entry(self, file: Path) -> dict[str, Any]:
+        name = str(file.relative_to(self.server.folder))
+        if file.is_dir():
+            return {"type": "directory", "oid": "0" * 40, "size": 0, "path": name}
+        content = file.read_bytes()
+        return {"type": "file", "oid": hashlib.sha1(content).hexdigest(), "size": len(content), "path": name}
+
+    def send_file(self, file: Path, *, dies: bool) -> None:
+        content, commit = file.read_bytes(), {"X-Repo-Commit": self.server.commit, "Accept-Ranges": "bytes"}
+        headers = {**commit, "ETag": f'"{self.entry(file)["oid"]}"'}
+        if self.command == "HEAD":
+            return self.reply(200, b"", {**headers, "Content-Length": str(len(content))})
+        if dies:
+            self.reply(206, b"PAR1", {**headers, "Content-Length": str(len(content))})
+            self.close_connection = True
+            return None
+        if self.headers.get("Range") is None:
+            return self.reply(200, content, headers)
+        first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+        part = content[int(first) : int(last) + 1 if last else None]
+        span = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
+        return self.reply(206, part, {**headers, "Content-Range": span})
+
+    def reply_json(self, value: object) -> None:
+        self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body if self.command != "HEAD" else b"")
+
+
+@pytest.fixture
+def hub(twin: Path) -> Iterator[Hub]:
+    with Hub(twin) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+
+
+def from_hub(name: str, run_dir: str) -> list[str]:
+    keys = {"dataset": name, "subset": "de-en"}
+    sets = {"train": keys | {"split": "train"}, "dev": keys | {"split": "validation"}}
+    given = [f"data.{part}.{key}={value}" for part, pair in sets.items() for key, value in pair.items()]
+    return ["prepare", "experiment=small", f"run_dir={run_dir}", "tokenizer.vocab_size=50", *given]
+
+
+def test_the_hub_over_http(hub: Hub, tmp_path: Path) -> None:
+    environment = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path / "home")}
+    retries = "transformer.data.prepare, datasets, time; time.sleep = lambda seconds: None"
+    with Shell(tmp_path, retries, **environment, HF_HUB_OFFLINE="0") as shell:
+        for name, words in {"no/such": "check the name", "half/half": "cannot be read"}.items():
+            status, log = shell.run(*from_hub(name, "bad/a"))
+            assert_one_line(status, log, name, words)
+            assert left_in(tmp_path / "bad") == []
+        status, log = shell.run(*from_hub("wmt/wmt14", "runs/a"))
+        assert (status, "Traceback" in log) == (0, False), log
+        assert f"copying wmt/wmt14 de-en train, once (revision {COMMIT})" in log
+        assert "data ready: 60 of 60 pairs" in log
+        assert "HTTP" not in log
+        newest = [path for path in hub.asked if "/wmt/wmt14" in path and COMMIT not in path]
+        assert newest == ["/api/datasets/wmt/wmt14"] * 2  # which revision it is: all else is asked of that one
+        hub.commit = NEXT_COMMIT
+        (dev,) = [path for path in (tmp_path / "runs").rglob("source.txt") if path.stat().st_size < 500]
+        dev.write_bytes(dev.read_bytes()[:-1])
+        status, log = shell.run(*from_hub("wmt/wmt14", "runs/b"))
+        assert status == 0
+        copied = re.findall(r"copying (.*), once \(revision (.*)\)", log)
+        assert copied == [("wmt/wmt14 de-en validation", NEXT_COMMIT)]  # and not the one that is whole
+        hub.shutdown()
+        hub.server_close()
+        asked = len(hub.asked)
+        assert shell.run(*from_hub("wmt/wmt14", "runs/c"))[0] == 0
+        assert len(hub.asked) == asked
+        began = time.monotonic()
+        status, log = shell.run(*from_hub("wmt/wmt14", "other/a"))
+        assert time.monotonic() - began < 5.0
+        assert_one_line(status, log, "wmt/wmt14", "cannot be reached", "transformer prepare", "text files")
+        assert left_in(tmp_path / "other") == []
+    abouts = [json.loads(path.read_bytes()) for path in (tmp_path / "runs").rglob("about.json")]
+    assert sorted((about["origin"]["split"], about["origin"]["revision"]) for about in abouts) == [
+        ("train", COMMIT),
+        ("validation", NEXT_COMMIT),
+    ]
+    (train,) = [path for path in (tmp_path / "runs").rglob("source.txt") if path.stat().st_size > 500]
+    assert train.read_bytes().decode() == "".join(f"{text}\n" for text, _ in expected("train"))
+    assert sum(path.stat().st_size for path in (tmp_path / "home").rglob("*") if path.is_file()) < 10_000
+
+
+def assert_one_line(status: int, log: str, *words: str) -> None:
+    """Status 2; the error is the last line, and nothing comes before it but progress and what is tried again."""
+    assert status == 2, log
+    assert log.endswith("\n")
+    lines = [line for line in log[:-1].split("\n") if re.search("^copying |Retrying in | thrown while ", line) is None]
+    assert len(lines) == 1, log
+    assert [word for word in ("transformer: error: ", *words) if word not in lines[0]] == [], log

@@ -1,0 +1,172 @@
+"""TensorBoard, metrics.jsonl, train.log and the bar: read back with TensorBoard's own reader, across resumes."""
+
+import errno
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from support.paths import ROOT
+from transformer.errors import StorageError
+from transformer.run_dir import RunDir
+from transformer.tracking import Tracker, log_to, progress_bar
+
+RUNS = {  # each start resumes after `first - 1` and ends at `last`, ahead of its last checkpoint
+    "once": [(1, 6)],
+    "goes on": [(1, 6), (7, 9)],
+    "falls back": [(1, 6), (5, 8)],
+    "again and again": [(1, 6), (5, 7), (3, 4), (4, 9), (1, 2), (3, 5)],
+}
+
+
+def events(run_dir: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def scalars(run_dir: Path, name: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in events(run_dir).Scalars(name)]
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Every line, as strict JSON: NaN and Infinity are not."""
+
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is not JSON")
+
+    text = (run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=refuse) for line in text[:-1].split("\n")]
+
+
+@pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
+def test_no_step_stands_twice_and_none_is_missing(tmp_path: Path, runs: list[tuple[int, int]]) -> None:
+    expected: dict[int, float] = {}
+    for start, (first, last) in enumerate(runs):
+        expected = {step: value for step, value in expected.items() if step < first}
+        tracker = Tracker(RunDir(tmp_path), first - 1)
+        for step in range(first, last + 1):
+            expected[step] = 100.0 * start + step
+            tracker.scalars(step, {"train/loss": expected[step], "speed/utilisation": None})
+        tracker.close()
+        newest = max((tmp_path / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        newest.rename(newest.with_name(f"events.out.tfevents.{start:010}"))  # as if the starts were seconds apart
+    assert scalars(tmp_path, "train/loss") == list(expected.items())
+    assert [(line["step"], line["train/loss"]) for line in metrics(tmp_path)] == list(expected.items())
+    assert events(tmp_path).Tags()["scalars"] == ["train/loss"]
+    assert all(set(line) == {"step", "time", "train/loss"} for line in metrics(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "tensorboard"]
+
+
+@pytest.mark.parametrize("cut", [b'{"step": 3, "ti', b'{"step": 3}\n\xff\xfe', b"\n\n", b"[]\nnull\n"])
+def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path, cut: bytes) -> None:
+    tracker = Tracker(RunDir(tmp_path), 0)
+    tracker.scalars(1, {"loss": 1.0})
+    tracker.scalars(2, {"loss": 2.0})
+    tracker.close()
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(cut)
+    tracker = Tracker(RunDir(tmp_path), 2)
+    tracker.scalars(3, {"loss": 3.0})
+    tracker.close()
+    assert [(line["step"], line["loss"]) for line in metrics(tmp_path)] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, pathlib\n"
+        "from transformer.run_dir import RunDir\nfrom transformer.tracking import Tracker\n"
+        "tracker = Tracker(RunDir(pathlib.Path(sys.argv[1])), 0)\n"
+        "for step in 1, 2, 3:\n    tracker.scalars(step, {'loss': float(step)})\n"
+        "import time; time.sleep(0.5)  # TensorBoard writes from a thread\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=False).returncode == -9
+    Tracker(RunDir(tmp_path), 3).close()
+    assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
+    assert [step for step, _ in scalars(tmp_path, "loss")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["flush", "close", "add_scalar", "add_text"])
+def test_tracker_reports_what_it_cannot_write(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whose disk is full, or who deletes a run that is training, is told so: it is no bug."""
+
+    def fail(*arguments: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # without the name
+
+    tracker = Tracker(RunDir(tmp_path), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"torch.utils.tensorboard.SummaryWriter.{method}", fail)
+        with pytest.raises(
+            StorageError, match=r"/tensorboard: cannot be written: No such file or directory \(\d+ bytes free\)$"
+        ):
+            use(tracker)
+    tracker.close()
+
+
+def use(tracker: Tracker) -> None:
+    tracker.scalars(1, {"loss": 1.0})
+    tracker.text(1, "dev/samples", ["a"])
+    tracker.flush()
+    tracker.close()
+
+
+def test_numbers_that_are_not_finite_leave_strict_json(tmp_path: Path) -> None:
+    tracker = Tracker(RunDir(tmp_path), 0)
+    tracker.scalars(1, {"norm": float("nan"), "perplexity": float("inf"), "loss": 1.0})
+    tracker.close()
+    (line,) = metrics(tmp_path)
+    assert (line["step"], line["loss"]) == (1, 1.0)
+
+
+def test_texts_are_shown_as_they_are(tmp_path: Path) -> None:
+    tracker = Tracker(RunDir(tmp_path), 0)
+    tracker.text(4, "dev/samples", ["a | b *c* é", "", "# d"])
+    tracker.close()
+    (event,) = events(tmp_path).Tensors("dev/samples/text_summary")
+    assert event.step == 4
+    assert event.tensor_proto.string_val[0].decode() == "    a | b *c* é\n    \n    # d"
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_log_to_appends_and_lets_go(tmp_path: Path, caplog: pytest.LogCaptureFixture, is_shown: bool) -> None:
+    """The file has every line, whether or not the process shows them; what it shows stays as it was."""
+    caplog.set_level(logging.INFO if is_shown else logging.WARNING, logger="transformer")
+    logger = logging.getLogger("transformer.somewhere")
+    package = logging.getLogger("transformer")
+    before = (list(package.handlers), package.level, package.propagate)
+    for message in ("first é", "second"):
+        with log_to(tmp_path / "train.log"):
+            logger.info("%s", message)
+        logger.info("outside")
+    lines = (tmp_path / "train.log").read_text(encoding="utf-8").split("\n")
+    assert [line.split(" INFO ")[-1] for line in lines] == ["first é", "second", ""]
+    assert (package.handlers, package.level, package.propagate) == before
+    assert caplog.messages == (["first é", "outside", "second", "outside"] if is_shown else [])
+
+
+def test_the_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar(10, 3, unit="step", shown=True) as bar:
+        bar.update()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_bar_starts_where_the_run_resumes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_bar(10, 3, unit="step", shown=True) as bar:
+        bar.update()
+        logging.getLogger("transformer").warning("above the bar")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "3/10" in err
+    assert "4/10" in err

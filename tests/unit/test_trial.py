@@ -1,0 +1,278 @@
+"""Memory before the first step: a trial that leaves no trace, the largest batch that fits, and what is said of it.
+
+A GPU that runs out of memory is a training whose forward pass raises torch.OutOfMemoryError above a number of slots.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from support.corpora import assert_same_tensors, read, run, step_dir, steps_of, tiny_job, write_corpus
+from support.ranks import ranks
+from transformer import machine
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import DataConfig, LayoutKind, ModelConfig, Precision, SearchConfig, TrainConfig
+from transformer.data.plan import Batching
+from transformer.errors import InputError
+from transformer.machine import free_memory
+from transformer.model.transformer import Transformer, parameters_by_name
+from transformer.training import trial
+from transformer.training.step import Objective
+from transformer.training.trial import largest_batch, largest_that_fits, try_step
+
+CPU = torch.device("cpu")
+LAYOUTS = [LayoutKind.padded, LayoutKind.packed]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def job_of(run_dir: Path, corpus: DataConfig, **recipe: Any) -> TrainJob:
+    settings = {"max_steps": 2, "validate_every": 2, "save_every": 2, "average": 1, "keep_last": 2, **recipe}
+    return replace(tiny_job(run_dir, corpus, **settings), search=SearchConfig(beam_size=1, max_extra=1))
+
+
+@contextmanager
+def memory_of(slots: int) -> Iterator[list[int]]:
+    """Room for so many target slots of a micro-batch; what each trained one had."""
+    seen: list[int] = []
+
+    def allocate(module: nn.Module, arguments: Any, _out: object) -> None:
+        if isinstance(module, Objective) and module.training:
+            seen.append(arguments[0].target_in.numel())
+            if seen[-1] > slots:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    handle = register_module_forward_hook(allocate)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This CPU is tried as a GPU of a gibibyte is."""
+    properties = type("Properties", (), {"total_memory": 2**30})
+    monkeypatch.setattr(trial, "can_try", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
+# ---- a trial --------------------------------------------------------------------------------------------------------
+
+
+def batching(max_tokens: int, capacities: tuple[int, int] | None) -> Batching:
+    return Batching(
+        mixture=[(1, 1.0)],
+        seed=1,
+        tokens_per_step=10_000,
+        max_tokens=max_tokens,
+        micro_batch_multiple=1,
+        capacities=capacities,
+        grouped=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "capacities", "source", "target", "tokens"),
+    [
+        (100, None, (10, 10), (10, 10), (100, 100)),
+        (96, None, (8, 12), (8, 12), (96, 96)),
+        (97, None, (8, 12), (8, 12), (96, 96)),  # a prime number: one slot is left
+        (12, None, (1, 12), (1, 12), (12, 12)),
+        (100, (128, 100), (128,), (100,), (80, 96)),  # packed, the shape is always the same
+        (100, (10, 12), (10,), (12,), (10, 12)),
+    ],
+)
+def test_largest_batch_is_full(
+    max_tokens: int,
+    capacities: tuple[int, int] | None,
+    source: tuple[int, ...],
+    target: tuple[int, ...],
+    tokens: tuple[int, int],
+) -> None:
+    """The longest sentences have 10 and 12 tokens."""
+    batch = largest_batch(batching(max_tokens, capacities), (10, 12))
+    assert (tuple(batch.source.shape), tuple(batch.target_in.shape)) == (source, target)
+    assert (int((batch.source != 0).sum()), int((batch.target_out != 0).sum())) == tokens
+
+
+@pytest.mark.parametrize("slots", [0, 10**6])
+def test_try_step_leaves_weights_gradients_and_modes_as_they_were(slots: int) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2, dropout=0.1)
+    objective = Objective(Transformer(config, 40), 0.1).train()
+    before = {name: tensor.clone() for name, tensor in parameters_by_name(objective.model).items()}
+    batch = largest_batch(batching(100, None), (10, 12))
+    with memory_of(slots) as seen:
+        needed = try_step(objective, batch, device=CPU, precision=Precision.fp32)
+    assert (needed, seen) == ((math.inf, [100]) if slots == 0 else (0.0, [100, 100]))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in parameters_by_name(objective.model).items())
+    assert all(parameter.grad is None for parameter in objective.parameters())
+    assert objective.training
+
+
+@pytest.mark.parametrize("border", [0, 99, 100, 101, 227, 228, 229, 5_000, 9_999, 10_000, 10**9])
+def test_largest_that_fits_is_less_than_128_below_the_border(border: int) -> None:
+    asked = []
+
+    def fits(number: int) -> bool:
+        asked.append(number)
+        return number <= border
+
+    found = largest_that_fits(fits, smallest=100, largest=10_000)
+    if border < 100:
+        assert found is None
+    else:
+        assert found is not None
+        assert min(border, 10_000) - 128 < found <= min(border, 10_000)
+    assert len(asked) <= 10
+    assert all(100 <= number <= 10_000 for number in asked)
+
+
+# ---- a training -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("tried")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_train_tries_its_largest_micro_batch_before_the_first_step(
+    layout: LayoutKind, tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is that of a machine without a trial, to the last bit; a run that goes on is not tried again."""
+    job = job_of(tmp_path / "tried", corpus, layout=layout)
+    with memory_of(10**6) as seen:
+        run_dir = run(job)
+    assert seen[0] == seen[1] == max(seen)
+    check = read(run_dir / "run.json")["memory"]
+    assert check == {"max_tokens": 300, "is_estimate": False, "needed": 0, "available": 2**30}
+    longer = replace(job, train=replace(job.train, max_steps=3))
+    with memory_of(10**6) as again:
+        run(longer)
+    assert len(again) <= 3, "a step has at most three micro-batches"
+
+    monkeypatch.undo()
+    plain = run(job_of(tmp_path / "plain", corpus, layout=layout))
+    for name in ("model", "optimizer"):
+        assert_same_tensors(step_dir(run_dir, 2) / f"{name}.safetensors", step_dir(plain, 2) / f"{name}.safetensors")
+
+
+@pytest.mark.usefixtures("tried")
+def test_train_refuses_a_micro_batch_that_does_not_fit(tmp_path: Path, corpus: DataConfig) -> None:
+    """Before a step is done; with less, the same command begins."""
+    words = (
+        r"^out of GPU memory in the trial before the first step: lower train.max_tokens \(now 300\), or let train.fit"
+    )
+    with memory_of(200), pytest.raises(InputError, match=words):
+        run(job_of(tmp_path / "a", corpus, layout=LayoutKind.padded))
+    assert steps_of(tmp_path / "a") == []
+    with memory_of(200):
+        run(job_of(tmp_path / "a", corpus, layout=LayoutKind.padded, max_tokens=200))
+
+
+@pytest.mark.usefixtures("tried")
+@pytest.mark.parametrize(("layout", "border"), [(LayoutKind.padded, 211), (LayoutKind.packed, 256)])
+def test_train_fills_its_steps_with_the_largest_micro_batches_that_fit(
+    layout: LayoutKind, border: int, tmp_path: Path, corpus: DataConfig
+) -> None:
+    job = job_of(tmp_path / "a", corpus, layout=layout, max_tokens=None, fit_memory=True)
+    with memory_of(border) as seen:
+        run_dir = run(job)
+    record = read(run_dir / "run.json")
+    found = record["resolved"]["max_tokens"]
+    assert border - 128 < found <= border
+    assert record["memory"]["max_tokens"] == found
+    assert record["config"]["train"]["max_tokens"] is None
+    assert max(slots for slots in seen[-4:]) <= border
+    trained = replace(job, train=replace(job.train, max_steps=3))
+    with memory_of(border) as again:
+        run(trained)
+    assert max(again) <= border, "a run that goes on keeps what was found"
+    assert len(again) >= 2, "a step of 600 tokens takes several of them"
+
+
+@pytest.mark.usefixtures("tried")
+def test_train_says_when_not_even_a_sentence_fits(tmp_path: Path, corpus: DataConfig) -> None:
+    job = job_of(tmp_path / "a", corpus, max_tokens=None, fit_memory=True)
+    with memory_of(5), pytest.raises(InputError, match=r"41 tokens, one sentence of data.filter.max_length: lower"):
+        run(job)
+
+
+@pytest.mark.usefixtures("tried")
+def test_ranks_take_what_fits_on_all_of_them(tmp_path: Path, corpus: DataConfig) -> None:
+    """Rank 1 has less memory than rank 0."""
+
+    def action() -> None:
+        with memory_of(10**6 if os.environ["RANK"] == "0" else 180):
+            run(job_of(tmp_path / "a", corpus, layout=LayoutKind.padded, max_tokens=None, fit_memory=True))
+
+    assert ranks(2, action, tmp_path) == [0, 0], (tmp_path / "rank-1").read_text(encoding="utf-8")
+    assert 180 - 128 < read(tmp_path / "a" / "run.json")["resolved"]["max_tokens"] <= 180
+
+
+# ---- an estimate ----------------------------------------------------------------------------------------------------
+
+
+def test_on_a_cpu_memory_is_estimated(tmp_path: Path, corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+    with memory_of(10**6) as seen:
+        run_dir = run(job_of(tmp_path / "a", corpus))
+    check = read(run_dir / "run.json")["memory"]
+    assert (check["max_tokens"], check["is_estimate"]) == (300, True)
+    assert 22_912 * 16 < check["needed"] < 50 * 2**20  # the state alone, and a tiny model's activations
+    assert 0 < check["available"] < 2**45
+    assert len(seen) <= 4, "nothing was tried"
+    assert [message for message in caplog.messages if message.startswith("memory of a step: 0.0")]
+
+
+def test_on_a_cpu_a_step_that_needs_more_than_is_free_is_a_warning(
+    tmp_path: Path, corpus: DataConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "free_memory", lambda: 1000)
+    run(job_of(tmp_path / "a", corpus))
+    (record,) = [record for record in caplog.records if record.getMessage().startswith("memory of a step")]
+    assert record.levelname == "WARNING"
+
+
+def test_on_a_cpu_fit_memory_goes_by_the_estimate(
+    tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    for name, free in (("small", 2 * 2**20), ("large", 2**40)):
+        monkeypatch.setattr(trial, "free_memory", lambda free=free: free)
+        run_dir = run(job_of(tmp_path / name, corpus, max_tokens=None, fit_memory=True))
+        record = read(run_dir / "run.json")
+        assert record["memory"]["needed"] <= 0.95 * free
+        sizes.append(record["resolved"]["max_tokens"])
+    assert sizes[0] < 400 < sizes[1] == math.ceil(1.25 * 600) + 41
+
+
+def test_fit_memory_and_max_tokens_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match=r"fit_memory finds what train.max_tokens=512 sets: leave one of them out"):
+        TrainConfig(fit_memory=True, max_tokens=512)
+
+
+def test_free_memory_is_a_rank_s_share_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 9,000 bytes 5,000 are used, but 1,000 of them by copies of files; there are two ranks."""
+    monkeypatch.setattr(machine, "CONTROL_GROUP", str(tmp_path))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for name, text in (("max", "9000\n"), ("current", "5000\n"), ("stat", "anon 4000\ninactive_file 1000\n")):
+        (tmp_path / f"memory.{name}").write_text(text, encoding="ascii")
+    assert free_memory() == (9_000 - 5_000 + 1_000) // 2
+    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
+    assert free_memory() > 5_000, "no limit but the machine's"
+
+
+def test_free_memory_is_some_of_the_machine_s() -> None:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        total = 1024 * int(file.readline().split()[1])
+    assert 0 < free_memory() < total

@@ -1,0 +1,142 @@
+"""Validation: what its scores and its losses are of."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from support.corpora import results_of, run, step_dir, tiny_job, write_corpus
+from transformer.config.settings import ModelConfig, Precision
+from transformer.distributed import World
+from transformer.layout import Padded
+from transformer.model.transformer import Transformer
+from transformer.training.step import Objective
+from transformer.training.validate import DevSet, dev_loss, validate
+
+EOS, BOS = 3, 2
+EPS = 0.1
+
+REFERENCES = ["Der Hund von Frau Weiß bellt laut.", "Im Garten steht ein alter Baum.", "Wir fahren morgen nach Wien."]
+
+
+class Letters:
+    """A tokenizer of one piece a letter."""
+
+    def encode(self, lines: list[str]) -> list[list[int]]:
+        return [[4 + ord(letter) % 50 for letter in line] for line in lines]
+
+
+class Answers:
+    """A translator that gives these answers."""
+
+    device, precision = torch.device("cpu"), Precision.fp32
+
+    def __init__(self, answers: list[str]) -> None:
+        self.answers = answers
+
+    def translate(self, sources: list[str], **options: object) -> list[str]:
+        assert sources == ["a", "b", "c"]
+        return self.answers
+
+
+@pytest.mark.parametrize(
+    ("answers", "bleu"),
+    [
+        (REFERENCES, 100.0),
+        ([reference.lower() for reference in REFERENCES], 19.9602),  # of the sacrebleu command line, which is cased
+    ],
+    ids=["cased", "lower-cased"],
+)
+def test_validate_scores_cased_text(answers: list[str], bleu: float) -> None:
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(n_layers=1, d_model=8, d_ff=8, n_heads=2), 54)
+    dev = DevSet.of(list(zip("abc", REFERENCES, strict=True)), Letters(), max_pieces=100)
+    validation, hypotheses = validate(
+        Objective(model, 0.1),
+        Answers(answers),
+        dev,
+        World(0, 1, {}),
+        step=7,
+        max_tokens=100,
+        tgt_lang="de",
+        check=lambda: None,
+    )
+    assert hypotheses == answers
+    assert (validation.step, validation.bleu) == (7, pytest.approx(bleu, abs=1e-4))
+
+
+Ids = list[int]
+
+
+def losses(model: Transformer, pairs: Sequence[tuple[Ids, Ids]], eps: float) -> tuple[float, float]:
+    """The smoothed and the plain loss, a sentence at a time: sums over targets with EOS, by the number of these."""
+    smoothed = plain = 0.0
+    tokens = 0
+    for source, target in pairs:
+        read, written, classes = [*source, EOS], [BOS, *target], [*target, EOS]
+        logits = model(
+            torch.tensor([read]),
+            torch.tensor([written]),
+            source_layout=Padded.of([len(read)], len(read)),
+            target_layout=Padded.of([len(written)], len(written)),
+        )[0]
+        vocab_size = logits.shape[1]
+        wanted = torch.full_like(logits, eps / (vocab_size - 1))  # (T, V): what is left is spread over the others
+        wanted[torch.arange(len(classes)), classes] = 1.0 - eps
+        smoothed += float(F.cross_entropy(logits, wanted, reduction="sum"))
+        plain += float(F.cross_entropy(logits, torch.tensor(classes), reduction="sum"))
+        tokens += len(classes)
+    return smoothed / tokens, plain / tokens
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("max_tokens", [40, 4000])
+def test_dev_loss_is_a_mean_over_target_tokens_with_their_ends(max_tokens: int) -> None:
+    """Sentences of very different lengths, an empty one among them, in one batch or in several."""
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(n_layers=1, d_model=8, d_ff=8, n_heads=2, dropout=0.3), 54)
+    texts = [*zip(REFERENCES, ["ja", "", "Ein Satz, der länger als die anderen ist."], strict=True)]
+    dev = DevSet.of(texts, Letters(), max_pieces=100)
+    found = dev_loss(
+        Objective(model, EPS),
+        dev.store,
+        World(0, 1, {}),
+        max_tokens=max_tokens,
+        device=torch.device("cpu"),
+        precision=Precision.fp64,
+    )
+    pairs = [(Letters().encode([source])[0], Letters().encode([target])[0]) for source, target in texts]
+    with torch.no_grad():
+        expected = losses(model.eval(), pairs, EPS)
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert abs(expected[0] - expected[1]) > 0.01, "the two losses could be exchanged"
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_validate_records_the_loss_of_the_committed_weights(tmp_path: Path, smoothing: float) -> None:
+    """From results.json of a run in float32, against its weights, its pieces and its dev text in float64."""
+    data = write_corpus(tmp_path / "corpus")
+    data.test = {}
+    recipe: dict[str, Any] = {"max_steps": 4, "save_every": 2, "validate_every": 2, "label_smoothing": smoothing}
+    job = tiny_job(tmp_path / "a", data, **recipe)
+    run_dir = run(job)
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(run_dir / "tokenizer.model"))
+    texts = [Path(path).read_text(encoding="utf-8").splitlines() for path in (data.dev.src, data.dev.tgt)]
+    pairs = list(zip(*map(processor.encode, texts), strict=True))
+    assert len(pairs) == 16
+
+    rows = results_of(run_dir)["validations"]
+    assert [row["step"] for row in rows] == [2, 4]
+    for row in rows:
+        model = Transformer(job.model, processor.get_piece_size()).double().eval()
+        model.load_state_dict(load_file(step_dir(run_dir, row["step"]) / "model.safetensors"), strict=False)
+        with torch.no_grad():
+            smoothed, plain = losses(model, pairs, smoothing)
+        assert row["loss"] == pytest.approx(smoothed, rel=1e-5)
+        assert row["nll"] == pytest.approx(plain, rel=1e-5)

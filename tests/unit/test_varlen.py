@@ -1,0 +1,72 @@
+"""The path that packed training takes on a GPU, run on a CPU: support/varlen.py in processes of its own."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from support.paths import ROOT, TESTS
+
+ONE_GRAPH = {"graphs": 1, "frames": 1, "breaks": 0}
+
+
+def start(part: str, **variables: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"} | variables
+    command = [sys.executable, str(TESTS / "support" / "varlen.py"), part]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+    output, errors = process.communicate(timeout=500)
+    assert process.returncode == 0, errors
+    return json.loads(output)
+
+
+def test_packed_kernel_path_is_the_path_by_groups() -> None:
+    """50 real batches in bf16, NaN in every empty slot: one graph, and the loss and gradient of the other path.
+
+    Half precision rounds the two paths differently. Five batches in fp32 show that nothing but rounding differs.
+    """
+    found = finish(start("packed"))
+
+    assert found["bf16"]["compilations"] == [ONE_GRAPH] * 50
+    assert max(found["bf16"]["losses"]) < 5e-4
+    assert max(found["bf16"]["gradients"]) < 0.05
+
+    assert found["fp32"]["compilations"] == [ONE_GRAPH] * 5
+    assert max(found["fp32"]["losses"]) < 1e-6
+    assert max(found["fp32"]["gradients"]) < 1e-5
+
+
+def test_packed_step_is_compiled_once_whatever_the_sentences() -> None:
+    """Batches of few and of over 256 sentences; the longest has 2 to 200 tokens, on one side or on both."""
+    found = finish(start("uneven"))
+
+    assert max(found["sentences"]) > 256
+    assert min(found["sentences"]) < 20
+    assert max(found["longest"]) > 128
+    assert {tuple(bound) for bound in found["bounds"]} >= {(128, 128), (128, 256), (256, 256)}
+    assert min(found["longest"]) < 8
+    assert found["compilations"] == [ONE_GRAPH] * 50
+
+
+def test_compiled_ranks_share_the_gradient_of_uncompiled_ones() -> None:
+    """Two gloo ranks, each with two micro-batches, of which only the last brings the all-reduce."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    first, second = (start("ranks", RANK=rank, LOCAL_RANK=rank, **world) for rank in ("0", "1"))
+
+    found = finish(first)
+    assert finish(second) == found
+    assert found["micro_batches"] == 2
+    assert found["norm"] > 0.0
+    assert found["largest_difference"] == 0.0
+
+    # One graph, which the compiler cuts so that a piece's gradients leave while the next piece is differentiated.
+    assert found["compilations"]["graphs"] == 1
+    assert found["compilations"]["breaks"] == 0
+    assert found["pieces"] > 1
