@@ -159,7 +159,7 @@ REPORTED = (
     Mutant(
         "training begins where no checkpoint would fit",
         "training/loop.py",
-        "check_space(run.directory.path, state.checkpoint_bytes)",
+        "check_space(run.directory.path, run.state.checkpoint_bytes)",
         "None",
         "faults/test_faults_disk.py::test_train_refuses_before_the_first_step_where_no_checkpoint_would_fit",
     ),
@@ -482,8 +482,8 @@ FOUND = (
     ),
     Mutant(
         "results are not made again after a kill",
-        "training/loop.py",
-        "    if not _is_finished(run):\n        run.directory.write_results(",
+        "training/finish.py",
+        "    if not is_finished(run):\n        run.directory.write_results(",
         '    if not (run.directory.hypotheses / "test.hyp").exists():\n        run.directory.write_results(',
         "faults/test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[results.json]",
     ),

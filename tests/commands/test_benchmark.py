@@ -196,7 +196,8 @@ def test_translating_beside_the_peers(corpus: list[str], tmp_path: Path) -> None
 def test_random_model_of_the_benchmark_never_ends() -> None:
     model = translate.random_model(translate.SIZES["tiny"], 50, longest=20)
     with torch.no_grad():
-        hidden = model.decoder[0].feed_forward_norm(torch.randn(7, 32), lambda x: 3.0 * x)
+        x = torch.randn(7, 32)
+        hidden = model.decoder[0].feed_forward_norm(x, 3.0 * x)
         logits = model.unembed(hidden)
     assert logits[:, [0, 2, 3]].numpy() == pytest.approx(-20.0, rel=1e-4)
     assert logits[:, [1, *range(4, 50)]].min() > -15.0

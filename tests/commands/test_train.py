@@ -52,6 +52,7 @@ from transformer.run_dir import RunDir
 from transformer.training import loop
 from transformer.training.loop import train
 from transformer.training.step import train_step
+from transformer.training.validate import DevSet
 
 SCALARS = {
     "train/loss",
@@ -103,8 +104,10 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise AssertionError("a finished run trains, averages or decodes again")
 
-    for name in ("train_step", "validate", "commit", "average_checkpoints", "evaluate_sets"):
+    for name in ("train_step", "validate", "commit"):
         monkeypatch.setattr(loop, name, refuse)
+    for name in ("average_checkpoints", "evaluate_sets"):
+        monkeypatch.setattr(f"transformer.training.finish.{name}", refuse)
 
 
 # ---- the run directory ----------------------------------------------------------------------------------------------
@@ -317,7 +320,7 @@ def test_a_longer_run_that_died_before_its_results_does_not_print_the_old_ones(
     run(tiny_job(tmp_path / "a", corpus, max_steps=4))
     longer = tiny_job(tmp_path / "a", corpus, max_steps=8)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "average_checkpoints", lambda *_: sys.exit("died"))
+        patch.setattr("transformer.training.finish.average_checkpoints", lambda *_: sys.exit("died"))
         with pytest.raises(SystemExit):
             run(longer)
     assert steps_of(tmp_path / "a")[-1] == 8
@@ -751,7 +754,7 @@ def test_train_leaves_the_process_as_it_was(
         case "success":
             train(job)
         case "bad input":  # found when threads and determinism are set already
-            monkeypatch.setattr(loop.DevSet, "of", refuse)
+            monkeypatch.setattr(DevSet, "of", refuse)
             with pytest.raises(InputError, match="bad dev set"):
                 train(job)
         case "refused":
@@ -790,14 +793,14 @@ def test_a_damaged_checkpoint_is_left_out_of_the_average(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step 4 rots while step 12 is trained: the run ends, and says which checkpoints it averaged."""
-    sound = loop.average_checkpoints
+    sound = average_checkpoints
 
     def rot(run_dir: Path, steps: list[int]) -> Any:
         path = step_dir(run_dir, 4) / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1] + b"!")
         return sound(run_dir, steps)
 
-    monkeypatch.setattr(loop, "average_checkpoints", rot)
+    monkeypatch.setattr("transformer.training.finish.average_checkpoints", rot)
     run_dir = run(tiny_job(tmp_path / "a", corpus))
     assert results_of(run_dir)["averaged"] == [8, 12]
     assert_mean(run_dir / "averaged", mean_of(run_dir, [8, 12]))
@@ -829,7 +832,7 @@ def test_an_average_that_training_has_passed_is_not_used(corpus: DataConfig, tmp
     run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=8))
     assert find_checkpoint(run_dir, "auto").path.name == "averaged"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "average_checkpoints", lambda *_: sys.exit("died"))
+        patch.setattr("transformer.training.finish.average_checkpoints", lambda *_: sys.exit("died"))
         with pytest.raises(SystemExit):
             run(tiny_job(tmp_path / "a", corpus))
     assert find_checkpoint(run_dir, "auto").path.name == "step-00000012"

@@ -485,8 +485,8 @@ def test_nothing_to_load(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"vocab_size": 50}, "made for another tokenizer"),
-        ({"d_ff": 16}, r"settings are of a model of 7200 parameters, but it has 8256"),
-        ({"n_layers": 2}, r"settings are of a model of 13632 parameters, but it has 8256"),
+        ({"d_ff": 16}, r"settings describe a model of 7200 parameters, but it holds 8256"),
+        ({"n_layers": 2}, r"settings describe a model of 13632 parameters, but it holds 8256"),
         ({"n_layers": "6"}, "n_layers='6' is not of type int"),
         ({"code": 1}, r"unknown keys: \['code'\]"),
     ],

@@ -17,7 +17,7 @@ from support.ranks import ranks
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, LayoutKind, Precision
 from transformer.data import loader
-from transformer.training import loop
+from transformer.training import start
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,13 @@ def check(schedule: Schedule, folder: Path) -> str:
 
     # In one process, which cuts its steps as the ranks of the first leg did.
     def straight() -> None:
-        start = loop.start_run
+        real = start.start_run
 
         def as_if(*arguments: Any, world_size: int) -> Any:
             assert world_size == 1
-            return start(*arguments, world_size=schedule.legs[0][0])
+            return real(*arguments, world_size=schedule.legs[0][0])
 
-        loop.start_run = as_if
+        start.start_run = as_if
         run(job(folder / "straight", data, schedule, until=schedule.steps, tokenizer=tokenizer))
 
     assert ranks(1, straight, folder) == [0], (folder / "rank-0").read_text(encoding="utf-8")

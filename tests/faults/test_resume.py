@@ -191,7 +191,7 @@ def test_a_validation_done_after_resuming_is_not_done_twice(
     stop_in("validate", job, step)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train_step", die)
-        patch.setattr(loop, "average_checkpoints", die)
+        patch.setattr("transformer.training.finish.average_checkpoints", die)
         with pytest.raises(Death):
             run(job)
     run(job)
@@ -268,8 +268,8 @@ def test_train_names_what_was_done_when_gpu_memory_ran_out(
     def too_much(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    module = "transformer.training.validate" if place == "dev_loss" else "transformer.training.loop"
-    monkeypatch.setattr(f"{module}.{place}", too_much)
+    modules = {"train_step": "loop", "dev_loss": "validate", "prepare": "start"}
+    monkeypatch.setattr(f"transformer.training.{modules[place]}.{place}", too_much)
     with pytest.raises(InputError) as caught:
         run(tiny_job(tmp_path / "a", corpus))
     message = str(caught.value)
@@ -688,7 +688,7 @@ def test_another_tokenizer_of_the_same_text_is_refused(
 def test_changed_development_and_test_texts_are_not(
     own_text: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job, warning = tiny_job(tmp_path / "a", own_text, max_steps=6), "data.dev has another text than before"
+    job, warning = tiny_job(tmp_path / "a", own_text, max_steps=6), "the text of data.dev has changed"
     stop_at(job, 3)
     stop_at(job, 4)
     assert warning not in caplog.text

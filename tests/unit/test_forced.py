@@ -144,7 +144,7 @@ def test_score_command_reads_rows_or_files(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (b"a\tb\na b\n", "^standard input:2: 1 columns, not 2: one tab must part source and target"),
+        (b"a\tb\na b\n", "^standard input:2: 1 columns, not 2: separate source and target by one tab"),
         (b"a\tb\tc\n", "^standard input:1: 3 columns, not 2"),
         (b"a\t\xffb\n", "^standard input:1: not UTF-8 at byte 3"),
         (b"a\tb\n\n", "^standard input:2: 1 columns"),

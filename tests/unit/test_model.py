@@ -556,15 +556,15 @@ def test_residual_dropout_is_on_the_sublayers_output_before_the_sum() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(40, 32), torch.rand(40, 32) + 0.1
     pre = AddNorm(32, Norm.pre, dropout=0.25)
-    dropped = pre(x, lambda _: y) - x
+    dropped = pre(x, y) - x
     dropped[dropped.abs() < 1e-12] = 0.0
     assert_dropped(dropped, y, 0.25)
     post = AddNorm(32, Norm.post, dropout=0.25)
-    out = post(torch.zeros(40, 32), lambda _: y)
+    out = post(torch.zeros(40, 32), y)
     kept = out > out.amin(1, keepdim=True) + 1e-12  # y is positive, so what was dropped is the least of its row
     assert 0.65 < kept.double().mean() < 0.85
     assert_close(out, nn.functional.layer_norm(y * kept / 0.75, (32,)))
-    assert_close(post.eval()(x, lambda z: 2 * z), nn.functional.layer_norm(3 * x, (32,)))
+    assert_close(post.eval()(x, 2 * x), nn.functional.layer_norm(3 * x, (32,)))
 
 
 @both_norms
@@ -574,7 +574,7 @@ def test_add_norm_drops_nothing_of_the_residual(norm: Norm) -> None:
     x = torch.randn(40, 32)
     module = AddNorm(32, norm, dropout=0.5).train()
     expected = x if norm is Norm.pre else nn.LayerNorm(32, eps=1e-5)(x)
-    assert torch.equal(module(x, torch.zeros_like), expected)
+    assert torch.equal(module(x, torch.zeros_like(x)), expected)
 
 
 # Leaks

@@ -14,8 +14,15 @@ from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Metric, TrainConfig
 from transformer.distributed import World
 from transformer.records import Progress, Validation, WindowTotals
-from transformer.training.progress import LogWindow, describe, log_window, perplexity, validation_scalars
-from transformer.training.step import GradientNorms, StepResult
+from transformer.training.progress import (
+    GradientNorms,
+    LogWindow,
+    describe,
+    log_window,
+    perplexity,
+    validation_scalars,
+)
+from transformer.training.step import StepResult
 
 NAN = math.nan
 

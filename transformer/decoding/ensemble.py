@@ -1,7 +1,9 @@
 """Several models as one: at each step, the mean of their probabilities.
 
-It is the arithmetic mean, the field's usual ensemble (fairseq's, and Sockeye's `linear`): a token that one model thinks
-impossible can still be chosen by the others, which the geometric mean, that of log-probabilities, would forbid.
+It is the arithmetic mean, the field's usual ensemble (that of fairseq, and `linear` of Sockeye). A token that one model
+thinks impossible can still be chosen by the others; the geometric mean, that of log-probabilities, would forbid it.
+
+`R` hypotheses, `V` vocabulary.
 """
 
 import math
@@ -17,26 +19,31 @@ from transformer.model.transformer import DecoderState, Transformer
 
 @dataclass(frozen=True)
 class EnsembleState:
-    """The state of each model; they read the same hypotheses."""
+    """The decoder state of each model; all have read the same hypotheses."""
 
     states: list[DecoderState]
 
     def reorder(self, rows: Tensor) -> "EnsembleState":
-        """The states of these hypotheses, as `DecoderState.reorder` has them."""
+        """The state of the hypotheses `rows` `(R,)`: see `DecoderState.reorder`."""
         return EnsembleState([state.reorder(rows) for state in self.states])
 
 
 def decode_step(models: Sequence[Transformer], tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
     """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""
-    steps = [model.decode_step(tokens, of_one) for model, of_one in zip(models, state.states, strict=True)]
-    after = EnsembleState([of_one for _, of_one in steps])
-    if len(steps) == 1:
-        return steps[0][0], after
+    all_logits = []
+    states = []
+    for model, model_state in zip(models, state.states, strict=True):
+        logits, next_state = model.decode_step(tokens, model_state)
+        all_logits.append(logits)
+        states.append(next_state)
+    after = EnsembleState(states)
 
-    log_probs = [torch.log_softmax(at_least_fp32(logits), 1) for logits, _ in steps]
+    if len(models) == 1:
+        return all_logits[0], after
+    log_probs = [torch.log_softmax(at_least_fp32(logits), 1) for logits in all_logits]
     return mean_of_probabilities(log_probs), after
 
 
 def mean_of_probabilities(log_probs: Sequence[Tensor]) -> Tensor:
-    """The logarithm of the mean of what these are logarithms of, element by element."""
+    """The logarithm of the mean probability, element by element; the log-probabilities of each model are given."""
     return torch.logsumexp(torch.stack(list(log_probs)), 0) - math.log(len(log_probs))

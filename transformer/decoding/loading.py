@@ -42,11 +42,11 @@ def load(
     device: "auto" is the GPU where there is one.
     precision: the arithmetic of the forward pass; "auto" is that in which the run was trained, unless this device
         is too slow at it.
-    beam_size: hypotheses kept in the search (section 6.1); 1 is greedy search.
+    beam_size: how many hypotheses the search keeps (section 6.1); 1 is greedy search.
     length_penalty: alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer translations.
     max_extra: a translation has at most this many pieces more than its source.
-    batch_tokens: the size of a batch, in padded source pieces times `beam_size`: what decides on the memory. A CPU
-        holds as many batches as torch has threads, but at most 8.
+    batch_tokens: the size of a batch, in padded source pieces times `beam_size`, which decides how much memory is
+        needed. A CPU holds as many batches as torch has threads, but at most 8.
     ensemble: other runs with the same tokenizer: at each step the probabilities of all models are averaged.
 
     None leaves a search setting as the run was trained with. The number of CPU threads is torch's.
@@ -67,7 +67,7 @@ def load(
 
 
 def _choose(kind: type[Choice], name: str, value: str) -> Choice:
-    """The member of an enum that a user's word names."""
+    """The member of an enum that a user named. Raises InputError if there is none of that name."""
     try:
         return kind(value)
     except ValueError:
@@ -86,29 +86,29 @@ def load_translator(
 ) -> Translator:
     """The translator of a run, or of an ensemble of runs: search settings and arithmetic are those of the first.
 
-    `checkpoint` is chosen in each of them. Raises InputError where there is nothing to load, or the tokenizers differ;
-    CheckpointError if damaged.
+    `checkpoint` names the one to be loaded from each run. Raises InputError where there is nothing to load, or the
+    tokenizers differ; CheckpointError if a run is damaged.
     """
-    chosen = find_checkpoint(run_dir, checkpoint)
-    first = build_translator(run_dir, chosen, search=search, device=device, precision=precision)
+    found = find_checkpoint(run_dir, checkpoint)
+    first = build_translator(run_dir, found, search=search, device=device, precision=precision)
     if not ensemble:
         return first
 
-    others = []
-    tokenizer = read_model(RunDir(run_dir).tokenizer)
-    for other in ensemble:
-        chosen = find_checkpoint(other, checkpoint)
-        if read_model(RunDir(other).tokenizer) != tokenizer:
+    other_models = []
+    tokenizer_model = read_model(RunDir(run_dir).tokenizer)
+    for other_dir in ensemble:
+        found = find_checkpoint(other_dir, checkpoint)
+        if read_model(RunDir(other_dir).tokenizer) != tokenizer_model:
             raise InputError(
-                f"ensemble={other}: its tokenizer is not that of {run_dir}: the pieces of one model mean nothing to "
-                "the other; train the runs on the same data, or with init_from"
+                f"ensemble={other_dir}: its tokenizer is not that of {run_dir}: the pieces of one model mean nothing "
+                "to the other; train the runs on the same data, or with init_from"
             )
-        built = build_translator(other, chosen, search=search, device=device, precision=first.precision)
-        others.append(built.model)
+        other = build_translator(other_dir, found, search=search, device=device, precision=first.precision)
+        other_models.append(other.model)
 
-    together = replace(first, others=tuple(others))
-    together.keep_ready()
-    return together
+    translator = replace(first, others=tuple(other_models))
+    translator.keep_ready()
+    return translator
 
 
 def build_translator(
@@ -119,13 +119,16 @@ def build_translator(
     Raises CheckpointError where the parts do not belong together or are damaged.
     """
     run = RunDir(run_dir)
-    model_file = read_model(run.tokenizer)
-    run.check_tokenizer(model_file)
-    tokenizer = Tokenizer(model_file, str(run.tokenizer))
-    target = resolve_device(device)
-    arithmetic = _precision_of(run, target) if precision is Precision.auto else precision
-    settings = checkpoint.settings("search", SearchConfig)
+    tokenizer_model = read_model(run.tokenizer)
+    run.check_tokenizer(tokenizer_model)
+    tokenizer = Tokenizer(tokenizer_model, str(run.tokenizer))
 
+    torch_device = resolve_device(device)
+    if precision is Precision.auto:
+        precision = _precision_of(run, torch_device)
+    settings = search.over(checkpoint.settings("search", SearchConfig))
+
+    # The model, on the CPU.
     config = checkpoint.settings("model", ModelConfig)
     tensors = checkpoint.weights()
     try:
@@ -136,17 +139,19 @@ def build_translator(
         load_parameters(model, tensors)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
+
+    # To its device, and ready to translate.
     with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
-        model = model.to(target, dtype_of(arithmetic)).eval()
-        translator = Translator(model, tokenizer, search.over(settings), target, arithmetic)
+        model = model.to(torch_device, dtype_of(precision)).eval()
+        translator = Translator(model, tokenizer, settings, torch_device, precision)
         translator.keep_ready()
     return translator
 
 
 def _precision_of(run: RunDir, device: torch.device) -> Precision:
-    """The arithmetic that the run was trained and scored in; by rule where that was on another kind of device.
+    """The precision that the run was trained and scored in; by rule, if that was on another kind of device.
 
-    bf16 is kept only where the hardware multiplies it: elsewhere it is slow, and the bits differ.
+    A run trained in bf16 keeps it only where the hardware multiplies bf16: elsewhere it is slow, and the bits differ.
     """
     by_rule = resolve_precision(Precision.auto, device)
     if not run.record.exists():  # it is optional for inference
@@ -156,6 +161,7 @@ def _precision_of(run: RunDir, device: torch.device) -> Precision:
             by_rule.value,
         )
         return by_rule
+
     trained = run.read_record().resolved
     if trained.device.name != device.type:
         return by_rule

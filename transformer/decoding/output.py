@@ -1,8 +1,8 @@
-"""What is known of a translation beside its text, and the lines that commands write of it.
+"""Translations and scores with what is known of them, and the lines that `translate` and `score` write of them.
 
-Three formats. `text` is the translation itself, a line for each line of input. `tsv` has a row for each translation and
-no quoting, so what would break a row becomes a space. `jsonl` has an object for each line of input, and keeps every
-character. A log-probability is natural, and has six decimals.
+There are three formats. `text` is the translation itself, a line for each line of input. `tsv` has a row for each
+translation and no quoting, so characters that would break a row become spaces. `jsonl` has an object for each line of
+input, and keeps every character. Log-probabilities are natural logarithms, written with six decimals.
 """
 
 import json
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from transformer.config.settings import LineFormat
 
-# What some reader takes for the end of a cell or of a row: controls, and the two separators of Unicode.
+# Characters that some reader takes for the end of a cell or of a row: controls, and the two separators of Unicode.
 _BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -34,9 +34,10 @@ class Alignment:
 class Translation:
     """One translation of a text.
 
-    `log_prob` is the sum of the log-probabilities of its pieces, and of the end where it is `finished`: it came to an
-    end by itself, not at the greatest length. `score` is `log_prob` over the length penalty, by which the search ranks.
-    Both are None for a blank text, which is not searched. `alignment` is there where it was asked for.
+    A `finished` translation came to its end by itself; another one was cut at the maximum length. `log_prob` is the sum
+    of the log-probabilities of its pieces, and of EOS if it is finished. `score` is `log_prob` over the length penalty,
+    by which the search ranks. Both are None for a blank text, which is not searched. `alignment` is None unless it was
+    asked for.
     """
 
     text: str
@@ -66,72 +67,77 @@ class Scored:
 UNSCORED = Scored(None, None, [], [])
 
 
-def format_translations(of_lines: Sequence[Sequence[Translation]], kind: LineFormat, *, first_line: int) -> str:
+def format_translations(by_line: Sequence[Sequence[Translation]], kind: LineFormat, *, first_line: int) -> str:
     """The translations of some lines of input, as lines of output; the first of them is line `first_line`."""
-    numbered = list(enumerate(of_lines, first_line))
+    numbered = enumerate(by_line, first_line)
     match kind:
         case LineFormat.text:
-            lines = [best.text for [best] in of_lines]
+            lines = [best.text for [best] in by_line]
         case LineFormat.tsv:
             lines = [
-                _row(number, rank, _number(one.log_prob), _number(one.score), one.text)
+                _row(number, rank, _number(translation.log_prob), _number(translation.score), translation.text)
                 for number, translations in numbered
-                for rank, one in enumerate(translations, 1)
+                for rank, translation in enumerate(translations, 1)
             ]
         case LineFormat.jsonl:
             lines = [
-                _json({"line": number, "translations": [_as_json(one) for one in translations]})
+                _json({"line": number, "translations": [_translation_as_json(one) for one in translations]})
                 for number, translations in numbered
             ]
     return "".join(f"{line}\n" for line in lines)
 
 
-def format_scores(of_lines: Sequence[Scored], kind: LineFormat, *, first_line: int, by_piece: bool) -> str:
+def format_scores(by_line: Sequence[Scored], kind: LineFormat, *, first_line: int, by_piece: bool) -> str:
     """The scores of some pairs, a line each; the first of them is line `first_line`. Only jsonl can go `by_piece`."""
-    numbered = list(enumerate(of_lines, first_line))
+    numbered = enumerate(by_line, first_line)
     match kind:
         case LineFormat.text:
-            lines = [_number(one.log_prob) for one in of_lines]
+            lines = [_number(scored.log_prob) for scored in by_line]
         case LineFormat.tsv:
             lines = [
-                _row(number, _number(one.log_prob), _number(one.score), len(one.pieces)) for number, one in numbered
+                _row(number, _number(scored.log_prob), _number(scored.score), len(scored.pieces))
+                for number, scored in numbered
             ]
         case LineFormat.jsonl:
-            lines = [_json({"line": number, **_score_as_json(one, by_piece=by_piece)}) for number, one in numbered]
+            lines = [
+                _json({"line": number, **_score_as_json(scored, by_piece=by_piece)}) for number, scored in numbered
+            ]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _as_json(translation: Translation) -> dict[str, object]:
-    found: dict[str, object] = {
+def _translation_as_json(translation: Translation) -> dict[str, object]:
+    value: dict[str, object] = {
         "text": translation.text,
         "log_prob": _rounded(translation.log_prob),
         "score": _rounded(translation.score),
         "finished": translation.finished,
     }
     if translation.alignment is not None:
-        found |= asdict(translation.alignment)
-    return found
+        value |= asdict(translation.alignment)
+    return value
 
 
 def _score_as_json(scored: Scored, *, by_piece: bool) -> dict[str, object]:
-    found: dict[str, object] = {
+    value: dict[str, object] = {
         "log_prob": _rounded(scored.log_prob),
         "score": _rounded(scored.score),
         "length": len(scored.pieces),
     }
     if by_piece:
-        found |= {"pieces": scored.pieces, "piece_log_probs": [_rounded(value) for value in scored.piece_log_probs]}
-    return found
+        value["pieces"] = scored.pieces
+        value["piece_log_probs"] = [_rounded(log_prob) for log_prob in scored.piece_log_probs]
+    return value
 
 
 def _row(*cells: object) -> str:
+    """One line of tsv."""
     return "\t".join(_BREAKS.sub(" ", str(cell)) for cell in cells)
 
 
 def _json(value: Mapping[str, object]) -> str:
-    """One line, in readable characters; what some reader takes for the end of a line is escaped."""
+    """One line of JSON. Only characters that some reader takes for the end of a line are escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return _BREAKS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _BREAKS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _number(value: float | None) -> str:
@@ -139,5 +145,5 @@ def _number(value: float | None) -> str:
 
 
 def _rounded(value: float | None) -> float | None:
-    """JSON has no word for infinity: what no model can have written has no number."""
+    """A number as JSON can hold it: infinity, of a translation that the model thinks impossible, becomes null."""
     return None if value is None or not math.isfinite(value) else round(value, 6)

@@ -1,4 +1,7 @@
-"""Work on several threads, each with its share of the threads that torch computes with."""
+"""Several items of work at once, each on a thread of its own, with its share of the threads that torch computes with.
+
+It is for the batches of a CPU: two torch threads that share a small batch wait for each other, two batches do not.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-MOST_AT_ONCE = 8  # items, since each takes memory of its own
+MOST_AT_ONCE = 8  # items, because each takes memory of its own
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -19,17 +22,20 @@ def in_parallel(
 ) -> Iterator[Result]:
     """`work` of each item, in order, `at_once` of them at a time, or one after the other on the caller's thread.
 
-    `check` is called before an item is begun, and may raise. Then, and when an item fails or the caller is interrupted,
-    the event that `work` is given is set: it tells those under way to give up, and they are waited for.
+    `check` is called before an item is begun, and may raise. `work` is given an event, set when `check` raises, an item
+    fails or the caller is interrupted: items under way shall then give up, and are waited for.
     """
     cancelled = Event()
+
+    # One after the other.
     if at_once <= 1:
         for item in items:
             check()
             yield work(item, cancelled)
         return
 
-    # What a thread sets for itself is also what threads that come later begin with, so it is put back each time.
+    # Several at a time. The number of torch threads that one thread sets for itself is also what later threads begin
+    # with, so it is put back each time.
     n_threads = torch.get_num_threads()
     share = max(1, n_threads // at_once)
     running: deque[Future[Result]] = deque()
@@ -41,6 +47,7 @@ def in_parallel(
                     torch.set_num_threads(n_threads)
                 check()
                 running.append(pool.submit(work, item, cancelled))
+
             while running:
                 yield running.popleft().result()
         finally:

@@ -1,7 +1,7 @@
 """`transformer score`: how probable given translations are, pair by pair, in order, whatever their number.
 
-The pairs are two files in step, or rows `source TAB target` on standard input. Bad text is refused, not mended: the
-number would be that of another sentence.
+The pairs are lines of two files, or rows `source TAB target` on standard input. Bad text is an error, never repaired:
+the score would be that of another sentence.
 """
 
 import logging
@@ -23,7 +23,7 @@ from transformer.machine import resolve_threads
 
 log = logging.getLogger(__name__)
 
-BLOCK = 2_000  # pairs of files that are scored together
+BLOCK = 2_000  # pairs of files that are scored together, before anything is written
 STDIN = "standard input"
 
 
@@ -37,27 +37,27 @@ def run(job: ScoreJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     translator = load_for(job, job.ensemble)
     origins = (str(job.src or STDIN), str(job.tgt or STDIN))
 
-    line = 1
-    total = 0.0
-    length = 0
-    blank = 0
+    line = 1  # of the next pair
+    total = 0.0  # log-probability
+    length = 0  # target pieces
+    n_blank = 0
     with throughput("pair", stdin, stdout) as advance:
         for pairs in _blocks(job, stdin):
             sources, targets = zip(*pairs, strict=True)
-            found = translator.score(sources, targets, first_line=line, origins=origins)
-            stdout.write(format_scores(found, job.format, first_line=line, by_piece=job.pieces).encode("utf-8"))
+            results = translator.score(sources, targets, first_line=line, origins=origins)
+            stdout.write(format_scores(results, job.format, first_line=line, by_piece=job.pieces).encode("utf-8"))
             stdout.flush()
 
-            total += math.fsum(one.log_prob for one in found if one.log_prob is not None)
-            length += sum(len(one.pieces) for one in found)
-            blank += sum(one.log_prob is None for one in found)
+            total += math.fsum(scored.log_prob for scored in results if scored.log_prob is not None)
+            length += sum(len(scored.pieces) for scored in results)
+            n_blank += sum(scored.log_prob is None for scored in results)
             line += len(pairs)
             advance(len(pairs))
 
-    left_out = f"; {blank} with a blank side have no score" if blank else ""
+    left_out = f"; {n_blank} with a blank side have no score" if n_blank else ""
     log.info(
         "%d pairs of %d target pieces (EOS counted): log-probability %.4f, perplexity %.4f%s",
-        line - 1 - blank,
+        line - 1 - n_blank,
         length,
         total,
         perplexity(total, length),
@@ -66,7 +66,7 @@ def run(job: ScoreJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
 
 
 def perplexity(log_prob: float, length: int) -> float:
-    """exp(-log_prob / length); infinite where that is more than a float can hold, and 1 of nothing."""
+    """exp(-log_prob / length); infinity where that is too large for a float, and 1 where there are no pieces."""
     try:
         return math.exp(-log_prob / max(length, 1))
     except OverflowError:
@@ -75,6 +75,7 @@ def perplexity(log_prob: float, length: int) -> float:
 
 def _blocks(job: ScoreJob, stdin: BinaryIO) -> Iterator[list[Pair]]:
     """The pairs, many at a time; never an empty block."""
+    # Rows of standard input, as they come.
     if job.src is None or job.tgt is None:
         line = 1
         for rows in read_blocks(stdin):
@@ -82,6 +83,7 @@ def _blocks(job: ScoreJob, stdin: BinaryIO) -> Iterator[list[Pair]]:
             line += len(rows)
         return
 
+    # Lines of two files.
     with closing(read_pairs(Path(job.src), Path(job.tgt))) as pairs:
         while block := list(islice(pairs, BLOCK)):
             yield block
@@ -92,10 +94,12 @@ def _pair(row: bytes, number: int) -> Pair:
     place = f"{STDIN}:{number}"
     if len(row) > LONGEST_LINE:
         raise InputError(f"{place}: longer than {LONGEST_LINE} bytes: leave the pair out")
+
     try:
         cells = row.decode("utf-8").removesuffix("\r").split("\t")
     except UnicodeDecodeError as error:
         raise InputError(f"{place}: not UTF-8 at byte {error.start + 1}: mend the line or convert the text") from None
+
     if len(cells) != 2:
-        raise InputError(f"{place}: {len(cells)} columns, not 2: one tab must part source and target")
+        raise InputError(f"{place}: {len(cells)} columns, not 2: separate source and target by one tab")
     return cells[0], cells[1]

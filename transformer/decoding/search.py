@@ -1,12 +1,12 @@
-"""Beam search (section 6.1) over any model: it asks for logits, given last tokens and a state that the model passes on.
+"""Beam search (section 6.1), independent of the model: it asks for logits, given the last tokens and a state.
 
 Shapes: `B` sentences that are still searched, `K` beam_size, `A` length penalties, `N` n_best, `C` candidates of a
-sentence (2 K), `V` vocabulary, `L` the largest of the maximum lengths.
+sentence (2 K), `V` vocabulary, `L` the largest of the maximum lengths. `|Y|` is a length that counts EOS.
 
-What is known of the sentences is a value: each part of a step makes new beams from the old ones. It stays on the
-device, and the host asks one question a step: which sentences are done? Log-probabilities are summed in float64
-whatever the model computes in, because a float32 sum over a long sentence loses the digits that tell two hypotheses
-apart; at this size it costs nothing.
+Read `beam_search` for the rules, then `_search` for the loop. Its parts are pure functions: `_Beams`, all that is known
+of the sentences, goes in and comes out. It stays on the device, and the host asks one question a step: which sentences
+are done? Log-probabilities are summed in float64 whatever the model computes in, because a float32 sum over a long
+sentence loses the digits that tell two hypotheses apart; at this size it costs nothing.
 """
 
 import math
@@ -20,17 +20,17 @@ from torch import Tensor
 from transformer.compute import at_least_fp32
 from transformer.vocabulary import PAD
 
-_IMPOSSIBLE = -math.inf  # the log-probability and the score of a place in a beam that nothing fills
-_LOGITS_AT_ONCE = 2**18  # that a CPU looks at together: as many as its cache has room for
-_GROUP_SIZE = 16  # of the groups that the logits of a row are dealt out to, to find the largest
+_IMPOSSIBLE = -math.inf  # the log-probability and the score of an entry of a beam that holds no hypothesis
+_LOGITS_AT_ONCE = 2**18  # a CPU looks at so many together: its cache has room for them
+_GROUP_SIZE = 16  # logits in each of the groups that `_largest` divides a row into
 
-# Sentences that are done stay in the batch, where what they do is ignored, until they are this share of it: moving the
-# others together costs as much as a part of a step, and every new size of a batch costs a CPU time, too.
+# Sentences that are done stay in the batch, and their further steps are ignored, until they are this share of it.
+# Closing the gaps costs as much as a part of a step, and a CPU also loses time with every new size of a batch.
 LEAVING_SHARE = 1 / 8
 
 
 class State(Protocol):
-    """What a model remembers of the hypotheses it has read, one row for each."""
+    """What a model keeps of the hypotheses that it has read, such as keys and values: one row for each."""
 
     def reorder(self, rows: Tensor) -> Self:
         """The state of these rows. Whole sentences may leave; those that stay keep K adjacent rows."""
@@ -42,10 +42,11 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation, as the search found it.
+    """A translation of one sentence.
 
-    `tokens` are ids without BOS and EOS. `log_prob` is the sum of their log-probabilities, and of that of EOS where the
-    hypothesis is `finished`, which means that it ended in EOS. It is not divided by the length penalty.
+    `tokens` are ids without BOS and EOS. A `finished` hypothesis ended in EOS; another one was cut at its maximum
+    length. `log_prob` is the sum of the log-probabilities of the tokens, and of EOS if it is finished. It is not
+    divided by the length penalty.
     """
 
     tokens: list[int]
@@ -54,7 +55,7 @@ class Hypothesis:
 
     @property
     def length(self) -> int:
-        """|Y|, the number of log-probabilities in the sum: EOS counts."""
+        """|Y|, the number of log-probabilities in the sum."""
         return len(self.tokens) + 1 if self.finished else len(self.tokens)
 
     def score(self, penalty: Callable[[int], float]) -> float:
@@ -82,11 +83,11 @@ def beam_search(
     """The `n_best` best hypotheses of each sentence, the best first, by log-probability / penalty(|Y|).
 
     `step` maps the last token of each hypothesis `(B K,)` and a state to the logits of the next token `(B K, V)` and
-    the state after it. `max_lengths` `(B,)` holds the largest |Y| of each sentence, at least 1. |Y| counts EOS. PAD and
-    BOS are never produced. Raises ValueError unless 1 <= n_best <= beam_size.
+    the state after it. `max_lengths` `(B,)` holds the largest |Y| of each sentence, at least 1. PAD and BOS are never
+    produced. Raises ValueError unless 1 <= n_best <= beam_size.
 
-    `prefixes` `(B, P)` holds tokens that each hypothesis of a sentence has to begin with, and PAD behind them; fewer
-    than its maximum length. Their log-probabilities count, as those of all tokens do.
+    `prefixes` `(B, P)` holds the tokens that each hypothesis of a sentence has to begin with, and PAD behind them. They
+    are fewer than the maximum length. Their log-probabilities count, as those of all tokens do.
 
     At each step the 2 K best continuations of a sentence are considered in order. One that is EOS finishes a hypothesis
     if it ranks among the first K; the first K that are not EOS live on. A sentence is done, and leaves, when
@@ -109,7 +110,7 @@ def beam_search(
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best={n_best} must be from 1 to beam_size={beam_size}")
 
-    found = _search(
+    results = _search(
         step,
         state,
         beam_size=beam_size,
@@ -120,7 +121,7 @@ def beam_search(
         eos=eos,
         prefixes=prefixes,
     )
-    return [hypotheses for [hypotheses] in found]
+    return [hypotheses for [hypotheses] in results]  # of each sentence, those under the only penalty
 
 
 def sweep_penalties(
@@ -135,18 +136,20 @@ def sweep_penalties(
 ) -> list[list[Hypothesis]]:
     """The best hypothesis of each sentence under each of several length penalties, from one search.
 
-    The arguments are those of `beam_search`. Of each sentence there are as many hypotheses as penalties, in their
-    order, each the one that `beam_search` would find with that penalty. One search can serve them all: live hypotheses
-    are ranked by log-probability alone, so a penalty decides only which of the finished ones is best, and when a
-    sentence is done. Each penalty has a list of finished hypotheses of its own, and a sentence goes on until it is done
-    under every penalty. What finishes in the meantime cannot enter the list of one under which it was done before.
+    The arguments are those of `beam_search`. For each sentence there are as many hypotheses as penalties, in their
+    order: each is the one that `beam_search` would find with that penalty.
+
+    One search can serve all penalties: live hypotheses are ranked by log-probability alone, so a penalty decides only
+    which of the finished ones is best, and when a sentence is done. Each penalty has its own list of finished
+    hypotheses, and a sentence goes on until it is done under every penalty. A hypothesis that finishes after the
+    sentence was done under one penalty cannot enter the list of that penalty.
 
     Raises ValueError for no penalty at all.
     """
     if not penalties:
-        raise ValueError("there is no penalty to search under")
+        raise ValueError("penalties is empty: give at least one")
 
-    found = _search(
+    results = _search(
         step,
         state,
         beam_size=beam_size,
@@ -157,7 +160,7 @@ def sweep_penalties(
         eos=eos,
         prefixes=None,
     )
-    return [[best for [best] in lists] for lists in found]
+    return [[best for [best] in lists] for lists in results]
 
 
 def _search(
@@ -172,50 +175,61 @@ def _search(
     eos: int,
     prefixes: Tensor | None,
 ) -> list[list[list[Hypothesis]]]:
-    """For each sentence and penalty, the `n_best` best hypotheses: the search that `beam_search` describes."""
+    """For each sentence and penalty, the `n_best` best hypotheses, by the rules of `beam_search`.
+
+    A step, with the shape of what each part gives:
+
+        tokens (B K,) and state  -> step         logits (B K, V)
+        logits, live hypotheses  -> _candidates  the 2 K best continuations of each sentence, (B, C)
+        those that are EOS       -> _finish      finished hypotheses (B, A, N)
+        K of the others          -> _extend      live hypotheses (B, K)
+    """
     n_sentences = len(max_lengths)
     longest = max(max_lengths.tolist(), default=0)
     device = max_lengths.device
 
-    rows_of_penalties = [[penalty(n) for n in range(1, longest + 1)] for penalty in penalties]
-    by_length = torch.tensor(rows_of_penalties, dtype=torch.float64, device=device)  # (A, L)
-    beams = _start(max_lengths, by_length, beam_size=beam_size, n_best=n_best)
-    tokens = torch.full((n_sentences * beam_size,), bos, device=device)  # (B K,)
+    # The penalty of every |Y| from 1 on.
+    penalty_rows = [[penalty(length) for length in range(1, longest + 1)] for penalty in penalties]
+    penalties_by_length = torch.tensor(penalty_rows, dtype=torch.float64, device=device)  # (A, L)
+
+    beams = _start(max_lengths, penalties_by_length, beam_size=beam_size, n_best=n_best)
+    tokens = torch.full((n_sentences * beam_size,), bos, device=device)  # (B K,) the last of each live hypothesis
     banned = torch.tensor([PAD, bos], device=device)
-    results: dict[int, list[list[Hypothesis]]] = {}
+    results: dict[int, list[list[Hypothesis]]] = {}  # of each sentence that is done
 
     for length in range(1, longest + 1):
-        # What may come next.
+        # Candidates: what may come next.
         logits, state = step(tokens, state)  # (B K, V)
         candidates = _candidates(logits, beams.live_log_probs, banned=banned)  # (B, C)
         if prefixes is not None and length <= prefixes.shape[1]:
             candidates = _force(candidates, prefixes[beams.sentences, length - 1], logits, beams.live_log_probs)
+
+        # Some finish, K others live on. Both read the live hypotheses of the step before, so `_finish` comes first.
         is_end = candidates.tokens == eos  # (B, C)
         survivors = _survivors(candidates, is_end, beam_size=beam_size)  # (B, K)
-
-        # What ends, and what lives on. Both continue the live hypotheses of the step before, so ends come first.
-        beams = _finish(beams, candidates, is_end, length=length, penalties=by_length[:, length - 1])
+        beams = _finish(beams, candidates, is_end, length=length, penalties=penalties_by_length[:, length - 1])
         beams = _extend(beams, survivors, length=length)
-        rows = _rows(survivors.parents)  # (B, K)
+        rows = _rows(survivors.parents)  # (B, K) the rows of the state that the survivors continue
 
-        # Who is done: the one question to the host.
+        # Which sentences are done now: `len` is the one question that the host asks the device in a step.
         was_done = beams.done  # (B,)
         beams = replace(beams, done=was_done | _is_done(beams, length=length))
-        finishing = (beams.done & ~was_done).nonzero().squeeze(1)
-        if len(finishing):
-            results |= _results(beams.select(finishing), length=length)
+        newly_done = (beams.done & ~was_done).nonzero().squeeze(1)
+        if len(newly_done):
+            results |= _results(beams.select(newly_done), length=length)
             if len(results) == n_sentences:
                 break
 
-        # Who leaves: those that are done, once they are so many that it pays to move the others together.
-        n_done = len(results) - (n_sentences - len(beams.done))
-        is_leaving = n_done >= LEAVING_SHARE * len(beams.done)
+        # Those that are done leave the batch, once they are so many that it pays to close the gaps.
+        n_left_before = n_sentences - len(beams.done)
+        n_done_in_batch = len(results) - n_left_before
+        is_leaving = n_done_in_batch >= LEAVING_SHARE * len(beams.done)
         if is_leaving:
             staying = (~beams.done).nonzero().squeeze(1)
             beams = beams.select(staying)
             rows = rows[staying]
 
-        # What the model reads next. A greedy search has nothing to reorder while all sentences stay.
+        # What the model reads next. In greedy search the rows keep their order, unless a sentence leaves.
         tokens = beams.live_tokens[:, :, length - 1].flatten()  # (B K,)
         if beam_size > 1 or is_leaving:
             state = state.reorder(rows.flatten())
@@ -223,31 +237,31 @@ def _search(
     return [results[sentence] for sentence in range(n_sentences)]
 
 
-# --- what is known of the sentences
+# ---- what is known of the sentences ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Beams:
-    """The live and the finished hypotheses of each sentence, the best first; -inf marks a place that nothing fills.
+    """The live and the finished hypotheses of each sentence, the best first. An entry of -inf holds none.
 
     Each penalty has its own list of finished ones.
     """
 
-    sentences: Tensor  # (B,) their places in the result
-    done: Tensor  # (B,) bool: their results are known
-    max_lengths: Tensor  # (B,)
-    max_penalties: Tensor  # (B, A) the penalties at the maximum length
+    sentences: Tensor  # (B,) the number of each sentence in the whole batch that the search began with
+    done: Tensor  # (B,) bool: its results are known
+    max_lengths: Tensor  # (B,) the largest |Y|
+    max_penalties: Tensor  # (B, A) the penalties at the largest |Y|
 
     live_log_probs: Tensor  # (B, K)
-    live_tokens: Tensor  # (B, K, L) of which the first `length` are set
+    live_tokens: Tensor  # (B, K, L) as many as there have been steps; the others are not set
 
     finished_scores: Tensor  # (B, A, N) log-probability / penalty
     finished_log_probs: Tensor  # (B, A, N)
-    finished_lengths: Tensor  # (B, A, N) without EOS
+    finished_lengths: Tensor  # (B, A, N) tokens without EOS
     finished_tokens: Tensor  # (B, A, N, L)
 
     def select(self, sentences: Tensor) -> "_Beams":
-        """The beams of these sentences, given by their index in the batch."""
+        """The beams of these sentences, given by their indices among the B."""
         return _Beams(*(getattr(self, field.name)[sentences] for field in fields(self)))
 
 
@@ -255,17 +269,18 @@ class _Beams:
 class _Candidates:
     """Continuations of the live hypotheses of each sentence, the best first."""
 
-    log_probs: Tensor  # (B, C) of the whole hypothesis
-    parents: Tensor  # (B, C) which live hypothesis each continues, from 0 to K - 1
-    tokens: Tensor  # (B, C)
+    log_probs: Tensor  # (B, C) of the whole hypothesis, with the new token
+    parents: Tensor  # (B, C) the live hypothesis that it continues, from 0 to K - 1
+    tokens: Tensor  # (B, C) the new token
 
 
 def _start(max_lengths: Tensor, penalties: Tensor, *, beam_size: int, n_best: int) -> _Beams:
-    """Beams that hold the empty hypothesis once: K equal ones would stay equal for ever."""
+    """Beams without a finished hypothesis; the penalties are `(A, L)`."""
     n_sentences = len(max_lengths)
     n_penalties, longest = penalties.shape
     finished = (n_sentences, n_penalties, n_best)
 
+    # The empty hypothesis is there once: K equal ones would have equal continuations for ever.
     live_log_probs = penalties.new_full((n_sentences, beam_size), _IMPOSSIBLE)
     live_log_probs[:, 0] = 0.0
 
@@ -283,17 +298,18 @@ def _start(max_lengths: Tensor, penalties: Tensor, *, beam_size: int, n_best: in
     )
 
 
-# --- the parts of a step
+# ---- the parts of a step --------------------------------------------------------------------------------------------
 
 
 def _candidates(logits: Tensor, live_log_probs: Tensor, *, banned: Tensor) -> _Candidates:
-    """The 2 K best continuations of each sentence: as many as K that live on and K that end, one of each hypothesis.
+    """The 2 K best continuations of each sentence.
 
-    The 2 K best of a sentence are among the 2 K best of each of its hypotheses, so only those are ever sorted.
+    So many are enough: each of the K hypotheses has one continuation that is EOS, so K others are among them.
     """
     n_sentences, beam_size = live_log_probs.shape
     width = min(2 * beam_size, logits.shape[1])
 
+    # The 2 K best of a sentence are among the 2 K best of each of its hypotheses, so only those are ever sorted.
     log_probs, tokens = _best(logits, width, banned=banned)  # (B K, width)
     totals = live_log_probs.unsqueeze(2) + log_probs.view(n_sentences, beam_size, width)  # (B, K, width)
     totals, order = totals.flatten(1).sort(dim=1, descending=True, stable=True)  # (B, K width)
@@ -301,51 +317,61 @@ def _candidates(logits: Tensor, live_log_probs: Tensor, *, banned: Tensor) -> _C
 
     return _Candidates(
         log_probs=totals[:, : 2 * beam_size],
-        parents=order // width,
+        parents=order // width,  # each hypothesis has `width` adjacent columns
         tokens=tokens.view(n_sentences, -1).gather(1, order),
     )
 
 
 def _force(candidates: _Candidates, tokens: Tensor, logits: Tensor, live_log_probs: Tensor) -> _Candidates:
-    """The candidates, but the one token of `tokens` `(B,)` alone in each sentence where that is not PAD.
+    """The candidates, with a single one for each sentence whose next token is given by a prefix.
 
-    Such a sentence has read nothing but its prefix, so only the first of its live hypotheses is possible, and it is
-    all that goes on.
+    `tokens` `(B,)` holds that token, and PAD for a sentence that is free. A sentence that is not free has read nothing
+    but its prefix, so only the first of its live hypotheses is possible: the one to be continued.
     """
-    first = at_least_fp32(logits[:: live_log_probs.shape[1]])  # (B, V) of the first live hypotheses
-    log_probs = first.gather(1, tokens.unsqueeze(1)) - first.logsumexp(1, keepdim=True)  # (B, 1)
+    beam_size = live_log_probs.shape[1]
+    first_logits = at_least_fp32(logits[::beam_size])  # (B, V) of the first live hypothesis
+    log_probs = first_logits.gather(1, tokens.unsqueeze(1)) - first_logits.logsumexp(1, keepdim=True)  # (B, 1)
 
-    forced = torch.full_like(candidates.log_probs, _IMPOSSIBLE)
-    forced[:, :1] = live_log_probs[:, :1] + log_probs
-    is_forced = (tokens != PAD).unsqueeze(1)
+    forced_log_probs = torch.full_like(candidates.log_probs, _IMPOSSIBLE)  # (B, C)
+    forced_log_probs[:, :1] = live_log_probs[:, :1] + log_probs
+
+    is_forced = (tokens != PAD).unsqueeze(1)  # (B, 1)
     return _Candidates(
-        log_probs=torch.where(is_forced, forced, candidates.log_probs),
+        log_probs=torch.where(is_forced, forced_log_probs, candidates.log_probs),
         parents=candidates.parents.masked_fill(is_forced, 0),
         tokens=torch.where(is_forced, tokens.unsqueeze(1), candidates.tokens),
     )
 
 
 def _best(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor]:
-    """The `count` largest log-probabilities of each row, and which tokens they belong to, each `(B K, count)`.
+    """The `count` largest log-probabilities of each row, and their tokens, each `(B K, count)`.
 
     A CPU takes a few rows at a time: its caches have no room for all of them, and the C library would fetch fresh
     memory at each step.
     """
-    rows = max(1, _LOGITS_AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
-    best = [_best_of_rows(part, count, banned=banned) for part in torch.split(logits, rows)]
-    return torch.cat([log_probs for log_probs, _ in best]), torch.cat([tokens for _, tokens in best])
+    rows_at_once = max(1, len(logits))
+    if logits.device.type == "cpu":
+        rows_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[1])
+
+    log_probs = []
+    tokens = []
+    for rows in torch.split(logits, rows_at_once):
+        best_log_probs, best_tokens = _best_of_rows(rows, count, banned=banned)
+        log_probs.append(best_log_probs)
+        tokens.append(best_tokens)
+    return torch.cat(log_probs), torch.cat(tokens)
 
 
 def _best_of_rows(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor]:
-    """`_best` of a few rows."""
+    """`_best` of `R` rows: what a softmax makes of their largest logits, without the banned tokens."""
     logits = at_least_fp32(logits)  # (R, V)
 
-    # A banned token can take a place among the largest: so many more are asked for.
-    values, tokens = _largest(logits, min(count + len(banned), logits.shape[1]))
+    # Banned tokens may be among the largest, so as many more are asked for.
+    values, tokens = _largest(logits, min(count + len(banned), logits.shape[1]))  # (R, count + banned)
     maximum = values[:, :1]  # (R, 1)
     log_sum = maximum + (logits - maximum).exp_().sum(1, keepdim=True).log_()  # (R, 1)
 
-    is_banned = (tokens.unsqueeze(2) == banned).any(2)
+    is_banned = (tokens.unsqueeze(2) == banned).any(2)  # (R, count + banned)
     values, order = values.masked_fill(is_banned, _IMPOSSIBLE).topk(count)  # (R, count)
     return values - log_sum, tokens.gather(1, order)
 
@@ -353,29 +379,31 @@ def _best_of_rows(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor
 def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest logits of each row, the largest first, and their tokens: each `(R, count)`.
 
-    To sort a long row takes much longer than to read it. So its tokens are dealt out to groups, and only those groups
-    are sorted that have the largest maxima: the m-th largest logit is in one of the first m.
+    To sort a long row takes much longer than to read it. So the tokens are divided into groups, and only the `count`
+    groups with the largest maxima are sorted: the m-th largest logit is in one of the m groups with the largest maxima.
     """
-    rows, classes = logits.shape
-    n_groups = classes // _GROUP_SIZE
+    n_rows, n_tokens = logits.shape
+    n_groups = n_tokens // _GROUP_SIZE
     if count > n_groups // 4:
         return logits.topk(count)
 
-    # Token i goes to group i mod n_groups, and what does not come out even is sorted with the groups chosen.
-    dealt = n_groups * _GROUP_SIZE
-    groups = logits[:, :dealt].unflatten(1, (_GROUP_SIZE, n_groups))  # type: ignore[no-untyped-call]
+    # Token i goes to group i mod n_groups. Those left over after `n_grouped` are sorted with the chosen groups.
+    n_grouped = n_groups * _GROUP_SIZE
+    groups = logits[:, :n_grouped].unflatten(1, (_GROUP_SIZE, n_groups))  # type: ignore[no-untyped-call]
     chosen = groups.amax(1).topk(count, sorted=False).indices.unsqueeze(1)  # (R, 1, count)
 
-    starts = torch.arange(0, dealt, n_groups, device=logits.device).unsqueeze(1)  # (_GROUP_SIZE, 1)
-    rest = torch.arange(dealt, classes, device=logits.device).expand(rows, -1)
-    tokens = torch.cat(((starts + chosen).flatten(1), rest), 1)
+    # The tokens of the chosen groups: one for each start and group.
+    starts = torch.arange(0, n_grouped, n_groups, device=logits.device).unsqueeze(1)  # (_GROUP_SIZE, 1)
+    left_over = torch.arange(n_grouped, n_tokens, device=logits.device).expand(n_rows, -1)
+    tokens = torch.cat(((starts + chosen).flatten(1), left_over), 1)  # (R, _GROUP_SIZE count + left over)
 
     values, order = logits.gather(1, tokens).topk(count)
     return values, tokens.gather(1, order)
 
 
 def _survivors(candidates: _Candidates, is_end: Tensor, *, beam_size: int) -> _Candidates:
-    """The first K candidates that do not end, `(B, K)`. There are as many: at most K of the 2 K end."""
+    """The first K candidates that are not EOS, `(B, K)`. There are as many: at most K of the 2 K are EOS."""
+    # A stable sort by "is EOS" puts the others first, in the order in which they are.
     first = is_end.byte().sort(dim=1, stable=True).indices[:, :beam_size]  # (B, K)
     return _Candidates(
         log_probs=candidates.log_probs.gather(1, first),
@@ -385,59 +413,63 @@ def _survivors(candidates: _Candidates, is_end: Tensor, *, beam_size: int) -> _C
 
 
 def _finish(beams: _Beams, candidates: _Candidates, is_end: Tensor, *, length: int, penalties: Tensor) -> _Beams:
-    """Beams whose finished hypotheses are the N best of those they had and those that end at |Y| = `length`.
+    """Beams whose finished hypotheses are the N best of those they had and those that finish at |Y| = `length`.
 
-    The penalties `(A,)` are those of that length.
+    `penalties` `(A,)` are those of that length.
     """
     n_sentences, n_penalties, n_best = beams.finished_scores.shape
     beam_size = beams.live_log_probs.shape[1]
 
-    # Only an end among the first K counts. It is offered to the list of each penalty.
+    # Only an EOS among the first K candidates finishes a hypothesis. It is offered to the list of each penalty.
     parents = candidates.parents[:, :beam_size]  # (B, K)
     log_probs = candidates.log_probs[:, :beam_size].masked_fill(~is_end[:, :beam_size], _IMPOSSIBLE)  # (B, K)
-    offered = log_probs.unsqueeze(1).expand(-1, n_penalties, -1)  # (B, A, K)
+    new_log_probs = log_probs.unsqueeze(1).expand(-1, n_penalties, -1)  # (B, A, K)
+    new_lengths = torch.full_like(new_log_probs, length - 1, dtype=torch.int64)  # (B, A, K)
+    new_scores = new_log_probs / penalties.unsqueeze(1)  # (B, A, K)
 
-    # The sort is stable: of equal scores, those that finished before stay in front.
-    scores = torch.cat((beams.finished_scores, offered / penalties.unsqueeze(1)), 2)  # (B, A, N + K)
+    # The N best of old and new. The sort is stable: of equal scores, an older one stays in front.
+    scores = torch.cat((beams.finished_scores, new_scores), 2)  # (B, A, N + K)
     scores, order = scores.sort(dim=2, descending=True, stable=True)
     order = order[:, :, :n_best]  # (B, A, N)
+    log_probs = torch.cat((beams.finished_log_probs, new_log_probs), 2)  # (B, A, N + K)
+    lengths = torch.cat((beams.finished_lengths, new_lengths), 2)  # (B, A, N + K)
 
-    # What the places of that order hold.
-    log_probs = torch.cat((beams.finished_log_probs, offered), 2)  # (B, A, N + K)
-    lengths = torch.cat((beams.finished_lengths, torch.full_like(offered, length - 1, dtype=torch.int64)), 2)
-
-    # Their tokens: of what was in a list, its own; of what is new, those of its parent.
+    # Their tokens. All rows that there are: those of the finished hypotheses, then those of the live ones.
     tokens = torch.cat((beams.finished_tokens.flatten(1, 2), beams.live_tokens), 1)  # (B, A N + K, L)
+
+    # The row of each of the N + K: an old hypothesis has its own, a new one has that of its parent.
     n_finished = n_penalties * n_best
-    had = torch.arange(n_finished, device=parents.device).view(n_penalties, n_best)  # (A, N)
-    had = had.expand(n_sentences, -1, -1)  # (B, A, N)
-    new = (n_finished + parents).unsqueeze(1).expand(-1, n_penalties, -1)  # (B, A, K)
-    places = torch.cat((had, new), 2).gather(2, order)  # (B, A, N)
+    old_rows = torch.arange(n_finished, device=parents.device).view(n_penalties, n_best)  # (A, N)
+    old_rows = old_rows.expand(n_sentences, -1, -1)  # (B, A, N)
+    new_rows = (n_finished + parents).unsqueeze(1).expand(-1, n_penalties, -1)  # (B, A, K)
+    rows = torch.cat((old_rows, new_rows), 2).gather(2, order)  # (B, A, N)
 
     return replace(
         beams,
         finished_scores=scores[:, :, :n_best],
         finished_log_probs=log_probs.gather(2, order),
         finished_lengths=lengths.gather(2, order),
-        finished_tokens=_take(tokens, places.flatten(1)).view(*places.shape, tokens.shape[2]),
+        finished_tokens=_take(tokens, rows.flatten(1)).view(*rows.shape, tokens.shape[2]),
     )
 
 
 def _extend(beams: _Beams, survivors: _Candidates, *, length: int) -> _Beams:
     """Beams whose live hypotheses are the survivors, of |Y| = `length`."""
-    tokens = _take(beams.live_tokens, survivors.parents)  # (B, K, L), a copy
+    tokens = _take(beams.live_tokens, survivors.parents)  # (B, K, L), a copy that may be written into
     tokens[:, :, length - 1] = survivors.tokens
     return replace(beams, live_log_probs=survivors.log_probs, live_tokens=tokens)
 
 
 def _is_done(beams: _Beams, *, length: int) -> Tensor:
     """Which sentences are done, `(B,)`: the stop rule of `beam_search`."""
-    bounds = beams.live_log_probs[:, :1] / beams.max_penalties  # (B, A) no live hypothesis can come to more
-    done = (beams.finished_scores[:, :, -1] >= bounds).all(1)
+    # No live hypothesis can reach the n-th best finished one, under any penalty; or the maximum length is reached.
+    bounds = beams.live_log_probs[:, :1] / beams.max_penalties  # (B, A) no live hypothesis can score more
+    done = (beams.finished_scores[:, :, -1] >= bounds).all(1)  # (B,)
     done |= beams.max_lengths <= length
 
+    # Greedy search ends at its first EOS: the hypothesis that lives on beside it is not the best continuation.
     beam_size = beams.live_log_probs.shape[1]
-    if beam_size == 1:  # greedy search: what lives on after an EOS was not the best continuation
+    if beam_size == 1:
         done |= beams.finished_log_probs[:, 0, 0] > _IMPOSSIBLE
     return done
 
@@ -453,33 +485,36 @@ def _results(beams: _Beams, *, length: int) -> dict[int, list[list[Hypothesis]]]
 
     results = {}
     for n, sentence in enumerate(beams.sentences.tolist()):
-        live = [
-            Hypothesis(tokens, log_prob, False)
-            for tokens, log_prob in zip(live_tokens[n], live_log_probs[n], strict=True)
-        ]
+        # Live hypotheses fill a list that has too few finished ones.
+        live = []
+        for tokens, log_prob in zip(live_tokens[n], live_log_probs[n], strict=True):
+            live.append(Hypothesis(tokens, log_prob, finished=False))
         possible = [hypothesis for hypothesis in live if hypothesis.log_prob > _IMPOSSIBLE]
 
+        # One list for each penalty. It is never empty, even where nothing has a probability above zero.
         lists = []
-        for all_tokens, ends, log_probs in zip(
+        for rows, lengths, log_probs in zip(
             finished_tokens[n], finished_lengths[n], finished_log_probs[n], strict=True
         ):
             finished = [
-                Hypothesis(tokens[:end], log_prob, True)
-                for tokens, end, log_prob in zip(all_tokens, ends, log_probs, strict=True)
+                Hypothesis(tokens[:end], log_prob, finished=True)
+                for tokens, end, log_prob in zip(rows, lengths, log_probs, strict=True)
                 if log_prob > _IMPOSSIBLE
             ]
-            lists.append([*finished, *possible][:n_best] or live[:1])
+            best = [*finished, *possible][:n_best]
+            lists.append(best or live[:1])
+
         results[sentence] = lists
     return results
 
 
-def _take(tokens: Tensor, places: Tensor) -> Tensor:
-    """The hypotheses at `places` `(B, M)` of `(B, N, L)`, as `(B, M, L)`."""
-    return tokens.gather(1, places.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
+def _take(tokens: Tensor, rows: Tensor) -> Tensor:
+    """The tokens of some hypotheses of each sentence: `(B, H, L)` and their indices `(B, M)` -> `(B, M, L)`."""
+    return tokens.gather(1, rows.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
 
 
 def _rows(parents: Tensor) -> Tensor:
-    """Places within a sentence's beam as rows of the whole batch, `(B, K)`."""
+    """Indices among the hypotheses of a sentence, as rows of the whole batch: `(B, K)` -> `(B, K)`."""
     n_sentences, beam_size = parents.shape
-    first = beam_size * torch.arange(n_sentences, device=parents.device)  # (B,)
-    return parents + first.unsqueeze(1)
+    first_rows = beam_size * torch.arange(n_sentences, device=parents.device)  # (B,)
+    return parents + first_rows.unsqueeze(1)

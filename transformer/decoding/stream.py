@@ -1,8 +1,8 @@
 """`transformer translate`: standard input to standard output, line for line, whatever the bytes.
 
-Lines end at the byte 0x0A and nowhere else; each gives one line, and the last one ends in a newline too. A block is
-what can be read without waiting: one line from a terminal, thousands from a file, and what a pipe has so far. Nothing
-but a block is kept, so memory does not depend on how much there is to read.
+Lines end at the byte 0x0A and nowhere else. Each gives one line of output, and the last one ends in a newline, too. A
+block is what can be read without waiting: one line from a terminal, thousands from a file, and from a pipe what it has
+so far. Only one block is kept at a time, so memory does not depend on the length of the input.
 """
 
 import logging
@@ -26,8 +26,8 @@ from transformer.tracking import progress_bar
 
 log = logging.getLogger(__name__)
 
-FIRST_BLOCK = 1 << 14  # bytes: some hundred lines, so that the first answers come soon
-BLOCK = 1 << 18  # bytes of a later one: some thousand lines, among which many are of like length
+FIRST_BLOCK = 1 << 14  # bytes: some hundred lines, so that the first translations come soon
+BLOCK = 1 << 18  # bytes of a later block: some thousand lines, among which many are of like length
 TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 
 
@@ -39,21 +39,23 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     """
     torch.set_num_threads(resolve_threads(job.threads))
     translator = load_for(job, job.ensemble)
-    _translate(translator, job, [], None, line=1)  # settings that do not fit are refused before anything is read
+    _translate(translator, job, [], None, line=1)  # of nothing: an error in the settings shows before anything is read
 
     line = 1
     with throughput("line", stdin, stdout) as advance, closing(_prefixes(job.prefix)) as prefixes:
         for block in read_blocks(stdin):
             texts = [_decode(text, line + n, strict=job.strict) for n, text in enumerate(block)]
-            begun = None if job.prefix is None else list(islice(prefixes, len(texts)))
-            if begun is not None and len(begun) < len(texts):
+            block_prefixes = None if job.prefix is None else list(islice(prefixes, len(texts)))
+            if block_prefixes is not None and len(block_prefixes) < len(texts):
                 raise InputError(
-                    f"{job.prefix} has {line - 1 + len(begun)} lines, and there are more to translate: give a prefix, "
-                    "or a blank line, for each"
+                    f"{job.prefix} has {line - 1 + len(block_prefixes)} lines, and there are more to translate: give a "
+                    "prefix, or a blank line, for each"
                 )
-            translations = _translate(translator, job, texts, begun, line=line)
+
+            translations = _translate(translator, job, texts, block_prefixes, line=line)
             stdout.write(format_translations(translations, job.format, first_line=line).encode("utf-8"))
             stdout.flush()
+
             line += len(block)
             advance(len(block))
 
@@ -62,7 +64,7 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
 
 
 def load_for(job: DecodeJob, ensemble: Sequence[str]) -> Translator:
-    """The translator that a job asks for. Raises what `load_translator` does."""
+    """The translator of a job's settings. Raises what `load_translator` does."""
     return load_translator(
         Path(job.run_dir),
         checkpoint=job.checkpoint,
@@ -76,17 +78,17 @@ def load_for(job: DecodeJob, ensemble: Sequence[str]) -> Translator:
 def _translate(
     translator: Translator, job: TranslateJob, texts: Sequence[str], prefixes: Sequence[str] | None, *, line: int
 ) -> list[list[Translation]]:
-    """Search, or sample, as the job asks for."""
+    """The translations of some lines, the first of which is `line`: searched or sampled, by the job's settings."""
     if not job.sample.is_wanted:
         return translator.translate_n_best(
             texts, job.n_best, prefixes=prefixes, align=job.align, first_line=line, strict=job.strict
         )
 
-    heat = job.sample.temperature
+    temperature = job.sample.temperature
     return translator.sample(
         texts,
         job.n_best,
-        temperature=1.0 if heat is None else heat,
+        temperature=1.0 if temperature is None else temperature,
         top_k=job.sample.top_k,
         top_p=job.sample.top_p,
         seed=job.sample.seed,
@@ -98,6 +100,7 @@ def _translate(
 
 
 def _prefixes(path: str | None) -> Generator[str, None, None]:
+    """The lines of a file, or nothing where there is no file."""
     if path is not None:
         yield from read_lines(Path(path))
 
@@ -109,26 +112,27 @@ def read_blocks(stdin: BinaryIO) -> Iterator[list[bytes]]:
     """
     read = getattr(stdin, "read1", stdin.read)  # read1 returns what is there; read would wait for a full block
     size = FIRST_BLOCK
-    begun = bytearray()  # of a line whose end has not been read
+    unfinished = bytearray()  # the beginning of a line whose end has not been read
     while chunk := read(size):
-        *ended, rest = chunk.split(b"\n")
-        if ended:
-            begun += ended[0]
-            yield [bytes(begun[: LONGEST_LINE + 1]), *ended[1:]]
-            begun.clear()
-        begun += rest[: LONGEST_LINE + 1 - len(begun)]
+        *ends, beginning = chunk.split(b"\n")
+        if ends:
+            unfinished += ends[0]
+            yield [bytes(unfinished[: LONGEST_LINE + 1]), *ends[1:]]
+            unfinished.clear()
+        unfinished += beginning[: LONGEST_LINE + 1 - len(unfinished)]
         size = min(2 * size, BLOCK)
-    if begun:
-        yield [bytes(begun)]
+
+    if unfinished:
+        yield [bytes(unfinished)]
 
 
 @contextmanager
 def throughput(unit: str, stdin: BinaryIO, stdout: BinaryIO) -> Iterator[Callable[[int], None]]:
     """Show how many lines, or other units, are done: the context's value is called with the number of new ones.
 
-    That is a live line on a terminal, unless the terminal is also where lines are typed or read; elsewhere one line of
-    the log, at the end. Each call may also give the system back memory that is free: of the 1.2 GiB that the demo's
-    model took after 9,000 lines in bf16, a fifth was holes in the heap.
+    They are shown in a progress bar on a terminal, unless lines are typed or read there; elsewhere in one line of the
+    log, at the end. Each call may also give free memory back to the system: of the 1.2 GiB that the demo's model took
+    after 9,000 lines in bf16, a fifth was holes in the heap.
     """
     started = time.perf_counter()
     trimmed = started
@@ -154,6 +158,7 @@ def throughput(unit: str, stdin: BinaryIO, stdout: BinaryIO) -> Iterator[Callabl
 
 
 def _decode(line: bytes, number: int, *, strict: bool) -> str:
+    """A line as text. One that is too long is truncated, bytes that are not UTF-8 are replaced; `strict` raises."""
     if len(line) > LONGEST_LINE:
         problem = f"line {number}: longer than {LONGEST_LINE} bytes"
         if strict:
@@ -169,5 +174,5 @@ def _decode(line: bytes, number: int, *, strict: bool) -> str:
             raise InputError(
                 f"{problem}: mend the line, or leave out strict=true to have U+FFFD in its place"
             ) from None
-        log.warning("%s; what cannot be read becomes U+FFFD", problem)
+        log.warning("%s; bytes that cannot be read become U+FFFD", problem)
         return line.decode("utf-8", errors="replace")

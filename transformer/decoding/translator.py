@@ -1,8 +1,12 @@
 """Text in, text out: a model, its tokenizer and its search settings, over any number of sentences.
 
-Sentences of like length share a batch, and come back in the order given. The other sentences of a batch change a
-translation by rounding alone: the shape of a batch decides the order in which its products are summed. A text without
-a visible character never reaches the model, which would make something up for it.
+    texts -> _encode -> ids -> batches of like length -> `search`, `sampling` or `forced` -> ids -> _decode -> texts
+
+Results come back in the order of the texts. The other sentences of a batch change a translation by rounding alone: the
+shape of a batch decides the order in which its products are summed. A text without a visible character never reaches
+the model, which would make something up for it.
+
+`B` sentences of a batch, `S` source positions, `P` tokens of a prefix.
 """
 
 import logging
@@ -12,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from functools import partial
+from itertools import chain
 from numbers import Integral, Real
 from threading import Event
 from typing import TypeVar
@@ -20,18 +25,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from transformer.compute import (
-    autocast,
-    default_batch_tokens,
-    memory_errors_named,
-)
-from transformer.config.settings import (
-    MOST_BEAM,
-    Precision,
-    SampleConfig,
-    SearchConfig,
-    SearchOverride,
-)
+from transformer.compute import autocast, default_batch_tokens, memory_errors_named
+from transformer.config.settings import MOST_BEAM, Precision, SampleConfig, SearchConfig, SearchOverride
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import Pair, align, pad, piece_log_probs
@@ -46,15 +41,15 @@ from transformer.vocabulary import BOS, EOS
 
 log = logging.getLogger(__name__)
 
-_MOST_HYPOTHESES = 8_192  # of a batch
+_MOST_HYPOTHESES = 8_192  # in a batch
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Models = tuple[Transformer, ...]
 
 
 @dataclass(frozen=True)
 class _Prefix:
-    """What a translation has to begin with: the text, and its pieces, none for a blank one."""
+    """What a translation has to begin with, as text and as ids of pieces; both are empty if it is free."""
 
     text: str
     ids: list[int]
@@ -62,13 +57,13 @@ class _Prefix:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Sources that are searched together, and what a search of them begins from."""
+    """Sources that are searched together, and what a search of them begins from: see `beam_search`."""
 
-    lines: list[int]  # the number of each source
+    lines: list[int]  # of each source: what its samples are drawn by; empty where nothing is drawn
     step: Callable[[Tensor, EnsembleState], tuple[Tensor, EnsembleState]]
     state: EnsembleState
-    max_lengths: Tensor  # (B,) the longest translation of each source
-    prefixes: Tensor | None  # (B, P) what each translation begins with, and PAD behind it
+    max_lengths: Tensor  # (B,)
+    prefixes: Tensor | None  # (B, P)
 
 
 @dataclass(frozen=True)
@@ -90,14 +85,6 @@ class Translator:
     others: Models = ()
     _ready: Models = field(default=(), init=False, repr=False, compare=False)
 
-    def keep_ready(self) -> None:
-        """Make the model ready for inference once: its weights will stay as they are."""
-        object.__setattr__(self, "_ready", self._make_ready())
-
-    def _make_ready(self) -> Models:
-        with self._arithmetic():
-            return tuple(for_inference(model) for model in (self.model, *self.others))
-
     def translate(
         self,
         texts: Sequence[str],
@@ -111,8 +98,8 @@ class Translator:
         A text is one sentence as people write it: the tokenizer is part of the translator. All texts may be given at
         once, because they are sorted by length and cut into batches of `search.batch_tokens`. A blank text becomes "".
 
-        A text of more pieces than `model.max_positions` has room for is cut, and logged with its line, counted from
-        `first_line`; `strict` raises InputError instead. `check` is called before each batch, and may raise.
+        A text of more pieces than `model.max_positions` has room for is truncated, and logged with its line, counted
+        from `first_line`; `strict` raises InputError instead. `check` is called before each batch, and may raise.
 
         Raises InputError for a single text that is not in a list.
         """
@@ -134,8 +121,9 @@ class Translator:
         """The `n_best` best translations of each text, the best first, with their scores.
 
         Each translation begins with the prefix of its text, where `prefixes` has one that is not blank. The tokenizer
-        cuts a prefix by itself, and the search goes on from these pieces: a prefix should end with a whole word, for
-        half a word is cut otherwise than the whole word would be; whether its last word goes on, the model decides.
+        cuts a prefix into pieces by itself, and the search goes on from these. A prefix should end with a whole word,
+        because half a word has other pieces than the beginning of the whole word. The model decides whether the last
+        word goes on.
 
         `align` adds which source piece each piece belongs to. The other arguments are those of `translate`. There are
         fewer than `n_best` only where no more are possible; and a blank text has one, which is blank.
@@ -147,8 +135,9 @@ class Translator:
         if not 1 <= n_best <= beam_size:
             raise InputError(f"n_best={n_best} must be from 1 to search.beam_size={beam_size}: raise that, or lower it")
 
+        search = partial(self._beam_search, n_best=n_best, penalty=length_penalty(self.search.length_penalty))
         return self._translate_by(
-            self._beam_search(n_best, length_penalty(self.search.length_penalty)),
+            search,
             texts,
             prefixes,
             width=beam_size,
@@ -175,10 +164,10 @@ class Translator:
     ) -> list[list[Translation]]:
         """`n_samples` translations of each text, drawn piece by piece, in the order in which they were drawn.
 
-        Each piece is drawn from the probabilities of the model, sharpened by a `temperature` below 1 and flattened by
-        one above; then among the `top_k` most probable; then among the fewest of these that together have at least the
-        share `top_p`. The draw depends on `seed`, the line (counted from `first_line`), the sample and the step alone:
-        the same line gives the same samples, whatever it shares a batch with, but for rounding.
+        Each piece is drawn from the probabilities of the model: sharpened by a `temperature` below 1, flattened by one
+        above; restricted to the `top_k` most probable pieces; then to the fewest of these that together have at least
+        the share `top_p`. The draw depends only on `seed`, the line (counted from `first_line`), the sample and the
+        step: the same line gives the same samples in every batch, but for rounding.
 
         `log_prob` and `score` are the model's own, without temperature and limits. The other arguments, and what is
         raised, are as for `translate_n_best`.
@@ -187,21 +176,8 @@ class Translator:
         if not 1 <= n_samples <= MOST_BEAM:
             raise InputError(f"n_samples={n_samples} must be from 1 to {MOST_BEAM}")
 
-        def search(batch: _Batch) -> list[list[Hypothesis]]:
-            return sample(
-                batch.step,
-                batch.state,
-                sampling=sampling,
-                n_samples=n_samples,
-                sentences=batch.lines,
-                max_lengths=batch.max_lengths,
-                prefixes=batch.prefixes,
-                bos=BOS,
-                eos=EOS,
-            )
-
         return self._translate_by(
-            search,
+            partial(self._sample, sampling=sampling, n_samples=n_samples),
             texts,
             prefixes,
             width=n_samples,
@@ -211,42 +187,13 @@ class Translator:
             strict=strict,
         )
 
-    def _translate_by(
-        self,
-        search: Callable[[_Batch], list[list[Hypothesis]]],
-        texts: Sequence[str],
-        prefixes: Sequence[str] | None,
-        *,
-        width: int,
-        align: bool,
-        check: Callable[[], None],
-        first_line: int,
-        strict: bool,
-    ) -> list[list[Translation]]:
-        """The translations that `search` finds with `width` hypotheses of each sentence at a time."""
-        sources = self._encode(texts, first_line=first_line, strict=strict)
-        begun = self._encode_prefixes(prefixes, sources, n_texts=len(texts), first_line=first_line)
-        hypotheses = self._search(
-            list(sources.values()),
-            search,
-            width=width,
-            lines=[first_line + n for n in sources],
-            prefixes=[prefix.ids for prefix in begun],
-            check=check,
-        )
-        alignments = self._align(list(sources.values()), hypotheses, check=check) if align else None
-
-        translations = self._translations(hypotheses, begun, alignments)
-        found = dict(zip(sources, translations, strict=True))
-        return [found.get(n, [BLANK]) for n in range(len(texts))]
-
     def translate_sweep(
         self, texts: Sequence[str], length_penalties: Sequence[float], *, check: Callable[[], None] = lambda: None
     ) -> dict[float, list[str]]:
         """For each of these alphas, what `translate` would give with it as `search.length_penalty`: from one search.
 
-        It takes little longer than to translate once. What an alpha gives can differ from its own `translate` by
-        rounding alone: a sentence leaves its batch when it is done under every alpha, and so in other company.
+        It takes little longer than to translate once. The result can differ from that of `translate` by rounding alone:
+        a sentence leaves its batch when it is done under every alpha, so batches have other shapes.
 
         Raises InputError for a single text that is not in a list, for no alpha, and for one that cannot be.
         """
@@ -256,23 +203,19 @@ class Translator:
             search_override(None, alpha, max_extra=None, batch_tokens=None)  # only for its checks
         penalties = [length_penalty(alpha) for alpha in length_penalties]
 
-        def search(batch: _Batch) -> list[list[Hypothesis]]:
-            return sweep_penalties(
-                batch.step,
-                batch.state,
-                beam_size=self.search.beam_size,
-                max_lengths=batch.max_lengths,
-                penalties=penalties,
-                bos=BOS,
-                eos=EOS,
-            )
-
         sources = self._encode(texts, first_line=1, strict=False)
-        hypotheses = self._search(list(sources.values()), search, width=self.search.beam_size, check=check)
-        return {
-            alpha: self._decode([of_one[n] for of_one in hypotheses], list(sources), n_texts=len(texts))
-            for n, alpha in enumerate(length_penalties)
-        }
+        by_source = self._search(
+            list(sources.values()),
+            partial(self._sweep, penalties=penalties),
+            width=self.search.beam_size,
+            check=check,
+        )
+
+        translations = {}
+        for n, alpha in enumerate(length_penalties):
+            hypotheses = [by_penalty[n] for by_penalty in by_source]
+            translations[alpha] = self._decode(hypotheses, list(sources), n_texts=len(texts))
+        return translations
 
     def hypotheses(
         self,
@@ -291,8 +234,10 @@ class Translator:
 
         Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where a GPU has too little memory.
         """
-        rank_by = length_penalty(self.search.length_penalty) if penalty is None else penalty
-        return self._search(sources, self._beam_search(n_best, rank_by), width=self.search.beam_size, check=check)
+        if penalty is None:
+            penalty = length_penalty(self.search.length_penalty)
+        search = partial(self._beam_search, n_best=n_best, penalty=penalty)
+        return self._search(sources, search, width=self.search.beam_size, check=check)
 
     def score(
         self,
@@ -311,102 +256,225 @@ class Translator:
         Raises InputError unless there are as many targets as sources, in lists, and where a text is longer than the
         model has positions for: cut, it would be another sentence.
         """
-        pairs = self._encode_pairs(sources, targets, first_line=first_line, origins=origins)
-        ids_of = list(pairs.values())
+        pairs = self._encode_pairs(sources, targets, first_line=first_line, origins=origins)  # by index
+        ids = list(pairs.values())
 
-        def work(models: Models, batch: list[int], _: Event) -> list[list[float]]:
-            return piece_log_probs(models, [ids_of[n] for n in batch], self.device)
+        def score_batch(models: Models, batch: list[int], _: Event) -> list[list[float]]:
+            return piece_log_probs(models, [ids[n] for n in batch], self.device)
 
-        log_probs = self._in_batches(_lengths(ids_of), work, width=1, check=check)
+        log_probs = self._in_batches(_lengths(ids), score_batch, width=1, check=check)
 
         penalty = length_penalty(self.search.length_penalty)
-        found = {}
-        for (n, (_, target)), values in zip(pairs.items(), log_probs, strict=True):
-            total = math.fsum(values)
-            found[n] = Scored(total, total / penalty(len(values)), self._pieces([*target, EOS]), values)
-        return [found.get(n, UNSCORED) for n in range(len(sources))]
+        scored = {}
+        for (index, (_, target)), by_piece in zip(pairs.items(), log_probs, strict=True):
+            total = math.fsum(by_piece)
+            score = total / penalty(len(by_piece))
+            scored[index] = Scored(total, score, self._pieces([*target, EOS]), by_piece)
+        return [scored.get(index, UNSCORED) for index in range(len(sources))]
 
-    # --- ids in batches
+    def keep_ready(self) -> None:
+        """Make the model ready for inference once: its weights will stay as they are."""
+        object.__setattr__(self, "_ready", self._make_ready())
 
-    def _beam_search(self, n_best: int, penalty: Callable[[int], float]) -> Callable[[_Batch], list[list[Hypothesis]]]:
-        """The beam search of a batch, under this translator's settings and this length penalty."""
+    # ---- from texts to translations
 
-        def search(batch: _Batch) -> list[list[Hypothesis]]:
-            return beam_search(
-                batch.step,
-                batch.state,
-                beam_size=self.search.beam_size,
-                n_best=n_best,
-                max_lengths=batch.max_lengths,
-                penalty=penalty,
-                bos=BOS,
-                eos=EOS,
-                prefixes=batch.prefixes,
-            )
+    def _translate_by(
+        self,
+        search: Callable[[_Batch], list[list[Hypothesis]]],
+        texts: Sequence[str],
+        prefix_texts: Sequence[str] | None,
+        *,
+        width: int,
+        align: bool,
+        check: Callable[[], None],
+        first_line: int,
+        strict: bool,
+    ) -> list[list[Translation]]:
+        """The translations that `search` finds, with `width` hypotheses of each sentence at a time."""
+        sources = self._encode(texts, first_line=first_line, strict=strict)  # ids, by index among the texts
+        prefixes = self._encode_prefixes(prefix_texts, sources, n_texts=len(texts), first_line=first_line)
+        hypotheses = self._search(
+            list(sources.values()),
+            search,
+            width=width,
+            lines=[first_line + index for index in sources],
+            prefixes=[prefix.ids for prefix in prefixes],
+            check=check,
+        )
+        alignments = self._align(list(sources.values()), hypotheses, check=check) if align else None
 
-        return search
+        translations = self._translations(hypotheses, prefixes, alignments)
+        by_index = dict(zip(sources, translations, strict=True))
+        return [by_index.get(index, [BLANK]) for index in range(len(texts))]
+
+    def _translations(
+        self,
+        hypotheses: list[list[Hypothesis]],
+        prefixes: list[_Prefix],
+        alignments: list[list[Alignment]] | None,
+    ) -> list[list[Translation]]:
+        """The hypotheses of some sources, as text with scores.
+
+        A translation begins with the text of its prefix as it was given, even if the pieces of the prefix do not spell
+        it: an unknown character has no piece of its own.
+        """
+        penalty = length_penalty(self.search.length_penalty)
+        texts = iter(self.tokenizer.decode([hypothesis.tokens for n_best in hypotheses for hypothesis in n_best]))
+        spelt_prefixes = self.tokenizer.decode([prefix.ids for prefix in prefixes])
+
+        translations = []
+        for n, n_best in enumerate(hypotheses):
+            alignments_of_source = [None] * len(n_best) if alignments is None else alignments[n]
+            of_source = []
+            for hypothesis, alignment in zip(n_best, alignments_of_source, strict=True):
+                text = prefixes[n].text + next(texts).removeprefix(spelt_prefixes[n])
+                translation = Translation(
+                    text=text,
+                    log_prob=hypothesis.log_prob,
+                    score=hypothesis.score(penalty),
+                    finished=hypothesis.finished,
+                    alignment=alignment,
+                )
+                of_source.append(translation)
+            translations.append(of_source)
+        return translations
+
+    def _align(
+        self, sources: Sequence[list[int]], hypotheses: Sequence[Sequence[Hypothesis]], *, check: Callable[[], None]
+    ) -> list[list[Alignment]]:
+        """The alignment of each hypothesis with its source."""
+        pairs = []
+        for source, n_best in zip(sources, hypotheses, strict=True):
+            pairs += [(source, hypothesis.tokens) for hypothesis in n_best]
+
+        def align_batch(models: Models, batch: list[int], _: Event) -> list[list[int]]:
+            return align(models, [pairs[n] for n in batch], self.device)
+
+        aligned = self._in_batches(_lengths(pairs), align_batch, width=1, check=check)
+
+        # As many for each source as it has hypotheses.
+        alignments = []
+        start = 0
+        for n_best in hypotheses:
+            end = start + len(n_best)
+            of_source = []
+            for (source, target), source_of in zip(pairs[start:end], aligned[start:end], strict=True):
+                of_source.append(Alignment(self._pieces(source), self._pieces(target), source_of))
+            alignments.append(of_source)
+            start = end
+        return alignments
+
+    # ---- three ways to search a batch
+
+    def _beam_search(self, batch: _Batch, *, n_best: int, penalty: Callable[[int], float]) -> list[list[Hypothesis]]:
+        return beam_search(
+            batch.step,
+            batch.state,
+            beam_size=self.search.beam_size,
+            n_best=n_best,
+            max_lengths=batch.max_lengths,
+            penalty=penalty,
+            bos=BOS,
+            eos=EOS,
+            prefixes=batch.prefixes,
+        )
+
+    def _sweep(self, batch: _Batch, *, penalties: Sequence[Callable[[int], float]]) -> list[list[Hypothesis]]:
+        return sweep_penalties(
+            batch.step,
+            batch.state,
+            beam_size=self.search.beam_size,
+            max_lengths=batch.max_lengths,
+            penalties=penalties,
+            bos=BOS,
+            eos=EOS,
+        )
+
+    def _sample(self, batch: _Batch, *, sampling: Sampling, n_samples: int) -> list[list[Hypothesis]]:
+        return sample(
+            batch.step,
+            batch.state,
+            sampling=sampling,
+            n_samples=n_samples,
+            sentences=batch.lines,
+            max_lengths=batch.max_lengths,
+            prefixes=batch.prefixes,
+            bos=BOS,
+            eos=EOS,
+        )
+
+    # ---- ids in batches
 
     def _search(
         self,
         sources: Sequence[list[int]],
-        search: Callable[[_Batch], list[Found]],
+        search: Callable[[_Batch], list[Result]],
         *,
         width: int,
         check: Callable[[], None],
         lines: Sequence[int] | None = None,
         prefixes: Sequence[list[int]] | None = None,
-    ) -> list[Found]:
+    ) -> list[Result]:
         """What `search` finds for each source, with `width` hypotheses of each at a time."""
 
-        def work(models: Models, batch: list[int], cancelled: Event) -> list[Found]:
+        def search_batch(models: Models, batch: list[int], cancelled: Event) -> list[Result]:
             def step(tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
                 if cancelled.is_set():
                     raise CancelledError
                 return decode_step(models, tokens, state)
 
-            begun = [] if prefixes is None else [prefixes[n] for n in batch]
+            batch_sources = [sources[n] for n in batch]
+            batch_prefixes = [] if prefixes is None else [prefixes[n] for n in batch]
+            max_lengths = [self._max_length(source) for source in batch_sources]
             return search(
                 _Batch(
                     lines=[] if lines is None else [lines[n] for n in batch],
                     step=step,
-                    state=self._start(models, [sources[n] for n in batch], width=width),
-                    max_lengths=torch.tensor([self._max_length(sources[n]) for n in batch], device=self.device),
-                    prefixes=pad(begun, self.device)[0] if any(begun) else None,
+                    state=self._start(models, batch_sources, width=width),
+                    max_lengths=torch.tensor(max_lengths, device=self.device),
+                    prefixes=pad(batch_prefixes, self.device)[0] if any(batch_prefixes) else None,
                 )
             )
 
-        return self._in_batches([len(ids) + 1 for ids in sources], work, width=width, check=check)
+        lengths = [len(source) + 1 for source in sources]  # EOS counted
+        return self._in_batches(lengths, search_batch, width=width, check=check)
 
     def _in_batches(
         self,
         lengths: list[int],
-        work: Callable[[Models, list[int], Event], list[Found]],
+        work: Callable[[Models, list[int], Event], list[Result]],
         *,
         width: int,
         check: Callable[[], None],
-    ) -> list[Found]:
-        """What `work` finds for each item, a batch of items of like length at a time, each with `width` rows.
+    ) -> list[Result]:
+        """What `work` returns for each item, called with a batch of items of like length at a time.
 
-        `work` is given the models, the items of a batch, and an event that is set when it shall give up.
+        Each item has `width` rows in its batch. `work` is given the models, the indices of the items of a batch, and an
+        event that is set when it shall give up.
 
         A CPU works on several batches at once, each with its share of the threads: two threads that share a batch wait
         for each other at each of its small products.
         """
         batch_tokens = self.search.batch_tokens or default_batch_tokens(self.device)
         remedy = f"lower search.batch_tokens (now {batch_tokens})"
-        batches = list(_batches(lengths, beam_size=width, batch_tokens=batch_tokens))
+        batches = list(_batches(lengths, width=width, batch_tokens=batch_tokens))
 
         with memory_errors_named("translating", remedy=remedy):
             models = self._ready or self._make_ready()
 
-        def found(batch: list[int], cancelled: Event) -> list[tuple[int, Found]]:
+        def work_on(batch: list[int], cancelled: Event) -> list[tuple[int, Result]]:
             with self._arithmetic(), memory_errors_named("translating", remedy=remedy):
                 return list(zip(batch, work(models, batch, cancelled), strict=True))
 
-        on_cpu = self.device.type == "cpu"
-        at_once = min(len(batches), torch.get_num_threads(), MOST_AT_ONCE) if on_cpu else 1
-        results = dict(chain.from_iterable(in_parallel(found, batches, at_once=at_once, check=check)))
+        at_once = 1
+        if self.device.type == "cpu":
+            at_once = min(len(batches), torch.get_num_threads(), MOST_AT_ONCE)
+        results = dict(chain.from_iterable(in_parallel(work_on, batches, at_once=at_once, check=check)))
         return [results[n] for n in range(len(lengths))]
+
+    def _make_ready(self) -> Models:
+        with self._arithmetic():
+            return tuple(for_inference(model) for model in (self.model, *self.others))
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
@@ -414,7 +482,7 @@ class Translator:
             yield
 
     def _start(self, models: Models, sources: list[list[int]], *, width: int) -> EnsembleState:
-        """What the search of one batch begins from."""
+        """The state from which the search of one batch begins, `width` rows for each source."""
         source, layout = pad([[*ids, EOS] for ids in sources], self.device)  # (B, S)
         return EnsembleState([model.start(model.encode(source, layout), layout, beam_size=width) for model in models])
 
@@ -426,38 +494,24 @@ class Translator:
     def _max_positions(self) -> int:
         return min(model.config.max_positions for model in (self.model, *self.others))
 
-    def _align(
-        self, sources: Sequence[list[int]], hypotheses: Sequence[Sequence[Hypothesis]], *, check: Callable[[], None]
-    ) -> list[list[Alignment]]:
-        """The alignment of each hypothesis with its source."""
-        pairs = [(ids, one.tokens) for ids, of_one in zip(sources, hypotheses, strict=True) for one in of_one]
-
-        def work(models: Models, batch: list[int], _: Event) -> list[list[int]]:
-            return align(models, [pairs[n] for n in batch], self.device)
-
-        aligned = iter(zip(pairs, self._in_batches(_lengths(pairs), work, width=1, check=check), strict=True))
-        return [
-            [
-                Alignment(self._pieces(source), self._pieces(target), source_of)
-                for (source, target), source_of in islice(aligned, len(of_one))
-            ]
-            for of_one in hypotheses
-        ]
-
-    # --- text to ids and back
+    # ---- text to ids and back
 
     def _encode(self, texts: Sequence[str], *, first_line: int, strict: bool) -> dict[int, list[int]]:
-        """The pieces of each text that is not blank, by its place among the texts."""
+        """The ids of each text that is not blank, by its index among the texts."""
         _check_list(texts, "translate", "translate([text])")
         shown = [n for n, text in enumerate(texts) if not is_blank(text)]
         encoded = self.tokenizer.encode([texts[n] for n in shown])
-        pieces = {n: ids for n, ids in zip(shown, encoded, strict=True) if ids}
-        return {n: self._truncate(ids, first_line + n, strict=strict) for n, ids in pieces.items()}
+
+        sources = {}
+        for index, ids in zip(shown, encoded, strict=True):
+            if ids:
+                sources[index] = self._truncate(ids, first_line + index, strict=strict)
+        return sources
 
     def _encode_pairs(
         self, sources: Sequence[str], targets: Sequence[str], *, first_line: int, origins: tuple[str, str]
     ) -> dict[int, Pair]:
-        """The pieces of each pair that has no blank side, by its place among the pairs."""
+        """The ids of each pair that has no blank side, by its index among the pairs."""
         for texts in (sources, targets):
             _check_list(texts, "score", "score([source], [target])")
         if len(sources) != len(targets):
@@ -467,19 +521,19 @@ class Translator:
         source_ids = self.tokenizer.encode([sources[n] for n in shown])
         target_ids = self.tokenizer.encode([targets[n] for n in shown])
 
-        found = {}
-        for n, source, target in zip(shown, source_ids, target_ids, strict=True):
-            self._check_length(source, f"{origins[0]}:{first_line + n}: the source")
-            self._check_length(target, f"{origins[1]}:{first_line + n}: the target")
+        pairs = {}
+        for index, source, target in zip(shown, source_ids, target_ids, strict=True):
+            self._check_length(source, f"{origins[0]}:{first_line + index}: the source")
+            self._check_length(target, f"{origins[1]}:{first_line + index}: the target")
             if source and target:
-                found[n] = (source, target)
-        return found
+                pairs[index] = (source, target)
+        return pairs
 
-    def _decode(self, hypotheses: list[Hypothesis], places: list[int], *, n_texts: int) -> list[str]:
-        """The texts of these hypotheses, each in its place among `n_texts`, the others empty."""
+    def _decode(self, hypotheses: list[Hypothesis], indices: list[int], *, n_texts: int) -> list[str]:
+        """The texts of these hypotheses, each at its index in a list of `n_texts`; the others are empty."""
         translations = self.tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses])
-        found = dict(zip(places, translations, strict=True))
-        return [found.get(n, "") for n in range(n_texts)]
+        by_index = dict(zip(indices, translations, strict=True))
+        return [by_index.get(index, "") for index in range(n_texts)]
 
     def _encode_prefixes(
         self, prefixes: Sequence[str] | None, sources: dict[int, list[int]], *, n_texts: int, first_line: int
@@ -487,54 +541,25 @@ class Translator:
         """The prefix of the translation of each source."""
         if prefixes is None:
             return [_Prefix("", []) for _ in sources]
+
         _check_list(prefixes, "prefixes", "prefixes=[text]")
         if len(prefixes) != n_texts:
             raise InputError(f"{len(prefixes)} prefixes for {n_texts} texts: give one for each, a blank one for none")
 
-        texts = ["" if is_blank(prefixes[n]) else " ".join(prefixes[n].split()) for n in sources]
-        found = [_Prefix(text, ids) for text, ids in zip(texts, self.tokenizer.encode(texts), strict=True)]
-        for (n, source), prefix in zip(sources.items(), found, strict=True):
-            most = self._max_length(source) - 1  # EOS, too, takes a place
-            if len(prefix.ids) > most:
+        texts = ["" if is_blank(prefixes[index]) else " ".join(prefixes[index].split()) for index in sources]
+        encoded = self.tokenizer.encode(texts)
+
+        for (index, source), ids in zip(sources.items(), encoded, strict=True):
+            most = self._max_length(source) - 1  # beside EOS
+            if len(ids) > most:
                 raise InputError(
-                    f"line {first_line + n}: its prefix has {len(prefix.ids)} pieces, but a translation of this source "
+                    f"line {first_line + index}: its prefix has {len(ids)} pieces, but a translation of this source "
                     f"has room for {most}: shorten the prefix, or raise search.max_extra"
                 )
-        return found
-
-    def _translations(
-        self,
-        hypotheses: list[list[Hypothesis]],
-        prefixes: list[_Prefix],
-        alignments: list[list[Alignment]] | None,
-    ) -> list[list[Translation]]:
-        """The hypotheses of some sources, as text with scores.
-
-        A prefix stands in the text as it was given, even where its pieces do not spell it: an unknown character has
-        none of its own.
-        """
-        penalty = length_penalty(self.search.length_penalty)
-        texts = iter(self.tokenizer.decode([one.tokens for of_one in hypotheses for one in of_one]))
-        spelt = self.tokenizer.decode([prefix.ids for prefix in prefixes])
-
-        found = []
-        for n, of_one in enumerate(hypotheses):
-            aligned = [None] * len(of_one) if alignments is None else alignments[n]
-            found.append(
-                [
-                    Translation(
-                        text=prefixes[n].text + next(texts).removeprefix(spelt[n]),
-                        log_prob=one.log_prob,
-                        score=one.score(penalty),
-                        finished=one.finished,
-                        alignment=alignment,
-                    )
-                    for one, alignment in zip(of_one, aligned, strict=True)
-                ]
-            )
-        return found
+        return [_Prefix(text, ids) for text, ids in zip(texts, encoded, strict=True)]
 
     def _pieces(self, ids: list[int]) -> list[str]:
+        """The pieces as text."""
         return [self.tokenizer.piece(index) for index in ids]
 
     def _truncate(self, ids: list[int], line: int, *, strict: bool) -> list[int]:
@@ -560,7 +585,7 @@ class Translator:
 
 
 def _check_list(texts: Sequence[str], name: str, example: str) -> None:
-    """A text is a sequence of texts, too: each letter would be taken for one."""
+    """Raise InputError for a single text. Python takes it for a list of texts: its letters."""
     if isinstance(texts, str):
         raise InputError(f"{name} takes a list of texts: for a single one, write {example}")
 
@@ -571,7 +596,7 @@ def _lengths(pairs: Sequence[Pair]) -> list[int]:
 
 
 def _sampling(temperature: float, *, top_k: int | None, top_p: float | None, seed: int) -> Sampling:
-    """The settings that a user gave, checked: Python lets a text through where a number is asked for."""
+    """The settings that a user gave, checked: Python's annotations let a text through in the place of a number."""
     for name, value in {"top_k": top_k, "seed": seed}.items():
         if not isinstance(value, Integral | None):
             raise InputError(f"{name}={value!r} must be a whole number")
@@ -589,7 +614,7 @@ def _sampling(temperature: float, *, top_k: int | None, top_p: float | None, see
 def search_override(
     beam_size: int | None, length_penalty: float | None, *, max_extra: int | None, batch_tokens: int | None
 ) -> SearchOverride:
-    """The settings that a user gave, checked: Python lets a text or a fraction through where a number is asked for."""
+    """The settings that a user gave, checked: Python's annotations let a text through in the place of a number."""
     whole = {"beam_size": beam_size, "max_extra": max_extra, "batch_tokens": batch_tokens}
     for name, value in whole.items():
         if not isinstance(value, Integral | None):
@@ -608,16 +633,17 @@ def is_blank(text: str) -> bool:
     return all(unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf") for character in text)
 
 
-def _batches(lengths: list[int], *, beam_size: int, batch_tokens: int) -> Iterator[list[int]]:
-    """Indices by falling length, in batches of rows x beam x width <= batch_tokens, or of one row.
+def _batches(lengths: list[int], *, width: int, batch_tokens: int) -> Iterator[list[int]]:
+    """The indices of items of these lengths, the longest first, in batches that fit into memory.
 
-    The longest sentences go first, so that too little memory shows at once: for that, the short ones at the end must
-    not be so many that the logits of their hypotheses are the larger part.
+    A batch of `n` items has `n` x `width` rows, each as long as its longest item: at most `batch_tokens` positions, or
+    a single item. The longest go first, so that too little memory shows at once. For that, the short ones at the end
+    must not be so many that the logits of their rows take more memory than the long ones did: hence the limit of rows.
     """
     batch: list[int] = []
     for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        hypotheses = (len(batch) + 1) * beam_size
-        if batch and (hypotheses * lengths[batch[0]] > batch_tokens or hypotheses > _MOST_HYPOTHESES):
+        rows = (len(batch) + 1) * width
+        if batch and (rows * lengths[batch[0]] > batch_tokens or rows > _MOST_HYPOTHESES):
             yield batch
             batch = []
         batch.append(n)

@@ -1,11 +1,12 @@
 """Attention (section 3.2): equation 1, its fast forms, multi-head attention in three roles, and its keys and values.
 
-`B` sentences, `T` queries, `S` keys, `D` d_model, `H` heads, `K` head width. Heads stay in the last two dimensions,
-`(..., H, K)`, so that only this module knows how sentences lie in the tensor.
+`B` sentences, `T` queries, `S` keys, `D` d_model, `H` heads, `K` head width (d_k of queries and keys, d_v of values),
+`N` slots of a packed batch. Heads are the last dimension but one, `(..., H, K)`, so that a projection is a view.
 
 Read `attention_weights` first: it is the formula. `attend` computes the same weights times the values in the fastest
-way for the layout, the score, the type and the device at hand. Keys and values are made by one method and read by
-another: a cached decoding step is the same code as training, with keys that come from earlier positions.
+way for the layout, the score, the type and the device at hand. `MultiHeadAttention` is what `layers` builds on: one
+method makes keys and values, another reads them, so a cached decoding step is the same code as training, with keys
+that come from earlier positions. Which keys a query may see is said by a layout, of `transformer.layout`.
 """
 
 import math
@@ -21,7 +22,7 @@ from transformer.config.settings import Score
 from transformer.kernels.attention import dense_attention
 from transformer.layout import Groups, Histories, Layout, Packed, Padded
 
-# The formula
+# ---- the formula ----------------------------------------------------------------------------------------------------
 
 
 def attention_weights(
@@ -60,7 +61,7 @@ def attention_weights(
     return torch.softmax(scores, dim=-1)
 
 
-_ADDITIVE_ELEMENTS = 2**22  # of the largest tensor that additive scores make on the way
+_ADDITIVE_ELEMENTS = 2**22  # the largest intermediate tensor of additive scores has about as many numbers
 
 
 def additive_scores(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
@@ -69,17 +70,18 @@ def additive_scores(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
     The sum over every pair of positions is K times as large as the scores. It is therefore made for a few queries at a
     time, and made again in the backward pass instead of being kept.
     """
-    chunk = max(1, _ADDITIVE_ELEMENTS // max(1, k.numel()))
-    chunks: list[Tensor] = list(q.split(chunk, dim=2))  # type: ignore[no-untyped-call]
+    queries_at_once = max(1, _ADDITIVE_ELEMENTS // max(1, k.numel()))
+    q_chunks: list[Tensor] = list(q.split(queries_at_once, dim=2))  # type: ignore[no-untyped-call]
 
     scores = [
-        checkpoint(_additive, some_q, k, score_vector, use_reentrant=False, preserve_rng_state=False)
-        for some_q in chunks
-    ]
+        checkpoint(_additive, q_chunk, k, score_vector, use_reentrant=False, preserve_rng_state=False)
+        for q_chunk in q_chunks
+    ]  # (B, H, t, S) each
     return torch.cat(scores, dim=2)
 
 
 def _additive(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
+    """The additive scores of `t` queries, `(B, H, t, S)`."""
     sums = torch.tanh(q.unsqueeze(3) + k.unsqueeze(2))  # (B, H, t, S, K)
     return torch.einsum("bhtsk,hk->bhts", sums, score_vector)
 
@@ -90,7 +92,7 @@ def _hidden_keys(queries: Padded, keys: Padded | Histories, *, causal: bool) -> 
         return ~keys.visible()  # (B, 1, T, S)
 
     if causal:
-        # Padding stands at the right: a real query never reaches it, and needs no other mask.
+        # Padding is on the right, behind every real query, so the causal mask hides it from them, too.
         device = keys.lengths.device
         return torch.ones(queries.width, keys.width, dtype=torch.bool, device=device).triu(1)  # (T, S)
 
@@ -99,7 +101,7 @@ def _hidden_keys(queries: Padded, keys: Padded | Histories, *, causal: bool) -> 
     return ~keys.visible()[:, None, None, :]  # (B, 1, 1, S)
 
 
-# Its fast forms
+# ---- its fast forms -------------------------------------------------------------------------------------------------
 
 
 def attend(
@@ -116,11 +118,11 @@ def attend(
 ) -> Tensor:
     """`attention_weights(q, k, ...) @ v`, with `dropout` on the weights, by the fastest form that there is.
 
-    Padded: q `(B, T, H, d_k)`, k `(B, S, H, d_k)`, v `(B, S, H, d_v)` -> `(B, T, H, d_v)`. Packed: `N` slots stand in
-    the place of rows and positions, and empty slots become zero; without groups they are for torch's packed kernel,
-    which knows neither dropout nor the additive score. `causal` lets position t see 0..t: queries and keys are then of
-    one layout.
+    Padded: q `(B, T, H, d_k)`, k `(B, S, H, d_k)`, v `(B, S, H, d_v)` -> `(B, T, H, d_v)`. Packed: `(N, H, ...)` each,
+    and empty slots become zero; without groups they are for torch's packed kernel, which knows neither dropout nor the
+    additive score. `causal` lets position t see 0..t: queries and keys are then of one layout.
     """
+    # Sentences end to end: one kernel for all of them, or one padded batch after the other.
     if isinstance(queries, Packed):
         assert isinstance(keys, Packed)
         if queries.groups is None or keys.groups is None:
@@ -140,6 +142,7 @@ def attend(
             score_vector=score_vector,
         )
 
+    # One sentence a row. No kernel knows the additive score; the other rules are about speed.
     assert not isinstance(keys, Packed)
     if score_vector is not None or _has_few_queries(q):
         return _attend_plain(
@@ -160,8 +163,8 @@ def attend(
     return _attend_sdpa(q, k, v, keys=keys, causal=causal, dropout=dropout, scale=scale)
 
 
-_FEW_QUERIES = 8  # positions of a sentence that ask: in a search, one for each hypothesis
-_MANY_HEADS = 64  # sentences x heads
+_FEW_QUERIES = 8  # at most so many of each sentence: in a search, one for each hypothesis
+_MANY_HEADS = 64  # at least so many heads, those of all sentences counted
 
 
 def _has_few_queries(q: Tensor) -> bool:
@@ -169,15 +172,16 @@ def _has_few_queries(q: Tensor) -> bool:
 
     torch's fused attention takes up to twice as long for them as plain products.
     """
+    # The shape is looked at last: a compiler makes new code for each shape that a decision depends on.
     if torch.is_grad_enabled() or q.device.type != "cpu" or q.dtype.itemsize != 2:
-        return False  # first, because a compiler would remember every shape that is looked at
+        return False
 
-    sentences, queries, heads, _ = q.shape
-    return queries <= _FEW_QUERIES and sentences * heads >= _MANY_HEADS
+    n_sentences, n_queries, n_heads, _ = q.shape
+    return n_queries <= _FEW_QUERIES and n_sentences * n_heads >= _MANY_HEADS
 
 
 def _prefers_dense(q: Tensor) -> bool:
-    """Half precision on a CPU: torch's backward is slow there, its forward is not."""
+    """Whether to train in half precision on a CPU, where torch's own backward pass is slow, unlike its forward pass."""
     return q.device.type == "cpu" and q.dtype.itemsize == 2 and torch.is_grad_enabled()
 
 
@@ -186,7 +190,7 @@ def _attend_packed_kernel(
 ) -> Tensor:
     """All packed sentences by one kernel of torch's.
 
-    The kernel leaves empty slots as it found them, in both directions: what they hold is replaced by zeros.
+    The kernel neither reads nor writes empty slots, in both passes: whatever they hold is replaced by zeros.
     """
     from torch.nn.attention.varlen import varlen_attn  # slow to import, and of no use without a GPU
 
@@ -227,9 +231,9 @@ def _attend_in_groups(
 
     groups = zip(queries.pad(q), keys.pad(k), keys.pad(v), queries.layouts, keys.layouts, strict=True)
 
-    parts = []
+    outputs = []
     for group_q, group_k, group_v, group_queries, group_keys in groups:
-        part = attend(
+        output = attend(
             group_q,
             group_k,
             group_v,
@@ -240,9 +244,9 @@ def _attend_in_groups(
             scale=scale,
             score_vector=score_vector,
         )
-        parts.append(part)  # (b, t, H, d_v)
+        outputs.append(output)  # (b, t, H, d_v)
 
-    return queries.unpad(parts)
+    return queries.unpad(outputs)
 
 
 def _attend_dense_groups(
@@ -256,16 +260,16 @@ def _attend_dense_groups(
     dropout: float,
     scale: float,
 ) -> Tensor:
-    """The same, where attention is by batched products: their operands come from the gather as they need them."""
+    """`_attend_in_groups` by batched products, which read `(b, H, t, K)`: padding and transposing are one gather."""
     groups = zip(queries.pad_heads(q), keys.pad_heads(k), keys.pad_heads(v), queries.layouts, keys.layouts, strict=True)
 
-    parts = []
+    outputs = []
     for group_q, group_k, group_v, group_queries, group_keys in groups:
         hidden = _hidden_keys(group_queries, group_keys, causal=causal)
-        part = dense_attention(group_q, group_k, group_v, hidden=hidden, scale=scale, dropout=dropout)
-        parts.append(part)  # (b, H, t, d_v)
+        output = dense_attention(group_q, group_k, group_v, hidden=hidden, scale=scale, dropout=dropout)
+        outputs.append(output)  # (b, H, t, d_v)
 
-    return queries.unpad_heads(parts)
+    return queries.unpad_heads(outputs)
 
 
 def _attend_plain(
@@ -280,7 +284,7 @@ def _attend_plain(
     scale: float,
     score_vector: Tensor | None,
 ) -> Tensor:
-    """The formula itself. No kernel knows the additive score."""
+    """The formula itself: the weights, and their product with the values."""
     weights = attention_weights(
         q,
         k,
@@ -293,7 +297,7 @@ def _attend_plain(
     weights = F.dropout(weights, dropout).to(v.dtype)  # (B, H, T, S)
 
     out = weights @ v.transpose(1, 2)  # (B, H, T, d_v)
-    return out.transpose(1, 2)
+    return out.transpose(1, 2)  # (B, T, H, d_v)
 
 
 def _attend_dense(
@@ -307,7 +311,7 @@ def _attend_dense(
     dropout: float,
     scale: float,
 ) -> Tensor:
-    """Batched products with a backward pass of our own."""
+    """Batched products with the backward pass of `kernels.attention`."""
     out = dense_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -315,8 +319,8 @@ def _attend_dense(
         hidden=_hidden_keys(queries, keys, causal=causal),
         scale=scale,
         dropout=dropout,
-    )
-    return out.transpose(1, 2)
+    )  # (B, H, T, d_v)
+    return out.transpose(1, 2)  # (B, T, H, d_v)
 
 
 def _attend_sdpa(
@@ -337,11 +341,11 @@ def _attend_sdpa(
         dropout_p=dropout,
         is_causal=causal,
         scale=scale,
-    )
-    return out.transpose(1, 2)
+    )  # (B, H, T, d_v)
+    return out.transpose(1, 2)  # (B, T, H, d_v)
 
 
-# The module
+# ---- the module, its keys and values, and their cache ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -364,13 +368,12 @@ class KeyValueCache:
 
     @classmethod
     def empty(cls, kv: KeyValues, size: int) -> "KeyValueCache":
-        """Room for `size` positions of sentences and heads like those of `kv`."""
-
-        def room(x: Tensor) -> Tensor:
-            sentences, _, heads, width = x.shape
-            return x.new_empty(sentences, heads, size, width)
-
-        return cls(room(kv.keys), room(kv.values))
+        """Room for `size` positions, for as many sentences and heads as `kv` has."""
+        n_sentences, _, n_heads, d_k = kv.keys.shape
+        d_v = kv.values.shape[3]
+        keys = kv.keys.new_empty(n_sentences, n_heads, size, d_k)
+        values = kv.values.new_empty(n_sentences, n_heads, size, d_v)
+        return cls(keys, values)
 
     @classmethod
     def of(cls, kv: KeyValues) -> "KeyValueCache":
@@ -391,17 +394,21 @@ class KeyValueCache:
         self.values[:, :, start:end] = new.values.transpose(1, 2)
 
     def read(self, end: int) -> KeyValues:
-        """The keys and values of the positions before `end`."""
-        return KeyValues(self.keys[:, :, :end].transpose(1, 2), self.values[:, :, :end].transpose(1, 2))
+        """The keys and values of the positions before `end`, as views."""
+        keys = self.keys[:, :, :end].transpose(1, 2)  # (B, end, H, d_k)
+        values = self.values[:, :, :end].transpose(1, 2)  # (B, end, H, d_v)
+        return KeyValues(keys, values)
 
     def grow(self, size: int) -> "KeyValueCache":
         """A cache of `size` positions that begins like this one."""
-        added = size - self.size
-        return KeyValueCache(F.pad(self.keys, (0, 0, 0, added)), F.pad(self.values, (0, 0, 0, added)))
+        behind = (0, 0, 0, size - self.size)  # of the last two dimensions, only the positions are padded, at their end
+        return KeyValueCache(F.pad(self.keys, behind), F.pad(self.values, behind))
 
     def select(self, sentences: Tensor) -> "KeyValueCache":
         """The cache of these sentences alone."""
-        return KeyValueCache(self.keys.index_select(0, sentences), self.values.index_select(0, sentences))
+        keys = self.keys.index_select(0, sentences)
+        values = self.values.index_select(0, sentences)
+        return KeyValueCache(keys, values)
 
 
 class MultiHeadAttention(nn.Module):
@@ -430,8 +437,10 @@ class MultiHeadAttention(nn.Module):
             nn.init.normal_(self.score_vector, std=d_k**-0.5)
 
     def keys_values(self, context: Tensor) -> KeyValues:
-        """Keys and values of `context` `(..., D)`."""
-        return KeyValues(self._heads(self.W_k(context)), self._heads(self.W_v(context)))
+        """Keys and values of `context` `(..., D)`: of `x` itself, or of the encoder's output."""
+        keys = self._heads(self.W_k(context))  # (..., H, d_k)
+        values = self._heads(self.W_v(context))  # (..., H, d_v)
+        return KeyValues(keys, values)
 
     def forward(self, x: Tensor, kv: KeyValues, *, queries: Layout, keys: Layout | Histories, causal: bool) -> Tensor:
         """Queries from `x` `(..., D)` read the keys and values `kv`; the result is `(..., D)`.
@@ -439,7 +448,7 @@ class MultiHeadAttention(nn.Module):
         `queries` is the layout of `x`, `keys` that of `kv`.
         """
         heads = attend(
-            self._heads(self.W_q(x)),
+            self._heads(self.W_q(x)),  # (..., H, d_k)
             kv.keys,
             kv.values,
             queries=queries,
@@ -449,12 +458,12 @@ class MultiHeadAttention(nn.Module):
             scale=self.scale,
             score_vector=self.score_vector,
         )  # (..., H, d_v)
-        return self.W_o(heads.flatten(-2))
+        return self.W_o(heads.flatten(-2))  # (..., D)
 
     def weights(self, x: Tensor, kv: KeyValues, *, queries: Padded, keys: Padded, causal: bool) -> Tensor:
         """How much each query from `x` reads of each key: `attention_weights` of this module, `(B, H, T, S)`."""
         return attention_weights(
-            self._heads(self.W_q(x)),
+            self._heads(self.W_q(x)),  # (B, T, H, d_k)
             kv.keys,
             queries=queries,
             keys=keys,
@@ -464,4 +473,5 @@ class MultiHeadAttention(nn.Module):
         )
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.n_heads, -1)  # (..., H, K)
+        """A projection as its heads, `(..., H K)` -> `(..., H, K)`, without a copy."""
+        return x.view(*x.shape[:-1], self.n_heads, -1)

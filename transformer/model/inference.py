@@ -1,4 +1,4 @@
-"""A model made ready to compute many times without gradients."""
+"""A model made ready to compute many times without gradients: what `decoding` searches with."""
 
 import copy
 from typing import TypeVar
@@ -13,10 +13,10 @@ Shared = TypeVar("Shared", bound=nn.Module)
 
 
 def for_inference(model: Transformer) -> Transformer:
-    """A model that computes what `model` does in evaluation, with every linear map made ready once.
+    """A model that computes what `model` does in evaluation, with every weight cast and laid out once.
 
-    It is to be made and used under the same autocast, and is good for as long as the weights of `model` stay as they
-    are: what is not cast is shared with them. It can be neither trained nor copied.
+    Make and use it under the same autocast, and only as long as the weights of `model` stay as they are: those that
+    need no cast are shared. It can be neither trained nor copied.
     """
     ready = _share(model)
     for module in list(ready.modules()):
@@ -25,7 +25,7 @@ def for_inference(model: Transformer) -> Transformer:
             if isinstance(child, nn.Linear):
                 setattr(module, name, InferenceLinear(child))
 
-    # The pre-softmax map is a plain matrix. A CPU reads it faster in half precision where its columns lie together.
+    # The pre-softmax map is no module but a matrix. In half precision, a CPU is faster if its columns are contiguous.
     output = to_autocast_dtype(model.output.detach())  # (V, D)
     if output.device.type == "cpu" and output.dtype.itemsize == 2:
         output = output.t().contiguous().t()
@@ -35,7 +35,7 @@ def for_inference(model: Transformer) -> Transformer:
 
 
 def _share(module: Shared) -> Shared:
-    """Modules of the same structure that hold the same parameters and buffers."""
+    """A copy of a module and of those in it, with the same parameters and buffers."""
     shared = copy.copy(module)
     shared._parameters = dict(module._parameters)
     shared._buffers = dict(module._buffers)

@@ -1,4 +1,4 @@
-"""Who attends to whom: the weights of every head of every layer in all three roles, for one sentence pair.
+"""Attention weights for one sentence pair: of every head of every layer, in all three roles (section 3.2.3).
 
 The fast forms of attention never hold these weights. Here they are computed again by `attention_weights`, from what
 each attention module is given while the model runs. `L` layers, `H` heads, `S` source and `T` target positions.
@@ -21,8 +21,9 @@ from transformer.model.attention import MultiHeadAttention
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS
 
-_CELL = 6  # pixels of a weight in a picture
+_CELL = 6  # the height and width of one weight in a picture, in pixels
 _GAP = 4  # pixels between two heads
+_GAP_GREY = 160
 
 
 class Role(Enum):
@@ -62,25 +63,31 @@ def attention_maps(
 
     The model computes where and in which arithmetic it is told to, and is left as it was.
     """
-    found: dict[Role, list[Tensor]] = {role: [] for role in Role}
+    weights: dict[Role, list[Tensor]] = {role: [] for role in Role}  # of each layer, (H, queries, keys)
     was_training = model.training
     model.eval()
 
     try:
-        with ExitStack() as held, torch.no_grad(), autocast(device, precision):
+        with ExitStack() as hooks, torch.no_grad(), autocast(device, precision):
             for role, attention in _attentions(model):
-                hook = partial(_keep_weights, found[role])
-                held.callback(attention.register_forward_hook(hook, with_kwargs=True).remove)
+                hook = attention.register_forward_hook(partial(_keep_weights, weights[role]), with_kwargs=True)
+                hooks.callback(hook.remove)
 
-            source_ids = torch.tensor([[*source, EOS]], device=device)
-            target_ids = torch.tensor([[BOS, *target]], device=device)
-            source_layout, target_layout = (Padded.full_rows(1, x.shape[1], device) for x in (source_ids, target_ids))
-            memory = model.encode(source_ids, source_layout)
+            source_ids = torch.tensor([[*source, EOS]], device=device)  # (1, S)
+            source_layout = Padded.full_rows(1, source_ids.shape[1], device)
+            memory = model.encode(source_ids, source_layout)  # (1, S, D)
+
+            target_ids = torch.tensor([[BOS, *target]], device=device)  # (1, T)
+            target_layout = Padded.full_rows(1, target_ids.shape[1], device)
             model.decode(target_ids, target_layout, memory=memory, memory_layout=source_layout)
     finally:
         model.train(was_training)
 
-    return AttentionMaps(*(torch.stack(found[role]).cpu() for role in Role))
+    return AttentionMaps(
+        encoder_self=torch.stack(weights[Role.encoder_self]).cpu(),
+        decoder_self=torch.stack(weights[Role.decoder_self]).cpu(),
+        cross=torch.stack(weights[Role.cross]).cpu(),
+    )
 
 
 def _attentions(model: Transformer) -> list[tuple[Role, nn.Module]]:
@@ -92,25 +99,27 @@ def _attentions(model: Transformer) -> list[tuple[Role, nn.Module]]:
 
 
 def _keep_weights(
-    found: list[Tensor], attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    kept: list[Tensor], attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
 ) -> None:
-    """A forward hook: compute the weights of the first sentence again, and add them to `found`."""
+    """A forward hook: compute the weights of the only sentence again, `(H, queries, keys)`, and add them to `kept`."""
     assert isinstance(attention, MultiHeadAttention)
     x, kv = args
-    found.append(attention.weights(x, kv, **kwargs)[0])
+    kept.append(attention.weights(x, kv, **kwargs)[0])
 
 
 def draw(weights: Tensor) -> Tensor:
     """Weights `(L, H, queries, keys)` as a picture in grey, `(1, height, width)` uint8: layers below one another.
 
-    The heads of a layer stand side by side, queries from top to bottom, keys from left to right. Weight 1 is black.
+    The heads of a layer are side by side, queries from top to bottom, keys from left to right. Weight 1 is black.
     """
-    layers, heads, queries, keys = weights.shape
-    height = queries * _CELL + _GAP
-    width = keys * _CELL + _GAP
-    picture = torch.full((layers, heads, height, width), 160, dtype=torch.uint8)  # the gaps stay so
+    n_layers, n_heads, n_queries, n_keys = weights.shape
+    height = n_queries * _CELL + _GAP  # of one head, with the gap below it
+    width = n_keys * _CELL + _GAP
 
-    cells = (255 * (1 - weights)).round().to(torch.uint8)
-    cells = cells.repeat_interleave(_CELL, dim=2).repeat_interleave(_CELL, dim=3)
-    picture[:, :, : height - _GAP, : width - _GAP] = cells
-    return picture.transpose(1, 2).reshape(1, layers * height, heads * width)
+    # A square of pixels for each weight.
+    pixels = (255 * (1 - weights)).round().to(torch.uint8)
+    pixels = pixels.repeat_interleave(_CELL, dim=2).repeat_interleave(_CELL, dim=3)
+
+    picture = torch.full((n_layers, n_heads, height, width), _GAP_GREY, dtype=torch.uint8)
+    picture[:, :, : height - _GAP, : width - _GAP] = pixels
+    return picture.transpose(1, 2).reshape(1, n_layers * height, n_heads * width)

@@ -1,10 +1,13 @@
-"""The parts of a layer: positions, the scaled embedding, feed-forward, residual and norm, and the two kinds of layer.
+"""The parts of the model around attention: embedding, feed-forward, residual connections, and the two kinds of layer.
 
-`B` sentences, `T` target positions, `S` source positions, `D` d_model, `V` vocabulary. Constructors take numbers.
+`attention` is below this module, and `transformer` stacks its layers. Both kinds of layer are sub-layers, one after the
+other, each between the two halves of an `AddNorm`. Constructors take numbers, never a config.
+
+`B` sentences, `S` source positions, `T` target positions, `D` d_model, `V` vocabulary; `K` hypotheses of a sentence in
+a search. Packed batches have `(N, D)` where `(B, T, D)` is written, with the tokens of all sentences end to end.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +25,12 @@ def sinusoids(n_positions: int, d_model: int) -> Tensor:
 
     Interleaved, as the paper writes it; other toolkits put all sines first.
     """
+    # In float64: a product of a large position and a frequency needs more digits than float32 has.
     position = torch.arange(n_positions, dtype=torch.float64).unsqueeze(1)  # (positions, 1)
     frequency = 10_000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)  # (D / 2,)
     angle = position * frequency  # (positions, D / 2)
 
+    # The last dimension of the stack is (sin, cos), so flattening it interleaves them.
     table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)  # (positions, D)
     return table.to(torch.get_default_dtype())
 
@@ -36,7 +41,7 @@ class Embedding(nn.Module):
     The matrix belongs to the caller, since one may serve source, target and output.
     """
 
-    table: Tensor
+    table: Tensor  # (max_positions, D)
 
     def __init__(self, matrix: nn.Parameter, positions: Positions, *, max_positions: int, dropout: float) -> None:
         super().__init__()
@@ -53,9 +58,10 @@ class Embedding(nn.Module):
                 nn.init.normal_(self.table, std=d_model**-0.5)
 
     def forward(self, tokens: Tensor, positions: Tensor | int) -> Tensor:
-        """Ids `(B, T)` and positions that broadcast against them, or one for all -> `(B, T, D)`."""
+        """Ids `(B, T)` and their positions, a tensor that broadcasts against them or one number -> `(B, T, D)`."""
         rows = F.embedding(tokens, self.matrix)  # (B, T, D)
-        return self.dropout(torch.add(self.table[positions], rows, alpha=self.scale))
+        x = torch.add(self.table[positions], rows, alpha=self.scale)  # position + scale * row, in one pass
+        return self.dropout(x)
 
 
 class FeedForward(nn.Module):
@@ -78,9 +84,13 @@ class FeedForward(nn.Module):
 
 
 class AddNorm(nn.LayerNorm):
-    """The residual connection around a sub-layer: `LayerNorm(x + Dropout(sublayer(x)))` (section 5.4).
+    """The residual connection and the norm around a sub-layer (section 5.4), half before it and half behind it:
 
-    With `pre` the norm goes to the sub-layer's input instead: `x + Dropout(sublayer(LayerNorm(x)))`.
+        y = sublayer(norm.before(x))
+        x = norm(x, y)
+
+    With post-norm, as in the paper, this is `LayerNorm(x + Dropout(sublayer(x)))`. With pre-norm it is
+    `x + Dropout(sublayer(LayerNorm(x)))`.
     """
 
     def __init__(self, d_model: int, norm: Norm, *, dropout: float) -> None:
@@ -88,15 +98,14 @@ class AddNorm(nn.LayerNorm):
         self.pre = norm is Norm.pre
         self.dropout = dropout
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
-        """`x` and what `sublayer` makes of it, both `(..., D)`."""
-        y = sublayer(self.before(x))
+    def before(self, x: Tensor) -> Tensor:
+        """The sub-layer's input, `(..., D)`."""
+        return to_autocast_dtype(super().forward(x)) if self.pre else x
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        """The input `x` and the output `y` of the sub-layer, `(..., D)` each -> `(..., D)`."""
         total = add_dropout(x, y, self.dropout, training=self.training)
         return total if self.pre else to_autocast_dtype(super().forward(total))
-
-    def before(self, x: Tensor) -> Tensor:
-        """What the sub-layer reads of `x`, `(..., D)`."""
-        return to_autocast_dtype(super().forward(x)) if self.pre else x
 
 
 class EncoderLayer(nn.Module):
@@ -113,17 +122,21 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """`(B, S, D)` -> `(B, S, D)`; every position sees its whole sentence."""
+        # Self-attention.
+        y = self.self_attention_norm.before(x)
+        y = self.self_attention(y, self.self_attention.keys_values(y), queries=layout, keys=layout, causal=False)
+        x = self.self_attention_norm(x, y)
 
-        def self_attention(x: Tensor) -> Tensor:
-            kv = self.self_attention.keys_values(x)
-            return self.self_attention(x, kv, queries=layout, keys=layout, causal=False)
-
-        x = self.self_attention_norm(x, self_attention)
-        return self.feed_forward_norm(x, self.feed_forward)
+        # Feed-forward.
+        y = self.feed_forward(self.feed_forward_norm.before(x))
+        return self.feed_forward_norm(x, y)
 
 
 class DecoderLayer(nn.Module):
-    """Masked self-attention, encoder-decoder attention and feed-forward (section 3.1)."""
+    """Masked self-attention, encoder-decoder attention and feed-forward (section 3.1).
+
+    `forward` takes all target positions at once, as in training; `step` takes the next one, as in a search.
+    """
 
     def __init__(
         self,
@@ -148,29 +161,30 @@ class DecoderLayer(nn.Module):
 
         `memory_kv` are this layer's keys and values of the encoder's output.
         """
+        x = self._masked_self_attention(x, layout)
 
-        def cross_attention(x: Tensor) -> Tensor:
-            return self.cross_attention(x, memory_kv, queries=layout, keys=memory_layout, causal=False)
+        # Encoder-decoder attention: queries from the target, keys and values from the source.
+        y = self.cross_attention_norm.before(x)
+        y = self.cross_attention(y, memory_kv, queries=layout, keys=memory_layout, causal=False)
+        x = self.cross_attention_norm(x, y)
 
-        x = self._read_targets(x, layout)
-        x = self.cross_attention_norm(x, cross_attention)
-        return self.feed_forward_norm(x, self.feed_forward)
+        # Feed-forward.
+        y = self.feed_forward(self.feed_forward_norm.before(x))
+        return self.feed_forward_norm(x, y)
 
     def cross_attention_weights(
         self, x: Tensor, layout: Padded, *, memory_kv: KeyValues, memory_layout: Padded
     ) -> Tensor:
         """How much each position of `x` `(B, T, D)` reads of each source position, `(B, H, T, S)`."""
-        x = self.cross_attention_norm.before(self._read_targets(x, layout))
-        return self.cross_attention.weights(x, memory_kv, queries=layout, keys=memory_layout, causal=False)
+        x = self._masked_self_attention(x, layout)
+        y = self.cross_attention_norm.before(x)
+        return self.cross_attention.weights(y, memory_kv, queries=layout, keys=memory_layout, causal=False)
 
-    def _read_targets(self, x: Tensor, layout: Layout) -> Tensor:
-        """Masked self-attention with its residual and norm, `(B, T, D)`."""
-
-        def self_attention(x: Tensor) -> Tensor:
-            kv = self.self_attention.keys_values(x)
-            return self.self_attention(x, kv, queries=layout, keys=layout, causal=True)
-
-        return self.self_attention_norm(x, self_attention)
+    def _masked_self_attention(self, x: Tensor, layout: Layout) -> Tensor:
+        """The first sub-layer, with residual connection and norm, `(B, T, D)` -> `(B, T, D)`."""
+        y = self.self_attention_norm.before(x)
+        y = self.self_attention(y, self.self_attention.keys_values(y), queries=layout, keys=layout, causal=True)
+        return self.self_attention_norm(x, y)
 
     def step(
         self,
@@ -184,21 +198,25 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """The next position of the `K` hypotheses of each sentence, `(B, K, D)` -> `(B, K, D)`.
 
-        Their keys and values go to the places from `start` on in `cache`, which then holds all that `histories` speak
-        of. `memory` holds the keys and values of the encoder's output, once for each sentence.
+        `cache` holds `start` keys and values of the positions before. Those of this position are written behind them,
+        K for each sentence, and `histories` say which of them all each hypothesis sees. `memory` holds the keys and
+        values of the encoder's output, once for each sentence, whatever the number of its hypotheses.
         """
-        sentences, beam_size, _ = x.shape
-        queries = Padded.full_rows(sentences, beam_size, x.device)
+        n_sentences, beam_size, _ = x.shape
+        end = start + beam_size
+        queries = Padded.full_rows(n_sentences, beam_size, x.device)
 
-        def self_attention(x: Tensor) -> Tensor:
-            cache.write(self.self_attention.keys_values(x), start)
-            kv = cache.read(start + beam_size)
-            return self.self_attention(x, kv, queries=queries, keys=histories, causal=False)
+        # Self-attention: the keys and values of earlier positions come from the cache.
+        y = self.self_attention_norm.before(x)
+        cache.write(self.self_attention.keys_values(y), start)
+        y = self.self_attention(y, cache.read(end), queries=queries, keys=histories, causal=False)
+        x = self.self_attention_norm(x, y)
 
-        def cross_attention(x: Tensor) -> Tensor:
-            kv = memory.read(memory.size)
-            return self.cross_attention(x, kv, queries=queries, keys=memory_layout, causal=False)
+        # Encoder-decoder attention.
+        y = self.cross_attention_norm.before(x)
+        y = self.cross_attention(y, memory.read(memory.size), queries=queries, keys=memory_layout, causal=False)
+        x = self.cross_attention_norm(x, y)
 
-        x = self.self_attention_norm(x, self_attention)
-        x = self.cross_attention_norm(x, cross_attention)
-        return self.feed_forward_norm(x, self.feed_forward)
+        # Feed-forward.
+        y = self.feed_forward(self.feed_forward_norm.before(x))
+        return self.feed_forward_norm(x, y)

@@ -1,8 +1,14 @@
 """The encoder-decoder Transformer (section 3).
 
-`B` sentences, `S` source and `T` target positions, `R` hypotheses, `D` d_model, `V` vocabulary. Parameters carry the
-paper's names, and `parameters_by_name` is what a checkpoint holds: a shared matrix once. Decoder state is passed and
-returned, never kept on the module.
+    source ids -> embedding -> encoder layers -> memory
+    target ids -> embedding -> decoder layers, which read memory -> hidden states -> logits
+
+Training computes all target positions at once (`encode`, `decode`), a search one after the other (`encode`, `start`,
+`decode_step`). What a search has read is a `DecoderState`, passed in and returned, never kept on the module. Parameters
+carry the paper's names, and `parameters_by_name` is what a checkpoint holds: a shared matrix once.
+
+`B` sentences, `S` source and `T` target positions, `K` hypotheses of a sentence, `R` hypotheses in all (B K), `D`
+d_model, `V` vocabulary.
 """
 
 from collections.abc import Mapping
@@ -20,19 +26,23 @@ from transformer.layout import Histories, Layout, Padded
 from transformer.model.attention import KeyValueCache, KeyValues, MultiHeadAttention
 from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
 
-_POSITIONS = 16  # that a cache has room for at first; it doubles when it is full
+_FIRST_POSITIONS = 16  # a cache has room for so many at first, and doubles whenever it is full
 
 
 @dataclass(frozen=True)
 class DecoderState:
-    """What decoding has read so far: `K` hypotheses of each of `B` sentences, `R` in all, those of a sentence adjacent.
+    """What a search has read so far: K hypotheses of each of B sentences, those of a sentence adjacent.
 
-    A step writes into the caches of the state that it is given: of the states that follow one, go on with the last.
+    Each position adds K keys and values to the cache of each layer, one for each hypothesis that was live there. They
+    are never moved: `is_past` says which of them a hypothesis descends from.
+
+    A step writes into the caches of the state that it is given. Only the newest state is valid, therefore: two searches
+    cannot go on from the same one.
     """
 
-    past: list[KeyValueCache]  # of each layer, what it made of the targets so far: K places for every position
-    is_past: Tensor  # (B, K, n) bool: which of the places that are filled belong to the past of each hypothesis
-    memory: list[KeyValueCache]  # of each layer, what it reads of the encoder's output
+    past: list[KeyValueCache]  # of each layer: keys and values of the targets so far
+    is_past: Tensor  # (B, K, n) bool: which of the n keys written so far belong to the past of each hypothesis
+    memory: list[KeyValueCache]  # of each layer: keys and values of the encoder's output
     memory_layout: Padded
 
     @property
@@ -42,17 +52,21 @@ class DecoderState:
 
     @property
     def position(self) -> int:
-        """That of the next target, counted from 0."""
+        """The position of the next target, counted from 0."""
         return self.is_past.shape[2] // self.beam_size
 
     def reorder(self, rows: Tensor) -> "DecoderState":
-        """The state of these hypotheses. Whole sentences may leave; each that stays keeps `beam_size` adjacent rows."""
-        is_past = self.is_past.flatten(0, 1)[rows].unflatten(0, (-1, self.beam_size))  # type: ignore[no-untyped-call]
+        """The state of the hypotheses `rows` `(R,)`, given by their indices among those of this state.
+
+        Whole sentences may leave; each that stays keeps K adjacent rows.
+        """
+        is_past = self.is_past.flatten(0, 1)[rows]  # (R, n)
+        is_past = is_past.unflatten(0, (-1, self.beam_size))  # type: ignore[no-untyped-call]  # (B, K, n)
         state = replace(self, is_past=is_past)
         if len(is_past) == len(self.is_past):
             return state  # no sentence has left, and keys and values stay where they are
 
-        sentences = rows[:: self.beam_size] // self.beam_size
+        sentences = rows[:: self.beam_size] // self.beam_size  # (B,)
         return replace(
             state,
             past=[layer.select(sentences) for layer in self.past],
@@ -62,7 +76,7 @@ class DecoderState:
 
 
 class Transformer(nn.Module):
-    """Logits of each target position from the source and the targets before it."""
+    """The model of the paper: logits of each target position from the source and the targets before it."""
 
     output: Tensor  # (V, D)
 
@@ -78,18 +92,22 @@ class Transformer(nn.Module):
             self.target_embedding = self._embedding(self.embedding)
             self.output = self.embedding
         else:
-            source, target, output = (self._matrix() for _ in range(3))
-            self.source_embedding = self._embedding(source)
-            self.target_embedding = self._embedding(target)
-            self.output = output
+            source_matrix = self._matrix()
+            target_matrix = self._matrix()
+            output_matrix = self._matrix()
+            self.source_embedding = self._embedding(source_matrix)
+            self.target_embedding = self._embedding(target_matrix)
+            self.output = output_matrix
 
         self.encoder = nn.ModuleList(self._encoder_layer() for _ in range(config.n_layers))
         self.decoder = nn.ModuleList(self._decoder_layer() for _ in range(config.n_layers))
 
-        # A pre-norm layer ends without a norm, so each stack needs one at its end.
+        # A pre-norm layer ends without a norm, so each stack of them needs one at its end.
         final_norm = nn.LayerNorm if config.norm is Norm.pre else nn.Identity
         self.encoder_norm = final_norm(config.d_model)
         self.decoder_norm = final_norm(config.d_model)
+
+    # ---- all target positions at once, as in training
 
     def forward(self, source: Tensor, target: Tensor, *, source_layout: Layout, target_layout: Layout) -> Tensor:
         """Source ids `(B, S)` and decoder inputs `(B, T)` (BOS first) -> logits `(B, T, V)`; packed, `(N,)` each."""
@@ -98,16 +116,16 @@ class Transformer(nn.Module):
         return self.unembed(hidden)
 
     def encode(self, source: Tensor, layout: Layout) -> Tensor:
-        """Source ids `(B, S)` -> memory `(B, S, D)`."""
-        x = self.source_embedding(source, layout.positions())
+        """Source ids `(B, S)` -> the encoder's output, called memory, `(B, S, D)`."""
+        x = self.source_embedding(source, layout.positions())  # (B, S, D)
         for layer in self.encoder:
             x = layer(x, layout)
 
-        return to_autocast_dtype(self.encoder_norm(x))  # cast once, for every decoder layer reads it
+        return to_autocast_dtype(self.encoder_norm(x))  # cast once here, because every decoder layer reads it
 
     def decode(self, target: Tensor, layout: Layout, *, memory: Tensor, memory_layout: Layout) -> Tensor:
         """Decoder inputs `(B, T)` and memory `(B, S, D)` -> hidden states `(B, T, D)`."""
-        x = self.target_embedding(target, layout.positions())
+        x = self.target_embedding(target, layout.positions())  # (B, T, D)
         for layer, memory_kv in zip(self._decoder_layers(), self._cross_keys_values(memory), strict=True):
             x = layer(x, layout, memory_kv=memory_kv, memory_layout=memory_layout)
 
@@ -116,15 +134,15 @@ class Transformer(nn.Module):
     def cross_attention_weights(
         self, target: Tensor, layout: Padded, *, memory: Tensor, memory_layout: Padded, layer: int
     ) -> Tensor:
-        """Who reads whom in the encoder-decoder attention of one decoder layer, counted from 0: `(B, H, T, S)`.
+        """The weights of encoder-decoder attention in one decoder layer, counted from 0, `(B, H, T, S)`.
 
         Decoder inputs `(B, T)` and memory `(B, S, D)` are as for `decode`.
         """
         layers = self._decoder_layers()
-        x = self.target_embedding(target, layout.positions())
-        for below in layers[:layer]:
-            memory_kv = below.cross_attention.keys_values(memory)
-            x = below(x, layout, memory_kv=memory_kv, memory_layout=memory_layout)
+        x = self.target_embedding(target, layout.positions())  # (B, T, D)
+        for lower in layers[:layer]:
+            memory_kv = lower.cross_attention.keys_values(memory)
+            x = lower(x, layout, memory_kv=memory_kv, memory_layout=memory_layout)
 
         memory_kv = layers[layer].cross_attention.keys_values(memory)
         return layers[layer].cross_attention_weights(x, layout, memory_kv=memory_kv, memory_layout=memory_layout)
@@ -132,6 +150,8 @@ class Transformer(nn.Module):
     def unembed(self, hidden: Tensor) -> Tensor:
         """Hidden states `(..., D)` -> logits `(..., V)`: the pre-softmax map has no bias (section 3.4)."""
         return F.linear(hidden, self.output)
+
+    # ---- one target position after the other, as in a search
 
     def start(self, memory: Tensor, layout: Padded, *, beam_size: int) -> DecoderState:
         """The state before the first target, with `beam_size` hypotheses for each row of memory `(B, S, D)`."""
@@ -146,39 +166,44 @@ class Transformer(nn.Module):
     def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""
         beam_size = state.beam_size
+        n_written = state.is_past.shape[2]  # keys in the cache, K for each position so far
         x = self.target_embedding(tokens.view(-1, beam_size), state.position)  # (B, K, D)
 
-        # The places of this position, of which a hypothesis sees its own.
-        start = state.is_past.shape[2]
-        own = torch.eye(beam_size, dtype=torch.bool, device=x.device).expand(len(x), -1, -1)  # (B, K, K)
-        is_past = torch.cat((state.is_past, own), 2)  # (B, K, n)
+        # This position adds K keys, of which a hypothesis sees only its own.
+        sees_own = torch.eye(beam_size, dtype=torch.bool, device=x.device).expand(len(x), -1, -1)  # (B, K, K)
+        is_past = torch.cat((state.is_past, sees_own), 2)  # (B, K, n + K)
+
+        # Room for them.
         past = state.past
-        if start == past[0].size:
-            past = [layer.grow(2 * start or _POSITIONS * beam_size) for layer in past]
+        if n_written == past[0].size:
+            past = [cache.grow(2 * n_written or _FIRST_POSITIONS * beam_size) for cache in past]
 
         for layer, cache, memory in zip(self._decoder_layers(), past, state.memory, strict=True):
             x = layer.step(
                 x,
                 cache,
-                start=start,
+                start=n_written,
                 histories=Histories(is_past),
                 memory=memory,
                 memory_layout=state.memory_layout,
-            )
+            )  # (B, K, D)
 
         logits = self.unembed(self.decoder_norm(x).flatten(0, 1))  # (R, V)
         return logits, replace(state, past=past, is_past=is_past)
 
+    # ---- the decoder's layers
+
     def _cross_keys_values(self, memory: Tensor) -> list[KeyValues]:
-        """Each decoder layer's keys and values of the encoder's output."""
+        """Keys and values of the encoder's output, one pair for each decoder layer."""
         return [layer.cross_attention.keys_values(memory) for layer in self._decoder_layers()]
 
     def _decoder_layers(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.decoder))
 
-    # The parts, in the sizes of the config, which no module below this one sees.
+    # ---- construction: numbers from the config, which no module below this one sees
 
     def _matrix(self) -> nn.Parameter:
+        """A matrix of embeddings, `(V, D)`."""
         matrix = nn.Parameter(torch.empty(self.vocab_size, self.config.d_model))
         nn.init.normal_(matrix, std=self.config.d_model**-0.5)  # times sqrt(d_model): embeddings of unit variance
         return matrix
@@ -230,25 +255,26 @@ def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
 
 
 def check_size(config: ModelConfig, vocab_size: int, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless `tensors` hold as many numbers as a model of this config, before one is built.
+    """Raise ValueError unless `tensors` hold as many numbers as a model of this config has parameters.
 
-    A config that somebody forged could ask for more memory or time than there is.
+    To be called before the model is built: a forged config could ask for more memory or time than there is.
     """
-    wanted = count_parameters(config, vocab_size).total
-    found = sum(tensor.numel() for tensor in tensors.values())
-    if wanted != found or config.n_layers > len(tensors):
-        raise ValueError(f"its settings are of a model of {wanted} parameters, but it has {found}")
+    expected = count_parameters(config, vocab_size).total
+    held = sum(tensor.numel() for tensor in tensors.values())
+    if held != expected or config.n_layers > len(tensors):
+        raise ValueError(f"its settings describe a model of {expected} parameters, but it holds {held}")
 
 
 def load_parameters(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Copy `tensors` into the model's parameters. Raises ValueError unless names and shapes are exactly the model's."""
-    own = parameters_by_name(model)
+    parameters = parameters_by_name(model)
 
-    if own.keys() != tensors.keys():
-        raise ValueError(f"parameter names differ: {sorted(own.keys() ^ tensors.keys())[:4]}")
-    for name, parameter in own.items():
+    # All checks come first, so that a model is never half loaded.
+    if parameters.keys() != tensors.keys():
+        raise ValueError(f"parameter names differ: {sorted(parameters.keys() ^ tensors.keys())[:4]}")
+    for name, parameter in parameters.items():
         if parameter.shape != tensors[name].shape:
             raise ValueError(f"{name} is {tuple(tensors[name].shape)}, not {tuple(parameter.shape)}")
 
-    for name, parameter in own.items():
+    for name, parameter in parameters.items():
         parameter.copy_(tensors[name])

@@ -14,8 +14,8 @@ from transformer.records import SPIKE, Progress
 log = logging.getLogger(__name__)
 
 ENDS_AT_SECOND = (signal.SIGTERM, signal.SIGINT)  # a second one of these ends the process at once
-NEVER_ENDS = (signal.SIGHUP, signal.SIGUSR1)  # a terminal that closes sends it twice; a scheduler warns with it
-LONGEST_STREAK = 10  # consecutive updates whose gradient is not finite, and no smaller loss scale may help
+NEVER_ENDS = (signal.SIGHUP, signal.SIGUSR1)  # a terminal that closes sends SIGHUP twice; schedulers warn with SIGUSR1
+LONGEST_STREAK = 10  # consecutive updates whose gradient is not finite: the run ends, unless a smaller scale may help
 REMEDY = "in another run_dir, lower train.learning_rate, set train.clip_norm, or use train.precision=fp32"
 
 
@@ -26,8 +26,9 @@ class Interrupted(Exception):
 class Signals:
     """SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask the loop to stop at the end of its step (several ranks: of the next).
 
-    A second SIGTERM or SIGINT ends the process at once. A SIGHUP that is ignored, as `nohup` has it, stays ignored.
-    Outside the main thread, where Python allows no handlers, it does nothing: signals stay with the process's own.
+    A context manager, with handlers of its own inside the block. A second SIGTERM or SIGINT ends the process at once. A
+    SIGHUP that is ignored, as under `nohup`, stays ignored. Outside the main thread, where Python allows no handlers,
+    it does nothing: signals do what they did before.
     """
 
     def __init__(self) -> None:
@@ -70,7 +71,7 @@ def stopped(step: int) -> Stopped:
 
 
 class NumbersGuard:
-    """Reports skipped updates and spikes whenever the host has counted them, and gives up after too many in a row."""
+    """Reports skipped updates and spikes of the gradient's norm, and ends the run after too many skipped in a row."""
 
     def __init__(self, progress: Progress) -> None:
         self._skipped = progress.skipped
@@ -78,7 +79,7 @@ class NumbersGuard:
         self._spikes = progress.spikes
 
     def check(self, progress: Progress, *, loss_scale: float | None) -> None:
-        """Log what is new. Raises NumericalError after LONGEST_STREAK consecutive skipped updates.
+        """Log what is new since the last call. Raises NumericalError after LONGEST_STREAK skipped updates in a row.
 
         Under fp16 each of them halves the scale of the loss: a run goes on until a scale of 1 has failed, too.
         `loss_scale` is that of the next update; None: the loss is not scaled.
@@ -87,8 +88,10 @@ class NumbersGuard:
         new = progress.skipped - self._skipped
         if new == 0:
             return
-        is_new_record = progress.longest_streak > self._longest
-        streak = progress.longest_streak if is_new_record else progress.streak
+
+        # A streak that is the longest so far may have ended since the last call; another one counts if it still lasts.
+        is_new_longest = progress.longest_streak > self._longest
+        streak = progress.longest_streak if is_new_longest else progress.streak
         self._skipped = progress.skipped
         self._longest = progress.longest_streak
 
@@ -103,6 +106,7 @@ class NumbersGuard:
             progress.longest_streak,
             scaled,
         )
+
         if streak >= LONGEST_STREAK and (loss_scale is None or loss_scale < 1.0):
             raise NumericalError(
                 f"{streak} consecutive updates had a gradient that is not finite, up to step {progress.step}"
@@ -125,7 +129,7 @@ class NumbersGuard:
 
 
 def advice(run_dir: Path) -> str:
-    """What to do after a NumericalError in this run: where finite weights are, what tells more, and what may help."""
+    """What to do after a NumericalError in this run: where finite weights are, how to find the cause, what may help."""
     checkpoint = newest_finite(run_dir)
     place = "no checkpoint holds finite weights" if checkpoint is None else f"finite weights are in {checkpoint.path}"
     return f"{place}; `transformer replay run_dir={run_dir}` names the module where it begins; {REMEDY}"

@@ -1,87 +1,53 @@
 """The training loop: read `train` and `train_loop`, and you have read the framework.
 
-A step is one optimiser update; a position is (epoch, step in the epoch). Whatever happens, happens between two steps:
-log, validate, commit a checkpoint, stop. Validation and checkpoint due at one step: validate first, commit once.
+    train       open_run -> train_loop -> results_of         of `start`, this module, and `finish`
+    train_loop  train_step, over and over                    of `step`
+                between two steps: log, validate, commit, stop
+
+A step is one optimiser update; a position is (epoch, step in the epoch). The device runs ahead of the host, which reads
+what it has measured only where something is due. Every rank runs the same control flow, and rank 0 alone writes.
 """
 
 import logging
-import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import islice
-from pathlib import Path
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import replace
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from transformer.average import average_checkpoints, scheduled_steps
-from transformer.checkpoint import Checkpoint, check_space, commit, load_checkpoint, newest, rotate
-from transformer.compute import memory_errors_named, resolve_device, uses_cudnn_attention
+from transformer.checkpoint import check_space, commit, rotate
+from transformer.compute import memory_errors_named, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import SearchOverride, TrainConfig
-from transformer.cost import parameters, step_flops
-from transformer.data.corpus import Pair
+from transformer.config.settings import TrainConfig
+from transformer.cost import step_flops
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching
-from transformer.data.prepare import Prepared, SharedPrepared, prepare
-from transformer.data.store import Mixture, Store
-from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.loading import build_translator
 from transformer.decoding.translator import Translator
-from transformer.distributed import Vote, Wait, World, collective_errors_named, join_world, local_device
-from transformer.errors import CheckpointError, NumericalError
-from transformer.evaluation.score import check_language, measure
-from transformer.evaluation.sets import digest_sets, evaluate_sets, write_sets
+from transformer.distributed import Vote, Wait, World, collective_errors_named, join_world
+from transformer.errors import NumericalError
+from transformer.evaluation.sets import write_sets
 from transformer.machine import trim_heap
-from transformer.model.inspection import Role, attention_maps, draw
-from transformer.records import Best, CheckpointState, Progress, Resolved, Results
-from transformer.run_dir import DEV, RunDir, list_steps, lock_run
-from transformer.tracking import Tracker, log_to, progress_bar
+from transformer.records import Best, CheckpointState, Progress, Results
+from transformer.run_dir import DEV, RunDir, list_steps
+from transformer.tracking import Tracker, progress_bar
+from transformer.training.finish import is_finished, results_of
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 from transformer.training.optimizer import move_average, rate_of, updates_applied
 from transformer.training.preview import log_preview
+from transformer.training.process import process_settings_restored
 from transformer.training.progress import Clock, describe, log_window, validation_scalars
 from transformer.training.resolve import batching_of
-from transformer.training.resume import resume_run, start_run
-from transformer.training.state import TrainState
+from transformer.training.start import Run, open_run
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.trial import check_memory
-from transformer.training.validate import DevSet, validate
-from transformer.training.warm_start import find_source
+from transformer.training.validate import show_attention, show_samples, validate
 
 log = logging.getLogger(__name__)
 
+READ_EVERY = 20  # steps after which the host reads what the device has counted, at the latest
 TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
-LONGEST_DRAWN = 40  # pieces of a dev sentence whose attention is drawn
-READ_EVERY = 20  # steps after which the host reads what the device has counted
-CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # the environment variable that makes cuBLAS deterministic
-
-
-@dataclass(frozen=True)
-class Run:
-    """What is trained, on what: fixed from the first step to the last, but for `state`."""
-
-    job: TrainJob
-    directory: RunDir
-    resolved: Resolved
-    device: torch.device
-    tokenizer: Tokenizer
-    store: Store
-    mixture: Mixture
-    dev: DevSet
-    test: Mapping[str, Sequence[Pair]]
-    data_digest: str
-    state: TrainState
-
-    @property
-    def progress(self) -> Progress:
-        """How far training has come."""
-        return self.state.progress
 
 
 def train(job: TrainJob) -> Results:
@@ -92,177 +58,33 @@ def train(job: TrainJob) -> Results:
     CheckpointError where it cannot resume, NumericalError, PeerError, and Stopped after a signal.
     """
     with (
-        _process_settings_restored(),
+        process_settings_restored(),
         join_world(resolve_device(job.train.device)) as world,
         memory_errors_named("starting or finishing", remedy="end what else uses it, or choose a smaller model"),
         ExitStack() as held,
     ):
-        run = _open(job, world, held)
-        if not world.from_rank0(lambda: _is_finished(run)):
+        run = open_run(job, world, held)
+        if world.from_rank0(lambda: is_finished(run)):
+            log.info("%s: finished at step %d already; nothing is left to train", job.run_dir, run.progress.step)
+        else:
             world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
             train_loop(run, world)
-        else:
-            log.info("%s: finished at step %d already; nothing is left to train", job.run_dir, run.progress.step)
-        return from_json(Results, world.from_rank0(lambda: to_json(_results(run)), wait=Wait.work))
 
-
-@contextmanager
-def _process_settings_restored() -> Iterator[None]:
-    """Leave threads, determinism and log levels as they were: `train` may be one call of many in a notebook."""
-    workspace = os.environ.get(CUBLAS_WORKSPACE)
-    logger = logging.getLogger("transformer")
-    level = logger.level
-    threads = torch.get_num_threads()
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    uses_cudnn = uses_cudnn_attention()
-    dynamic_sources = torch.compiler.config.dynamic_sources
-    try:
-        yield
-    finally:
-        torch.compiler.config.dynamic_sources = dynamic_sources
-        torch.backends.cuda.enable_cudnn_sdp(uses_cudnn)
-        logger.setLevel(level)
-        torch.set_num_threads(threads)
-        _set_deterministic(is_deterministic, warn_only=only_warns)
-        if workspace is None:
-            os.environ.pop(CUBLAS_WORKSPACE, None)
-
-
-def _set_deterministic(enabled: bool, *, warn_only: bool) -> None:
-    """torch.use_deterministic_algorithms, where that changes anything.
-
-    It imports a large part of torch. Once a signal has cut that short, any further call fails, and would hide the
-    signal.
-    """
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    if before != (enabled, warn_only):
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-
-
-# ---- opening a run: prepare, lock, start or resume ------------------------------------------------------------------
-
-
-def _open(job: TrainJob, world: World, held: ExitStack) -> Run:
-    """Prepare, lock, and start or resume; rank 0 goes first. What stays open until the end is put into `held`."""
-    check_language(job.data.tgt_lang)  # before any time is spent
-    directory = RunDir(Path(job.run_dir))
-    if not world.is_rank0:
-        logging.getLogger("transformer").setLevel(logging.WARNING)
-
-    has_begun = world.from_rank0(lambda: bool(list_steps(directory.path)))
-    source = None if has_begun else _same_on_all_ranks(lambda: find_source(job), world)
-
-    # A new run is prepared before its directory is made, so that bad input leaves nothing behind. An old one is
-    # prepared under its lock.
-    is_there = world.from_rank0(directory.path.exists)
-    prepared = None if is_there else _prepare(job, world)
-    world.from_rank0(lambda: held.enter_context(lock_run(directory.path)))
-    if world.is_rank0:
-        held.enter_context(log_to(directory.log))
-    prepared = prepared or _prepare(job, world)
-
-    checkpoint = _same_on_all_ranks(lambda: newest(directory.path), world)
-
-    def resolve() -> object:
-        if checkpoint is None:
-            return to_json(start_run(job, prepared, source, world_size=world.size))
-        return to_json(resume_run(job, prepared, checkpoint))
-
-    resolved = from_json(Resolved, world.from_rank0(resolve))
-    return _build(job, resolved, prepared, checkpoint=checkpoint, source=source, rank=world.rank)
-
-
-def _prepare(job: TrainJob, world: World) -> Prepared:
-    """What rank 0 has prepared; the other ranks neither read the text nor verify the store again."""
-    prepared: list[Prepared] = []
-
-    def on_rank0() -> object:
-        prepared.append(prepare(job))
-        return to_json(prepared[0].to_share())
-
-    shared = world.from_rank0(on_rank0, wait=Wait.work)
-    return prepared[0] if prepared else from_json(SharedPrepared, shared).open()
-
-
-def _same_on_all_ranks(find: Callable[[], Checkpoint | None], world: World) -> Checkpoint | None:
-    """The checkpoint that rank 0 finds, and has verified; the other ranks verify it, too."""
-    found: list[Checkpoint | None] = []
-
-    def choose() -> str | None:
-        found.append(find())
-        return None if found[0] is None else str(found[0].path)
-
-    path = world.from_rank0(choose)
-    if found:
-        return found[0]
-    return None if path is None else load_checkpoint(Path(path))
-
-
-def _build(
-    job: TrainJob,
-    resolved: Resolved,
-    prepared: Prepared,
-    *,
-    checkpoint: Checkpoint | None,
-    source: Checkpoint | None,
-    rank: int,
-) -> Run:
-    """The run at its first step, with the weights of `source` if there is one, or as the checkpoint left it."""
-    torch.set_num_threads(resolved.threads)
-    _set_deterministic(job.train.deterministic, warn_only=False)
-    if job.train.deterministic:
-        os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")  # without it cuBLAS is not deterministic
-
-    # The state: new, from other weights, or from a checkpoint.
-    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
-    device = local_device(torch.device(resolved.device.name))
-    state = TrainState.at_start(
-        job.model,
-        job.train,
-        vocab_size=tokenizer.vocab_size,
-        device=device,
-        precision=resolved.precision,
-        source=source,
-    )
-    record = None if checkpoint is None else state.restore(checkpoint, rank=rank)
-    how = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items())
-    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", how)
-    if device.type == "cuda":
-        log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")
-
-    dev = DevSet.of(prepared.dev, tokenizer, max_pieces=job.model.max_positions - 1)
-    if record is not None and record.dev_digest != dev.digest:
-        log.warning("data.dev has another text than before: its scores cannot be compared with the earlier ones")
-
-    return Run(
-        job=job,
-        directory=RunDir(Path(job.run_dir)),
-        resolved=resolved,
-        device=device,
-        tokenizer=tokenizer,
-        store=prepared.store,
-        mixture=prepared.mixture,
-        dev=dev,
-        test=prepared.test,
-        data_digest=prepared.report.digest,
-        state=state,
-    )
-
-
-# ---- the loop -------------------------------------------------------------------------------------------------------
+        results = world.from_rank0(lambda: to_json(results_of(run)), wait=Wait.work)
+        return from_json(Results, results)
 
 
 def train_loop(run: Run, world: World) -> None:
-    """Step after step until the end.
+    """Take one step after the other, until the last one or until patience ends.
 
     Raises Stopped after a signal, with the step in progress committed; several ranks agree on it one step later.
     """
-    config, state, progress = run.job.train, run.state, run.progress
-    if progress.step:  # a rotation in which the process died is made up for, and may free the space
-        world.from_rank0(lambda: _rotate(run.directory, config, progress))
-    if not progress.has_ended(config):  # a full disk is better known before the first hours than after them
-        world.from_rank0(lambda: check_space(run.directory.path, state.checkpoint_bytes))
+    config = run.job.train
+    state = run.state
+    progress = state.progress
+    _check_disk(run, world)
+
+    # The model under its loss, in micro-batches that fit into memory, with gradients averaged over the ranks.
     objective = Objective(state.model, config.label_smoothing).train()
     if run.resolved.compile:
         objective.compile()
@@ -271,17 +93,18 @@ def train_loop(run: Run, world: World) -> None:
     if world.is_rank0:
         _log_preview(run, world)
     parallel = world.wrap(objective)
+
     guard = NumbersGuard(progress)
-    trimmed = time.monotonic()
     clock = Clock()
+    trimmed = time.monotonic()
 
-    with ExitStack() as held:
-        signals = held.enter_context(Signals())
-        tracker = held.enter_context(Tracker(run.directory if world.is_rank0 else None, progress.step))
-        bar = held.enter_context(progress_bar(config.max_steps, progress.step, unit="step", shown=world.is_rank0))
-        steps = held.enter_context(closing(_steps(run, world)))
-
-        # A validation that a signal cut short, or in which the process died, is made up for.
+    with (
+        Signals() as signals,
+        Tracker(run.directory if world.is_rank0 else None, progress.step) as tracker,
+        progress_bar(config.max_steps, progress.step, unit="step", shown=world.is_rank0) as bar,
+        closing(_steps(run, world)) as steps,
+    ):
+        # Make up for a validation that a signal cut short, or in which the process died.
         if progress.step and _is_validation_due(config, progress):
             _validate(run, world, tracker=tracker, signals=signals)
             _commit(run, world, tracker)
@@ -310,11 +133,14 @@ def train_loop(run: Run, world: World) -> None:
             _count(run, step, result, waited=waited)
             bar.update()
 
-            # What the device has counted, and the log. What follows is no part of a step's time.
+            # What is due behind it.
             is_log_due = progress.step % config.log_every == 0
             is_validation_due = _is_validation_due(config, progress)
             is_commit_due = progress.step % config.save_every == 0
-            if is_log_due or is_validation_due or is_commit_due or progress.step % READ_EVERY == 0:
+            is_read_due = progress.step % READ_EVERY == 0
+
+            # Read the device, and log. The clock stops here, so that what follows is no part of a step's time.
+            if is_log_due or is_validation_due or is_commit_due or is_read_due:
                 _read_device(run, world, guard, clock=clock, tracker=tracker)
             if is_log_due:
                 _log(run, world, tracker)
@@ -322,29 +148,46 @@ def train_loop(run: Run, world: World) -> None:
                 trim_heap()
                 trimmed = time.monotonic()
 
-            # Validate, then save once. Where the ranks meet anyway, they also agree at once on whether to stop.
+            # Validate.
             is_among_best = False
             if is_validation_due:
                 is_among_best = _validate(run, world, tracker=tracker, signals=signals)
                 clock.lap()
+
+            # Stop? Where the ranks meet anyway, they agree at once; elsewhere, on what was asked one step before.
             if is_validation_due or is_commit_due:
                 stopping = world.any(signals.requested)
             else:
                 stopping = vote.ask(signals.requested)
+
+            # Commit, once for all reasons.
             has_ended = progress.has_ended(config)
-            if is_among_best or is_commit_due or stopping or has_ended:
+            if is_commit_due or is_among_best or stopping or has_ended:
                 _read_device(run, world, guard, clock=clock, tracker=tracker)
                 if has_ended and not is_log_due:
                     _log(run, world, tracker)  # the last window may be a short one
                 _commit(run, world, tracker)
                 clock.lap()
 
-        if stopping or world.any(signals.requested):  # it may have come while the last step was saved
+        if stopping or world.any(signals.requested):  # a signal may have come while the last step was committed
             raise stopped(progress.step)
 
 
+# ---- before the first step ------------------------------------------------------------------------------------------
+
+
+def _check_disk(run: Run, world: World) -> None:
+    """Raise StorageError unless there is room for a checkpoint: now, not after the first hours."""
+    config = run.job.train
+    progress = run.progress
+    if progress.step:  # the process may have died before a rotation was through: that may free the space
+        world.from_rank0(lambda: _rotate(run.directory, config, progress))
+    if not progress.has_ended(config):
+        world.from_rank0(lambda: check_space(run.directory.path, run.state.checkpoint_bytes))
+
+
 def _with_checked_memory(run: Run, objective: Objective, world: World) -> Run:
-    """The run with a `max_tokens` that fits; run.json says what was found."""
+    """The run with a `max_tokens` that fits into memory; what a step needs is added to run.json."""
     resolved, check = check_memory(
         run.job,
         run.resolved,
@@ -355,17 +198,25 @@ def _with_checked_memory(run: Run, objective: Objective, world: World) -> Run:
         world=world,
     )
 
-    def write() -> None:
+    def add_to_record() -> None:
         record = run.directory.read_record()
         run.directory.write_record(replace(record, resolved=resolved, memory=check))
 
-    world.from_rank0(write)
+    world.from_rank0(add_to_record)
     return replace(run, resolved=resolved)
 
 
-def _smaller_batches(run: Run) -> str:
-    """What to do where the GPU's memory runs out in a step, or while the dev loss is measured."""
-    return f"lower train.max_tokens (now {run.resolved.max_tokens}); the same command goes on"
+def _log_preview(run: Run, world: World) -> None:
+    """Say in the log what the steps of the first epoch are."""
+    log_preview(
+        run.store.lengths,
+        _batching(run),
+        model=run.job.model,
+        vocab_size=run.tokenizer.vocab_size,
+        device=run.device,
+        precision=run.resolved.precision,
+        ranks=world.size,
+    )
 
 
 def _steps(run: Run, world: World) -> Generator[Step, None, None]:
@@ -385,32 +236,30 @@ def _batching(run: Run) -> Batching:
     return batching_of(run.job, run.resolved, store=run.store, mixture=run.mixture)
 
 
-def _log_preview(run: Run, world: World) -> None:
-    log_preview(
-        run.store.lengths,
-        _batching(run),
-        model=run.job.model,
-        vocab_size=run.tokenizer.vocab_size,
-        device=run.device,
-        precision=run.resolved.precision,
-        ranks=world.size,
-    )
+def _smaller_batches(run: Run) -> str:
+    """The remedy where memory runs out in a step, or while the dev loss is measured."""
+    return f"lower train.max_tokens (now {run.resolved.max_tokens}); the same command goes on"
+
+
+# ---- behind a step: count, read, log --------------------------------------------------------------------------------
 
 
 def _count(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
-    """Bring average, progress and log window up to a step that is done. Nothing here waits for the device."""
-    state, progress = run.state, run.progress
+    """Bring moving average, progress and log window up to a step that is done. Nothing here waits for the device."""
+    state = run.state
+
     decay = run.job.train.ema_decay
     if state.ema is not None and decay is not None:
-        updates = updates_applied(state.optimizer) - result.applied.float()  # those before this one
-        move_average(state.ema, state.model, decay=decay, updates=updates, is_applied=result.applied)
+        updates_before = updates_applied(state.optimizer) - result.applied.float()
+        move_average(state.ema, state.model, decay=decay, updates=updates_before, is_applied=result.applied)
 
-    progress.advance(
+    state.progress.advance(
         epoch=step.epoch,
         step_in_epoch=step.index + 1,
         sentences=step.sentences,
         target_tokens=step.target_tokens,
     )
+
     state.norms.add(result.grad_norm)
     flops = step_flops(
         run.job.model,
@@ -423,10 +272,10 @@ def _count(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
 
 
 def _read_device(run: Run, world: World, guard: NumbersGuard, *, clock: Clock, tracker: Tracker) -> None:
-    """Bring what the device has measured to the host, and have it judged.
+    """Bring what the device has measured to the host, and check that training is sound.
 
-    After too many skipped updates the position is saved, for they left the weights as they were, and NumericalError is
-    raised, on every rank.
+    Raises NumericalError, on every rank, after too many skipped updates. The position is committed first: skipped
+    updates leave the weights as they were.
     """
     run.state.read_device()
     run.state.add_seconds(clock.lap())
@@ -438,7 +287,7 @@ def _read_device(run: Run, world: World, guard: NumbersGuard, *, clock: Clock, t
 
 
 def _with_advice(error: NumericalError, run: Run, world: World) -> NumericalError:
-    """The same error, with the newest checkpoint whose numbers are finite; every rank must ask."""
+    """The same error, with what to do next; every rank must call it."""
     return NumericalError(f"{error}: {world.from_rank0(lambda: advice(run.directory.path))}")
 
 
@@ -450,14 +299,22 @@ def _log(run: Run, world: World, tracker: Tracker) -> None:
     run.state.window.clear()
 
 
+# ---- validation -----------------------------------------------------------------------------------------------------
+
+
 def _is_validation_due(config: TrainConfig, progress: Progress) -> bool:
-    done = progress.validations and progress.validations[-1].step == progress.step
-    return not done and (progress.step % config.validate_every == 0 or progress.step >= config.max_steps)
+    """At every `validate_every` steps and at the last one, unless this step has been validated already."""
+    is_done = bool(progress.validations) and progress.validations[-1].step == progress.step
+    return not is_done and (progress.step % config.validate_every == 0 or progress.step >= config.max_steps)
 
 
 def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> bool:
-    """Validate, log and show samples; whether it is among the best, to be kept. A signal leaves it due."""
-    job, model = run.job, run.state.eval_model
+    """Validate, log, and show samples; whether this step is among the best, whose checkpoints are kept.
+
+    A validation that a signal cuts short is not recorded, and so is due again.
+    """
+    job = run.job
+    model = run.state.eval_model
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and the same order of checkpoints
     translator = Translator(model, run.tokenizer, greedy, run.device, run.resolved.precision)
     try:
@@ -475,37 +332,21 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
     except Interrupted:
         return False
 
+    # Record it and log it.
+    step = validation.step
     is_best = run.progress.record(validation, job.train.metric)
-    tracker.scalars(validation.step, validation_scalars(validation))
-    log.info("step %d: dev %s%s", validation.step, describe(validation), ", the best so far" if is_best else "")
-    _show_samples(run, hypotheses, tracker)
+    tracker.scalars(step, validation_scalars(validation))
+    log.info("step %d: dev %s%s", step, describe(validation), ", the best so far" if is_best else "")
+
+    # Show what the model does.
+    show_samples(run.dev, hypotheses, tracker, step=step, count=job.train.samples)
     if job.train.attention_images and world.is_rank0:
-        _show_attention(run, tracker)
-    return validation.step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]
+        show_attention(model, run.dev, tracker, step=step, device=run.device, precision=run.resolved.precision)
+
+    return step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]
 
 
-def _show_samples(run: Run, hypotheses: Sequence[str], tracker: Tracker) -> None:
-    triples = zip(run.dev.sources, hypotheses, run.dev.references, strict=True)
-    samples = [
-        f"{label} {text}"
-        for triple in islice(triples, run.job.train.samples)
-        for label, text in zip(("source    ", "translation", "reference  "), triple, strict=True)
-    ]
-    tracker.text(run.progress.step, "dev/samples", samples)
-    for line in samples:
-        log.info("  %s", line)
-
-
-def _show_attention(run: Run, tracker: Tracker) -> None:
-    """Draw how the first dev pair that makes a readable picture is attended to, the decoder reading the reference."""
-    lengths = run.dev.store.lengths.max(axis=1)  # the longer side, EOS counted
-    index = int((lengths <= LONGEST_DRAWN).argmax())  # the first one, where none is short enough
-    source, target = (run.dev.store.gather(np.array([index]), side).pieces[:LONGEST_DRAWN].tolist() for side in (0, 1))
-
-    precision = run.resolved.precision
-    maps = attention_maps(run.state.eval_model, source, target, device=run.device, precision=precision)
-    for role in Role:
-        tracker.image(run.progress.step, f"attention/{role.value}", draw(maps.of(role)))
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
 def _commit(run: Run, world: World, tracker: Tracker) -> None:
@@ -517,7 +358,7 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
     tensors = _finite_tensors(run, world)
 
     def write() -> None:
-        tracker.flush()  # what was measured up to a checkpoint must not be lost: nobody measures it again
+        tracker.flush()  # before the checkpoint is there: after a crash, nobody measures again what led up to it
         state = CheckpointState(
             vocab_size=run.tokenizer.vocab_size,
             data_digest=run.data_digest,
@@ -539,12 +380,13 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
 
 def _finite_tensors(run: Run, world: World) -> dict[str, Mapping[str, Tensor]]:
     """What a checkpoint holds. Raises NumericalError, on every rank, where a number is not finite on one of them."""
-    error = NumericalError(f"step {run.progress.step} is not saved: numbers on another rank are not finite")
     tensors = None
+    error = NumericalError(f"step {run.progress.step} is not saved: numbers on another rank are not finite")
     try:
         tensors = run.state.tensors()
-    except NumericalError as found:
-        error = found
+    except NumericalError as own_error:
+        error = own_error
+
     if world.any(tensors is None) or tensors is None:
         raise _with_advice(error, run, world)
     return tensors
@@ -552,71 +394,15 @@ def _finite_tensors(run: Run, world: World) -> dict[str, Mapping[str, Tensor]]:
 
 def _rotate(directory: RunDir, config: TrainConfig, progress: Progress) -> None:
     """Keep the newest checkpoints of the schedule and the best ones; best.json names the best of those that stay."""
-    best = progress.best_steps(config.metric)
     steps = list_steps(directory.path)
     scheduled = [step for step in steps if step % config.save_every == 0]
-    keep = {*scheduled[-config.keep_last :], *best[: config.keep_best], progress.step}
+    best = progress.best_steps(config.metric)
+    kept = {*scheduled[-config.keep_last :], *best[: config.keep_best], progress.step}
 
-    # best.json first: whenever the process dies, the checkpoint that it names is there.
-    best_kept = next((step for step in best if step in keep and step in steps), None)
+    # best.json is written before anything is removed: whenever the process dies, the checkpoint that it names is there.
+    best_kept = next((step for step in best if step in kept and step in steps), None)
     if best_kept is None:
         directory.best.unlink(missing_ok=True)
     else:
         directory.write_best(Best(best_kept, config.metric))
-    rotate(directory.path, keep)
-
-
-# ---- the end --------------------------------------------------------------------------------------------------------
-
-
-def _is_finished(run: Run) -> bool:
-    """Whether results.json is there, of this step, these test sets and this search."""
-    try:
-        results = run.directory.read_results()
-    except CheckpointError:
-        return False
-    return (
-        run.progress.has_ended(run.job.train)
-        and results.steps == run.progress.step
-        and results.search == run.job.search
-        and results.test_digest == digest_sets(run.test)
-    )
-
-
-def _results(run: Run) -> Results:
-    """The results of a finished run; where they are not there yet, they are made and written."""
-    if not _is_finished(run):
-        run.directory.write_results(_evaluate(run))
-    return run.directory.read_results()
-
-
-def _evaluate(run: Run) -> Results:
-    """Average the last checkpoints, and decode each test set once with the result."""
-    job, progress, path = run.job, run.progress, run.directory.path
-    steps = scheduled_steps(path, save_every=job.train.save_every, last=job.train.average)
-    checkpoint = average_checkpoints(path, steps)
-    translator = build_translator(
-        path,
-        checkpoint,
-        search=SearchOverride(**asdict(job.search)),
-        device=run.resolved.device,
-        precision=run.resolved.precision,
-    )
-    return Results(
-        test_sets=evaluate_sets(
-            run.directory, translator, run.test, scorer=partial(measure, tgt_lang=job.data.tgt_lang)
-        ),
-        averaged=checkpoint.run_state().averaged,
-        steps=progress.step,
-        epochs=progress.epoch,
-        sentences=progress.sentences,
-        skipped_updates=progress.skipped,
-        target_tokens=progress.target_tokens,
-        training_seconds=round(progress.seconds, 1),
-        parameters=parameters(job.model, run.tokenizer.vocab_size),
-        search=job.search,
-        seed=job.train.seed,
-        data_digest=run.data_digest,
-        test_digest=digest_sets(run.test),
-        validations=progress.validations,
-    )
+    rotate(directory.path, kept)

@@ -1,13 +1,13 @@
 """What a training step keeps in memory, estimated from numbers alone.
 
-Slots are the places for tokens on one side of a micro-batch, padding counted. The state (weights, gradients, Adam's
-moments) is exact. The activations are what autograd saves in a forward pass, added up part by part; small things
-(indices, masks of keys, the statistics of norms) are left out. The total is what a step of several micro-batches holds
-at the end of a forward pass: the gradients of the micro-batches before are there, and all activations of this one.
+Slots are positions of one side of a micro-batch, padding counted. Weights, gradients and Adam's moments are exact.
+Activations are what autograd saves in a forward pass, added up part by part; small things (indices, masks of keys, the
+statistics of norms) are left out. The total is what a step of several micro-batches holds at the end of a forward pass:
+the gradients of earlier micro-batches, and all activations of this one.
 
-The tests hold the activations to 10 % of what autograd saves. The runtime's own memory (half a gigabyte on a GPU) and
-the holes in the allocator's heap are not in it: for base on a CPU, the process held 1.4 (bf16) and 1.9 times (fp32) as
-much.
+The tests hold the activations to 10 % of what autograd saves. Neither the runtime's own memory (half a gigabyte on a
+GPU) nor the holes in the allocator's heap are included: for base on a CPU, the process held 1.4 times as much in bf16,
+and 1.9 times in fp32.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from transformer.cost import count_parameters
 from transformer.kernels.loss import ROWS
 from transformer.records import Resolved
 
-GROUP_PADDING = 1.1  # slots for each token, where packed sentences are multiplied in groups of padded ones
+GROUP_PADDING = 1.1  # slots for each token, where attention is computed in groups of padded sentences
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def estimate_memory(
 
 
 def logit_bytes(vocab_size: int, precision: Precision, *, targets: int) -> int:
-    """All logits of so many target tokens, of which only a block is ever held."""
+    """All logits of so many target tokens together. Training only ever holds a block of them."""
     return targets * vocab_size * _activation_width(precision)
 
 
@@ -96,9 +96,10 @@ def _widths(config: ModelConfig, precision: Precision) -> _Widths:
 def _activations(
     config: ModelConfig, vocab_size: int, resolved: Resolved, *, widths: _Widths, slots: int, mean_length: float
 ) -> int:
+    """What the forward pass of a micro-batch leaves for the backward pass, up to the loss."""
     d_model = config.d_model
 
-    # Masks: a byte for each number that dropout sees; on a CPU they are of its type.
+    # Masks of dropout: a byte for each number on a GPU; on a CPU a mask is of the type of the numbers.
     on_cpu = resolved.device is Device.cpu
     mask = (widths.activation if on_cpu else 1) if config.dropout else 0
     embedding_mask = (widths.parameter if on_cpu else 1) if config.dropout else 0
@@ -132,7 +133,7 @@ def _attention(config: ModelConfig, resolved: Resolved, *, widths: _Widths, slot
     weights = padding * slots * heads * mean_length * pair
     read = padding * slots * heads * (2 * config.key_width + config.value_width) * widths.activation
 
-    # A kernel reads its own result again, and W_o reads it where it was put back among the packed.
+    # A kernel that recomputes the weights keeps its result; of a packed batch, W_o keeps a repacked copy, too.
     copies = 2 if is_packed and pair == 0 else 1
     mean = copies * slots * heads * config.value_width * widths.activation
     return round(weights + read + mean)

@@ -1,4 +1,8 @@
-"""Adam and its learning rate (section 5.3), its moments by name, and the moving average of the weights."""
+"""Adam and its learning rate (section 5.3), its moments by name, and the moving average of the weights.
+
+The rate is a pure function of the step. Adam's moments go to a checkpoint under the names of their parameters, so that
+a checkpoint does not depend on the order of the parameters. `step` applies the updates; `state` saves and restores.
+"""
 
 import math
 from collections.abc import Mapping
@@ -9,24 +13,25 @@ from torch.optim import Adam
 
 from transformer.config.settings import Decay, TrainConfig, paper_peak
 
-SQUARES = "exp_avg_sq"
+SQUARES = "exp_avg_sq"  # torch's names of Adam's two moments
 MOMENTS = ("exp_avg", SQUARES)
-UPDATES = "updates"
+UPDATES = "updates"  # the number of updates applied, in a checkpoint
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, decay: Decay, max_steps: int) -> float:
     """The rate of step `step`, counted from 0: linear warm-up to `peak`, then the decay.
 
-    Inverse square root is the paper's eq. 3 (section 5.3) at `step + 1`, written through its peak: see `paper_peak` of
-    the settings. Linear falls to 0 at `max_steps`.
+    Decay by the inverse square root is the paper's eq. 3 (section 5.3) at `step + 1`, written as a share of its peak:
+    see `paper_peak` of the settings. Linear decay reaches 0 at `max_steps`.
     """
     update = step + 1
+    warmup = update / warmup_steps
     match decay:
         case Decay.inverse_sqrt:
-            return peak * min(update / warmup_steps, math.sqrt(warmup_steps / update))
+            return peak * min(warmup, math.sqrt(warmup_steps / update))
         case Decay.linear:
             falling = (max_steps - step) / max(1, max_steps - warmup_steps)
-            return peak * max(0.0, min(update / warmup_steps, falling))
+            return peak * max(0.0, min(warmup, falling))
 
 
 def rate_of(recipe: TrainConfig, d_model: int, *, step: int) -> float:
@@ -54,25 +59,34 @@ def set_rate(optimizer: Adam, rate: float) -> None:
 
 def updates_applied(optimizer: Adam) -> Tensor:
     """How many updates have been applied, a scalar on the device; there must have been a step."""
-    updates: Tensor = next(iter(optimizer.state.values()))["step"]
+    of_any_parameter = next(iter(optimizer.state.values()))
+    updates: Tensor = of_any_parameter["step"]
     return updates
 
 
 def moments_by_name(model: nn.Module, optimizer: Adam) -> dict[str, Tensor]:
     """Adam's moments as `exp_avg/NAME` and `exp_avg_sq/NAME`, and the updates applied; empty before the first."""
-    named = [(name, optimizer.state[parameter]) for name, parameter in model.named_parameters()]
-    found = {f"{moment}/{name}": state[moment] for name, state in named if state for moment in MOMENTS}
-    return found | {UPDATES: named[0][1]["step"]} if found else {}
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]  # empty before the first update
+        if state:
+            for moment in MOMENTS:
+                tensors[f"{moment}/{name}"] = state[moment]
+
+    if tensors:
+        tensors[UPDATES] = updates_applied(optimizer)
+    return tensors
 
 
 def load_moments(model: nn.Module, optimizer: Adam, tensors: dict[str, Tensor]) -> None:
-    """Put back what `moments_by_name` gave; nothing, for a run without an update.
+    """Put back what `moments_by_name` returned, which is empty for a run without an update.
 
     Raises ValueError unless names, shapes and types are exactly those of this model's moments, every number is finite,
     and no square is negative: fused Adam would read and write outside smaller tensors.
     """
     if not tensors:
         return
+
     parameters = dict(model.named_parameters())
     updates = _check_moments(parameters, tensors)
     for name, parameter in parameters.items():
@@ -81,16 +95,19 @@ def load_moments(model: nn.Module, optimizer: Adam, tensors: dict[str, Tensor]) 
 
 
 def _check_moments(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> Tensor:
-    """The number of updates, once everything is as it must be."""
+    """Check everything that `load_moments` promises; the number of updates."""
+    # Names.
     expected = {f"{moment}/{name}": parameter for name, parameter in parameters.items() for moment in MOMENTS}
     differing = tensors.keys() ^ {UPDATES, *expected}
     if differing:
         raise ValueError(f"names of Adam's moments differ: {sorted(differing)[:4]!a:.200}")
 
+    # The number of updates.
     updates = tensors[UPDATES]
     if updates.shape != () or updates.dtype != torch.float32 or not 0.0 <= updates.item() < 2**53:
         raise ValueError(f"{UPDATES} is not a number of updates")
 
+    # Moments.
     for name, parameter in expected.items():
         moment = tensors[name]
         if moment.shape != parameter.shape:
@@ -101,6 +118,7 @@ def _check_moments(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str,
             raise ValueError(f"{name} holds numbers that are not finite")
         if name.startswith(f"{SQUARES}/") and bool((moment < 0.0).any()):
             raise ValueError(f"{name} holds squares below zero")
+
     return updates
 
 
@@ -111,10 +129,13 @@ def move_average(average: nn.Module, model: nn.Module, *, decay: float, updates:
     ExponentialMovingAverage, without which the initial weights would count for long. `updates` and `is_applied` are
     scalars on the device; nothing here waits for it.
     """
+    # 1 - d, or 0 if the update was skipped.
     updates = updates.double()
     weight = 1.0 - ((1.0 + updates) / (10.0 + updates)).clamp(max=decay)
     weight = torch.where(is_applied, weight, 0.0)
-    targets: list[Tensor] = list(average.parameters())
-    weights = [weight.to(target.dtype) for target in targets]
+
+    # lerp(a, w, 1 - d) is d a + (1 - d) w.
+    averages: list[Tensor] = list(average.parameters())
+    weights = [weight.to(tensor.dtype) for tensor in averages]
     with torch.no_grad():
-        torch._foreach_lerp_(targets, list(model.parameters()), weights)
+        torch._foreach_lerp_(averages, list(model.parameters()), weights)

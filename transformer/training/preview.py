@@ -1,7 +1,7 @@
-"""What a step of a training is, said in the log before the first one: from the plan of the first epoch.
+"""A description of the steps to come, for the log before the first one: from the plan of the first epoch.
 
 The plan is a pure function of the lengths, so the numbers are exact for that epoch. Two things are samples, because a
-training should not wait for its own description: of a large corpus only so many pairs are planned, and only so many
+training should not wait for its own description: of a large corpus at most PAIRS pairs are planned, and at most STEPS
 steps are cut into micro-batches.
 """
 
@@ -21,13 +21,13 @@ from transformer.errors import InputError
 
 log = logging.getLogger(__name__)
 
-PAIRS = 500_000  # that are planned at most: a third of a second
-STEPS = 50  # that are cut into micro-batches: a tenth of a second
+PAIRS = 500_000  # at most so many are planned: a third of a second
+STEPS = 50  # at most so many are cut into micro-batches: a tenth of a second
 
 
 @dataclass(frozen=True)
 class Preview:
-    """The first epoch, and what a step of it is on average; the share of padding is that of `sampled_steps` steps."""
+    """The first epoch, and a step of it on average; the share of padding is that of the first `sampled_steps` steps."""
 
     pairs: int
     steps: int
@@ -72,7 +72,11 @@ def preview_epoch(lengths: Lengths, batching: Batching, *, model: ModelConfig, v
         )
         for ids in plan[:STEPS]
     ]
-    slots = sum(count_slots([sample[part] for part in step if len(part)], batching.capacities) for step in parts)
+    slots = 0
+    for step in parts:
+        lengths_of_parts = [sample[ids] for ids in step if len(ids)]
+        slots += count_slots(lengths_of_parts, batching.capacities)
+
     return Preview(
         pairs=int(sentences.sum()) * stride,
         steps=len(plan) * stride,
@@ -108,11 +112,12 @@ def log_preview(
     precision: Precision,
     ranks: int,
 ) -> None:
-    """Say in the log what an epoch and a step are, and what a step should take, where the device's peak is known."""
+    """Log what an epoch and a step are, and what a step should take, where the device's peak is known."""
     try:
         preview = preview_epoch(lengths, batching, model=model, vocab_size=vocab_size)
     except InputError:
-        return  # the loader plans the same epoch, and says what is wrong; or it was the sample's fault
+        return  # the loader plans the same epoch, and says what is wrong; unless only the sample was too small
+
     lines = describe_preview(preview)
     if device.type == "cuda" and precision in HALF:
         lines += describe_utilisation(preview.flops, device_name=torch.cuda.get_device_name(device), ranks=ranks)
@@ -121,7 +126,7 @@ def log_preview(
 
 
 def describe_preview(preview: Preview) -> list[str]:
-    """An epoch, a step, and its micro-batches."""
+    """Lines of the log on an epoch, a step, and its micro-batches."""
     about = "" if preview.is_exact else "about "
     return [
         f"the first epoch: {about}{preview.pairs:,} sentence pairs in {about}{preview.steps:,} steps",
@@ -133,7 +138,7 @@ def describe_preview(preview: Preview) -> list[str]:
 
 
 def describe_utilisation(flops: float, *, device_name: str, ranks: int) -> list[str]:
-    """What a step of so many FLOPs takes at the utilisation to be expected; nothing where the peak is not known."""
+    """A line of the log on the time of a step of so many FLOPs; none where the peak of the device is not known."""
     peak = peak_flops(device_name)
     if peak is None:
         return []

@@ -1,4 +1,8 @@
-"""What training measures between two log lines, and how it is logged."""
+"""What training measures between two log lines, and how it is logged.
+
+The device measures each step, and the host reads it only now and then, because reading waits for the device. Until
+then, `LogWindow` sums what is logged as means, and `GradientNorms` keeps what is counted step by step.
+"""
 
 import logging
 import math
@@ -6,6 +10,7 @@ import time
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from transformer.cost import peak_flops
 from transformer.data.loader import Step
@@ -18,13 +23,13 @@ log = logging.getLogger(__name__)
 
 
 class Clock:
-    """Seconds between two looks at it."""
+    """A stopwatch."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
 
     def lap(self) -> float:
-        """The seconds since the last look."""
+        """The seconds since the last call, or since the clock was made."""
         now = time.perf_counter()
         seconds = now - self._last
         self._last = now
@@ -40,16 +45,17 @@ class LogWindow:
 
     def clear(self) -> None:
         """Begin again."""
-        # Of the applied updates: loss, nll, gradient norm, their number, and their target tokens.
+        # On the device, of the applied updates: loss, nll, gradient norm, their number, and their target tokens.
         self._sums = torch.zeros(5, dtype=torch.float64, device=self._device)
-        self._host = WindowTotals()
+        self._host = WindowTotals()  # everything else
 
     def add(self, step: Step, result: StepResult, *, waited: float, flops: float) -> None:
-        """One more step, which `waited` so many seconds for data; nothing is measured of an update that was skipped."""
+        """One more step, which `waited` so many seconds for data; its loss and norm count unless it was skipped."""
         applied = result.applied.double()
         tokens = applied * step.target_tokens
-        measured = torch.stack((result.loss_sum, result.nll_sum, result.grad_norm, applied, tokens))
+        measured = torch.stack((result.loss_sum, result.nll_sum, result.grad_norm, applied, tokens))  # (5,)
         self._sums = self._sums + torch.where(result.applied, measured, 0.0)
+
         self._host.target_tokens += step.target_tokens
         self._host.source_tokens += step.source_tokens
         self._host.slots += step.slots
@@ -61,7 +67,7 @@ class LogWindow:
         self._host.seconds += seconds
 
     def totals(self, world: World) -> WindowTotals:
-        """The sums over the ranks; every rank must ask. Waits for the device."""
+        """The sums over the ranks; every rank must call it. Waits for the device."""
         loss, nll, norm, applied, tokens = self._sums.tolist()
         loss, nll = world.sum(torch.tensor([loss, nll], dtype=torch.float64)).tolist()
         return replace(
@@ -81,8 +87,30 @@ class LogWindow:
         self._host = replace(totals)
 
 
+class GradientNorms:
+    """The gradient norms of the updates since the host last read them, on the device."""
+
+    def __init__(self) -> None:
+        self._norms: list[Tensor] = []
+
+    def add(self, norm: Tensor) -> None:
+        """One more update: the norm of its gradient, a scalar."""
+        self._norms.append(norm)
+
+    def read_into(self, progress: Progress) -> None:
+        """Count these updates, of which the last one is step `progress.step`. Waits for the device."""
+        if not self._norms:
+            return
+
+        norms = torch.stack(self._norms).tolist()
+        self._norms.clear()
+        first_step = progress.step - len(norms) + 1
+        for step, norm in enumerate(norms, first_step):
+            progress.add_norm(norm, step=step)
+
+
 def perplexity(loss: float) -> float:
-    """`exp(loss)`, or infinity where that has no number."""
+    """`exp(loss)`, or infinity where that is too large for a float."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
@@ -90,13 +118,17 @@ def log_window(
     totals: WindowTotals, tracker: Tracker, progress: Progress, *, rate: float, device: torch.device
 ) -> None:
     """Log the means over a window that ends at this step."""
-    tokens = totals.applied_tokens or math.nan  # none, if every update of the window was skipped
+    # Means over the updates that were applied; NaN if all were skipped.
+    tokens = totals.applied_tokens or math.nan
     loss = totals.loss / tokens
     nll = totals.nll / tokens
     norm = totals.gradient_norm / (totals.applied or math.nan)
-    speed = totals.target_tokens / totals.seconds
-    flops = totals.flops / totals.seconds
+
+    # Rates over all steps.
+    target_tokens_per_second = totals.target_tokens / totals.seconds
+    flops_per_second = totals.flops / totals.seconds
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
     values = {
         "train/loss": loss,
         "train/perplexity": perplexity(nll),
@@ -106,11 +138,11 @@ def log_window(
         "train/gradient_spikes": float(progress.spikes),
         "train/skipped_updates": float(progress.skipped),
         "train/epoch": float(progress.epoch),
-        "speed/target_tokens_per_second": speed,
+        "speed/target_tokens_per_second": target_tokens_per_second,
         "speed/padding_share": 1.0 - (totals.source_tokens + totals.target_tokens) / totals.slots,
         "speed/data_wait_share": totals.waited / totals.seconds,
-        "speed/model_tflops": flops / 1e12,
-        "speed/utilisation": None if peak is None else flops / peak,
+        "speed/model_tflops": flops_per_second / 1e12,
+        "speed/utilisation": None if peak is None else flops_per_second / peak,
     }
     tracker.scalars(progress.step, values)
     log.info(
@@ -120,14 +152,14 @@ def log_window(
         perplexity(nll),
         rate,
         norm,
-        speed,
+        target_tokens_per_second,
         progress.epoch,
         time.strftime("%H:%M:%S", time.gmtime(progress.seconds)),
     )
 
 
 def validation_scalars(validation: Validation) -> dict[str, float]:
-    """What TensorBoard shows of a validation."""
+    """A validation as TensorBoard and metrics.jsonl hold it."""
     return {
         "dev/loss": validation.loss,
         "dev/perplexity": perplexity(validation.nll),
@@ -138,6 +170,6 @@ def validation_scalars(validation: Validation) -> dict[str, float]:
 
 
 def describe(validation: Validation) -> str:
-    """What the log says of a validation."""
+    """A validation as the log shows it."""
     losses = f"loss {validation.loss:.3f}, perplexity {perplexity(validation.nll):.2f}"
     return f"{losses}, greedy BLEU {validation.bleu:.2f}, chrF {validation.chrf:.2f}"

@@ -1,4 +1,9 @@
-"""What the automatic settings come to: device, precision, layout, compilation, threads and budgets, by static rules."""
+"""What the settings that are `auto` or null come to: device, precision, layout, compilation, threads and batch sizes.
+
+Static rules decide: nothing is timed, and the same machine always gets the same answer. A run keeps what was resolved
+at its first start, in run.json (`resolve_settings`), and asks again only for what a command sets by hand when the run
+is resumed (`resolve_again`).
+"""
 
 import logging
 from dataclasses import replace
@@ -24,29 +29,29 @@ log = logging.getLogger(__name__)
 
 
 def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
-    """Static rules only: the same machine always gets the same answer."""
+    """The settings of a new run."""
     device = resolve_device(job.train.device)
     precision = resolve_precision(job.train.precision, device)
     max_tokens = job.train.max_tokens or max(_default_max_tokens(device), job.data.filter.max_length + 1)
 
     layout = job.train.layout
     if layout is LayoutKind.auto:
-        packed = device.type == "cpu" or _has_packed_kernel(job, device, precision)
-        layout = LayoutKind.packed if packed else LayoutKind.padded
-    compiled = _compiles(job, device, precision, layout=layout, wanted=job.train.compile)
-    threads = resolve_threads(job.train.threads)
+        is_packed = device.type == "cpu" or _has_packed_kernel(job, device, precision)
+        layout = LayoutKind.packed if is_packed else LayoutKind.padded
+
     return Resolved(
         device=Device[device.type],
         precision=precision,
-        threads=threads,
+        threads=resolve_threads(job.train.threads),
         max_tokens=max_tokens,
         layout=layout,
-        compile=compiled,
+        compile=_compiles(job, device, precision, layout=layout, wanted=job.train.compile),
         micro_batch_multiple=world_size,
     )
 
 
 def _default_max_tokens(device: torch.device) -> int:
+    """Tokens of a micro-batch, on each side."""
     if device.type != "cuda":
         return 5_120  # a step of 4,096 tokens fits in one piece, padding included
     return 32_768 if has_much_memory(device) else 8_192
@@ -65,15 +70,20 @@ def _compiles(
 ) -> bool:
     """Whether training is compiled: as wanted, or by rule on a GPU only.
 
-    On a CPU compiling takes minutes, and gives code that is slower than the kernels of this package. Attention that
-    runs in pieces is never compiled: no two batches have as many pieces, and each batch would be compiled anew.
+    On a CPU compiling takes minutes, and gives code that is slower than the kernels of this package. Attention in
+    groups or in chunks is never compiled: their number changes from batch to batch, and each would be compiled anew.
     """
-    if not (device.type == "cuda" if wanted is None else wanted):
+    if wanted is None:
+        wanted = device.type == "cuda"
+    if not wanted:
         return False
-    in_pieces = layout is LayoutKind.packed and not _has_packed_kernel(job, device, precision)
-    if in_pieces or job.model.score is Score.additive:
-        log.info("attention runs in pieces here, and no two batches have as many: training is not compiled")
+
+    in_groups = layout is LayoutKind.packed and not _has_packed_kernel(job, device, precision)
+    in_chunks = job.model.score is Score.additive
+    if in_groups or in_chunks:
+        log.info("training is not compiled: attention is computed in parts here, as many as a batch happens to need")
         return False
+
     if not has_compiler(device):
         log.info("no compiler is installed here: training is not compiled")
         return False
@@ -81,7 +91,10 @@ def _compiles(
 
 
 def batching_of(job: TrainJob, resolved: Resolved, *, store: Store, mixture: Mixture) -> Batching:
-    """How a run's epochs become batches; `store` is that of the first epoch, whose lengths decide on the capacities."""
+    """How a run's epochs become batches.
+
+    `store` is that of the first epoch. Its lengths decide on the slots of a packed batch.
+    """
     capacities = None
     if resolved.layout is LayoutKind.packed:
         capacities = packed_capacities(
@@ -90,6 +103,7 @@ def batching_of(job: TrainJob, resolved: Resolved, *, store: Store, mixture: Mix
             max_tokens=resolved.max_tokens,
             micro_batch_multiple=resolved.micro_batch_multiple,
         )
+
     return Batching(
         mixture=mixture,
         seed=job.train.seed,
@@ -102,14 +116,14 @@ def batching_of(job: TrainJob, resolved: Resolved, *, store: Store, mixture: Mix
 
 
 def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
-    """What was resolved at the first start, except for what this command sets by hand."""
+    """The settings of a run that is resumed: as resolved at its first start, but for what this command sets by hand."""
     device = resolve_device(job.train.device if job.train.device is not Device.auto else before.device)
     max_tokens = job.train.max_tokens or before.max_tokens
 
     threads = job.train.threads
     if threads is None:
         threads = min(before.threads, resolve_threads(None))
-        if threads < before.threads:  # another machine, or more ranks on it: they would stand in each other's way
+        if threads < before.threads:  # on another machine, or with more ranks on it: they would wait for each other
             log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
 
     wanted = before.compile if job.train.compile is None else job.train.compile

@@ -1,8 +1,8 @@
-"""What a run was started with, and what may change when the same command resumes it.
+"""What a run was started with (`start_run`), and what may change when the same command resumes it (`resume_run`).
 
 Settings that change the mathematics are refused with a list of the differences: mixing two recipes in one run would
 make its results meaningless. What `auto` means is resolved at the first start and kept in run.json, wherever the run
-goes on later.
+goes on later. The policy of each key is beside the key, in `config.settings`.
 """
 
 import json
@@ -42,7 +42,9 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
     `source` is the checkpoint whose weights it begins with; None: they are drawn from the seed.
     """
     run = RunDir(Path(job.run_dir))
-    for stale in (run.results, run.best, run.averaged):  # of a run whose checkpoints were taken away
+
+    # A run whose checkpoints were taken away may have left these.
+    for stale in (run.results, run.best, run.averaged):
         remove(stale)
 
     resolved = resolve_settings(job, world_size)
@@ -58,6 +60,7 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
         resolved=resolved,
         config=job,
     )
+
     run.write_record(record)
     write_json(run.data, to_json(prepared.report))
     write_file(run.tokenizer, prepared.tokenizer_model)
@@ -73,11 +76,13 @@ def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Res
 
 
 def _origin(source: Checkpoint) -> Origin:
+    """How run.json names the checkpoint that the weights come from."""
     manifest = (source.path / MANIFEST).read_bytes()  # it names every file's digest
     return Origin(path=str(source.path.absolute()), step=source.step, manifest_sha256=sha256(manifest).hexdigest())
 
 
 def _versions() -> dict[str, str]:
+    """The versions of what decides on the numbers."""
     return {
         "transformer-mt": __version__,
         "python": platform.python_version(),
@@ -88,6 +93,7 @@ def _versions() -> dict[str, str]:
 
 
 def _yaml(config: dict[str, Any], indent: str) -> Iterator[str]:
+    """Lines of config.yaml: values are written as JSON, which YAML reads, too."""
     for key, value in config.items():
         if isinstance(value, dict) and value:
             yield f"{indent}{key}:\n"
@@ -97,9 +103,12 @@ def _yaml(config: dict[str, Any], indent: str) -> Iterator[str]:
 
 
 def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: Checkpoint) -> None:
+    """Compare settings, data and versions with those of the start. Raises CheckpointError for what may not differ."""
     before = dict(_flat(to_json(record.config)))
     now = dict(_flat(to_json(job)))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+
+    # What may not differ.
     refused = [
         f"{key}: {_word(before.get(key))} -> {_word(now.get(key))}"
         for key in changed
@@ -112,13 +121,18 @@ def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: C
             "put them back, or choose another run_dir"
         )
 
+    # What may, and is worth a line of the log.
     for key in changed:
         if _policy(key, job) is OnResume.note:
-            values = _word(before.get(key)), _word(now.get(key))
-            log.info("%s: %s -> %s: the data stay as they were, dropout masks may differ", key, *values)
-    changes = {name: version for name, version in _versions().items() if record.versions.get(name) != version}
-    if changes:
-        log.info("other versions than at the start: %s; numbers may differ in the last bits", changes)
+            log.info(
+                "%s: %s -> %s: the data stay as they were, dropout masks may differ",
+                key,
+                _word(before.get(key)),
+                _word(now.get(key)),
+            )
+    versions = {name: version for name, version in _versions().items() if record.versions.get(name) != version}
+    if versions:
+        log.info("other versions than at the start: %s; numbers may differ in the last bits", versions)
 
 
 def _word(value: object) -> str:
@@ -127,7 +141,7 @@ def _word(value: object) -> str:
 
 
 def _changed_data(prepared: Prepared, record: RunRecord, checkpoint: Checkpoint) -> list[str]:
-    """What a run cannot go on without: the same training data, pieces and order."""
+    """What differs of the training data, its pieces and its order: a run goes on with the same only."""
     changed = []
     if record.data_digest != prepared.report.digest:
         changed.append(
@@ -136,7 +150,8 @@ def _changed_data(prepared: Prepared, record: RunRecord, checkpoint: Checkpoint)
             else f"how data are prepared: version {record.prepare_version} -> {PREPARE_VERSION}"
         )
     elif record.tokenizer_sha256 != sha256(prepared.tokenizer_model).hexdigest():  # the digest is of its settings
-        before, now = record.versions.get("sentencepiece"), sentencepiece.__version__
+        before = record.versions.get("sentencepiece")
+        now = sentencepiece.__version__
         changed.append(f"the tokenizer: SentencePiece {before} trained another one than {now} does")
 
     training = checkpoint.run_state().training
@@ -147,13 +162,15 @@ def _changed_data(prepared: Prepared, record: RunRecord, checkpoint: Checkpoint)
 
 
 def _policy(key: str, job: TrainJob) -> OnResume:
-    """What stands at the key's option; but under linear decay the rate of every step depends on `train.max_steps`."""
+    """Whether a key may change when a run is resumed."""
+    # Under linear decay the rate of every step depends on the last one.
     if key == "train.max_steps" and job.train.decay is Decay.linear:
         return OnResume.refuse
     return keys_of(TrainJob)[generic_key(key)].on_resume
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key in full, such as `train.seed`, with its value."""
     for key, value in config.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")

@@ -1,6 +1,7 @@
 """Everything that a step changes: weights, their moving average, Adam's moments, the loss scale, and the progress.
 
-Saving and loading stand side by side here, so that what the one writes the other reads.
+`tensors` and `to_record` make a checkpoint of it, `restore` reads one. They are side by side here, so that one reads
+what the others write.
 """
 
 import copy
@@ -22,8 +23,7 @@ from transformer.records import LossScale, Progress, TrainingRecord, WindowTotal
 from transformer.run_dir import EMA, MODEL, OPTIMIZER
 from transformer.seeding import seed_for
 from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name
-from transformer.training.progress import LogWindow
-from transformer.training.step import GradientNorms
+from transformer.training.progress import GradientNorms, LogWindow
 from transformer.training.warm_start import initialise
 
 
@@ -35,7 +35,7 @@ def draw_model(config: ModelConfig, *, seed: int, vocab_size: int) -> Transforme
 
 @dataclass
 class TrainState:
-    """What training changes; nothing of it is shared with another run."""
+    """What training changes. Everything else about a run stays as it is: see `Run`."""
 
     model: Transformer
     ema: Transformer | None  # the moving average of the weights
@@ -43,7 +43,7 @@ class TrainState:
     scaler: GradScaler
     progress: Progress
     window: LogWindow  # what was measured since the last log line
-    norms: GradientNorms  # of the updates that `read_device` has still to bring into `progress`
+    norms: GradientNorms  # of the updates that are not yet counted in `progress`: see `read_device`
 
     @classmethod
     def at_start(
@@ -56,10 +56,14 @@ class TrainState:
         precision: Precision,
         source: Checkpoint | None,
     ) -> "TrainState":
-        """The state before the first step: the weights of `source`, or drawn from the seed, the same on every rank."""
+        """The state before the first step, the same on every rank.
+
+        The weights are those of `source`, or drawn from the seed.
+        """
         model = draw_model(config, seed=recipe.seed, vocab_size=vocab_size).to(device, dtype_of(precision))
         if source is not None:
             initialise(model, source)
+
         return cls(
             model=model,
             ema=None if recipe.ema_decay is None else copy.deepcopy(model),
@@ -81,11 +85,11 @@ class TrainState:
         return float(self.scaler.get_scale()) if self.scaler.is_enabled() else None
 
     def read_device(self) -> None:
-        """Bring what the device has measured of each update to the host, which waits for the device to get there."""
+        """Count the updates since the last call in `progress`. The host waits until the device has made them."""
         self.norms.read_into(self.progress)
 
     def add_seconds(self, seconds: float) -> None:
-        """Time that steps took, once the host has waited for the device."""
+        """Time that steps took, measured when the host has waited for the device."""
         self.progress.seconds += seconds
         self.window.add_seconds(seconds)
 
@@ -98,7 +102,7 @@ class TrainState:
         return weights * (3 if self.ema is None else 4)
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """What a checkpoint holds. Raises NumericalError where a number is not finite: that is never committed."""
+        """The tensors of a checkpoint. Raises NumericalError where a number is not finite: that is never committed."""
         tensors: dict[str, Mapping[str, Tensor]] = {MODEL: parameters_by_name(self.model)}
         if self.ema is not None:
             tensors[EMA] = parameters_by_name(self.ema)
@@ -111,7 +115,7 @@ class TrainState:
         return tensors
 
     def to_record(self, window: WindowTotals, *, dev_digest: str) -> TrainingRecord:
-        """What a checkpoint holds beside tensors."""
+        """What a checkpoint holds beside tensors; `window` are the sums over all ranks."""
         scaler = self.scaler.state_dict()  # empty where the loss is not scaled
         return TrainingRecord(
             progress=self.progress,
@@ -125,11 +129,13 @@ class TrainState:
         """Go on where the checkpoint was committed. Raises CheckpointError where it does not fit this model."""
         state = checkpoint.run_state()
         training = state.training
+
+        # The tensors.
         try:
             if training is None:
-                raise ValueError("nothing can go on from an average")
+                raise ValueError("it is an average, which cannot be resumed")
             if state.vocab_size != self.model.output.shape[0]:
-                raise ValueError(f"made for {state.vocab_size} pieces")
+                raise ValueError(f"it has a vocabulary of {state.vocab_size} pieces")
             _load_finite(self.model, checkpoint, MODEL)
             if self.ema is not None:
                 _load_finite(self.ema, checkpoint, EMA)
@@ -142,6 +148,7 @@ class TrainState:
                 f"{checkpoint.path}: does not fit this model: {error}; move it away to go on from the one before"
             ) from None
 
+        # Everything else.
         scale = training.loss_scale
         if scale is not None and self.scaler.is_enabled():
             current = self.scaler.state_dict()
@@ -152,6 +159,7 @@ class TrainState:
 
 
 def _load_finite(model: Transformer, checkpoint: Checkpoint, name: str) -> None:
+    """Load the weights in a file of the checkpoint. Raises ValueError if they are not finite or do not fit."""
     tensors = checkpoint.tensors(name)
     check_weights(tensors)
     load_parameters(model, tensors)

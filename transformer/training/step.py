@@ -1,4 +1,10 @@
-"""One optimiser update: what is differentiated, and how."""
+"""One step, that is one optimiser update: the loss of a batch, its gradient, and Adam.
+
+`Objective` is the model under its loss. `train_step` adds up its gradients over the micro-batches of a step, and
+applies them. The loop calls it; the learning rate comes from `optimizer`.
+
+`N` rows, the target positions of a batch for which there is a loss; `D` d_model, `V` vocabulary.
+"""
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -17,27 +23,30 @@ from transformer.distributed import unsynchronised
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.transformer import Transformer
-from transformer.records import Progress
 from transformer.seeding import seed_for
 from transformer.training.optimizer import set_rate
 
-EVAL_LOGITS = 2**24  # that are held at a time when the loss is only measured
+EVAL_LOGITS = 2**24  # about so many logits are held at a time where the loss is only measured
 
 # What differs from one packed batch to the next, by its name inside Objective._hidden. The compiler is told before it
-# starts; else it would take the first batch's numbers for constants, and compile again when others come.
+# starts; otherwise it would take the numbers of the first batch for constants, and compile again for the next ones.
 DYNAMIC = r"L\['batch'\]\.(source|target)_layout\.(offsets|longest)"
 
 
 class Objective(nn.Module):
-    """The model under its loss: what data parallelism wraps, so that one `forward` makes one gradient."""
+    """The model under its loss: what data parallelism wraps, for which one `forward` must make one gradient."""
 
     def __init__(self, model: Transformer, label_smoothing: float) -> None:
         super().__init__()
-        self.model, self.label_smoothing = model, label_smoothing
+        self.model = model
+        self.label_smoothing = label_smoothing
         self._compiled: Callable[[Batch], Tensor] | None = None  # `_hidden`, compiled
 
     def compile(self, *, backend: str = "inductor") -> None:
-        """Compile the stacks for training; the loss is a kernel already, and dev batches come in too many shapes."""
+        """Compile encoder and decoder for training.
+
+        The loss is a kernel already, and the batches of the dev set have too many shapes to compile for.
+        """
         sources = torch.compiler.config.dynamic_sources
         if DYNAMIC not in sources:
             torch.compiler.config.dynamic_sources = f"{sources},{DYNAMIC}" if sources else DYNAMIC
@@ -46,31 +55,33 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The smoothed loss, to be differentiated, and the plain one, summed over the batch's real target tokens.
 
-        Padding is never multiplied by the vocabulary; the few empty slots of a packed batch are, and count nothing.
+        No logits are computed for padding. They are for the few empty slots of a packed batch, whose loss is 0.
         """
-        hidden = self._hidden(batch) if self._compiled is None else self._compiled(batch)
+        hidden = self._hidden(batch) if self._compiled is None else self._compiled(batch)  # (N, D)
         return linear_cross_entropy(hidden, self.model.output, batch.target_out, label_smoothing=self.label_smoothing)
 
     def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The same two sums without a gradient, in float64, by the reference of the loss.
+        """The same two sums without a gradient, in float64, by the plain formula of the loss.
 
-        A few rows are multiplied by the vocabulary at a time: the logits of a whole batch would be its largest tensor.
+        The logits of a whole batch would be its largest tensor, so they are computed for a few rows at a time.
         """
         hidden = self._hidden(batch)  # (N, D)
-        rows = max(1, EVAL_LOGITS // self.model.vocab_size)
-        sums = torch.zeros(2, dtype=torch.float64, device=hidden.device)
-        for part, targets in zip(torch.split(hidden, rows), torch.split(batch.target_out, rows), strict=True):
-            logits = self.model.unembed(part)  # (rows, V)
+        sums = torch.zeros(2, dtype=torch.float64, device=hidden.device)  # smoothed, plain
+
+        rows_at_once = max(1, EVAL_LOGITS // self.model.vocab_size)
+        parts = zip(torch.split(hidden, rows_at_once), torch.split(batch.target_out, rows_at_once), strict=True)
+        for rows, targets in parts:
+            logits = self.model.unembed(rows)  # (rows, V)
             sums += torch.stack(smoothed_cross_entropy(logits, targets, label_smoothing=self.label_smoothing))
         return sums[0], sums[1]
 
     def _hidden(self, batch: Batch) -> Tensor:
-        """Decoder states of the rows that the loss is asked for, `(N, D)`."""
+        """The decoder's output at the target positions of which the loss is asked for, `(N, D)`."""
         memory = self.model.encode(batch.source, batch.source_layout)
         hidden = self.model.decode(
             batch.target_in, batch.target_layout, memory=memory, memory_layout=batch.source_layout
         )
-        hidden = hidden.flatten(0, -2)
+        hidden = hidden.flatten(0, -2)  # (B T, D), or (N, D) as it was
         return hidden if batch.target_rows is None else hidden.index_select(0, batch.target_rows)
 
 
@@ -85,26 +96,6 @@ class StepResult:
     nll_sum: Tensor  # float64
     grad_norm: Tensor  # float64
     applied: Tensor  # bool; False: the gradient was not finite, and the update was skipped
-
-
-class GradientNorms:
-    """The norms of the updates since the host last looked, on the device, so that it need not wait at every step."""
-
-    def __init__(self) -> None:
-        self._norms: list[Tensor] = []
-
-    def add(self, norm: Tensor) -> None:
-        """One more update: the norm of its gradient, a scalar."""
-        self._norms.append(norm)
-
-    def read_into(self, progress: Progress) -> None:
-        """Count the updates up to the last one that `progress` knows of, which waits for the device."""
-        if not self._norms:
-            return
-        norms = torch.stack(self._norms).tolist()
-        self._norms.clear()
-        for step, norm in enumerate(norms, progress.step - len(norms) + 1):
-            progress.add_norm(norm, step=step)
 
 
 def train_step(
@@ -124,13 +115,17 @@ def train_step(
 
     `objective` is an Objective, perhaps wrapped so that the ranks' gradients are averaged: hence the factor
     `world_size`. Dropout is seeded for each micro-batch, so that a resumed run, or one on other ranks, draws the same
-    masks. An update whose gradient is not finite is skipped on the device: weights and moments stay as they were, and
-    the scale of `scaler` falls. So is one whose loss is not finite on any rank: it spoils the gradient, which the ranks
-    share, and so they agree. Nothing here waits for the device.
+    masks.
+
+    An update whose gradient is not finite is skipped on the device: weights and moments stay as they were, and the
+    scale of `scaler` falls. An update whose loss is not finite on some rank is skipped, too. Such a loss makes the
+    gradient NaN, which the ranks share, and so they agree. Nothing here waits for the device.
     """
     step.await_copy()
     optimizer.zero_grad(set_to_none=True)
-    sums = torch.zeros(2, device=device, dtype=torch.float64)
+
+    # The gradient: the ranks share it once, in the backward pass of the last micro-batch.
+    sums = torch.zeros(2, device=device, dtype=torch.float64)  # smoothed loss, plain loss
     last, _ = step.micro_batches[-1]
     for m, batch in step.micro_batches:
         torch.manual_seed(seed_for(seed, step.epoch, step.index, m))
@@ -141,12 +136,16 @@ def train_step(
             scaler.scale(loss_sum * factor).backward()
         sums += torch.stack((loss_sum.detach(), nll_sum))
 
-    scaler.unscale_(optimizer)  # before the norm is measured
+    # Its norm, without the scale of the loss.
+    scaler.unscale_(optimizer)
     norm = _clip(objective.parameters(), clip_norm).double()
     is_finite = torch.isfinite(norm)
+
+    # The update, or none.
     set_rate(optimizer, rate)
     _apply(optimizer, is_finite)
     scaler.update()
+
     return StepResult(loss_sum=sums[0], nll_sum=sums[1], grad_norm=norm, applied=is_finite)
 
 
@@ -160,7 +159,7 @@ def _apply(optimizer: Adam, is_finite: Tensor) -> None:
 
 
 def _clip(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> Tensor:
-    """The gradient's norm before clipping."""
+    """Clip the gradient to this norm, if there is one; the norm that it had before."""
     parameters = list(parameters)
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if clip_norm is not None:

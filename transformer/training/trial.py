@@ -1,6 +1,10 @@
-"""Whether a step fits into memory, settled before the first one: tried on a GPU, estimated on a CPU.
+"""Whether a step fits into memory, checked before the first one: tried on a GPU, estimated on a CPU.
 
-A trial is a forward and a backward pass of the largest micro-batch that there can be, of invented sentences, beside the
+    check_memory    what a step needs     try_step, or an estimate of `memory`
+                    what is available     the GPU's memory, or the machine's
+                    under fit_memory      largest_that_fits, by bisection
+
+A trial is a forward and a backward pass of the largest possible micro-batch, of invented sentences, beside the
 gradients of another one and room for Adam's moments. It changes neither weights nor moments, and no sentence of the
 corpus is used.
 """
@@ -8,7 +12,7 @@ corpus is used.
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,12 +36,12 @@ from transformer.vocabulary import UNK
 
 log = logging.getLogger(__name__)
 
-USABLE = 0.95  # of the memory is for `train.fit_memory` to fill: an allocator cannot use the last of it
-PADDING = 1.25  # slots of a whole step that is padded are hardly ever more than this many times its tokens
+USABLE = 0.95  # the share of the memory that `train.fit_memory` fills: an allocator cannot use the rest
+PADDING = 1.25  # the slots of a padded step are hardly ever more than this many times its tokens
 
 
 def can_try(device: torch.device) -> bool:
-    """Whether a step that does not fit fails and leaves no harm: a CPU's memory is given out before it is there."""
+    """Whether a step that does not fit raises an error, and no more. A CPU's memory is granted before it is there."""
     return device.type == "cuda"
 
 
@@ -57,53 +61,68 @@ def check_memory(
     """
     is_estimate = not can_try(device)
     available = free_memory() if is_estimate else torch.cuda.get_device_properties(device).total_memory
+    needs = _Needs(job, resolved, store, mixture, device)
 
-    def needed(max_tokens: int, trained: Objective) -> float:
-        chosen = replace(resolved, max_tokens=max_tokens)
-        batching = batching_of(job, chosen, store=store, mixture=mixture)
-        if is_estimate:
-            return _estimate(job, chosen, batching, vocab_size=trained.model.vocab_size, longest=max(store.longest))
-        batch = largest_batch(batching, store.longest)
-        return try_step(trained, batch, device=device, precision=resolved.precision)
-
+    # The largest micro-batches that fit.
     if job.train.fit_memory:
         eager = Objective(objective.model, job.train.label_smoothing).train()  # compiling each size would take minutes
+        limit = USABLE * available
+        max_tokens = _largest(
+            job,
+            store,
+            lambda max_tokens: not world.any(needs.of(max_tokens, eager) > limit),
+            ranks=world.size,
+        )
+        resolved = replace(resolved, max_tokens=max_tokens)
+        log.info("train.fit_memory: micro-batches of %d tokens fit", max_tokens)
 
-        def fits(max_tokens: int) -> bool:
-            return not world.any(needed(max_tokens, eager) > USABLE * available)
-
-        resolved = replace(resolved, max_tokens=_largest(job, store, fits, ranks=world.size))
-        log.info("train.fit_memory: micro-batches of %d tokens fit", resolved.max_tokens)
-
-    found = needed(resolved.max_tokens, objective)
-    if world.any(math.isinf(found)):
+    # What a step needs with the micro-batches to be used.
+    needed = needs.of(resolved.max_tokens, objective)
+    if world.any(math.isinf(needed)):
         remedy = f"lower train.max_tokens (now {resolved.max_tokens}), or let train.fit_memory=true find it"
-        if job.train.fit_memory:  # the compiled step takes more than the eager one by which it was found
+        if job.train.fit_memory:  # the compiled step takes more than the eager one that was tried
             remedy = f"set train.max_tokens below {resolved.max_tokens} in place of train.fit_memory"
         raise InputError(f"out of GPU memory in the trial before the first step: {remedy}")
-    is_too_much = found > available
+
+    is_too_much = needed > available
     log.log(
         logging.WARNING if is_too_much else logging.INFO,
         "memory of a step: %.2f GiB %s; there are %.2f GiB%s",
-        found / 2**30,
+        needed / 2**30,
         "by estimate" if is_estimate else "in a trial",
         available / 2**30,
         ": lower train.max_tokens" if is_too_much else "",
     )
-    return resolved, MemoryCheck(resolved.max_tokens, is_estimate, needed=int(found), available=available)
+    return resolved, MemoryCheck(resolved.max_tokens, is_estimate, needed=int(needed), available=available)
 
 
-def _estimate(job: TrainJob, resolved: Resolved, batching: Batching, *, vocab_size: int, longest: int) -> int:
-    slots = max(batching.capacities or (batching.max_tokens,))
-    memory = estimate_memory(
-        job.model,
-        vocab_size,
-        resolved=resolved,
-        slots=slots,
-        mean_length=float(longest),
-        has_average=job.train.ema_decay is not None,
-    )
-    return memory.total
+@dataclass(frozen=True)
+class _Needs:
+    """The memory that a step needs, as a function of `max_tokens`."""
+
+    job: TrainJob
+    resolved: Resolved
+    store: Store
+    mixture: Mixture
+    device: torch.device
+
+    def of(self, max_tokens: int, objective: Objective) -> float:
+        """Bytes; infinity if a trial runs out of memory."""
+        resolved = replace(self.resolved, max_tokens=max_tokens)
+        batching = batching_of(self.job, resolved, store=self.store, mixture=self.mixture)
+        if can_try(self.device):
+            batch = largest_batch(batching, self.store.longest)
+            return try_step(objective, batch, device=self.device, precision=resolved.precision)
+
+        memory = estimate_memory(
+            self.job.model,
+            objective.model.vocab_size,
+            resolved=resolved,
+            slots=max(batching.capacities or (batching.max_tokens,)),
+            mean_length=float(max(self.store.longest)),
+            has_average=self.job.train.ema_decay is not None,
+        )
+        return memory.total
 
 
 # ---- a trial --------------------------------------------------------------------------------------------------------
@@ -112,23 +131,27 @@ def _estimate(job: TrainJob, resolved: Resolved, batching: Batching, *, vocab_si
 def largest_batch(batching: Batching, longest: tuple[int, int]) -> Batch:
     """A micro-batch as large as any: of invented sentences, as many and as long as it can hold.
 
-    `longest` are the lengths of the corpus' longest sentences, EOS counted. Padded, both sides are filled as far as
-    sentences that are no longer can fill them, and more than half as long.
+    `longest` are the lengths of the corpus' longest sentences, source and target, EOS counted.
     """
+    # Padded: of all widths up to the longest, and above half of it, the one that leaves the fewest slots empty.
     if batching.capacities is None:
         width = min(range(max(longest), max(longest) // 2, -1), key=lambda width: batching.max_tokens % width)
-        widths = (width, width)
+        source_width = width
+        target_width = width
         count = batching.max_tokens // width
+
+    # Packed: as many of the longest sentences as fit on both sides.
     else:
-        widths = longest
+        source_width, target_width = longest
         count = min(limit // width for limit, width in zip(batching.capacities, longest, strict=True))
 
-    source, target = ([[UNK] * (width - 1)] * count for width in widths)
+    source = [[UNK] * (source_width - 1)] * count
+    target = [[UNK] * (target_width - 1)] * count
     return collate(Store.from_pieces(source, target), np.arange(count), batching.capacities, grouped=batching.grouped)
 
 
 def try_step(objective: Objective, batch: Batch, *, device: torch.device, precision: Precision) -> float:
-    """The most bytes that were in use during a trial, which is 0 on a CPU; infinity where memory ran out.
+    """The most bytes that were in use during a trial; infinity if memory ran out. On a CPU they are not known: 0.
 
     There must be no gradients, and no moments yet.
     """
@@ -145,6 +168,7 @@ def try_step(objective: Objective, batch: Batch, *, device: torch.device, precis
 
 
 def _accumulate_twice(objective: Objective, batch: Batch, *, device: torch.device, precision: Precision) -> None:
+    """What a step does up to its update, with two micro-batches."""
     parameters = list(objective.parameters())
     moments = [torch.empty_like(parameter) for parameter in parameters for _ in MOMENTS]
     for _ in range(2):  # the second micro-batch finds the gradients of the first
@@ -155,32 +179,34 @@ def _accumulate_twice(objective: Objective, batch: Batch, *, device: torch.devic
     del moments
 
 
-# ---- the search -----------------------------------------------------------------------------------------------------
+# ---- train.fit_memory -----------------------------------------------------------------------------------------------
 
 
 def _largest(job: TrainJob, store: Store, fits: Callable[[int], bool], *, ranks: int) -> int:
     """The largest `max_tokens` that fits. Raises InputError where not even one sentence does."""
     smallest = max(*store.longest, job.data.filter.max_length + 1)
-    share = PADDING * job.train.tokens_per_step / ranks  # a whole step: what is larger would never be full
-    found = largest_that_fits(fits, smallest=smallest, largest=max(smallest, math.ceil(share) + smallest))
-    if found is None:
+    whole_step = math.ceil(PADDING * job.train.tokens_per_step / ranks)  # what is larger would never be full
+    max_tokens = largest_that_fits(fits, smallest=smallest, largest=max(smallest, whole_step + smallest))
+    if max_tokens is None:
         raise InputError(
             f"out of memory with micro-batches of {smallest} tokens, one sentence of data.filter.max_length: lower "
             "that, or choose a smaller model"
         )
-    return found
+    return max_tokens
 
 
 def largest_that_fits(fits: Callable[[int], bool], *, smallest: int, largest: int) -> int | None:
-    """The largest number that fits, less than SLOTS below the border; None if `smallest` does not.
+    """A number that fits, less than SLOTS below the largest that does; None if `smallest` does not fit.
 
-    What is smaller than a number that fits must fit.
+    If a number fits, all smaller ones must.
     """
     if fits(largest):
         return largest
     if not fits(smallest):
         return None
-    fitting, failing = smallest, largest
+
+    fitting = smallest
+    failing = largest
     while failing - fitting >= SLOTS:
         middle = (fitting + failing) // 2
         if fits(middle):

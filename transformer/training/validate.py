@@ -1,8 +1,13 @@
-"""Validation: the loss on the dev set, and sacreBLEU of its translations."""
+"""Validation: the loss on the dev set, sacreBLEU of its translations, and what is shown of them.
+
+The dev set is divided among the ranks, for the loss by batches, for the translations by sentences. All ranks get the
+same validation.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -18,22 +23,27 @@ from transformer.decoding.translator import Translator
 from transformer.distributed import World
 from transformer.evaluation.score import measure
 from transformer.evaluation.sets import digest_sets
+from transformer.model.inspection import Role, attention_maps, draw
+from transformer.model.transformer import Transformer
 from transformer.records import Validation
 from transformer.run_dir import DEV
+from transformer.tracking import Tracker
 from transformer.training.guard import Interrupted
 from transformer.training.step import Objective
 
 log = logging.getLogger(__name__)
+
+LONGEST_DRAWN = 40  # pieces of a sentence whose attention is drawn: more would not be readable
 
 
 @dataclass(frozen=True)
 class DevSet:
     """The sentences that training is validated on: ids for the loss, texts for BLEU."""
 
-    store: Store
+    store: Store  # ids
     sources: list[str]
     references: list[str]
-    digest: str  # of the text
+    digest: str  # of the texts
 
     @classmethod
     def of(cls, pairs: Sequence[Pair], tokenizer: Tokenizer, *, max_pieces: int) -> "DevSet":
@@ -48,49 +58,15 @@ class DevSet:
             if longest > max_pieces:
                 log.warning("dev line %d: %d pieces; its loss is that of the first %d", line, longest, max_pieces)
 
-        store = Store.from_pieces(
-            [ids[:max_pieces] for ids in source_pieces], [ids[:max_pieces] for ids in target_pieces]
-        )
+        truncated_sources = [ids[:max_pieces] for ids in source_pieces]
+        truncated_targets = [ids[:max_pieces] for ids in target_pieces]
+        store = Store.from_pieces(truncated_sources, truncated_targets)
         return cls(store, sources, references, digest=digest_sets({DEV: pairs}))
 
     @property
     def pairs(self) -> list[Pair]:
         """The sentence pairs, as text."""
         return list(zip(self.sources, self.references, strict=True))
-
-
-def dev_loss(
-    objective: Objective,
-    dev: Store,
-    world: World,
-    *,
-    max_tokens: int,
-    device: torch.device,
-    precision: Precision,
-    check: Callable[[], None] = lambda: None,
-) -> tuple[float, float]:
-    """The smoothed and the plain loss, as means over the dev set's target tokens, without dropout.
-
-    Raises Interrupted on every rank if `check`, asked before each batch, raised it on one.
-    """
-    budget = max(max_tokens, int(dev.lengths.max()))  # dev sentences are never dropped, however long
-    batches = split_step(np.arange(len(dev)), dev.lengths, max_tokens=budget, micro_batch_multiple=1)
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
-    is_interrupted = False
-    objective.eval()
-    try:
-        with torch.inference_mode(), autocast(device, precision):
-            for ids in batches[world.rank :: world.size]:
-                check()
-                sums += torch.stack(objective.evaluate(collate(dev, ids).to(device)))
-    except Interrupted:
-        is_interrupted = True
-    objective.train()
-
-    if world.sum(torch.tensor([float(is_interrupted)])) > 0:
-        raise Interrupted
-    smoothed, plain = (world.sum(sums) / int(dev.lengths[:, 1].sum())).tolist()
-    return smoothed, plain
 
 
 def validate(
@@ -106,12 +82,19 @@ def validate(
 ) -> tuple[Validation, list[str]]:
     """The validation of `step`, and the translations; each rank does its share, and all get the same.
 
-    Raises Interrupted on all of them if `check`, asked before each batch, raised it on one.
+    Raises Interrupted on every rank if `check`, called before each batch, raised it on one.
     """
-    device, precision = translator.device, translator.precision
     loss, nll = dev_loss(
-        objective, dev.store, world, max_tokens=max_tokens, device=device, precision=precision, check=check
+        objective,
+        dev.store,
+        world,
+        max_tokens=max_tokens,
+        device=translator.device,
+        precision=translator.precision,
+        check=check,
     )
+
+    # Rank r translates the sentences r, r + world size, ...
     try:
         share = translator.translate(dev.sources[world.rank :: world.size], check=check)
     except Interrupted:
@@ -120,5 +103,77 @@ def validate(
     if None in shares:
         raise Interrupted
     hypotheses = [shares[n % world.size][n // world.size] for n in range(len(dev.sources))]
+
     scores = measure(hypotheses, dev.references, tgt_lang=tgt_lang)
     return Validation(step, loss, nll, scores.bleu, scores.chrf), hypotheses
+
+
+def dev_loss(
+    objective: Objective,
+    dev: Store,
+    world: World,
+    *,
+    max_tokens: int,
+    device: torch.device,
+    precision: Precision,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[float, float]:
+    """The smoothed and the plain loss, as means over the dev set's target tokens, without dropout.
+
+    Raises Interrupted on every rank if `check`, called before each batch, raised it on one.
+    """
+    budget = max(max_tokens, int(dev.lengths.max()))  # dev sentences are never dropped, however long
+    batches = split_step(np.arange(len(dev)), dev.lengths, max_tokens=budget, micro_batch_multiple=1)
+
+    # The sums over this rank's batches.
+    sums = torch.zeros(2, dtype=torch.float64, device=device)  # smoothed, plain
+    is_interrupted = False
+    objective.eval()
+    try:
+        with torch.inference_mode(), autocast(device, precision):
+            for ids in batches[world.rank :: world.size]:
+                check()
+                sums += torch.stack(objective.evaluate(collate(dev, ids).to(device)))
+    except Interrupted:
+        is_interrupted = True
+    objective.train()
+
+    # The means over all ranks, unless one of them was interrupted.
+    if world.sum(torch.tensor([float(is_interrupted)])) > 0:
+        raise Interrupted
+    smoothed, plain = (world.sum(sums) / int(dev.lengths[:, 1].sum())).tolist()
+    return smoothed, plain
+
+
+# ---- what is shown of a validation ----------------------------------------------------------------------------------
+
+
+def show_samples(dev: DevSet, hypotheses: Sequence[str], tracker: Tracker, *, step: int, count: int) -> None:
+    """Log the first `count` dev sentences with their translations and references."""
+    lines = []
+    triples = zip(dev.sources, hypotheses, dev.references, strict=True)
+    for source, hypothesis, reference in islice(triples, count):
+        lines.append(f"source     {source}")
+        lines.append(f"translation {hypothesis}")
+        lines.append(f"reference   {reference}")
+
+    tracker.text(step, "dev/samples", lines)
+    for line in lines:
+        log.info("  %s", line)
+
+
+def show_attention(
+    model: Transformer, dev: DevSet, tracker: Tracker, *, step: int, device: torch.device, precision: Precision
+) -> None:
+    """Draw the attention of `model` for one dev sentence pair, the decoder reading the reference.
+
+    It is the first pair that is short enough for a readable picture; if none is, the beginning of the first one.
+    """
+    lengths = dev.store.lengths.max(axis=1)  # the longer side, EOS counted
+    first = np.array([(lengths <= LONGEST_DRAWN).argmax()])
+    source = dev.store.gather(first, 0).pieces[:LONGEST_DRAWN].tolist()
+    target = dev.store.gather(first, 1).pieces[:LONGEST_DRAWN].tolist()
+
+    maps = attention_maps(model, source, target, device=device, precision=precision)
+    for role in Role:
+        tracker.image(step, f"attention/{role.value}", draw(maps.of(role)))

@@ -1,4 +1,8 @@
-"""A run that begins with the weights of another: its model, checked against this job's before anything is written."""
+"""A run that begins with the weights of another one, under `init_from`.
+
+The other model is compared with this job's before anything is written. The optimizer, the schedule and the order of the
+data begin anew.
+"""
 
 import logging
 from dataclasses import replace
@@ -14,18 +18,20 @@ from transformer.model.transformer import Transformer, load_parameters
 
 log = logging.getLogger(__name__)
 
-NOT_ARCHITECTURE = {"dropout", "attention_dropout", "relu_dropout"}
+NOT_ARCHITECTURE = {"dropout", "attention_dropout", "relu_dropout"}  # settings of the model that training alone reads
 
 
 def find_source(job: TrainJob) -> Checkpoint | None:
-    """The checkpoint of `init_from`: itself, or what a run translates with. None where a run begins from nothing.
+    """The checkpoint that `init_from` names, or that the run which it names translates with. None without `init_from`.
 
     Raises InputError if there is none, or its model is another than this job's; CheckpointError if it is damaged.
     """
     if job.init_from is None:
         return None
-    place = Path(job.init_from)
-    source = load_checkpoint(place) if is_checkpoint(place) else find_checkpoint(place, "auto")
+
+    path = Path(job.init_from)
+    source = load_checkpoint(path) if is_checkpoint(path) else find_checkpoint(path, "auto")
+
     there = _architecture_of(source.settings("model", ModelConfig))
     here = _architecture_of(job.model)
     differing = [key for key in here if key in there and here[key] != there[key]]
@@ -37,14 +43,14 @@ def find_source(job: TrainJob) -> Checkpoint | None:
 
 
 def _architecture_of(config: ModelConfig) -> dict[str, Any]:
-    """What fixes the parameters and the function that they make, with the widths of heads filled in."""
+    """The settings that the parameters, and what is computed with them, depend on; widths of heads are filled in."""
     filled = to_json(replace(config, d_k=config.key_width, d_v=config.value_width))
     free = NOT_ARCHITECTURE if config.positions is Positions.learned else NOT_ARCHITECTURE | {"max_positions"}
     return {key: value for key, value in filled.items() if key not in free}
 
 
 def initialise(model: Transformer, source: Checkpoint) -> None:
-    """Give the model the weights that the source translates with. Raises CheckpointError where they do not fit."""
+    """Load the weights of `source` into the model. Raises CheckpointError where they do not fit."""
     try:
         load_parameters(model, source.weights())
     except ValueError as error:

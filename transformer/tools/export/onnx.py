@@ -145,31 +145,30 @@ class _Decoder(nn.Module):
 
 
 def _encoder_layer(layer: EncoderLayer, x: Tensor, visible: Tensor) -> Tensor:
-    def self_attention(x: Tensor) -> Tensor:
-        return _attend(layer.self_attention, x, _read(layer.self_attention, x), visible=visible)
+    y = layer.self_attention_norm.before(x)
+    y = _attend(layer.self_attention, y, _read(layer.self_attention, y), visible=visible)
+    x = layer.self_attention_norm(x, y)
 
-    x = layer.self_attention_norm(x, self_attention)
-    return layer.feed_forward_norm(x, layer.feed_forward)
+    y = layer.feed_forward(layer.feed_forward_norm.before(x))
+    return layer.feed_forward_norm(x, y)
 
 
 def _decoder_layer(
     layer: DecoderLayer, x: Tensor, past: _KeyValues, *, memory: _KeyValues, visible: Tensor
 ) -> tuple[Tensor, _KeyValues]:
     """The layer's output, and what it remembers with this position."""
-    remembered: list[_KeyValues] = []
+    y = layer.self_attention_norm.before(x)
+    new = _read(layer.self_attention, y)
+    own = _KeyValues(torch.cat((past.keys, new.keys), 2), torch.cat((past.values, new.values), 2))
+    y = _attend(layer.self_attention, y, own, visible=None)
+    x = layer.self_attention_norm(x, y)
 
-    def self_attention(x: Tensor) -> Tensor:
-        new = _read(layer.self_attention, x)
-        own = _KeyValues(torch.cat((past.keys, new.keys), 2), torch.cat((past.values, new.values), 2))
-        remembered.append(own)
-        return _attend(layer.self_attention, x, own, visible=None)
+    y = layer.cross_attention_norm.before(x)
+    y = _attend(layer.cross_attention, y, memory, visible=visible)
+    x = layer.cross_attention_norm(x, y)
 
-    def cross_attention(x: Tensor) -> Tensor:
-        return _attend(layer.cross_attention, x, memory, visible=visible)
-
-    x = layer.self_attention_norm(x, self_attention)
-    x = layer.cross_attention_norm(x, cross_attention)
-    return layer.feed_forward_norm(x, layer.feed_forward), remembered[0]
+    y = layer.feed_forward(layer.feed_forward_norm.before(x))
+    return layer.feed_forward_norm(x, y), own
 
 
 def _read(attention: MultiHeadAttention, context: Tensor) -> _KeyValues:

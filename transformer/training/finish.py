@@ -1,0 +1,79 @@
+"""The end of a run: its last checkpoints averaged, its test sets scored with the average, and results.json written."""
+
+from functools import partial
+
+from transformer.average import average_checkpoints, scheduled_steps
+from transformer.config.settings import SearchOverride
+from transformer.cost import parameters
+from transformer.decoding.loading import build_translator
+from transformer.errors import CheckpointError
+from transformer.evaluation.score import measure
+from transformer.evaluation.sets import digest_sets, evaluate_sets
+from transformer.records import Results
+from transformer.training.start import Run
+
+
+def is_finished(run: Run) -> bool:
+    """Whether results.json is there, for this step, these test sets and this search."""
+    try:
+        results = run.directory.read_results()
+    except CheckpointError:  # missing, or damaged
+        return False
+
+    return (
+        run.progress.has_ended(run.job.train)
+        and results.steps == run.progress.step
+        and results.search == run.job.search
+        and results.test_digest == digest_sets(run.test)
+    )
+
+
+def results_of(run: Run) -> Results:
+    """The results of a run that has trained to its end, made and written where they are not there yet."""
+    if not is_finished(run):
+        run.directory.write_results(_evaluate(run))
+    return run.directory.read_results()
+
+
+def _evaluate(run: Run) -> Results:
+    """Average the last checkpoints, and translate each test set once with the result."""
+    job = run.job
+    progress = run.progress
+
+    # Average.
+    path = run.directory.path
+    steps = scheduled_steps(path, save_every=job.train.save_every, last=job.train.average)
+    checkpoint = average_checkpoints(path, steps)
+
+    # Translate and score.
+    translator = build_translator(
+        path,
+        checkpoint,
+        search=SearchOverride(
+            beam_size=job.search.beam_size,
+            length_penalty=job.search.length_penalty,
+            max_extra=job.search.max_extra,
+            batch_tokens=job.search.batch_tokens,
+        ),
+        device=run.resolved.device,
+        precision=run.resolved.precision,
+    )
+    scorer = partial(measure, tgt_lang=job.data.tgt_lang)
+    test_sets = evaluate_sets(run.directory, translator, run.test, scorer=scorer)
+
+    return Results(
+        test_sets=test_sets,
+        averaged=checkpoint.run_state().averaged,
+        steps=progress.step,
+        epochs=progress.epoch,
+        sentences=progress.sentences,
+        skipped_updates=progress.skipped,
+        target_tokens=progress.target_tokens,
+        training_seconds=round(progress.seconds, 1),
+        parameters=parameters(job.model, run.tokenizer.vocab_size),
+        search=job.search,
+        seed=job.train.seed,
+        data_digest=run.data_digest,
+        test_digest=digest_sets(run.test),
+        validations=progress.validations,
+    )
