@@ -345,7 +345,7 @@ def _given_tokenizer(job: TrainJob) -> bytes | None:
         weights_tokenizer = read_model(weights_origin)
         if tokenizer_model not in (None, weights_tokenizer):
             raise InputError(
-                f"tokenizer.model={origin} is not {weights_origin}, which init_from brings along: leave it out"
+                f"tokenizer.model={origin} is not {weights_origin}, which the weights of init_from need: leave it out"
             )
         origin = weights_origin
         tokenizer_model = weights_tokenizer
@@ -392,7 +392,7 @@ def _open_or_build(path: Path, corpus: _Corpus) -> _Built:
         if os.path.exists(path):
             return _open(path)
     except InputError as error:
-        log.warning("%s: built again", error)
+        log.warning("%s; it is built again", error)
 
     screened = _Screened(screen_pairs([text_set.source.pairs() for text_set in corpus.sets], corpus.filters))
     _refuse_empty(screened.kept, corpus, screened.dropped)

@@ -118,7 +118,9 @@ class Store:
     def _refuse_cut_files(self, side: int) -> None:
         for file in self._files[side]:
             if file.is_cut:
-                raise StorageError(f"{file.path}: cut short while it was in use: start again, and it is built anew")
+                raise StorageError(
+                    f"{file.path}: cut short while it was in use: start again, and it will be built anew"
+                )
 
     @classmethod
     def from_pieces(cls, source: list[list[int]], target: list[list[int]]) -> "Store":
@@ -165,7 +167,7 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         data = read_json(path / MANIFEST)
         if isinstance(data, dict) and data.get("format") != STORE_VERSION:
-            raise InputError(f"{path}: format {data.get('format')} of a prepared corpus, not {STORE_VERSION}")
+            raise InputError(f"{path}: a prepared corpus of format {data.get('format')}, not {STORE_VERSION}")
         manifest = from_json(Manifest, data, complete=True)
         if (path / MANIFEST).read_bytes() != encode_json(to_json(manifest)):
             raise ValueError(f"{MANIFEST} is not as it was written")
