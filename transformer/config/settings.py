@@ -220,13 +220,13 @@ class ModelConfig:
     d_k: int | None = option(None, "width of a head's queries and keys (null: d_model / n_heads)")
     d_v: int | None = option(None, "width of a head's values (null: d_model / n_heads)")
     score: Score = option(Score.scaled, "attention score of a query and a key: q.k / sqrt(d_k), q.k, or v.tanh(q + k)")
-    dropout: float = option(0.1, "on each sub-layer's output and on the embedding sum")
-    attention_dropout: float = option(0.0, "on the attention weights (not in the paper)")
-    relu_dropout: float = option(0.0, "inside the feed-forward network (not in the paper)")
-    norm: Norm = option(Norm.post, "LayerNorm after the residual sum, or before the sub-layer")
+    dropout: float = option(0.1, "dropout rate on each sub-layer's output and on the sum of embedding and position")
+    attention_dropout: float = option(0.0, "dropout rate on the attention weights (not in the paper)")
+    relu_dropout: float = option(0.0, "dropout rate inside the feed-forward network (not in the paper)")
+    norm: Norm = option(Norm.post, "LayerNorm after the residual sum (post), or before the sub-layer (pre)")
     positions: Positions = option(Positions.sinusoidal, "fixed sinusoids or learned positions")
     max_positions: int = option(1024, "longest sentence, in pieces, that the model can hold")
-    tie_embeddings: bool = option(True, "one matrix for both embeddings and the output (3.4)")
+    tie_embeddings: bool = option(True, "one matrix for both embeddings and the output (section 3.4)")
 
     def __post_init__(self) -> None:
         at_least(self, "model.", 1, "n_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
@@ -363,7 +363,7 @@ class TrainConfig:
     tokens_per_step: int = option(25_000, "real tokens of an update on either side, at most")
     max_tokens: int | None = option(
         None,
-        "tokens of a micro-batch on either side, padding counted; packed: rounded up to 128s (null: by device)",
+        "tokens of a micro-batch on either side, padding counted; packed: a multiple of 128 (null: by device)",
         on_resume=OnResume.note,
     )
     fit_memory: bool = option(
@@ -436,7 +436,7 @@ class SearchConfig:
     length_penalty: float = option(
         0.6, "alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer", on_resume=OnResume.allow
     )
-    max_extra: int = option(50, "longest translation = source pieces + this", on_resume=OnResume.allow)
+    max_extra: int = option(50, "a translation has at most the pieces of its source + this", on_resume=OnResume.allow)
     batch_tokens: int | None = option(
         None, "padded source pieces x beam of one batch (null: what suits the device)", on_resume=OnResume.allow
     )
@@ -457,7 +457,7 @@ class SearchOverride:
 
     beam_size: int | None = option(None, "hypotheses kept; 1 is greedy (null: the run's)")
     length_penalty: float | None = option(None, "alpha of the length penalty (null: the run's)")
-    max_extra: int | None = option(None, "longest translation = source pieces + this (null: the run's)")
+    max_extra: int | None = option(None, "a translation has at most the pieces of its source + this (null: the run's)")
     batch_tokens: int | None = option(None, "padded source pieces x beam of one batch (null: the run's)")
 
     def over(self, base: SearchConfig) -> SearchConfig:
