@@ -299,15 +299,15 @@ REPORTED = (
     Mutant(
         "lines end where str.splitlines says",
         "data/corpus.py",
-        'if number == 0 else text).split("\\n")',
-        "if number == 0 else text).splitlines()",
+        'lines = text.split("\\n")',
+        "lines = text.splitlines()",
         CORPUS,
     ),
     Mutant(
         "one side may have more lines than the other",
         "data/corpus.py",
-        "map(chain.from_iterable, sides), strict=True)",
-        "map(chain.from_iterable, sides), strict=False)",
+        "zip(source_lines, target_lines, strict=True)",
+        "zip(source_lines, target_lines, strict=False)",
         CORPUS,
     ),
     Mutant(

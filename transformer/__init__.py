@@ -42,23 +42,23 @@ else:  # hidden from type checkers, who would let every misspelt name through
         """The public name, from the module that defines it (PEP 562)."""
         match name:
             case "compose":
-                from transformer.config.compose import compose as found
+                from transformer.config.compose import compose as public
             case "load":
-                from transformer.decoding.loading import load as found
+                from transformer.decoding.loading import load as public
             case "Translator":
-                from transformer.decoding.translator import Translator as found
+                from transformer.decoding.translator import Translator as public
             case "Padded":
-                from transformer.layout import Padded as found
+                from transformer.layout import Padded as public
             case "attention_weights":
-                from transformer.model.attention import attention_weights as found
+                from transformer.model.attention import attention_weights as public
             case "Results":
-                from transformer.records import Results as found
+                from transformer.records import Results as public
             case "train":
-                from transformer.training.loop import train as found
+                from transformer.training.loop import train as public
             case _:
                 raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-        return found
+        return public
 
 
 def __dir__() -> list[str]:

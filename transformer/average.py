@@ -1,8 +1,12 @@
-"""The mean of the last, or the best, checkpoints' weights (section 6.1), or of their moving averages."""
+"""The mean of the weights of several checkpoints (section 6.1): of the last, or of the best.
+
+Of checkpoints with a moving average of the weights, that is averaged. The mean is written as a checkpoint, `averaged`.
+"""
 
 import logging
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, step_path
@@ -17,13 +21,15 @@ log = logging.getLogger(__name__)
 
 
 def average_checkpoints(run_dir: Path, steps: list[int], *, run_step: int | None = None) -> Checkpoint:
-    """Write the mean over these steps, less those that are damaged or not finite, as `averaged`; its state says which.
+    """Write the mean over these steps as `averaged`; its state says which of them went into it.
 
-    `run_step` is the step of the run that the mean stands for: it is used until the run has gone further (None: the
-    newest that went into it). Sums are in float64. Raises CheckpointError if none is sound.
+    Those that are damaged or not finite are left out. `run_step` is the step of the run that the mean stands for: it is
+    used until the run has gone further (None: the newest step that went into it). Raises CheckpointError if none is
+    sound.
     """
-    # Add up.
+    # Add up, in float64.
     sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
     used: list[Checkpoint] = []
     for step in steps:
         try:
@@ -35,20 +41,23 @@ def average_checkpoints(run_dir: Path, steps: list[int], *, run_step: int | None
         except CheckpointError as error:
             log.warning("%s; it is left out of the average", error)
             continue
-        sums = {name: sums[name] + tensor if used else tensor.double() for name, tensor in tensors.items()}
-        dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+
+        for name, tensor in tensors.items():
+            sums[name] = sums[name] + tensor if used else tensor.double()
+            dtypes[name] = tensor.dtype
         used.append(checkpoint)
     if not used:
         raise CheckpointError(f"{run_dir}: none of the checkpoints {steps} can be averaged")
 
-    # Divide, and write.
+    # Divide.
     mean = {name: (total / len(used)).to(dtypes[name]) for name, total in sums.items()}
+
+    # Write, with what the newest of them says of itself.
     last = used[-1]
-    numbers = [checkpoint.step for checkpoint in used]
-    state = CheckpointState(
-        vocab_size=last.run_state().vocab_size, data_digest=last.run_state().data_digest, averaged=numbers
-    )
-    log.info("averaged %d checkpoints: steps %s", len(used), ", ".join(map(str, numbers)))
+    last_state = last.run_state()
+    used_steps = [checkpoint.step for checkpoint in used]
+    state = CheckpointState(vocab_size=last_state.vocab_size, data_digest=last_state.data_digest, averaged=used_steps)
+    log.info("averaged %d checkpoints: steps %s", len(used), ", ".join(map(str, used_steps)))
     return commit(
         run_dir,
         step=last.step if run_step is None else run_step,
@@ -60,10 +69,10 @@ def average_checkpoints(run_dir: Path, steps: list[int], *, run_step: int | None
 
 
 def scheduled_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:
-    """The newest `last` checkpoints of the schedule, oldest first, and the run's last step.
+    """The newest `last` checkpoints that were due by `save_every`, or are of the run's last step; oldest first.
 
-    One that a signal or a new best score left in between is not among them: the average must not depend on when a run
-    was interrupted.
+    A checkpoint that a signal or a new best score left in between is not among them: the average must not depend on
+    when a run was interrupted.
     """
     steps = list_steps(run_dir)
     return [step for step in steps if step % save_every == 0 or step == steps[-1]][-last:]
@@ -75,12 +84,12 @@ def best_kept_steps(run_dir: Path, progress: Progress, *, metric: Metric, count:
     Training keeps `train.keep_best` of them. Where one is gone, the next best takes its place, and the log says so.
     """
     ranked = progress.best_steps(metric)
-    there = set(list_steps(run_dir))
-    kept = [step for step in ranked if step in there]
+    saved = set(list_steps(run_dir))
+    kept = [step for step in ranked if step in saved]
     if not kept:
         raise InputError(f"{run_dir}: none of its checkpoints has been validated; use last={count}")
 
-    gone = sorted(step for step in ranked[:count] if step not in there)
+    gone = sorted(step for step in ranked[:count] if step not in saved)
     if gone:
         log.warning(
             "of the %d best checkpoints, those of steps %s are gone; train.keep_best=%d would have kept them",
@@ -102,6 +111,7 @@ def average(job: AverageJob) -> Checkpoint:
             raise InputError(f"{run_dir}: there is no checkpoint to average yet")
         recipe = checkpoint.settings("train", TrainConfig)
 
+        # The best, if that is asked for; else the last.
         if job.best is not None:
             training = checkpoint.run_state().training
             progress = Progress() if training is None else training.progress

@@ -1,9 +1,11 @@
-"""Checkpoints: commit, load, verify, rotate, and find the one that is meant.
+"""Checkpoints: commit, rotate, find the one that is meant, load and verify.
 
-A checkpoint is a directory of safetensors and JSON with a manifest of sizes and digests, written under a temporary
-name, brought to the disk, then renamed: it is there whole or not at all. Nothing points to the latest one: the newest
-directory that verifies is the latest, so no crash can leave a stale pointer. What is read is not trusted: names come
-from a fixed list, links are not followed, nothing is executed, resolved or used as a path.
+    checkpoints/step-00001200/  {model,optimizer,ema}.safetensors  config.json  state.json  MANIFEST.json
+
+A checkpoint is a directory with a manifest of sizes and digests, written under a temporary name, brought to the disk,
+then renamed: it is there whole or not at all. Nothing points to the latest one: the newest directory that verifies is
+the latest, so no crash can leave a stale pointer. What is read is not trusted: names come from a fixed list, links are
+not followed, nothing is executed, resolved or used as a path.
 
 Readers take no lock; committing and rotating require it. A damaged checkpoint is kept as `.bad-step-N`.
 """
@@ -64,12 +66,12 @@ from transformer.run_dir import (
 T = TypeVar("T")
 
 FORMAT = 3
-DAMAGED = ".bad-"
+DAMAGED = ".bad-"  # begins the name of a damaged checkpoint
 ATTEMPTS = 3  # to write a checkpoint: a network disk may fail once
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types that weights may have
 _DOCUMENTS = (CONFIG, STATE)
-_REQUIRED = frozenset({*_DOCUMENTS, tensor_file(MODEL)})
+_REQUIRED = frozenset({*_DOCUMENTS, tensor_file(MODEL)})  # files of a checkpoint
 _ALLOWED = _REQUIRED | {tensor_file(OPTIMIZER), tensor_file(EMA)}
 
 log = logging.getLogger(__name__)
@@ -98,15 +100,18 @@ class Checkpoint:
 
         Raises CheckpointError, also if the checkpoint does not hold them.
         """
+        # Read the bytes whose digest is in the manifest.
         file_name = tensor_file(name)
         path = self.path / file_name
-        with _open_folder(self.path) as folder, _errors_name(path):
+        with _open_folder(self.path) as folder, _errors_named(path):
             expected = _read_manifest(self.path, folder).files.get(file_name)
             if expected is None:
                 raise ValueError("this checkpoint does not hold it")
             with open_regular(path, folder) as file:
                 check_digest(file, expected)
                 data = file.read()
+
+        # Make tensors of them.
         try:
             tensors = safetensors.torch.load(data)
         except Exception as error:  # a hostile header fails in as many ways as safetensors and torch have
@@ -119,9 +124,9 @@ class Checkpoint:
             return tensor_file(name) in _read_manifest(self.path, folder).files
 
     def weights(self) -> dict[str, Tensor]:
-        """What translates and is averaged: the moving average of the weights where there is one, else the weights.
+        """The weights to translate with and to average: the moving average where there is one, else the trained ones.
 
-        Raises CheckpointError as `tensors` does, and where they cannot be weights.
+        Raises CheckpointError as `tensors` does, and where they are not finite floating-point numbers.
         """
         name = EMA if self.holds(EMA) else MODEL
         tensors = self.tensors(name)
@@ -132,7 +137,7 @@ class Checkpoint:
         return tensors
 
     def settings(self, section: str, kind: type[T]) -> T:
-        """A part of what it was trained with, such as "model". Raises CheckpointError where that is missing or bad."""
+        """A section of its configuration, such as "model". Raises CheckpointError where that is missing or bad."""
         try:
             return from_json(kind, self.config[section])
         except (KeyError, ValueError) as error:
@@ -143,7 +148,7 @@ class Checkpoint:
         try:
             state = from_json(CheckpointState, self.state, complete=True)
             if state.training is not None and state.training.progress.step != self.step:
-                raise ValueError(f"it stands at step {state.training.progress.step}")
+                raise ValueError(f"it is of step {state.training.progress.step}")
             return state
         except ValueError as error:
             raise CheckpointError(f"{self.path / STATE}: not the state of a run: {error}") from None
@@ -151,19 +156,21 @@ class Checkpoint:
 
 def check_weights(tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless these are finite floating-point numbers."""
-    other = next((name for name, tensor in tensors.items() if tensor.dtype not in _FLOATS), None)
-    if other is not None:
-        raise ValueError(f"{other!a:.80} is of type {tensors[other].dtype}, which no weights are")
-    bad = first_not_finite(tensors)
-    if bad is not None:
-        raise ValueError(f"{bad!a:.80} holds numbers that are not finite")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _FLOATS:
+            raise ValueError(f"{name!a:.80} is of type {tensor.dtype}, and weights are floating-point numbers")
+
+    not_finite = first_not_finite(tensors)
+    if not_finite is not None:
+        raise ValueError(f"{not_finite!a:.80} holds numbers that are not finite")
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of the first tensor that holds NaN or infinity; None if all are finite."""
     if not tensors:
         return None
-    are_finite = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()]).tolist()  # one wait
+    checks = [torch.isfinite(tensor).all() for tensor in tensors.values()]
+    are_finite = torch.stack(checks).tolist()  # together, so that the host waits for a GPU only once
     return next((name for name, is_finite in zip(tensors, are_finite, strict=True) if not is_finite), None)
 
 
@@ -183,8 +190,10 @@ def commit(
 
     `tensors` holds MODEL and, as wanted, OPTIMIZER and EMA; no two tensors of one may share memory. An equal
     checkpoint already there stays, another verified one is replaced, a damaged one kept as `.bad-step-N`. With
-    `averaged`, the place is the directory of that name, and `step` that of the run which the average stands for. Raises
-    StorageError, everything as it was before; InputError if `config` holds what `load_checkpoint` would refuse.
+    `averaged`, the place is the directory of that name, and `step` that of the run which the average stands for.
+
+    Raises StorageError where it cannot be written, and leaves everything as it was; InputError if `config` holds what
+    `load_checkpoint` would refuse.
     """
     run = RunDir(run_dir)
     target = run.averaged if averaged else run.checkpoint(step)
@@ -194,7 +203,10 @@ def commit(
         raise InputError(f"the configuration cannot be stored: {error}") from error
 
     documents = {CONFIG: encode_json(dict(config)), STATE: encode_json(dict(state))}
-    needed = sum(map(len, documents.values())) + sum(t.nbytes for group in tensors.values() for t in group.values())
+    needed = sum(len(document) for document in documents.values())
+    needed += sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
+
+    # Write it under a temporary name, then give it its own.
     for attempt in range(1, ATTEMPTS + 1):
         temporary = temporary_name(target, UNFINISHED)  # after a failed write the old file cannot be trusted
         try:
@@ -230,17 +242,22 @@ def _check_space(folder: Path, needed: int) -> None:
 def _fill(
     folder: Path, step: int, *, tensors: Mapping[str, Mapping[str, Tensor]], documents: Mapping[str, bytes]
 ) -> None:
+    """Write all files of a checkpoint into a new directory, and the manifest last."""
     os.mkdir(folder)
-    files = {name: write_new(folder / name, data) for name, data in documents.items()}
+    digests = {name: write_new(folder / name, data) for name, data in documents.items()}
     for name, group in tensors.items():  # one at a time: the bytes are a second copy in memory
-        file = tensor_file(name)
-        data = safetensors.torch.save({key: group[key].detach().cpu().contiguous() for key in sorted(group)})
-        files[file] = write_new(folder / file, data)
+        file_name = tensor_file(name)
+        digests[file_name] = write_new(folder / file_name, _to_bytes(group))
 
-    manifest = Manifest(FORMAT, step, dict(sorted(files.items())))
+    manifest = Manifest(FORMAT, step, dict(sorted(digests.items())))
     _check_names(manifest)
     write_new(folder / MANIFEST, encode_json(to_json(manifest)))
     sync(folder)
+
+
+def _to_bytes(group: Mapping[str, Tensor]) -> bytes:
+    """The content of a safetensors file."""
+    return safetensors.torch.save({key: group[key].detach().cpu().contiguous() for key in sorted(group)})
 
 
 def _publish(temporary: Path, target: Path) -> None:
@@ -274,14 +291,14 @@ def rotate(run_dir: Path, keep: Collection[int]) -> None:
     """Remove the checkpoints whose step is not in `keep`, never the newest. What fails is logged, never fatal."""
     run = RunDir(run_dir)
     try:
-        victims = [run.checkpoint(step) for step in list_steps(run_dir)[:-1] if step not in keep]
-        doomed = {path: temporary_name(path, DOOMED) for path in victims}
-        for path, name in doomed.items():
-            os.rename(path, name)
+        old = [run.checkpoint(step) for step in list_steps(run_dir)[:-1] if step not in keep]
+        doomed = {path: temporary_name(path, DOOMED) for path in old}
+        for path, doomed_path in doomed.items():
+            os.rename(path, doomed_path)
         if doomed:  # or a power cut could give a half-removed one its name back
             sync(run.checkpoints)
-        for name in doomed.values():
-            remove(name)
+        for doomed_path in doomed.values():
+            remove(doomed_path)
     except (OSError, StorageError) as error:
         log.warning("%s: old checkpoints cannot be removed: %s", run_dir, error)
 
@@ -324,17 +341,20 @@ def newest(run_dir: Path) -> Checkpoint | None:
             if os.path.lexists(path):  # else a trainer rotated it away while it was being read
                 damaged[path] = error
             continue
-        for bad, reason in damaged.items():
+
+        # This one is sound. Only now is it safe to touch those that are not.
+        for damaged_path, reason in damaged.items():
             log.warning("%s; falling back to %s", reason, path.name)
             if holds_lock(run):
-                _set_aside(bad)
+                _set_aside(damaged_path)
         return checkpoint
 
-    tried = [str(error) for error in damaged.values()]
-    tried = tried or [name for name in list_names(run.checkpoints) if DAMAGED in name]
-    if tried:
+    # None is sound. Those that were set aside earlier count, too: a run with such must not start afresh by itself.
+    failures = [str(error) for error in damaged.values()]
+    failures = failures or [name for name in list_names(run.checkpoints) if DAMAGED in name]
+    if failures:
         remedy = f"restore one, or move {run.checkpoints} away to start afresh"
-        raise CheckpointError(f"no checkpoint can be verified: {'; '.join(tried)}; {remedy}")
+        raise CheckpointError(f"no checkpoint can be verified: {'; '.join(failures)}; {remedy}")
     return None
 
 
@@ -365,7 +385,7 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
     if name in ("last", "auto"):
         last = newest(run_dir)
         if last is None:
-            raise InputError(f"{run_dir}: no checkpoint yet; `transformer train run_dir={run_dir}` goes on until one")
+            raise InputError(f"{run_dir}: no checkpoint yet; `transformer train run_dir={run_dir}` makes one")
         return last
 
     path = step_path(run_dir, _best_step(run_dir) if name == "best" else _step_number(name))
@@ -378,19 +398,20 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
 def _find_averaged(run_dir: Path, name: str) -> Checkpoint | None:
     """The average, where it is asked for; under `auto` only while no later checkpoint has made it out of date."""
     path = RunDir(run_dir).averaged
-    if name == "averaged" and not path.is_dir():
-        raise InputError(f"{path}: not there yet; `transformer average run_dir={run_dir}` makes it")
-    if name not in ("averaged", "auto") or not path.is_dir():
+    if name == "averaged":
+        if not path.is_dir():
+            raise InputError(f"{path}: not there yet; `transformer average run_dir={run_dir}` makes it")
+        return load_checkpoint(path)
+
+    if name != "auto" or not path.is_dir():
         return None
     try:
         averaged = load_checkpoint(path)
     except CheckpointError as error:
-        if name == "averaged":
-            raise
-        log.warning("%s; the last checkpoint is taken", error)
+        log.warning("%s; using the last checkpoint instead", error)
         return None
     is_current = averaged.step >= max(list_steps(run_dir), default=0)
-    return averaged if name == "averaged" or is_current else None
+    return averaged if is_current else None
 
 
 def _best_step(run_dir: Path) -> int:
@@ -402,7 +423,7 @@ def _best_step(run_dir: Path) -> int:
     except CheckpointError as error:
         raise CheckpointError(f"{error}; use checkpoint=last") from None
     if step < 0:
-        raise CheckpointError(f"{run.best}: names no step; use checkpoint=last")
+        raise CheckpointError(f"{run.best}: {step} is not a step; use checkpoint=last")
     return step
 
 
@@ -420,9 +441,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Verify the checkpoint at `path`: names, kinds, sizes, digests. Raises CheckpointError naming the bad file."""
     documents: dict[str, Any] = {}
     with _open_folder(path) as folder:
+        # Every file that is in the manifest or in the directory must be in both.
         manifest = _read_manifest(path, folder)
-        for name in sorted({*manifest.files, *os.listdir(folder)} - {MANIFEST}):
-            with _errors_name(path / ascii(name)[1:-1]):
+        names = {*manifest.files, *os.listdir(folder)} - {MANIFEST}
+        for name in sorted(names):
+            with _errors_named(path / ascii(name)[1:-1]):
                 if name not in manifest.files:
                     raise ValueError("not in the manifest")
                 with open_regular(path / name, folder) as file:
@@ -431,19 +454,21 @@ def load_checkpoint(path: Path) -> Checkpoint:
                         documents[name] = parse_json(file)
                         if not isinstance(documents[name], dict):
                             raise ValueError("not a JSON object")
-        with _errors_name(path / CONFIG):
+        with _errors_named(path / CONFIG):
             _check_config(documents[CONFIG])
     return Checkpoint(path, manifest.step, config=documents[CONFIG], state=documents[STATE])
 
 
 def _read_manifest(path: Path, folder: int) -> Manifest:
-    with _errors_name(path / MANIFEST), open_regular(path / MANIFEST, folder) as file:
+    """The manifest of the checkpoint at `path`, whose directory is open as `folder`. Raises CheckpointError."""
+    with _errors_named(path / MANIFEST), open_regular(path / MANIFEST, folder) as file:
         data = parse_json(file)
         match data:
             case {"format": int(number)} if number < FORMAT:
                 raise ValueError(f"format {number} is of an unreleased version of this package: start a new run")
             case {"format": int(number)} if number > FORMAT:
                 raise ValueError(f"format {number} is of a later version of this package: update it")
+
         manifest = from_json(Manifest, data, complete=True)
         _check_names(manifest)
         if step_of(path.name) is not None and path.name != step_name(manifest.step):
@@ -455,29 +480,34 @@ def _read_manifest(path: Path, folder: int) -> Manifest:
 
 
 def _check_names(manifest: Manifest) -> None:
+    """Raise ValueError for a file that no checkpoint has, or without one that every checkpoint has."""
     names = manifest.files.keys()
-    wrong = (names - _ALLOWED) or (_REQUIRED - names)
-    if wrong:
-        raise ValueError(f"the files of a checkpoint are not {sorted(names)!a:.200}: {min(wrong)!a:.80}")
+    unknown = names - _ALLOWED
+    if unknown:
+        raise ValueError(f"{min(unknown)!a:.80} is not one of the files of a checkpoint: {sorted(_ALLOWED)}")
+    missing = _REQUIRED - names
+    if missing:
+        raise ValueError(f"{min(missing)!a:.80} is missing from the files of a checkpoint: {sorted(names)!a:.200}")
 
 
 def _check_config(config: Any) -> None:
     """Raise ValueError for what a configuration framework could resolve or call, should it ever be handed this."""
-    todo: list[Any] = [config]
-    while todo:  # not recursion: nesting may be as deep as a hostile file likes
-        match todo.pop():
+    unchecked: list[Any] = [config]
+    while unchecked:  # not recursion: nesting may be as deep as a hostile file likes
+        match unchecked.pop():
             case dict() as table:
-                if under := [key for key in table if str(key).startswith("_")]:
-                    raise ValueError(f"key {under[0]!a:.80} begins with an underscore")
-                todo += [*table.keys(), *table.values()]
+                for key in table:
+                    if str(key).startswith("_"):
+                        raise ValueError(f"key {key!a:.80} begins with an underscore")
+                unchecked += [*table.keys(), *table.values()]
             case list() | tuple() as items:
-                todo += items
+                unchecked += items
             case str(text) if "${" in text:
                 raise ValueError(f"value {text!a:.80} contains '${{'")
 
 
 @contextmanager
-def _errors_name(path: Path) -> Iterator[None]:
+def _errors_named(path: Path) -> Iterator[None]:
     """Whatever is wrong with a file becomes a CheckpointError that names it."""
     try:
         yield
@@ -490,7 +520,7 @@ def _errors_name(path: Path) -> Iterator[None]:
 @contextmanager
 def _open_folder(path: Path) -> Iterator[int]:
     """A directory held open: files opened in it belong together even if it is replaced meanwhile."""
-    with _errors_name(path):
+    with _errors_named(path):
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         yield folder

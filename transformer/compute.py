@@ -24,13 +24,15 @@ def resolve_device(device: Device) -> torch.device:
     On a GPU, torch's attention stays away from cuDNN, which takes up to a second to plan for each new shape: every step
     of a search has one, and so has every padded batch.
     """
-    if device is Device.cuda and not torch.cuda.is_available():
+    if device is Device.cpu:
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        return torch.device("cuda")
+    if device is Device.cuda:
         remedy = "set device=cpu (train.device=cpu under train), or install a CUDA build of torch"
         raise InputError(f"device=cuda, but torch sees no GPU here: {remedy}")
-    use_gpu = device is Device.cuda or (device is Device.auto and torch.cuda.is_available())
-    if use_gpu:
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    return torch.device("cuda" if use_gpu else "cpu")
+    return torch.device("cpu")
 
 
 def uses_cudnn_attention() -> bool:
@@ -42,8 +44,11 @@ def resolve_precision(precision: Precision, device: torch.device) -> Precision:
     """`auto` is bf16 on a GPU and on a CPU that multiplies it in hardware, fp32 elsewhere."""
     if precision is not Precision.auto:
         return precision
-    fast = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else _cpu_multiplies_bf16()
-    return Precision.bf16 if fast else Precision.fp32
+    if device.type == "cuda":
+        multiplies_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        multiplies_bf16 = _cpu_multiplies_bf16()
+    return Precision.bf16 if multiplies_bf16 else Precision.fp32
 
 
 def _cpu_multiplies_bf16() -> bool:
@@ -52,29 +57,31 @@ def _cpu_multiplies_bf16() -> bool:
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
-    """The type of the parameters: bf16 and fp16 runs keep them in fp32 and cast on the way."""
+    """The type of the parameters: bf16 and fp16 runs keep them in fp32, and autocast casts them for each product."""
     return torch.float64 if precision is Precision.fp64 else torch.float32
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """The context of a forward pass."""
+    """The context of a forward pass: autocast to half precision, or nothing."""
     return torch.autocast(device.type, dtype=HALF[precision]) if precision in HALF else nullcontext()
 
 
 def loss_scaler(device: torch.device, precision: Precision) -> GradScaler:
-    """Under fp16, what keeps gradients inside its range; elsewhere it does nothing, and its scale is 1."""
+    """Under fp16, the scaler that keeps gradients inside its range; elsewhere it does nothing, and its scale is 1."""
     return GradScaler(device.type, enabled=precision is Precision.fp16)
 
 
 @contextmanager
 def memory_errors_named(phase: str, *, remedy: str) -> Iterator[None]:
-    """Raises InputError where memory, a GPU's or the machine's, runs out: with what was done and what to change."""
+    """Raise InputError where memory, a GPU's or the machine's, runs out: with what was done and what to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise InputError(f"out of GPU memory while {phase}: {remedy}") from error
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
+    except MemoryError as error:
+        raise InputError(f"out of memory while {phase}: {remedy}") from error
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):  # where torch finds no memory on the machine
             raise
         raise InputError(f"out of memory while {phase}: {remedy}") from error
 
@@ -92,11 +99,13 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 def has_compiler(device: torch.device) -> bool:
     """Whether torch.compile finds what it needs: a C++ compiler and Python's headers, and Triton for a GPU."""
-    headers = Path(sysconfig.get_path("include"), "Python.h").exists()
-    compiler = headers and shutil.which(os.environ.get("CXX", "g++")) is not None
-    if not compiler or device.type == "cpu":
-        return compiler
-    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_properties(device).major >= 7
+    has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    has_cpp_compiler = has_headers and shutil.which(os.environ.get("CXX", "g++")) is not None
+    if not has_cpp_compiler or device.type == "cpu":
+        return has_cpp_compiler
+
+    has_triton = importlib.util.find_spec("triton") is not None
+    return has_triton and torch.cuda.get_device_properties(device).major >= 7  # Volta, the oldest that Triton takes
 
 
 def has_much_memory(device: torch.device) -> bool:
@@ -105,7 +114,7 @@ def has_much_memory(device: torch.device) -> bool:
 
 
 def default_batch_tokens(device: torch.device) -> int:
-    """Source pieces x beam of a batch that is translated.
+    """The default of `search.batch_tokens`: source pieces x beam of a batch that is translated.
 
     A CPU is as fast with a small batch, and holds one for each of several threads. A GPU needs a large one: a step of
     the search takes as long for 75 sentences as for a thousand.
@@ -117,5 +126,7 @@ def default_batch_tokens(device: torch.device) -> int:
 
 def has_varlen_kernel(device: torch.device, dtype: torch.dtype, *, d_k: int, d_v: int) -> bool:
     """Whether torch has one kernel for attention over packed sentences: in half precision, on GPUs since Ampere."""
-    fits = dtype.itemsize == 2 and d_k == d_v and d_k % 8 == 0 and d_k <= 256
-    return fits and device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
+    suits_kernel = dtype.itemsize == 2 and d_k == d_v and d_k % 8 == 0 and d_k <= 256
+    if device.type != "cuda" or not suits_kernel:
+        return False
+    return torch.cuda.get_device_properties(device).major >= 8  # Ampere

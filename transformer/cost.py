@@ -24,7 +24,7 @@ UTILISATION = 0.4  # of that peak: what good training of these models comes to (
 
 @dataclass(frozen=True)
 class StackParameters:
-    """The parameters of all layers of the encoder or the decoder, and of the norm at a pre-norm stack's end."""
+    """The parameters of all layers of the encoder or of the decoder, and of the norm at a pre-norm stack's end."""
 
     total: int
     self_attention: int
@@ -39,7 +39,7 @@ class Parameters:
 
     total: int
     embeddings: int  # the source's and the target's, or the one matrix that is the output, too
-    positions: int  # where they are learned
+    positions: int  # 0 for sinusoids
     encoder: StackParameters
     decoder: StackParameters
     output: int  # 0 where it is the embedding
@@ -51,22 +51,30 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> Parameters:
     heads = config.n_heads
     learned = config.positions is Positions.learned
 
-    # One of each.
+    # One embedding, one attention, one feed-forward network, one LayerNorm.
     matrix = vocab_size * d_model
     attention = d_model * heads * (2 * config.key_width + 2 * config.value_width)
     attention += heads * config.key_width if config.score is Score.additive else 0
     feed_forward = 2 * d_model * config.d_ff + config.d_ff + d_model
     norm = 2 * d_model
 
-    # The stacks.
+    # The stacks: an encoder layer has two sub-layers, a decoder layer three, each with a norm.
     layers = config.n_layers
     final_norm = norm if config.norm is Norm.pre else 0
-    encoder = _stack(layers * attention, 0, layers * feed_forward, norms=2 * layers * norm + final_norm)
+    encoder = _stack(
+        self_attention=layers * attention,
+        cross_attention=0,
+        feed_forward=layers * feed_forward,
+        norms=2 * layers * norm + final_norm,
+    )
     decoder = _stack(
-        layers * attention, layers * attention, layers * feed_forward, norms=3 * layers * norm + final_norm
+        self_attention=layers * attention,
+        cross_attention=layers * attention,
+        feed_forward=layers * feed_forward,
+        norms=3 * layers * norm + final_norm,
     )
 
-    # The rest, and all of it.
+    # What is outside of the stacks.
     embeddings = matrix if config.tie_embeddings else 2 * matrix
     output = 0 if config.tie_embeddings else matrix
     positions = 2 * config.max_positions * d_model if learned else 0
@@ -80,7 +88,7 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> Parameters:
     )
 
 
-def _stack(self_attention: int, cross_attention: int, feed_forward: int, *, norms: int) -> StackParameters:
+def _stack(*, self_attention: int, cross_attention: int, feed_forward: int, norms: int) -> StackParameters:
     return StackParameters(
         total=self_attention + cross_attention + feed_forward + norms,
         self_attention=self_attention,
@@ -100,25 +108,27 @@ def step_flops(config: ModelConfig, vocab_size: int, *, source: int, target: int
 
     The products of attention are quadratic in the length; they are counted at the mean length, which is a little low.
     """
-    d = config.d_model
+    d_model = config.d_model
     heads = config.n_heads
-    keys = config.key_width
-    values = config.value_width
+    d_k = config.key_width
+    d_v = config.value_width
 
-    # Multiply-adds for a token: of W_q, W_k, W_v and W_o; of its row of weights; of the feed-forward network.
-    projections = 2 * d * heads * (keys + values)
-    scores = heads * (keys + values) * mean_length
-    feed_forward = 2 * d * config.d_ff
+    # Multiply-adds of a token in one attention, and in one feed-forward network.
+    projections = 2 * d_model * heads * (d_k + d_v)  # W_q and W_k, W_v and W_o
+    scores = heads * (d_k + d_v) * mean_length  # its queries with all keys, and its weights with all values
+    feed_forward = 2 * d_model * config.d_ff
 
-    # Of a layer. The decoder sees half of its own sentence on average; W_k and W_v of its encoder-decoder attention
+    # In one layer. The decoder sees half of its own sentence on average; W_k and W_v of its encoder-decoder attention
     # read source tokens.
     encoder = projections + scores + feed_forward
-    cross_reads = d * heads * (keys + values)
+    cross_reads = d_model * heads * (d_k + d_v)
     decoder = projections + scores / 2 + (projections - cross_reads) + scores + feed_forward
 
-    # Of all; the backward pass has twice the products of the forward pass, and a multiply-add is two FLOPs.
-    forward = config.n_layers * (source * (encoder + cross_reads) + target * decoder) + target * vocab_size * d
-    return 3.0 * 2.0 * forward
+    # In all layers, and in the output. The backward pass has twice the products of the forward pass, and a
+    # multiply-add is two FLOPs.
+    layers = config.n_layers * (source * (encoder + cross_reads) + target * decoder)
+    output = target * vocab_size * d_model
+    return 3.0 * 2.0 * (layers + output)
 
 
 def peak_flops(device_name: str) -> float | None:

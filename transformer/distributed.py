@@ -1,9 +1,12 @@
 """Several processes, one training: which rank this is, and what the ranks tell each other.
 
-torchrun starts the ranks. Gradients travel over NCCL between GPUs and gloo between CPUs. Control messages (a signal,
-what rank 0 has read, translations) travel over gloo groups of their own, so that they never wait behind a kernel: one
-group for each length of time that a message may take. Every rank runs the same control flow; rank 0 alone writes. With
-one process no group is created.
+torchrun starts the ranks. Every rank runs the same control flow; rank 0 alone writes.
+
+    gradients          DistributedDataParallel: NCCL between GPUs, gloo between CPUs
+    control messages   World, Vote: gloo on the CPU, so that they never wait behind a kernel
+
+Control messages are a signal, what rank 0 has read, translations. They have one process group for each length of time
+that a message may take. With one process no group is created.
 """
 
 import json
@@ -29,7 +32,7 @@ T = TypeVar("T")
 
 
 class Wait(Enum):
-    """What a rank waits for, and so for how long before it takes the others for dead."""
+    """What a rank waits for, which decides how long it waits before it takes the others for dead."""
 
     step = "step"  # a gradient, or the vote that ends a step
     task = "task"  # rank 0 validates, commits or reads
@@ -78,6 +81,8 @@ class World:
             return [value]
         group = self.groups[Wait.task]
         data = _encode(value)
+
+        # Tell the sizes first: all_gather wants tensors of one size.
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(data)
         with _peers():
@@ -95,12 +100,15 @@ class World:
         """
         if not self.groups:
             return action()
-        value, failure = None, None
+
+        value = None
+        failure = None
         if self.is_rank0:
             try:
                 value = action()
             except TransformerError as error:
                 failure = error
+
         answer = self._broadcast({"value": value, "failure": str(failure) if failure else None}, wait=wait)
         if failure is not None:
             raise failure
@@ -121,7 +129,7 @@ class World:
         return _decode(data)
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module, with gradients averaged over the ranks."""
+        """The module, with its gradients averaged over the ranks."""
         if not self.groups:
             return module
         with collective_errors_named():
@@ -129,7 +137,7 @@ class World:
 
 
 class Vote:
-    """Whether any rank says so, asked at every step without waiting: the answer is that of one step before.
+    """Whether any rank's flag is set, asked at every step without waiting: the answer is that of one step before.
 
     An all-reduce over gloo takes 0.2 to 0.5 ms, and a step begins only when the answer is known. So each question
     travels while the next step is computed. A process alone answers at once.
@@ -137,22 +145,23 @@ class Vote:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._asked: tuple[Tensor, Any] | None = None  # the sum of the flags, and the message that makes it
+        self._earlier: tuple[Tensor, Any] | None = None  # of the last question: the sum of the flags, and its message
 
     def ask(self, flag: bool) -> bool:
         """The answer to the question before this one; every rank must ask as often. Raises PeerError."""
         if not self._world.groups:
             return flag
 
-        earlier = self._asked
+        earlier = self._earlier
         total = torch.tensor([float(flag)])
         with _peers():
-            self._asked = total, dist.all_reduce(total, group=self._world.groups[Wait.step], async_op=True)
+            message = dist.all_reduce(total, group=self._world.groups[Wait.step], async_op=True)
+            self._earlier = (total, message)
             if earlier is None:
                 return False
-            answer, message = earlier
-            message.wait()
-        return bool(answer[0] > 0)
+            earlier_total, earlier_message = earlier
+            earlier_message.wait()
+        return bool(earlier_total[0] > 0)
 
 
 def _encode(value: Any) -> Tensor:
@@ -164,7 +173,7 @@ def _decode(data: Tensor) -> Any:
 
 
 def unsynchronised(module: nn.Module) -> AbstractContextManager[None]:
-    """No all-reduce behind this forward and backward: a later micro-batch of the step brings it."""
+    """No all-reduce after this forward and backward: a later micro-batch of the step has it."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 
@@ -194,11 +203,15 @@ def join_world(device: torch.device) -> Iterator[World]:
             yield World(0, 1, {})
             return
 
+        # A GPU for each rank of this machine.
         if device.type == "cuda":
-            ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            gpus = torch.cuda.device_count()
             if ranks > gpus:
                 raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")
             torch.cuda.set_device(local_device(device))
+
+        # The ranks find each other, and make the groups that messages travel in.
         with meeting_in_time(), _meeting():
             timeout = TIMEOUTS[Wait.step]
             store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
@@ -252,7 +265,7 @@ def _agree_on_name(store: Any, rank: int, size: int) -> str:
 
 @contextmanager
 def _peers() -> Iterator[None]:
-    """A message that fails means that a peer has died or hangs."""
+    """Around a control message: where it fails, a peer has died or hangs."""
     try:
         yield
     except RuntimeError as error:
@@ -261,7 +274,7 @@ def _peers() -> Iterator[None]:
 
 @contextmanager
 def _meeting() -> Iterator[None]:
-    """A message that fails before the ranks have met. What they have of a process group is taken down again."""
+    """Around the messages by which the ranks meet. Where one fails, what there is of a process group is destroyed."""
     try:
         yield
     except RuntimeError as error:
@@ -273,7 +286,7 @@ def _meeting() -> Iterator[None]:
 
 @contextmanager
 def collective_errors_named() -> Iterator[None]:
-    """Around a step, which shares gradients: raises PeerError where gloo or NCCL fails; other errors pass."""
+    """Around a step, in which ranks share gradients: raises PeerError where gloo or NCCL fails; other errors pass."""
     try:
         yield
     except RuntimeError as error:

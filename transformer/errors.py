@@ -1,7 +1,7 @@
 """One class per exit status: a command that fails prints the error's one line and exits with its status.
 
-The message names the file (and line, where there is one), what is wrong, and the remedy. Exit status 1 is left for
-bugs: exceptions of other classes.
+The message names the file (and line, where there is one), what is wrong, and the remedy. Exit status 1 is for
+exceptions of other classes, which are bugs.
 """
 
 

@@ -1,8 +1,10 @@
 """Files that a crash cannot leave half written, and files that are read without trusting them.
 
-A file or directory is written under a temporary name, brought to the disk, and renamed: it is there whole or not at
-all. A digest (SHA-256) tells later whether it still is what was written. Reading follows no link, waits for no pipe,
-and parses no JSON larger than a run has a use for. A POSIX file system is assumed.
+    write:  make .tmp-NAME  ->  fsync it  ->  rename it to NAME  ->  fsync the directory
+
+So a file or directory is there whole or not at all. A digest (SHA-256) tells later whether it still is what was
+written. Reading follows no link, waits for no pipe, and parses no JSON larger than a run has a use for. A POSIX file
+system is assumed.
 
 Temporary names begin with a dot: `.tmp-` is unfinished, `.del-` is being removed, `.old-` is being replaced and returns
 if the new one never came.
@@ -50,6 +52,7 @@ def write_new(path: Path, data: bytes) -> Digest:
     """Write a file that must not exist yet through to the disk. Raises OSError."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
+        # The system may write less than it is given.
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(file, rest) :]
@@ -78,7 +81,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def encode_json(value: object) -> bytes:
-    """JSON text as it is written everywhere, so that equal values are equal files."""
+    """The JSON text of a value, written the same way everywhere, so that equal values are equal files."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
@@ -106,7 +109,7 @@ def temporary_name(path: Path, prefix: str) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or directory if it is there. A failure is logged: the next start tries again."""
+    """Remove a file or directory if it is there. A failure is only logged: the next start tries again."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -117,7 +120,7 @@ def remove(path: Path) -> None:
 
 
 def put_back(old: Path, target: Path) -> None:
-    """End a replacement: what made way returns unless something has taken its place."""
+    """End a replacement: the old file or directory returns, unless a new one has taken its place."""
     if os.path.lexists(target):
         remove(old)
     elif os.path.lexists(old):
@@ -139,7 +142,8 @@ def storage_error(path: Path, needed: int | None = None, *, error: OSError) -> S
     """The error of a failed write, with the bytes that were needed, where that is known, and those that are free."""
     folder = next(folder for folder in path.absolute().parents if folder.is_dir())
     sizes = f"{shutil.disk_usage(folder).free} bytes free"
-    sizes = sizes if needed is None else f"{needed} bytes needed, {sizes}"
+    if needed is not None:
+        sizes = f"{needed} bytes needed, {sizes}"
     return StorageError(f"{path}: cannot be written: {error.strerror or error} ({sizes})")
 
 
@@ -157,12 +161,15 @@ def build_once(path: Path, fill: Callable[[Path], None], *, is_usable: Callable[
     with _wait_for_lock(path.with_name(f"{path.name}.lock")):
         if is_usable(path):
             return
+
+        # Clear what builders that were killed have left.
         _clear_dead_builds(path.parent)
-        shutil.rmtree(temporary, ignore_errors=True)  # a builder that was killed may have left it
+        shutil.rmtree(temporary, ignore_errors=True)  # of this very directory
+
         temporary.mkdir()
         try:
             fill(temporary)
-            shutil.rmtree(path, ignore_errors=True)  # what stands there is damaged, or it would have been usable
+            shutil.rmtree(path, ignore_errors=True)  # what is there is damaged, or it would have been usable
             temporary.rename(path)
             sync(path.parent)
         finally:
@@ -172,10 +179,12 @@ def build_once(path: Path, fill: Callable[[Path], None], *, is_usable: Callable[
 def _clear_dead_builds(folder: Path) -> None:
     """Remove what killed builders of other directories left here: nobody holds their locks any more."""
     for name in list_names(folder):
-        lock = folder / f"{name.removeprefix(UNFINISHED)}.lock"
-        if not name.startswith(UNFINISHED) or not lock.exists():
+        if not name.startswith(UNFINISHED):
             continue
-        with lock.open("ab") as file, suppress(BlockingIOError):
+        lock = folder / f"{name.removeprefix(UNFINISHED)}.lock"
+        if not lock.exists():
+            continue
+        with lock.open("ab") as file, suppress(BlockingIOError):  # of a builder that is alive
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder / name, ignore_errors=True)
 
@@ -187,7 +196,7 @@ def _wait_for_lock(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("%s: waiting for the process that holds it", path)
+            log.info("%s: waiting for the process that holds this lock", path)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -203,21 +212,21 @@ def digest_file(path: Path) -> Digest:
 
 
 def check_digest(file: BufferedReader, expected: Digest) -> None:
-    """Read an open file to its end against its digest, leaving it at its start. Raises ValueError."""
+    """Compare an open file with its digest, and leave it at its start. Raises ValueError where they differ."""
     size = os.fstat(file.fileno()).st_size
     if size != expected.size:
-        raise ValueError(f"{size} bytes, not the {expected.size} of the manifest")
+        raise ValueError(f"damaged: {size} bytes, and {MANIFEST} says {expected.size}")
     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if sha256 != expected.sha256:
-        raise ValueError("its content is not that of the manifest (sha256 differs)")
+        raise ValueError(f"damaged: its sha256 differs from the one in {MANIFEST}")
     file.seek(0)
 
 
 def open_regular(path: Path, folder: int | None = None, *, limit: int | None = None) -> BufferedReader:
     """Open a regular file, following no link and waiting for no pipe.
 
-    With the descriptor of an open `folder`, the file is the one of that name in it, wherever the folder is now. Raises
-    OSError, also for what is not a regular file, or is larger than `limit` bytes.
+    With the descriptor of an open directory as `folder`, the file of that name in it is opened, wherever the directory
+    is now. Raises OSError, also for what is not a regular file, or is larger than `limit` bytes.
     """
     name = path if folder is None else path.name
     file = os.fdopen(_open_regular(name, os.O_RDONLY, folder), "rb")
@@ -234,6 +243,7 @@ def append_to(path: Path) -> TextIO:
 
 
 def _open_regular(name: str | Path, flags: int, folder: int | None) -> int:
+    """The descriptor of an open regular file. O_NONBLOCK: to open a pipe would wait for its other end."""
     file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -263,9 +273,9 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 
 def list_names(folder: Path) -> list[str]:
-    """Names in a directory, sorted; none if it does not exist.
+    """The names in a directory, sorted; none if it does not exist.
 
-    Raises StorageError for one that cannot be read: it must not pass for empty.
+    Raises StorageError for a directory that cannot be read: it must not pass for an empty one.
     """
     try:
         return sorted(os.listdir(folder))

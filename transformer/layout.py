@@ -1,13 +1,15 @@
-"""How sentences lie in a tensor.
+"""How sentences lie in a tensor: padded, one sentence a row, or packed, end to end.
 
-`B` sentences, `T` positions, `N` packed slots, `P` padded slots. The model works on `(..., d_model)` and looks at the
-layout in two places only: the embedding (which position is this?) and `attend` (which keys are visible?). So there are
-two layouts and one model: `Padded`, one sentence a row, and `Packed`, sentences end to end, which has one shape
-whatever the sentences.
+    sentences "a b", "c d e", "f"      Padded (B=3, T=3)      Packed (N=8)
+                                       a b .                  a b c d e f . .
+                                       c d e                  0 1 0 1 2 0 0 0   positions
+                                       f . .
 
-Where no kernel attends to packed sentences as they lie, a packed batch also holds the groups that it is cut into: small
-padded batches of similar lengths. Source and target are cut alike, because attention between them needs the same
-sentences in the same group.
+The model works on `(..., d_model)` and looks at the layout in two places only: the embedding (which position is this?)
+and `attend` (which keys are visible?). So there are two layouts and one model.
+
+Shapes: `B` sentences, `T` positions, `N` packed slots, `P` padded slots of all groups, `b` rows and `t` width of one
+group, `H` heads, `K` head width.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,24 +23,28 @@ from torch import Tensor
 
 from transformer.kernels.gather import pack_padded, pad_packed
 
+# ---- padded ---------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Padded:
     """One sentence a row, padded at the right to `width`; a row of length 0 is an empty slot."""
 
     lengths: Tensor  # (B,) int64: real tokens in each row
-    width: int
+    width: int  # T
     full: bool  # every row is `width` long, known on the host: no mask is needed
 
     @classmethod
     def of(cls, lengths: list[int], width: int) -> "Padded":
         """The layout of rows of these lengths, padded to `width`."""
-        return cls(torch.tensor(lengths, dtype=torch.int64), width, all(length == width for length in lengths))
+        is_full = all(length == width for length in lengths)
+        return cls(torch.tensor(lengths, dtype=torch.int64), width, full=is_full)
 
     @classmethod
     def full_rows(cls, rows: int, width: int, device: torch.device) -> "Padded":
         """The layout of `rows` sentences that are all `width` long."""
-        return cls(torch.full((rows,), width, dtype=torch.int64, device=device), width, full=True)
+        lengths = torch.full((rows,), width, dtype=torch.int64, device=device)
+        return cls(lengths, width, full=True)
 
     def positions(self) -> Tensor:
         """The position of every slot, counted from 0, as `(T,)`: the same for each row."""
@@ -49,7 +55,8 @@ class Padded:
 
         An empty row sees its first position: a row with no visible key would have NaN gradients even where hidden.
         """
-        return self.positions() < self.lengths.clamp(min=1).unsqueeze(1)  # (B, T)
+        visible_lengths = self.lengths.clamp(min=1)
+        return self.positions() < visible_lengths.unsqueeze(1)  # (T,) < (B, 1) -> (B, T)
 
     def select(self, rows: Tensor) -> "Padded":
         """The layout of these rows alone."""
@@ -64,11 +71,26 @@ class Padded:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
+# ---- packed, and the groups that it is cut into ---------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Groups:
     """The small padded batches that packed sentences are cut into, and the indices that carry tokens there and back.
 
-    `P` counts the padded slots of all groups, one group after the other, each row by row.
+    They serve attention where no kernel attends to packed sentences as they lie. The sentences of a group are of
+    similar lengths. Source and target are cut alike, because attention between them needs the same sentences in the
+    same group. The padded slots are those of one group after the other, each row by row. An example:
+
+        packed slots      0 1 2 3 4 5 6 7
+                          a b c d e f . .
+
+        groups            c d e   and   f       padded slots      0 1 2   and   6
+                          a b .                                   3 4 5
+
+        gather_index      2 3 4 0 1 0 5    the packed slot that each padded slot reads
+        pad_index         5                the padded slots that hold no token
+        scatter_index     3 4 0 1 2 6      the padded slot of each token
     """
 
     layouts: tuple[Padded, ...]  # of each group; some rows are empty
@@ -82,9 +104,9 @@ class Groups:
         """`(N, ...)` -> for each group its rows, `(b, t, ...)`. What padding holds is arbitrary: never read it."""
         padded = pad_packed(x, self.gather_index, scatter_index=self.scatter_index)  # (P, ...)
 
-        sizes = [len(layout.lengths) * layout.width for layout in self.layouts]
+        sizes = [len(layout.lengths) * layout.width for layout in self.layouts]  # b * t of each group
         parts = zip(torch.split(padded, sizes), self.layouts, strict=True)
-        return tuple(part.view(-1, layout.width, *x.shape[1:]) for part, layout in parts)
+        return tuple(part.view(-1, layout.width, *x.shape[1:]) for part, layout in parts)  # (b, t, ...)
 
     def unpad(self, parts: Sequence[Tensor]) -> Tensor:
         """What `pad` gave -> `(N, ...)`, zero in empty slots. No gradient reaches padding."""
@@ -101,23 +123,25 @@ class Groups:
         """`(N, H, K)` -> for each group `(b, H, t, K)`, contiguous: `pad` and the transposition in one gather."""
         n_heads = x.shape[1]
         indices = self._head_indices(n_heads)
-        padded = pad_packed(x.flatten(0, 1), indices.gather, scatter_index=indices.scatter)  # (P H, K)
+        head_rows = x.flatten(0, 1)  # (N H, K)
+        padded = pad_packed(head_rows, indices.gather, scatter_index=indices.scatter)  # (P H, K)
 
-        sizes = [len(layout.lengths) * n_heads * layout.width for layout in self.layouts]
+        sizes = [len(layout.lengths) * n_heads * layout.width for layout in self.layouts]  # b * H * t of each group
         parts = zip(torch.split(padded, sizes), self.layouts, strict=True)
-        return tuple(part.view(-1, n_heads, layout.width, x.shape[2]) for part, layout in parts)
+        return tuple(part.view(-1, n_heads, layout.width, x.shape[2]) for part, layout in parts)  # (b, H, t, K)
 
     def unpad_heads(self, parts: Sequence[Tensor]) -> Tensor:
         """For each group `(b, H, t, K)` -> `(N, H, K)`, zero in empty slots. No gradient reaches padding."""
         n_heads = parts[0].shape[1]
         indices = self._head_indices(n_heads)
+        padded = torch.cat([part.flatten(0, 2) for part in parts])  # (P H, K)
         packed = pack_padded(
-            torch.cat([part.flatten(0, 2) for part in parts]),  # (P H, K)
+            padded,
             indices.gather,
             pad_index=indices.pad,
             scatter_index=indices.scatter,
             count=self.slots * n_heads,
-        )
+        )  # (N H, K)
         return packed.view(self.slots, n_heads, -1)
 
     def _head_indices(self, n_heads: int) -> "HeadIndices":
@@ -127,27 +151,36 @@ class Groups:
         return self.by_head[n_heads]
 
     def _make_head_indices(self, n_heads: int) -> "HeadIndices":
-        """On a CPU, which alone attends to groups by batched products."""
+        """On a CPU, which alone attends to groups by batched products.
+
+        A row is one head of one slot. Packed rows are in the order (slot, head), so head h of slot s is row s H + h.
+        The padded rows of a group are in the order (sentence, head, position).
+        """
         heads = torch.arange(n_heads)[:, None]  # (H, 1)
         gather_parts: list[Tensor] = []
-        place_parts: list[Tensor] = []
+        row_parts: list[Tensor] = []
         start = 0  # of the group, in padded slots
 
         for layout in self.layouts:
-            rows = len(layout.lengths)
-            size = rows * layout.width
-            slots = self.gather_index[start : start + size].view(rows, 1, layout.width)
-            gather_parts.append((slots * n_heads + heads).flatten())  # (b H t,)
+            n_rows = len(layout.lengths)
+            size = n_rows * layout.width
 
-            places = torch.arange(start * n_heads, (start + size) * n_heads).view(rows, n_heads, layout.width)
-            place_parts.append(places.transpose(1, 2).reshape(size, n_heads))  # (b t, H)
+            # The packed row that each padded row reads.
+            slots = self.gather_index[start : start + size].view(n_rows, 1, layout.width)  # (b, 1, t)
+            packed_rows = slots * n_heads + heads  # (b, H, t)
+            gather_parts.append(packed_rows.flatten())
+
+            # Where the heads of each padded slot are.
+            padded_rows = torch.arange(start * n_heads, (start + size) * n_heads)
+            padded_rows = padded_rows.view(n_rows, n_heads, layout.width)  # (b, H, t)
+            row_parts.append(padded_rows.transpose(1, 2).reshape(size, n_heads))  # (b t, H)
             start += size
 
-        places = torch.cat(place_parts)  # (P, H): where the head of a padded slot stands
+        rows_of_slot = torch.cat(row_parts)  # (P, H)
         return HeadIndices(
             gather=torch.cat(gather_parts),
-            pad=places[self.pad_index].flatten(),
-            scatter=places[self.scatter_index].flatten(),
+            pad=rows_of_slot[self.pad_index].flatten(),
+            scatter=rows_of_slot[self.scatter_index].flatten(),
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Groups":
@@ -174,8 +207,8 @@ class HeadIndices:
 class Packed:
     """Sentences end to end in `N` slots. The slots left at the end are empty: no query sees them, and they see nothing.
 
-    `offsets` and `longest` are all that one kernel needs to attend to the sentences as they lie; it is used where there
-    are no groups.
+    A packed batch has one shape, whatever its sentences. `offsets` and `longest` are all that one kernel needs to
+    attend to the sentences as they lie; it is used where there are no groups.
     """
 
     offsets: Tensor  # (B + 1,) int32, or longer: sentence i fills slots offsets[i] to offsets[i + 1]
@@ -206,15 +239,18 @@ class Packed:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
+# ---- in a search ----------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Histories:
-    """The keys of a search: those of all `K` hypotheses of a sentence at the first position, at the second, and so on.
+    """The keys of a search: those of all K hypotheses of a sentence at the first position, at the second, and so on.
 
     A hypothesis sees one of the K keys of each position: that of the hypothesis which it continues. So a search that
     drops some hypotheses and continues others twice never moves a key.
     """
 
-    is_past: Tensor  # (B, K, n) bool: which of the n keys belong to the past of each hypothesis
+    is_past: Tensor  # (B, K, n) bool: which of the n keys belong to the past of each of the K hypotheses
 
     def visible(self) -> Tensor:
         """Which keys may be attended to, as `(B, 1, K, n)` bool."""
@@ -222,6 +258,9 @@ class Histories:
 
 
 Layout = Padded | Packed
+
+# ---- from the lengths of sentences to packed layouts ----------------------------------------------------------------
+
 Numbers = npt.NDArray[Any]
 
 # Every new shape costs a CPU time and memory for good, so groups come in few sizes.
@@ -244,12 +283,13 @@ def pack(lengths: Numbers, capacities: tuple[int, int], *, grouped: bool) -> tup
     `grouped` cuts them into groups, for attention without a kernel for packed sentences. Raises ValueError where the
     sentences do not fit.
     """
-    totals = lengths.sum(axis=0)
+    totals = lengths.sum(axis=0)  # (2,)
     if (totals > capacities).any():
         raise ValueError(f"{totals.tolist()} tokens do not fit {list(capacities)} slots")
 
     members = _group(lengths) if grouped else None
-    source, target = (_pack_side(lengths[:, side], capacities[side], members=members) for side in (0, 1))
+    source = _pack_side(lengths[:, 0], capacities[0], members=members)
+    target = _pack_side(lengths[:, 1], capacities[1], members=members)
     return source, target
 
 
@@ -258,26 +298,28 @@ def _group(lengths: Numbers) -> list[Numbers]:
 
     Sentences come longest first. A group ends where the next sentence would add too much padding.
     """
-    order = np.lexsort((lengths[:, 1], lengths.max(axis=1, initial=0)))[::-1]
+    longest_first = np.lexsort((lengths[:, 1], lengths.max(axis=1, initial=0)))[::-1]  # (B,)
     groups: list[Numbers] = []
-    start = 0  # of the group in progress, in `order`
-    tokens = 0
-    width = (0, 0)  # of its source and its target rows
+    start = 0  # of the group in progress, in `longest_first`
+    tokens = 0  # of the group in progress, both sides
+    widths = (0, 0)  # of its source and its target rows
 
-    for end, (source, target) in enumerate(lengths[order].tolist()):
-        wider = (max(width[0], source), max(width[1], target))
+    for end, (source, target) in enumerate(lengths[longest_first].tolist()):
+        # What the group would be with this sentence.
         tokens += source + target
-        slots = (end + 1 - start) * sum(wider)
+        new_widths = (max(widths[0], source), max(widths[1], target))
+        slots = (end + 1 - start) * sum(new_widths)
 
-        if end > start and slots > max(_WASTE * tokens, tokens + _SMALL):
-            groups.append(order[start:end])
+        has_too_much_padding = slots > max(_WASTE * tokens, tokens + _SMALL)
+        if end > start and has_too_much_padding:  # the sentence begins the next group
+            groups.append(longest_first[start:end])
             start = end
             tokens = source + target
-            wider = (source, target)
+            new_widths = (source, target)
 
-        width = wider
+        widths = new_widths
 
-    return [*groups, order[start:]] if len(order) else []
+    return [*groups, longest_first[start:]] if len(longest_first) else []
 
 
 def _pack_side(lengths: Numbers, capacity: int, *, members: list[Numbers] | None) -> Packed:
@@ -288,8 +330,10 @@ def _pack_side(lengths: Numbers, capacity: int, *, members: list[Numbers] | None
     offsets[count + 1 :] = offsets[count]  # unused offsets repeat the last one
     total = int(offsets[-1])
 
+    # A position is the distance from where its sentence starts.
     position_ids = np.zeros(capacity, dtype=np.int64)
-    position_ids[:total] = np.arange(total) - np.repeat(offsets[:count], lengths)
+    starts = np.repeat(offsets[:count], lengths)  # (total,)
+    position_ids[:total] = np.arange(total) - starts
 
     return Packed(
         offsets=torch.from_numpy(offsets),
@@ -310,9 +354,10 @@ def _groups_of(lengths: Numbers, offsets: Numbers, *, capacity: int, members: li
         slot_parts.append(slots.ravel())
         real_parts.append(is_real.ravel())
 
+    # The way back: the padded slot that reads a token's packed slot.
     gather_index = np.concatenate(slot_parts)  # (P,)
     is_token = np.concatenate(real_parts)  # (P,)
-    scatter_index = np.zeros(offsets[-1], dtype=np.int64)
+    scatter_index = np.zeros(offsets[-1], dtype=np.int64)  # (tokens,)
     scatter_index[gather_index[is_token]] = np.flatnonzero(is_token)
 
     return Groups(
@@ -327,18 +372,18 @@ def _groups_of(lengths: Numbers, offsets: Numbers, *, capacity: int, members: li
 def _rows_of(lengths: Numbers, starts: Numbers) -> tuple[Padded, Numbers, Numbers]:
     """The padded rows of sentences of these lengths that start at these packed slots, with empty rows at the end.
 
-    Also the packed slot behind each padded one, and whether there is a token in it, both `(b, t)`.
+    Also the packed slot that each padded slot reads, and whether it is that of a token, both `(b, t)`.
     """
     count = len(lengths)
     n_rows = _round_up(count, _ROWS)
     width = _round_up(int(lengths.max()), _WIDTH)
 
-    row_lengths = np.zeros(n_rows, dtype=np.int64)
+    row_lengths = np.zeros(n_rows, dtype=np.int64)  # (b,)
     row_lengths[:count] = lengths
-    row_starts = np.zeros(n_rows, dtype=np.int64)
+    row_starts = np.zeros(n_rows, dtype=np.int64)  # (b,)
     row_starts[:count] = starts
 
-    columns = np.arange(width)
+    columns = np.arange(width)  # (t,)
     is_real = columns < row_lengths[:, None]  # (b, t)
     slots = np.where(is_real, row_starts[:, None] + columns, 0)  # (b, t)
 
@@ -346,4 +391,5 @@ def _rows_of(lengths: Numbers, starts: Numbers) -> tuple[Padded, Numbers, Number
 
 
 def _round_up(number: int, multiple: int) -> int:
+    """To a multiple, and at least to the first."""
     return -(-max(1, number) // multiple) * multiple

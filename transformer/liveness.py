@@ -1,9 +1,13 @@
 """Which ranks are alive, and the end of a rank that has lost another one, or its launcher.
 
-Beside every rank a thread asks twice a second whether some rank has lost a peer. Then it answers for its rank, even
-while that is blocked in a collective, and ends the process if the rank cannot. A rank that was killed or stopped does
-not answer, and so is named. Word travels through the store in which the ranks found each other: torchrun's, or that of
-rank 0.
+Beside every rank runs a thread, the watch. Twice a second it looks into the key-value store in which the ranks found
+each other (torchrun's, or that of rank 0):
+
+    has some rank lost a peer?   no: look again
+      -> answer for this rank, even while it is blocked in a collective; note who else answers, and who left a reason
+      -> end the process, if the rank does not end by itself
+
+A rank that was killed or stopped does not answer, and so can be named.
 """
 
 import logging
@@ -20,10 +24,10 @@ from transformer.errors import PeerError
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5  # between two looks at the store, and at the launcher
-ANSWER_SECONDS = 1.0  # in which the thread of every living rank has answered
-STORE_SECONDS = 0.3  # for which a rank then stays: others may still need the store of its process
-LEAVE_SECONDS = 3.0  # after which a rank ends that knows of a lost peer, whatever holds it
-MEETING_SECONDS = 600.0  # in which the ranks have found each other
+ANSWER_SECONDS = 1.0  # within which the thread of every living rank has answered
+STORE_SECONDS = 0.3  # that a rank then stays, because others may still need the store of its process
+LEAVE_SECONDS = 3.0  # after which a rank that knows of a lost peer is ended, whatever blocks it
+MEETING_SECONDS = 600.0  # within which the ranks have found each other
 SAVE_SECONDS = 30.0  # for a rank without a launcher to save and end: as much as torchrun grants
 
 LOST = "transformer/lost"  # a key of the store: some rank has failed, or lost a peer
@@ -31,7 +35,7 @@ LOST_STATUS = PeerError.exit_status
 
 
 class Store(Protocol):
-    """What is used of torch's key-value store. Every method raises RuntimeError once the store has gone."""
+    """The part of torch's key-value store that is used. Every method raises RuntimeError once the store has gone."""
 
     def set(self, key: str, value: str) -> None:
         """Write a value."""
@@ -44,19 +48,24 @@ class Store(Protocol):
 
 
 class Watch:
-    """The thread beside a rank of several, from `with` to the end of its block."""
+    """The thread beside a rank, for as long as a `with` block lasts."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store = store
         self._rank = rank
         self._others = [other for other in range(size) if other != rank]
+
+        # What the thread finds out.
         self._alive: set[int] = set()  # ranks whose thread has answered
         self._reasons: dict[int, str] = {}  # of ranks that failed by themselves
-        self._status = LOST_STATUS  # with which this rank ends if something holds it
+
+        # What the thread logs, and the exit status that it sets, if it has to end the process.
         self._loss = "another rank is lost"
+        self._status = LOST_STATUS
+
         self._is_ending = threading.Event()  # this rank has failed, or lost a peer
-        self._has_asked = threading.Event()  # the two tables are complete, or the store has gone
-        self._has_left = threading.Event()
+        self._has_asked = threading.Event()  # `_alive` and `_reasons` are complete, or the store has gone
+        self._has_left = threading.Event()  # this rank has left the `with` block
 
     def __enter__(self) -> "Watch":
         threading.Thread(target=self._watch, name="liveness", daemon=True).start()
@@ -72,7 +81,7 @@ class Watch:
         self._loss = f"{type(error).__name__}: {error}"
         reason = "stopped by a signal" if isinstance(error, KeyboardInterrupt) else str(error).partition("\n")[0]
         with suppress(RuntimeError):
-            self._store.set(_reason(self._rank), reason or type(error).__name__)
+            self._store.set(_failed_key(self._rank), reason or type(error).__name__)
             self._ask()
 
     def describe_loss(self, symptom: str) -> str:
@@ -87,15 +96,17 @@ class Watch:
 
         lost = [other for other in self._others if other not in self._alive]
         if self._rank not in self._alive:  # the store does not answer, nor the process that has it
-            lost = [] if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else [0]
-        return f"{_ranks(lost)}: {symptom}"
+            is_of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            lost = [] if is_of_torchrun else [0]
+        return f"{_say_lost(lost)}: {symptom}"
 
     def _ask(self) -> None:
-        """Let the thread ask who is alive; where it hangs with the process that has the store, nobody has answered."""
+        """Let the thread ask who is alive, and wait for it: not for ever, since it may hang with the store."""
         self._is_ending.set()
         self._has_asked.wait(ANSWER_SECONDS + 2 * STORE_SECONDS)
 
     def _watch(self) -> None:
+        """What the thread does."""
         try:
             self._wait_for_loss()
             self._exchange_status()
@@ -118,29 +129,30 @@ class Watch:
         if self._has_left.is_set():
             return
         self._store.set(LOST, "")
-        self._store.set(_answer(self._rank), "")
+        self._store.set(_alive_key(self._rank), "")
 
+        # Ask until all have answered, or time is up.
         deadline = time.monotonic() + ANSWER_SECONDS
         while len(self._alive) <= len(self._others) and time.monotonic() < deadline:
             for other in self._others:
-                if other not in self._alive and self._store.check([_answer(other)]):
+                if other not in self._alive and self._store.check([_alive_key(other)]):
                     self._alive.add(other)
-                if other not in self._reasons and self._store.check([_reason(other)]):
-                    self._reasons[other] = self._store.get(_reason(other)).decode(errors="replace")
-            self._alive.add(self._rank)
+                if other not in self._reasons and self._store.check([_failed_key(other)]):
+                    self._reasons[other] = self._store.get(_failed_key(other)).decode(errors="replace")
+            self._alive.add(self._rank)  # the store has answered to this rank
             time.sleep(STORE_SECONDS / 10)
         time.sleep(STORE_SECONDS)  # the others may still ask the store of this process
 
 
-def _answer(rank: int) -> str:
+def _alive_key(rank: int) -> str:
     return f"transformer/alive/{rank}"
 
 
-def _reason(rank: int) -> str:
+def _failed_key(rank: int) -> str:
     return f"transformer/failed/{rank}"
 
 
-def _ranks(lost: list[int]) -> str:
+def _say_lost(lost: list[int]) -> str:
     match lost:
         case []:
             return "another rank does not answer"
@@ -152,9 +164,9 @@ def _ranks(lost: list[int]) -> str:
 
 @contextmanager
 def meeting_in_time() -> Iterator[None]:
-    """End this rank where the ranks do not find each other in MEETING_SECONDS.
+    """End this rank where the ranks do not find each other within MEETING_SECONDS.
 
-    One that dies meanwhile is missed by nobody yet, and torch would wait for it as long as for a message: a day.
+    Nobody misses a rank that dies before they have met, and torch would wait for it as long as for a message.
     """
 
     def give_up() -> None:
@@ -206,7 +218,7 @@ def ending_with_launcher() -> Iterator[None]:
 
 @contextmanager
 def keeping_status() -> Iterator[None]:
-    """Ignore SIGTERM while a rank finds out why it ends, or tells it: torchrun sends it once any rank has ended."""
+    """Ignore SIGTERM while a rank finds out, or tells, why it ends: torchrun sends one once any rank has ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

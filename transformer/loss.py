@@ -1,7 +1,9 @@
 """The training loss: cross-entropy against smoothed targets (section 5.4), summed over real target tokens.
 
-`N` rows, `V` vocabulary. A sum, not a mean: the caller divides by the step's global token count. This is the reference;
-training goes through `kernels/loss.py`, which never holds all logits.
+A sum, not a mean: the caller divides by the step's global token count. This is the reference; training goes through
+`kernels/loss.py`, which never holds all logits.
+
+Shapes: `N` target positions, `V` vocabulary.
 """
 
 from torch import Tensor
@@ -12,16 +14,18 @@ from transformer.vocabulary import PAD
 def smoothed_cross_entropy(logits: Tensor, targets: Tensor, *, label_smoothing: float) -> tuple[Tensor, Tensor]:
     """Logits `(N, V)` and classes `(N,)` -> the smoothed loss and the plain one, as sums; the second has no gradient.
 
-    The target distribution gives 1 - eps to the class and eps / (V - 1) to each other one, as tensor2tensor does;
-    torch's own smoothing spreads eps over all V. A row of class PAD counts nothing. Written with `logsumexp`, so that
-    no second `(N, V)` tensor is kept: `(lse - z_y) + eps (z_y - mean of the other z)`.
+    The target distribution gives 1 - eps to the class y and eps / (V - 1) to each other one, as tensor2tensor does;
+    torch's own smoothing spreads eps over all V. A row of class PAD counts nothing. Written with `logsumexp` (lse), so
+    that no second `(N, V)` tensor is kept: `(lse - z_y) + eps (z_y - mean of the other z)`.
     """
     logits = logits.float() if logits.dtype.itemsize < 4 else logits
     is_real = (targets != PAD).to(logits.dtype)  # (N,)
+
     z_y = logits.gather(1, targets.unsqueeze(1)).squeeze(1)  # (N,)
     plain = (logits.logsumexp(1) - z_y) * is_real  # (N,)
     if label_smoothing == 0.0:
         return plain.sum(), plain.detach().sum()
-    mean_of_others = (logits.sum(1) - z_y) / (logits.shape[1] - 1)
-    smoothed = plain + label_smoothing * (z_y - mean_of_others) * is_real
+
+    mean_of_others = (logits.sum(1) - z_y) / (logits.shape[1] - 1)  # (N,)
+    smoothed = plain + label_smoothing * (z_y - mean_of_others) * is_real  # (N,)
     return smoothed.sum(), plain.detach().sum()

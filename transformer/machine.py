@@ -1,4 +1,7 @@
-"""Cores and memory of this process. Without torch, which takes longer to import than a small corpus to prepare."""
+"""Cores and memory of this process.
+
+Nothing here imports torch: that takes longer than to prepare a small corpus.
+"""
 
 import contextlib
 import ctypes
@@ -12,25 +15,34 @@ CONTROL_GROUP = "/sys/fs/cgroup"  # a container's own is mounted there
 
 
 def resolve_threads(threads: int | None) -> int:
-    """This rank's share of the cores that this process may use, unless told otherwise."""
-    share = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return threads if threads is not None else max(1, share)
+    """The number of threads that is set; None: this rank's share of the cores that this process may use."""
+    if threads is not None:
+        return threads
+    return max(1, len(os.sched_getaffinity(0)) // _local_world_size())
 
 
 def free_memory() -> int:
-    """This rank's share of the bytes that the machine, and a container that it is, may still give out."""
+    """This rank's share of the free bytes of the machine, or of the container if that has fewer."""
     with open("/proc/meminfo", encoding="ascii") as file:
         fields = dict(line.split(":") for line in file)
     free = 1024 * int(fields["MemAvailable"].split()[0])
 
+    # In a container, what is used counts copies of files, which give way when memory is asked for.
     limit = _number_in(f"{CONTROL_GROUP}/memory.max")
-    used = _number_in(f"{CONTROL_GROUP}/memory.current")  # with the copies of files, which give way
+    used = _number_in(f"{CONTROL_GROUP}/memory.current")
     if limit is not None and used is not None:
-        free = max(0, min(free, limit - used + _cached_files(f"{CONTROL_GROUP}/memory.stat")))
-    return free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        free_in_container = limit - used + _cached_files(f"{CONTROL_GROUP}/memory.stat")
+        free = max(0, min(free, free_in_container))
+    return free // _local_world_size()
+
+
+def _local_world_size() -> int:
+    """How many ranks torchrun started on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _cached_files(path: str) -> int:
+    """The bytes of the copies of files; 0 where the kernel does not say."""
     with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
         for line in file:
             name, value = line.split()
@@ -40,7 +52,7 @@ def _cached_files(path: str) -> int:
 
 
 def _number_in(path: str) -> int | None:
-    """What a file of the kernel's says; None where it is not there, or says that there is no limit."""
+    """The number in a file of the kernel; None where there is no such file, or no number (`max`: no limit)."""
     try:
         with open(path, encoding="ascii") as file:
             return int(file.read())
@@ -49,19 +61,19 @@ def _number_in(path: str) -> int | None:
 
 
 def limit_kernel_caches() -> None:
-    """Bound what prepared matrix products take on a CPU, unless the user has: before torch first multiplies.
+    """Bound the memory of prepared matrix products on a CPU, unless the user has: before torch first multiplies.
 
-    For a process that is our own: the limits stay in its environment.
+    Only for a process of our own, such as a command: the limits stay in its environment.
     """
     for name, capacity in KERNEL_CACHES.items():
         os.environ.setdefault(name, capacity)
 
 
 def trim_heap() -> None:
-    """Give the system back what the C library keeps of freed memory, where that is glibc.
+    """Give freed memory that the C library keeps back to the system, where that library is glibc.
 
-    On a CPU, batches of many shapes leave its heap full of holes that nothing fits into, so that a training's memory
-    would grow for hours.
+    On a CPU, batches of many shapes leave its heap full of holes that nothing fits into, so that the memory of a
+    training would grow for hours.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -21,11 +21,13 @@ from transformer.config.settings import (
 )
 
 RUN_FORMAT = 2
-RECENT = 100  # updates over which the usual norm of the gradient is averaged
-FIRST_UPDATES = 20  # of which no norm counts as a spike: there is no mean to compare it with yet
-SPIKE = 10.0  # times the usual norm
-MOST_THREADS = 1 << 16  # what no machine exceeds: a larger number is damage
+MOST_THREADS = 1 << 16  # more than any machine has: a larger number is damage
 MOST_RANKS = 1 << 16
+
+# A gradient's norm is a spike if it is above SPIKE times the usual norm, which is a running mean.
+SPIKE = 10.0
+RECENT = 100  # updates that the running mean looks back on
+FIRST_UPDATES = 20  # that cannot be spikes: there is no mean to compare them with yet
 
 
 # ---- run.json: what a run was started with --------------------------------------------------------------------------
@@ -33,7 +35,7 @@ MOST_RANKS = 1 << 16
 
 @dataclass(frozen=True)
 class Resolved:
-    """What the automatic settings came to at the first start; kept when the run goes on elsewhere."""
+    """The settings that may be automatic, as resolved at the first start; kept when the run resumes elsewhere."""
 
     device: Device
     precision: Precision
@@ -60,10 +62,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class MemoryCheck:
-    """What a step with the largest micro-batch needs, as it was before the first step."""
+    """The memory that a step with the largest micro-batch needs, found out before the first step."""
 
     max_tokens: int
-    is_estimate: bool  # on a CPU; on a GPU it was tried
+    is_estimate: bool  # True on a CPU; on a GPU, a step was tried
     needed: int  # bytes
     available: int  # bytes
 
@@ -87,7 +89,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Best:
-    """best.json: the best of the checkpoints that are there."""
+    """best.json: the best checkpoint so far."""
 
     step: int
     metric: Metric
@@ -110,11 +112,11 @@ class Validation:
         at_least(self, "validation.", 0, "step")
 
     def value(self, metric: Metric) -> float:
-        """What the metric says: BLEU, the larger the better, or the loss."""
+        """The value of the metric: BLEU, of which more is better, or the loss, of which less is."""
         return self.bleu if metric is Metric.bleu else self.loss
 
     def rank_key(self, metric: Metric) -> float:
-        """The larger the better; a number that is not finite is the worst."""
+        """A number to rank validations by: more is better, and what is not finite is worst."""
         value = self.bleu if metric is Metric.bleu else -self.loss
         return value if math.isfinite(value) else -math.inf
 
@@ -123,10 +125,10 @@ class Validation:
 class Progress:
     """How far training has come: all that is needed beside weights and moments to go on exactly."""
 
-    step: int = 0
-    epoch: int = 0
+    step: int = 0  # steps that are done
+    epoch: int = 0  # of the next step, as is `step_in_epoch`
     step_in_epoch: int = 0
-    sentences: int = 0
+    sentences: int = 0  # trained on, as are `target_tokens`
     target_tokens: int = 0
     seconds: float = 0.0
     skipped: int = 0  # updates whose gradient was not finite
@@ -140,15 +142,15 @@ class Progress:
     validations: list[Validation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        counts = ("step", "epoch", "step_in_epoch", "sentences", "target_tokens", "seconds", "stalled")
-        at_least(self, "progress.", 0, *counts, "skipped", "streak", "longest_streak", "first_skipped")
+        at_least(self, "progress.", 0, "step", "epoch", "step_in_epoch", "sentences", "target_tokens", "seconds")
+        at_least(self, "progress.", 0, "skipped", "streak", "longest_streak", "first_skipped", "stalled")
         at_least(self, "progress.", 0, "usual_norm", "spikes", "last_spike")
         for name in ("epoch", "step_in_epoch", "skipped", "streak", "longest_streak", "spikes"):
             value = getattr(self, name)
             require(value <= self.step, f"progress.{name}={value} is more than the {self.step} steps that are done")
 
     def advance(self, *, epoch: int, step_in_epoch: int, sentences: int, target_tokens: int) -> None:
-        """One more step is done; `step_in_epoch` is where the next one begins."""
+        """Count one more step; `epoch` and `step_in_epoch` are those of the next one."""
         self.step += 1
         self.epoch = epoch
         self.step_in_epoch = step_in_epoch
@@ -158,8 +160,9 @@ class Progress:
     def add_norm(self, norm: float, *, step: int) -> None:
         """Count the update of `step`, counted from 1, by its gradient's norm: skipped, a spike, or neither.
 
-        To be called once for each step, in their order. The update of a norm that is not finite was skipped.
+        To be called once for each step, in their order.
         """
+        # An update whose gradient is not finite was skipped.
         if not math.isfinite(norm):
             self.skipped += 1
             self.streak += 1
@@ -167,6 +170,7 @@ class Progress:
             self.first_skipped = self.first_skipped or step
             return
 
+        # All others were applied. A spike counts in the mean as no more than makes it one.
         self.streak = 0
         applied = step - self.skipped
         largest = SPIKE * self.usual_norm
@@ -177,7 +181,7 @@ class Progress:
         self.usual_norm += (norm - self.usual_norm) / min(applied, RECENT)
 
     def record(self, validation: Validation, metric: Metric) -> bool:
-        """Add a validation; whether it is better than all before."""
+        """Add a validation; returns whether it is better than all before."""
         best = max((v.rank_key(metric) for v in self.validations), default=-math.inf)
         is_best = validation.rank_key(metric) > best
         self.stalled = 0 if is_best else self.stalled + 1
@@ -185,9 +189,10 @@ class Progress:
         return is_best
 
     def best_steps(self, metric: Metric) -> list[int]:
-        """The steps of the validations, best first; the earlier one of equals."""
-        ranked = [v for v in self.validations if v.rank_key(metric) > -math.inf]
-        return [v.step for v in sorted(ranked, key=lambda v: -v.rank_key(metric))]
+        """The steps of the validations, best first, of equals the earlier one; without those that are not finite."""
+        finite = [validation for validation in self.validations if validation.rank_key(metric) > -math.inf]
+        ranked = sorted(finite, key=lambda validation: -validation.rank_key(metric))
+        return [validation.step for validation in ranked]
 
     def has_ended(self, config: TrainConfig) -> bool:
         """Whether nothing is left to train: the last step is done, or patience has ended."""
@@ -196,7 +201,7 @@ class Progress:
 
 @dataclass
 class WindowTotals:
-    """Sums over the steps since the last log line, over all ranks. The first five are of applied updates only."""
+    """Sums over the steps since the last log line, over all ranks. The first five leave skipped updates out."""
 
     loss: float = 0.0
     nll: float = 0.0
@@ -266,7 +271,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class PaperScores(Scores):
-    """With the BLEU that papers print beside the score: for comparison, and never stored as a run's result."""
+    """Scores with the BLEU that papers print: for comparison, and never stored as a run's result."""
 
     paper_bleu: float
     paper_bleu_signature: str

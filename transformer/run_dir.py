@@ -22,7 +22,7 @@ from transformer.records import RUN_FORMAT, Best, Results, RunRecord
 
 T = TypeVar("T")
 
-# Inside a checkpoint, and inside `averaged`, which is one.
+# Inside a checkpoint, and inside `averaged`, which is one: two documents, and three names of tensors.
 CONFIG = "config.json"
 STATE = "state.json"
 MODEL = "model"
@@ -31,9 +31,14 @@ EMA = "ema"
 
 TOKENIZER = "tokenizer.model"
 STEP_PREFIX = "step-"
-SOURCE, REFERENCE, HYPOTHESIS = "src", "ref", "hyp"  # the three files of a test set
+
+# The three files of a test set. The development set is kept beside them, under the name DEV.
+SOURCE = "src"
+REFERENCE = "ref"
+HYPOTHESIS = "hyp"
+DEV = "dev"
+
 _STEP = re.compile(rf"{STEP_PREFIX}([0-9]{{8,}})")
-DEV = "dev"  # the development set is kept beside the test sets, under this name
 
 
 def tensor_file(name: str) -> str:
@@ -47,10 +52,13 @@ def step_name(step: int) -> str:
 
 
 def list_steps(run_dir: Path) -> list[int]:
-    """The committed steps, ascending, not verified. Raises StorageError if they cannot be listed."""
-    names = list_names(RunDir(run_dir).checkpoints)
-    steps = {name: step_of(name) for name in names}
-    return sorted(step for name, step in steps.items() if step is not None and name == step_name(step))
+    """The steps that have a checkpoint, ascending, not verified. Raises StorageError if they cannot be listed."""
+    steps = []
+    for name in list_names(RunDir(run_dir).checkpoints):
+        step = step_of(name)
+        if step is not None and name == step_name(step):
+            steps.append(step)
+    return sorted(steps)
 
 
 def step_of(name: str) -> int | None:
@@ -146,7 +154,7 @@ class RunDir:
         return [name.removesuffix(suffix) for name in list_names(self.hypotheses) if name.endswith(suffix)]
 
     def check_folders(self) -> None:
-        """Raise StorageError where a folder that is written to is a link: a run directory is written in place."""
+        """Raise StorageError where a folder that is written to is a link: nothing outside the run may be changed."""
         for folder in (self.checkpoints, self.averaged, self.tensorboard, self.hypotheses):
             if folder.is_symlink():
                 raise StorageError(f"{folder}: a link, which is not followed; link the whole run directory instead")
@@ -160,7 +168,7 @@ class RunDir:
     def read_record(self) -> RunRecord:
         """run.json. Raises CheckpointError where it is missing, damaged, or of another version of the format.
 
-        A setting that the package has got since then takes its default; nothing else in it has one.
+        A setting that is newer than the record takes its default; everything else must be there.
         """
         return _read(self.record, RunRecord, version=RUN_FORMAT, complete=False)
 
@@ -190,11 +198,14 @@ class RunDir:
 
 
 def _read(path: Path, kind: type[T], *, version: int | None = None, complete: bool = True) -> T:
+    """A JSON document as typed data. Raises CheckpointError, naming the file and what is wrong with it."""
     try:
         data = read_json(path)
         if version is not None and isinstance(data, dict) and data.get("format") != version:
-            written = "an unreleased version of this package" if "format" not in data else f"format {data['format']!r}"
-            raise ValueError(f"written by {written}: start a new run in another run_dir")
+            written_by = "an unreleased version of this package"
+            if "format" in data:
+                written_by = f"another version of this package (format {data['format']!r}, not {version})"
+            raise ValueError(f"written by {written_by}: start a new run in another run_dir")
         return from_json(kind, data, complete=complete)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
@@ -212,6 +223,7 @@ def lock_run(run_dir: Path) -> Iterator[None]:
     The kernel frees the lock when the process dies, however it dies. Raises LockedError at once, naming the holder, if
     another process has it; StorageError if the directory cannot be made or written.
     """
+    # Open the lock file.
     run = RunDir(run_dir)
     run.check_folders()
     try:
@@ -220,7 +232,8 @@ def lock_run(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise StorageError(f"{error.filename or run_dir}: cannot be written: {error.strerror}") from error
 
-    with os.fdopen(file, "r+b", buffering=0) as lock:  # closed, never unlocked: that would free a forking parent's lock
+    # Lock it. The lock ends when the file is closed. It is never unlocked: a forked child would free its parent's lock.
+    with os.fdopen(file, "r+b", buffering=0) as lock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lock.truncate(0)

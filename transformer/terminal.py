@@ -14,18 +14,24 @@ JOINERS = "\u200c\u200d"  # within words of Persian and Hindi, and within emoji
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """The text with controls, line ends, direction marks and the like as `\\x1b`; those in `keep` stay."""
+    """The text with control characters, line ends, direction marks and the like escaped, as in `\\x1b`.
+
+    The characters in `keep` stay as they are.
+    """
     if text.isprintable():
         return text
-    return "".join(c if c in keep or _is_shown(c) else ascii(c)[1:-1] for c in text)
+    return "".join(
+        character if character in keep or _is_shown(character) else ascii(character)[1:-1] for character in text
+    )
 
 
 def _is_shown(character: str) -> bool:
+    """Whether a terminal shows the character, or leaves a space for it."""
     return character.isprintable() or character in JOINERS or unicodedata.category(character) == "Zs"
 
 
 class PrintableFormatter(logging.Formatter):
-    """Writes what a record's arguments hold as `printable` does; a newline counts only in the message itself."""
+    """Escapes the arguments of a record as `printable` does; a newline stays only in the message itself."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, or lines, of a record."""

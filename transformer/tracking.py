@@ -1,7 +1,11 @@
-"""What a run says of itself: TensorBoard, metrics.jsonl, train.log and the terminal.
+"""What a run reports while it trains, and where.
 
-A resumed run drops what the first two hold of later steps, so that no step stands twice; train.log is a diary and
-keeps all.
+    scalars by step    Tracker       -> TensorBoard, metrics.jsonl
+    log lines          log_to        -> train.log, beside whatever the process does with them
+    a bar              progress_bar  -> the terminal
+
+A resumed run drops what TensorBoard and metrics.jsonl hold of later steps, so that no step appears twice; train.log is
+a diary and keeps everything.
 """
 
 import json
@@ -29,23 +33,23 @@ LARGEST_METRICS = 1 << 28  # bytes: a million lines
 
 
 class Tracker:
-    """Scalars and texts by step, into TensorBoard and metrics.jsonl.
+    """Writes scalars by step to TensorBoard and metrics.jsonl, texts and images to TensorBoard only.
 
     Every method raises StorageError where they cannot be written: on a full disk, or in a directory taken away. A
-    context manager; at its end, an error that is on its way is the one that counts.
+    context manager: if the block ends with an error, that is raised, and not what closing may raise after it.
     """
 
     def __init__(self, run: RunDir | None, step: int) -> None:
-        """Go on after `step`: what was written of later steps is dropped. Without a run, nothing is written."""
+        """Go on after `step`: what was written for later steps is dropped. Without a run, nothing is written."""
         self._writes = run is not None
         if run is None:
             return
         from torch.utils.tensorboard import SummaryWriter  # slow
 
         self._run = run
-        with _errors_name(run.tensorboard):
+        with _errors_named(run.tensorboard):
             self._writer = SummaryWriter(str(run.tensorboard), purge_step=step + 1)
-        with _errors_name(run.metrics):
+        with _errors_named(run.metrics):
             _drop_after(run.metrics, step)
             self._metrics = append_to(run.metrics)
 
@@ -63,48 +67,51 @@ class Tracker:
         """Write these values of `step`; None is left out, and so is what is not finite: JSON has no word for it."""
         if not self._writes:
             return
-        known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-        with _errors_name(self._run.tensorboard):
-            for name, value in known.items():
+        finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+
+        with _errors_named(self._run.tensorboard):
+            for name, value in finite.items():
                 self._writer.add_scalar(name, value, step)
-        with _errors_name(self._run.metrics):
-            self._metrics.write(json.dumps({"step": step, "time": round(time.time(), 3), **known}) + "\n")
+
+        line = json.dumps({"step": step, "time": round(time.time(), 3), **finite})
+        with _errors_named(self._run.metrics):
+            self._metrics.write(f"{line}\n")
             self._metrics.flush()
 
     def text(self, step: int, name: str, lines: list[str]) -> None:
-        """Show these lines of `step` in TensorBoard, as they are but for controls."""
+        """Show these lines of `step` in TensorBoard, as they are, with control characters escaped."""
         if not self._writes:
             return
-        escaped = "\n".join(f"    {printable(line)}" for line in lines)  # Markdown's literal block
-        with _errors_name(self._run.tensorboard):
-            self._writer.add_text(name, escaped, step)
+        indented = "\n".join(f"    {printable(line)}" for line in lines)  # Markdown's literal block
+        with _errors_named(self._run.tensorboard):
+            self._writer.add_text(name, indented, step)
 
     def image(self, step: int, name: str, pixels: Tensor) -> None:
         """Show a picture of `step` in TensorBoard: `(1, height, width)` in grey, uint8."""
         if not self._writes:
             return
-        with _errors_name(self._run.tensorboard):
+        with _errors_named(self._run.tensorboard):
             self._writer.add_image(name, pixels.numpy(), step)
 
     def flush(self) -> None:
         """Write out what is buffered."""
         if self._writes:
-            with _errors_name(self._run.tensorboard):
+            with _errors_named(self._run.tensorboard):
                 self._writer.flush()
 
     def close(self) -> None:
         """Write out what is buffered, and end."""
         if not self._writes:
             return
-        with _errors_name(self._run.metrics):
+        with _errors_named(self._run.metrics):
             self._metrics.close()
-        with _errors_name(self._run.tensorboard):
+        with _errors_named(self._run.tensorboard):
             self._writer.close()
 
 
 @contextmanager
-def _errors_name(path: Path) -> Iterator[None]:
-    """Whatever keeps a file from being written becomes a StorageError that names it."""
+def _errors_named(path: Path) -> Iterator[None]:
+    """Raise StorageError, naming the file, for whatever keeps it from being written."""
     try:
         yield
     except OSError as error:
@@ -123,6 +130,7 @@ def _drop_after(path: Path, step: int) -> None:
 
 
 def _step_of(line: bytes) -> float:
+    """The step of a line of metrics.jsonl; infinity for what is no such line."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -133,34 +141,36 @@ def _step_of(line: bytes) -> float:
 def log_to(path: Path) -> Iterator[None]:
     """Append the package's log lines to a file, with the time of day, whatever the process shows of them itself."""
     logger = logging.getLogger("transformer")
-    level, propagate = logger.level, logger.propagate
-    with _errors_name(path):
-        handler = _LogFile(path)
-    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
-    shown = _Parents(logger, logger.getEffectiveLevel())
+    with _errors_named(path):
+        to_file = _LogFile(path)
+    to_file.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
 
+    # The file gets every line from INFO on; the handlers of the process get what they would have got without it.
+    to_process = _Parents(logger, logger.getEffectiveLevel())
+    earlier_level = logger.level
+    earlier_propagate = logger.propagate
     logger.setLevel(min(logging.INFO, logger.getEffectiveLevel()))
     logger.propagate = False
-    for each in (handler, shown):
-        logger.addHandler(each)
+    logger.addHandler(to_file)
+    logger.addHandler(to_process)
     try:
         yield
     finally:
-        for each in (handler, shown):
-            logger.removeHandler(each)
-        logger.setLevel(level)
-        logger.propagate = propagate
-        handler.close()
+        logger.removeHandler(to_file)
+        logger.removeHandler(to_process)
+        logger.setLevel(earlier_level)
+        logger.propagate = earlier_propagate
+        to_file.close()
 
 
 class _LogFile(logging.StreamHandler[TextIO]):
-    """Adds lines to a file. Those that do not fit on the disk are lost: what must not be lost is saved elsewhere."""
+    """Adds lines to a file. Lines that do not fit on the disk are lost: what must not be lost is saved elsewhere."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(append_to(path))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Without logging's traceback."""
+        """Say nothing, where logging would print a traceback."""
 
     def close(self) -> None:
         """Close the file."""

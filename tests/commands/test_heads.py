@@ -208,10 +208,10 @@ def test_attention_refuses_links_beyond_the_sentence(trained: Path, tmp_path: Pa
         ({"target": "a"}, "target is the translation of text: set text, too"),
         ({"text": "a", "forced": True}, "forced=true reads the references of a set: leave text and file out"),
         ({"text": "a", "sentences": 3}, "sentences are taken from file or set: leave text out"),
-        ({"alignments": "x"}, "alignments are those of many sentences: set sentences, too"),
-        ({"alignments": "x", "sentences": 2}, "alignments are those of references: set forced=true, or references="),
+        ({"alignments": "x"}, "alignments are for many sentences: set sentences, too"),
+        ({"alignments": "x", "sentences": 2}, "alignments are of references: set forced=true, or references="),
         ({"references": "x"}, "references belong to file: set file, too"),
-        ({"layers": [0]}, "layers=[0]: they are counted from 1"),
+        ({"layers": [0]}, "layers=[0]: layers are counted from 1"),
         ({"line": 0}, "line=0 must be a number of at least 1"),
     ],
 )

@@ -146,7 +146,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "alignment as tsv": ({"align": True, "format": LineFormat.tsv}, "align=true needs format=jsonl"),
     "sampling with a beam": (
         {"search": SearchOverride(beam_size=4), "sample": SampleConfig(top_k=5)},
-        "search.beam_size=4 is of no use to sample",
+        "search.beam_size=4 is for a search",
     ),
 }
 

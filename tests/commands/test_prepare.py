@@ -36,7 +36,8 @@ from transformer.config.settings import (
     TrainConfig,
 )
 from transformer.data.corpus import Pair
-from transformer.data.prepare import DataReport, prepare
+from transformer.data.prepare import prepare
+from transformer.data.report import DataReport
 from transformer.data.round_trip import Change, RoundTrip
 from transformer.data.source import Source
 from transformer.data.store import StoreWriter
@@ -255,7 +256,7 @@ def test_a_given_tokenizer_is_named_as_the_cause(
     job.tokenizer = TokenizerConfig(model=str(tmp_path / "given.model"))
     with_references(job, ["☃"])
     prepare(job)
-    assert "the tokenizer is a given one, which decides that" in caplog.text
+    assert "the given tokenizer is the cause: train one" in caplog.text
 
 
 def test_a_pair_at_the_limit_is_kept(job: TrainJob) -> None:

@@ -414,7 +414,7 @@ def test_translator_computes_as_the_run_did(
     [
         ({"tokenizer_sha256": "0" * 64}, r"tokenizer\.model: not the tokenizer of this run"),
         ({"resolved": {"precision": "fp64"}}, r"run\.json: .*resolved has no key 'device'"),
-        ({"format": 1}, r"run\.json: written by format 1"),
+        ({"format": 1}, r"run\.json: written by another version of this package \(format 1, not 2\)"),
         ({"colour": "red"}, r"run\.json: .*unknown keys: \['colour'\]"),
     ],
 )

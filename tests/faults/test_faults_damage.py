@@ -128,7 +128,11 @@ def same_end(run_dir: Path, trained: Path) -> bool:
     return all(equal(one[key], two[key]) for key in two) and results_of(run_dir) == results_of(trained)
 
 
-FELL_BACK = ("; falling back to step-", "; the last checkpoint is taken", "is missing: it would say in which precision")
+FELL_BACK = (
+    "; falling back to step-",
+    "; using the last checkpoint instead",
+    "is missing: it would say in which precision",
+)
 
 
 def judge(finished: Finished, command: str, path: Path, damage: str, found: Ended) -> bool:

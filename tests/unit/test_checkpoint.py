@@ -339,7 +339,7 @@ def test_a_damaged_checkpoint_is_reported_once_and_kept(run: Path, caplog: pytes
     assert snapshot(run) == before  # a reader without the lock moves nothing
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warned) == 1
-    assert "step-00000020/model.safetensors: 1 bytes, not the" in warned[0]
+    assert "step-00000020/model.safetensors: damaged: 1 bytes, and MANIFEST.json says" in warned[0]
     with lock_run(run):
         assert newest(run) == load_checkpoint(step_path(run, 10))
         assert sorted(os.listdir(run / "checkpoints")) == [".bad-step-00000020", "step-00000010"]

@@ -141,7 +141,7 @@ def test_what_a_folder_does_not_have_is_named(
 
 def test_a_column_that_a_folder_lacks_is_named_with_those_it_has(twin: Path, tmp_path: Path) -> None:
     place, names = re.escape(f"{twin} de-en train"), r"translation\.de, translation\.en"
-    with pytest.raises(InputError, match=rf"^{place}: no column 'fr', but '{names}': name two that it has$"):
+    with pytest.raises(InputError, match=rf"^{place}: no column 'fr', only '{names}': name two of these$"):
         find(twin, tmp_path / "store", tgt="fr")
     assert left_in(tmp_path / "store") == []
 

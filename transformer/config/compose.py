@@ -1,11 +1,12 @@
 """YAML and overrides to a typed, checked job, in this process: for the command line, tables, sweeps and notebooks.
 
-Hydra merges five things, later ones winning: the command's schema (every key, with the paper's base model and recipe),
-`quiet_hydra` (Hydra leaves no file behind), the recipe, the experiment, the overrides. What comes out is merged into a
-fresh schema and becomes the job: `++key=value` cannot add a key, and a `_target_` is an unknown key like any other.
+    schema  <  quiet_hydra  <  recipe/NAME.yaml  <  experiment/NAME.yaml  <  overrides      merged by Hydra, later wins
+      -> merged once more into a fresh schema -> the job
 
-Hydra calls what it finds under its own node `hydra`, so no file may set that: `quiet_hydra` locks the node for all that
-is merged after it, and only the user's own overrides, which come last, may change it.
+The schema has every key, with the paper's base model and recipe. Because of the second merge, `++key=value` cannot add
+a key, and a `_target_` is an unknown key like any other. Hydra calls what it finds under its own node `hydra`, so no
+file may set that: `quiet_hydra`, by which Hydra leaves no file behind, also locks the node for everything that is
+merged after it. Only the user's own overrides, which come last, may change it.
 """
 
 import copy
@@ -62,7 +63,7 @@ def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | 
 
 
 def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | None = None) -> Job:
-    """The job of `transformer COMMAND OVERRIDES`, composed and checked as there; nothing is run.
+    """The job of `transformer COMMAND OVERRIDES`, composed and checked as on the command line; nothing is run.
 
     An override is written as on the command line, `"train.max_steps=20"`, without a shell's quotes. `config_dir` is a
     folder of experiments and recipes of one's own. Flags, --multirun among them, belong to the command line.
@@ -70,6 +71,7 @@ def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | 
     The job is a dataclass, with a field for every key: `job.train.max_steps`. Hydra's global state is put back, so a
     running command may compose other jobs; two threads must not compose at the same time. Raises InputError.
     """
+    # Check what can be checked without Hydra.
     if command not in JOBS:
         raise InputError(f"unknown command {command!r}{did_you_mean(command, JOBS)}; there are {', '.join(JOBS)}")
     if isinstance(overrides, str):
@@ -85,7 +87,8 @@ def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | 
         folder = quote(f"file://{Path(config_dir).absolute()}")
         checked.insert(0, f"hydra.searchpath=[{folder}]")
 
-    with stored_configs(command, checked, {}), _globals_of_its_own():
+    # Compose.
+    with stored_configs(command, checked, {}), _hydra_globals_set_aside():
         try:
             with hydra.initialize_config_dir(str(shipped("configs")), job_name=command, version_base="1.3"):
                 config = hydra.compose(primary_config(command), checked, return_hydra_config=True)
@@ -97,8 +100,8 @@ def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | 
 
 
 @contextmanager
-def _globals_of_its_own() -> Iterator[None]:
-    """Set Hydra's global state aside, which a running command may own, and put it back."""
+def _hydra_globals_set_aside() -> Iterator[None]:
+    """Set Hydra's global state aside, which a running command may own, and put it back at the end."""
     hydra_of_command = GlobalHydra.instance().hydra
     config_of_command = HydraConfig.instance().cfg
     name_of_command = JobRuntime.instance().get("name")
@@ -137,17 +140,14 @@ def stored_configs(command: str, overrides: Sequence[str], hydra_settings: Mappi
 
     `hydra_settings` are keys of the node `hydra`, beside those that keep Hydra quiet.
     """
-    if not OmegaConf.has_resolver("shipped"):
-        OmegaConf.register_new_resolver("shipped", lambda: str(shipped("data")))
-        OmegaConf.register_new_resolver("optuna_direction", _optuna_direction)
-        OmegaConf.register_new_resolver("paper_peak", lambda d_model, steps, times: times * paper_peak(d_model, steps))
-
+    _register_resolvers()
     quiet = OmegaConf.create({**QUIET_HYDRA, **hydra_settings})
     OmegaConf.set_readonly(quiet, True)  # what is merged later cannot change the node; Hydra unlocks it for overrides
 
+    # A running command may have stored its own under the same names: they are put back.
     store = ConfigStore.instance()
     names = [f"{name}.yaml" for name in _stored_names(command)]
-    before = {name: store.repo[name] for name in names if name in store.repo}
+    earlier = {name: store.repo[name] for name in names if name in store.repo}
     try:
         primary, schema, quiet_hydra = _stored_names(command)
         store.store(primary, {"defaults": _defaults(command)})
@@ -157,7 +157,16 @@ def stored_configs(command: str, overrides: Sequence[str], hydra_settings: Mappi
     finally:
         for name in names:
             store.repo.pop(name, None)
-        store.repo.update(before)  # of the command that is running, if this is inside one
+        store.repo.update(earlier)
+
+
+def _register_resolvers() -> None:
+    """What a YAML file may call: `${shipped:}`, `${optuna_direction:METRIC}`, `${paper_peak:D_MODEL,STEPS,TIMES}`."""
+    if OmegaConf.has_resolver("shipped"):
+        return
+    OmegaConf.register_new_resolver("shipped", lambda: str(shipped("data")))
+    OmegaConf.register_new_resolver("optuna_direction", _optuna_direction)
+    OmegaConf.register_new_resolver("paper_peak", lambda d_model, steps, times: times * paper_peak(d_model, steps))
 
 
 def _optuna_direction(metric: Metric) -> str:
@@ -173,18 +182,20 @@ def _defaults(command: str) -> list[object]:
     """The defaults list of a command: what is merged, in this order."""
     _, schema, quiet_hydra = _stored_names(command)
     files = [{"recipe": "paper"}, {"experiment": "demo"}] if issubclass(JOBS[command], TrainJob) else []
-    silent = [{"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}]
-    return [schema, quiet_hydra, *files, "_self_", *silent]
+    no_logging = [{"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}]
+    return [schema, quiet_hydra, *files, "_self_", *no_logging]
 
 
 def _schema(job: type[Job], overrides: Sequence[str]) -> Job:
-    """The job with its defaults, and a place for each set that the overrides name: they are new keys."""
+    """The job with its defaults, and an entry for each set that the overrides name: its keys are new ones."""
     schema = job()
     for override in overrides:
-        if match := re.match(rf"{NAMED}[^=]+=", override):
-            *section, group = match["group"].split(".")
-            holder = schema if not section else cast(TrainJob, schema).data
-            getattr(holder, group)[match["name"]] = ExtraConfig() if group == "extra" else PairConfig()
+        match = re.match(rf"{NAMED}[^=]+=", override)
+        if match is None:
+            continue
+        *section, group = match["group"].split(".")  # `data.test`, `data.extra`, or `test` alone under `evaluate`
+        holder = cast(TrainJob, schema).data if section else schema
+        getattr(holder, group)[match["name"]] = ExtraConfig() if group == "extra" else PairConfig()
     return schema
 
 
@@ -230,7 +241,8 @@ def _environment_refused() -> Iterator[None]:
 
     def refuse(name: str, *_: object) -> str:
         raise ValueError(
-            f"${{oc.env:{name}}}: settings are stored with the run, so the environment is not read: let the shell do it"
+            f"${{oc.env:{name}}}: settings are stored with the run, so the environment is not read: "
+            "let the shell fill it in"
         )
 
     OmegaConf.register_new_resolver("oc.env", refuse, replace=True)
@@ -267,11 +279,14 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
 def _refuse_mixed_demo() -> None:
     """The demo's sizes fit the demo's corpus only: another corpus under them would train a toy."""
     experiment = HydraConfig.get().runtime.choices.get("experiment")
-    overrides = HydraConfig.get().overrides.task
-    if experiment == "demo" and any(o.startswith(("data.train.", "data.dev.", "data.extra.")) for o in overrides):
-        raise InputError(
-            "data.train, data.dev and data.extra are fixed under experiment=demo: choose experiment=small, base or big"
-        )
+    if experiment != "demo":
+        return
+    for override in HydraConfig.get().overrides.task:
+        if override.startswith(("data.train.", "data.dev.", "data.extra.")):
+            raise InputError(
+                "data.train, data.dev and data.extra are fixed under experiment=demo: "
+                "choose experiment=small, base or big"
+            )
 
 
 def _refuse_model_of_table(job: Job) -> None:
@@ -296,25 +311,29 @@ def _log_overridden_recipe(composed: DictConfig) -> None:
 
     given = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
     in_force = leaves(_to_dict(composed))
-    own = [
+    overridden = [
         f"{key}={as_typed(in_force[key])}"
         for key, value in _recipe_values(recipe).items()
         if key not in given and in_force.get(key, value) != value
     ]
-    if own:
+    if overridden:
         experiment = choices["experiment"]
-        log.info("experiment=%s overrides recipe=%s: %s", experiment, recipe, ", ".join(own))
+        log.info("experiment=%s overrides recipe=%s: %s", experiment, recipe, ", ".join(overridden))
 
 
 def _recipe_values(recipe: str) -> dict[str, Any]:
-    """The keys that the file of a recipe sets, dotted, from the first folder that has the file: so Hydra looks, too."""
+    """The keys that the file of a recipe sets, dotted. As Hydra does, it takes the first folder that has the file."""
     sources = HydraConfig.get().runtime.config_sources
     files = [Path(source.path) / "recipe" / f"{recipe}.yaml" for source in sources if source.schema == "file"]
-    return leaves(_to_dict(OmegaConf.load(next(file for file in files if file.exists()))))
+    file = next(file for file in files if file.exists())
+    return leaves(_to_dict(OmegaConf.load(file)))
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
 
 
 def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerError:
-    """What to raise for an error of composing: it is in the overrides, or in the files that they name."""
+    """The error to raise where Hydra cannot compose: it is in the overrides, or in the files that they name."""
     if isinstance(error, TransformerError):
         return error
     if isinstance(error.__context__, ReadonlyConfigError):  # the lock of `quiet_hydra`
@@ -326,24 +345,35 @@ def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerEr
 def _nearest_name(message: str) -> str:
     """A clause with the experiment or recipe that was meant, if this is Hydra's message about an unknown one."""
     unknown = re.search(rf"Could not find '({'|'.join(GROUPS)})/(.+)'", message)
-    names = re.findall(r"^\t(?!provider=)(\S+)$", message, re.MULTILINE)
-    return did_you_mean(unknown[2], [*names, *names_in(unknown[1], None)]) if unknown else ""
+    if unknown is None:
+        return ""
+    group = unknown[1]
+    name = unknown[2]
+    names_in_message = re.findall(r"^\t(?!provider=)(\S+)$", message, re.MULTILINE)
+    return did_you_mean(name, [*names_in_message, *names_in(group, None)])
 
 
 def _one_line(error: BaseException) -> str:
     """Hydra's and OmegaConf's messages without their advice and their internals."""
+    # The lines that say something to a user, each once.
     lines = [line.strip() for line in _messages(error)]
     noise = ("object_type=", "reference_type=", "full_key:", "See https", "To append to your", "Set the environment")
     kept = [line for line in dict.fromkeys(lines) if line and not line.startswith(noise)]
-    line = "; ".join(kept).partition("; Config search path")[0].replace("Error merging override ", "")
-    line = line.replace("ValueError raised while resolving interpolation: ", "")
-    line = re.sub(r"^In '\w+_job': ", "", line)  # the name of a primary configuration, which says nothing to a user
-    return re.sub(
-        r"Key ('experiment'|'recipe') not in", r"its first line must be `# @package _global_`: \1 not in", line
-    )
+    message = "; ".join(kept)
+
+    # Without what is put around them: a list of folders, the name of a primary configuration, and the like.
+    message = message.partition("; Config search path")[0]
+    message = message.replace("Error merging override ", "")
+    message = message.replace("ValueError raised while resolving interpolation: ", "")
+    message = re.sub(r"^In '\w+_job': ", "", message)
+
+    # A file without its first line sets keys of `experiment` or `recipe`, which are none.
+    remedy = "its first line must be `# @package _global_`"
+    return re.sub(r"Key ('experiment'|'recipe') not in", rf"{remedy}: \1 not in", message)
 
 
 def _messages(error: BaseException) -> Iterator[str]:
+    """The lines of an error and of what caused it."""
     yield from str(error).split("\n")
     if error.__cause__ is not None:
         yield from _messages(error.__cause__)

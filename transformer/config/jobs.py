@@ -1,4 +1,7 @@
-"""One class for each command: every key that it takes, with its default. Checks that span sections stand here."""
+"""One class for each command: every key that it takes, with its default.
+
+The groups of keys are those of `settings`. Checks that compare keys of several groups are here.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -35,7 +38,7 @@ class TrainJob:
     """`transformer train` and `transformer prepare`."""
 
     run_dir: str = option(
-        "runs/base", "everything about the run goes here; the same again resumes", on_resume=OnResume.allow
+        "runs/base", "everything about the run goes here; the same command again resumes it", on_resume=OnResume.allow
     )
     init_from: str | None = option(None, "begin with the weights and the tokenizer of this run, or of one checkpoint")
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -46,6 +49,8 @@ class TrainJob:
 
     def __post_init__(self) -> None:
         require(bool(self.run_dir), "run_dir must name a directory")
+
+        # The longest sentence must fit the model, a step and a micro-batch.
         longest = self.data.filter.max_length + 1  # with EOS
         positions = self.model.max_positions
         require(
@@ -82,9 +87,11 @@ class TranslateJob(DecodeJob):
         False, "refuse a source too long for the model, or not UTF-8, instead of truncating and replacing"
     )
     ensemble: list[str] = option([], "other runs with the same tokenizer: average the probabilities of all models")
-    prefix: str | None = option(None, "a file: each translation begins with its line, whole words (blank: with any)")
+    prefix: str | None = option(
+        None, "a file, line by line the whole words that a translation begins with (blank: with any)"
+    )
     sample: SampleConfig = field(default_factory=SampleConfig)
-    n_best: int = option(1, "translations of each line, the best first: at most search.beam_size; or so many samples")
+    n_best: int = option(1, "translations of each line, the best first (at most search.beam_size), or samples")
     align: bool = option(
         False, "jsonl: add the pieces, and which source piece each piece belongs to (source_of, from 0)"
     )
@@ -107,7 +114,7 @@ class TranslateJob(DecodeJob):
         require(not self.align or self.format is LineFormat.jsonl, "align=true needs format=jsonl")
         require(
             not self.sample.is_wanted or self.search.beam_size is None,
-            f"search.beam_size={self.search.beam_size} is of no use to sample: leave one of the two out",
+            f"search.beam_size={self.search.beam_size} is for a search, which sample.* replaces: leave one out",
         )
 
 
@@ -135,20 +142,22 @@ class ScoreJob(DecodeJob):
 
 @dataclass
 class ScoredText:
-    """What a scorer must know of text."""
+    """The text that is scored."""
 
-    tgt_lang: str | None = option(None, "the language of what is scored (null: the run's)")
+    tgt_lang: str | None = option(None, "the language of the translations, an ISO 639 code (null: the run's)")
 
 
 @dataclass
 class EvaluateJob(DecodeJob):
-    """`transformer evaluate`: of a run, or of files of translations."""
+    """`transformer evaluate`: scores of a run, or of files of translations."""
 
     hypotheses: str | None = option(None, "instead of a run: translations, one a line (-: standard input)")
     references: list[str] = option([], "their references: a file, or several as [A,B]")
     data: ScoredText = field(default_factory=ScoredText)
     lowercase: bool = option(False, "score without regard to case")
-    paper_bleu: bool = option(False, "print the BLEU of papers, too: Moses' tokens, split at hyphens, not smoothed")
+    paper_bleu: bool = option(
+        False, "print the BLEU of papers, too: Moses' tokens, words split at hyphens, not smoothed"
+    )
     format: Format = option(Format.text, "for people, or for programs")
     test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "instead of the run's test sets: "})
     store_dir: str | None = option(None, "where copies of hub data sets are kept (null: beside the run)")
@@ -157,13 +166,19 @@ class EvaluateJob(DecodeJob):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names("test", self.test)
+
+        # Files of translations instead of a run.
         require(
             (self.hypotheses is None) == (not self.references), "hypotheses and references belong together: set both"
         )
         if self.hypotheses is not None:
             require(not self.test, "hypotheses are scored against references: leave test out")
             require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")
-            require(not self.sweep.is_wanted, "hypotheses are there already: leave sweep out")
+            require(
+                not self.sweep.is_wanted, "a sweep translates, and hypotheses are translations already: leave sweep out"
+            )
+
+        # A sweep over search settings.
         require(
             not (self.sweep.is_wanted and self.test),
             "a sweep compares settings on the run's dev set: leave test.NAME for the evaluation that follows",
@@ -175,54 +190,60 @@ class EvaluateJob(DecodeJob):
 
 @dataclass
 class AttentionJob(DecodeJob):
-    """`transformer attention`: of one sentence, or what each head does over many."""
+    """`transformer attention`: the weights of one sentence, or what each head does over many."""
 
     text: str | None = option(None, "the sentence to look at")
     target: str | None = option(None, "its translation (null: the model's own)")
     file: str | None = option(None, "instead of text: a file with a sentence a line")
-    references: str | None = option(None, "with file: its translations, which the model is then made to read")
+    references: str | None = option(None, "with file: its translations, which the model then reads instead of its own")
     set: str | None = option(None, "instead of text: a set that the run keeps (null: dev, without text and file)")
     forced: bool = option(False, "with a set: read its references instead of translating")
     line: int = option(1, "which sentence of the file or the set, counted from 1")
-    sentences: int | None = option(None, "instead of one sentence: what each head does in the first so many")
+    sentences: int | None = option(
+        None, "instead of one sentence: what each head does over this many sentences, the first ones"
+    )
     alignments: str | None = option(
         None, "with sentences: their word alignments, such as 0-0 1-2 on a line; measures the error rate of each layer"
     )
     output: str = option("attention", "directory that the files go to")
     format: WeightsFormat = option(WeightsFormat.json, "of the file with the weights")
-    layers: list[int] | None = option(None, "figures of these layers only, such as 5,6 (null: all)")
-    heads: list[int] | None = option(None, "figures of these heads only (null: all)")
-    word: str | None = option(None, "figures of what this word looks at only (null: of all words)")
+    layers: list[int] | None = option(None, "figures of these layers only, such as 5,6, counted from 1 (null: all)")
+    heads: list[int] | None = option(None, "figures of these heads only, counted from 1 (null: all)")
+    word: str | None = option(None, "figures only of what this word attends to (null: of all words)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, "", 1, "line", "sentences")
+
+        # Where the sentences come from, and the translations that the model reads.
         given = [name for name in ("text", "file", "set") if getattr(self, name) is not None]
         require(len(given) <= 1, f"{' and '.join(given)} are set: choose one")
         require(self.target is None or self.text is not None, "target is the translation of text: set text, too")
         require(self.references is None or self.file is not None, "references belong to file: set file, too")
-        is_of_set = self.text is None and self.file is None
-        require(is_of_set or not self.forced, "forced=true reads the references of a set: leave text and file out")
+        has_set = self.text is None and self.file is None
+        require(has_set or not self.forced, "forced=true reads the references of a set: leave text and file out")
         require(self.sentences is None or self.text is None, "sentences are taken from file or set: leave text out")
+
+        # What is drawn, and what is measured.
         for name in ("layers", "heads"):
             numbers = getattr(self, name)
-            require(numbers is None or min(numbers, default=0) >= 1, f"{name}={numbers}: they are counted from 1")
+            require(numbers is None or min(numbers, default=0) >= 1, f"{name}={numbers}: {name} are counted from 1")
         if self.alignments is not None:
-            require(self.sentences is not None, "alignments are those of many sentences: set sentences, too")
+            require(self.sentences is not None, "alignments are for many sentences: set sentences, too")
             has_references = self.references is not None or self.forced
-            require(has_references, "alignments are those of references: set forced=true, or references=FILE")
+            require(has_references, "alignments are of references: set forced=true, or references=FILE")
 
 
 @dataclass
 class CompareJob:
-    """`transformer compare`: of runs, or of files of translations, each with the first one."""
+    """`transformer compare`: runs, or files of translations, each with the first one."""
 
     runs: list[str] = option([], "run directories, the first one the baseline; `compare runs/a runs/b` sets this")
     hypotheses: list[str] = option([], "instead of runs: files of translations, one a line, as [A,B]")
     references: list[str] = option([], "their references: a file, or several as [A,B]")
     data: ScoredText = field(default_factory=ScoredText)
     lowercase: bool = option(False, "score without regard to case")
-    changed: int = option(5, "show so many of the sentences whose translations changed most")
+    changed: int = option(5, "show this many of the sentences whose translations changed most")
     format: Format = option(Format.text, "for people (Markdown), or for programs")
 
     def __post_init__(self) -> None:
@@ -250,10 +271,12 @@ class AverageJob:
 class SummaryJob(TrainJob):
     """`transformer summary`."""
 
-    run: str | None = option(None, "sum up this run directory, its settings and its speed, instead of these settings")
-    tokens_per_second: float | None = option(None, "target tokens a second, to count the hours with")
+    run: str | None = option(
+        None, "summarise this run directory, with the speed that it had, instead of these settings"
+    )
+    tokens_per_second: float | None = option(None, "target tokens a second, to estimate the hours from")
     rates: str | None = option(
-        None, "what a machine takes for each FLOP, byte and parameter, as scripts/benchmark/predict.py measured it"
+        None, "file with the time of a FLOP, a byte and a parameter on a machine, from scripts/benchmark/predict.py"
     )
     format: Format = option(Format.text, "for people, or for programs")
 
@@ -269,7 +292,7 @@ class ReplayJob:
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
     step: int | None = option(
-        None, "the step to run again, counted from 1 (null: the first bad one behind the newest checkpoint)"
+        None, "the step to run again, counted from 1 (null: the first bad one after the newest checkpoint)"
     )
     format: Format = option(Format.text, "for people, or for programs")
 
@@ -287,7 +310,7 @@ class ExportJob:
     output: str | None = option(None, "the directory to make (null: RUN_DIR-TO)")
     quantization: Quantization = option(Quantization.float32, "the type of the weights; float32 alone is exact")
     sentences: int = option(200, "check the exported model on this many sentences")
-    src: str | None = option(None, "a text file of such sentences (null: the run's dev set, else a test set)")
+    src: str | None = option(None, "a text file with these sentences (null: the run's dev set, else a test set)")
     tgt: str | None = option(None, "their references, line by line")
     threads: int | None = option(None, "CPU threads (null: one for each core)")
     format: Format = option(Format.text, "for people, or for programs")
@@ -304,9 +327,9 @@ class ExportJob:
 
 
 PAPER_TABLES = ("1", "2", "3")
-SCORES = "scores"  # the study of scores that section 3.2.1 only asserts
+SCORES = "scores"  # the study of the attention scores that section 3.2.1 compares in words only
 
-# Of the model, what no row of the paper's tables is about: where the user sets one of these, it holds in every row.
+# Keys of `model` that no row of the paper's tables changes: where the user sets one of these, it holds in every row.
 BESIDE_THE_ROWS = ("norm", "score", "attention_dropout", "relu_dropout")
 
 
@@ -316,15 +339,15 @@ class TableJob(TrainJob):
 
     table: str = option(
         "3",
-        "a table of the paper: 1, 2 or 3; scores: each score at each d_k; a YAML file with rows of your own; "
-        "or a folder of runs, such as a sweep's",
+        "1, 2 or 3: a table of the paper; scores: each attention score at each d_k; a YAML file with rows of your "
+        "own; or a folder of runs, such as a sweep's",
     )
     output: str | None = option(None, "where the table and its runs go (null: RUN_DIR-tableN)")
-    rows: str | None = option(None, "only rows whose names begin so, such as base,A,D (null: all)")
+    rows: str | None = option(None, "only rows whose names begin like this, such as base,A,D (null: all)")
     width: int | None = option(
         None, "tables of the paper: d_model of its base model; other widths in proportion (null: 512)"
     )
-    seeds: int = option(1, "train each row so often, with train.seed, train.seed + 1, ...")
+    seeds: int = option(1, "train each row this many times, with train.seed, train.seed + 1, ...")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -333,6 +356,8 @@ class TableJob(TrainJob):
             self.table != "1" or (self.rows is None and self.seeds == 1),
             "table=1 trains nothing: leave rows and seeds out",
         )
+
+        # The study of scores.
         require(
             self.table != SCORES or self.model.d_model % 8 == 0,
             f"model.d_model={self.model.d_model} must be a multiple of 8, the smallest d_k of table={SCORES}",
@@ -341,6 +366,8 @@ class TableJob(TrainJob):
             self.table != SCORES or self.init_from is None,
             f"table={SCORES} compares trainings from their first step on: leave init_from out",
         )
+
+        # The tables of the paper at another width.
         require(
             self.width is None or self.width % 32 == 0,
             f"width={self.width} must be a multiple of 32: the paper's smallest heads are d_model / 32 wide",
@@ -355,7 +382,7 @@ class TableJob(TrainJob):
         )
 
 
-# The class of job that each command takes.
+# ---- the class of job that each command takes -----------------------------------------------------------------------
 
 Job = (
     TrainJob

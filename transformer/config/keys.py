@@ -18,22 +18,22 @@ from transformer.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
-GROUPS = ("recipe", "experiment")  # of files that set keys; the second overrides the first
-NAMED = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."  # sets that have names of their own
+GROUPS = ("recipe", "experiment")  # folders of files that set keys; an experiment overrides a recipe
+NAMED = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."  # keys of sets that users name, `test.news.`
 
 
 @dataclass(frozen=True)
 class Key:
-    """One key: its type, its default as it is typed on the command line, its meaning, and its policy on resume."""
+    """One key."""
 
-    kind: Any
-    default: str
+    kind: Any  # its type
+    default: str  # as it is typed on the command line
     help: str
     on_resume: OnResume
 
 
 def keys_of(job: type) -> dict[str, Key]:
-    """Every key of a job, dotted; of sets that have names of their own, as `data.test.NAME.src`."""
+    """Every key of a job, dotted; those of sets that users name as `data.test.NAME.src`."""
     return _keys_under(job, "")
 
 
@@ -47,14 +47,16 @@ def _keys_under(config: type, prefix: str) -> dict[str, Key]:
     kinds = get_type_hints(config)
 
     for field in fields(config):
-        kind, meaning = kinds[field.name], field.metadata.get("help", "")
+        kind = kinds[field.name]
+        meaning = field.metadata.get("help", "")
         dotted = prefix + field.name
 
-        if is_dataclass(kind) and isinstance(kind, type):
+        if is_dataclass(kind) and isinstance(kind, type):  # a group
             keys |= _keys_under(kind, f"{dotted}.")
-        elif get_origin(kind) is dict:
-            of_one = _keys_under(get_args(kind)[1], f"{dotted}.NAME.")
-            keys |= {name: replace(key, help=meaning + key.help) for name, key in of_one.items()}
+        elif get_origin(kind) is dict:  # groups that users name
+            _, group = get_args(kind)
+            keys_of_group = _keys_under(group, f"{dotted}.NAME.")
+            keys |= {name: replace(key, help=meaning + key.help) for name, key in keys_of_group.items()}
         else:
             default = [] if get_origin(kind) is list else field.default
             keys[dotted] = Key(kind, as_typed(default), _meaning(kind, meaning), field.metadata["on_resume"])
@@ -67,20 +69,26 @@ def as_typed(value: object) -> str:
         return "null"
     if isinstance(value, Enum):
         return value.name
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def _meaning(kind: Any, meaning: str) -> str:
+    """The meaning of a key, with its choices if it has some."""
     is_choice = isinstance(kind, type) and issubclass(kind, Enum)
     return f"{meaning} [{', '.join(kind.__members__)}]" if is_choice else meaning
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings under dotted keys: `{"model": {"n_heads": 1}}` -> `{"model.n_heads": 1}`."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+        if isinstance(value, Mapping):
+            settings |= leaves(value, f"{prefix}{name}.")
+        else:
+            settings[f"{prefix}{name}"] = value
+    return settings
 
 
 # ---- the grammar of key=value ---------------------------------------------------------------------------------------
@@ -96,24 +104,26 @@ def check_override(override: str, keys: Mapping[str, Key], *, is_multirun: bool)
     if override.startswith("~"):
         raise InputError(f"{override}: a key cannot be removed; give it the value you want instead")
 
-    key, equals, value = override.partition("=")
-    bare = key.lstrip("+")
-    if not equals or bare.startswith("hydra"):
+    # What is left to Hydra, and the files that set keys.
+    typed_key, equals, value = override.partition("=")
+    key = typed_key.lstrip("+")
+    if not equals or key.startswith("hydra"):
         return override  # Hydra's own settings; and Hydra says what is wrong where there is no `=`
-    if bare in GROUPS:
+    if key in GROUPS:
         if value in ("", "null"):
-            default = "base" if bare == "experiment" else "paper"
-            raise InputError(f"{override}: name one; {bare}={default} is the paper's, and sets nothing else")
-        return f"{bare}={value}"
+            default = "base" if key == "experiment" else "paper"
+            raise InputError(f"{override}: name the {key}; {key}={default} is the paper's")
+        return f"{key}={value}"
 
-    _check_key(bare, override, keys)
-    kind = keys[generic_key(bare)].kind
+    # A key of the job.
+    _check_key(key, override, keys)
+    kind = keys[generic_key(key)].kind
     is_choice = is_multirun and re.search("[,(]", value) is not None
     if value == "null" or is_choice:
-        return f"{bare}={value}"
+        return f"{key}={value}"
     if _is_list(kind):
-        return f"{bare}={_list(value, is_text=kind == list[str])}"
-    return f"{bare}={quote(value) if kind in (str, str | None) else value}"
+        return f"{key}={_list(value, is_text=kind == list[str])}"
+    return f"{key}={quote(value) if kind in (str, str | None) else value}"
 
 
 def list_override(key: str, values: Sequence[str]) -> str:
@@ -124,6 +134,7 @@ def list_override(key: str, values: Sequence[str]) -> str:
 
 
 def _check_text(argument: str) -> None:
+    """Raise InputError for what is not UTF-8."""
     if any("\ud800" <= character <= "\udfff" for character in argument):  # how Python marks bytes it cannot decode
         raise InputError(f"{argument}: not UTF-8")
 
@@ -139,15 +150,16 @@ def _list(value: str, *, is_text: bool) -> str:
     A text with a comma in it is one that is in quotes already: `["a,b",c]`.
     """
     inner = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    found = re.findall(r"""\s*(?:'[^']*'|"[^"]*")\s*(?=,|$)|[^,]+""", inner)
-    items = [item.strip() for item in found if item.strip()]
+    parts = re.findall(r"""\s*(?:'[^']*'|"[^"]*")\s*(?=,|$)|[^,]+""", inner)
+    items = [part.strip() for part in parts if part.strip()]
     return f"[{','.join(quote(item) if is_text else item for item in items)}]"
 
 
 def _check_key(key: str, override: str, keys: Mapping[str, Key]) -> None:
-    known = generic_key(key)
-    if known not in keys:
-        if any(other.startswith(f"{known}.") for other in keys):
+    """Raise InputError for a key that the job does not have."""
+    generic = generic_key(key)
+    if generic not in keys:
+        if any(other.startswith(f"{generic}.") for other in keys):
             raise InputError(f"{override}: {key} is a group of keys; set them one by one, as {key}.KEY=VALUE")
         raise InputError(
             f"unknown key {key!r} in {override!r}{did_you_mean(key, [*keys, *GROUPS])}; --help lists every key"
@@ -162,13 +174,16 @@ def quote(value: str) -> str:
     """A text value in quotes, as Hydra's grammar wants it; what is in quotes already stays as it is."""
     if re.fullmatch(r"'[^']*'|\"[^\"]*\"", value):
         return value
-    value = os.path.expanduser(value)  # a shell does not expand ~ behind an equals sign
+    value = os.path.expanduser(value)  # a shell does not expand ~ after an equals sign
+
+    # Escape quotation marks. Backslashes count only before one, and there they are doubled.
     value = re.sub(r'(\\*)"', lambda match: match.group(1) * 2 + '\\"', value)
-    return '"' + re.sub(r"(\\+)$", lambda match: match.group(1) * 2, value) + '"'
+    value = re.sub(r"(\\+)$", lambda match: match.group(1) * 2, value)
+    return f'"{value}"'
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A clause that names the known word next to this one, or nothing where none is near."""
+    """A clause that names the known word most like this one, or nothing where none is like it."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

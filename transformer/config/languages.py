@@ -8,7 +8,7 @@ import re
 
 from transformer.errors import InputError
 
-# Two letters (ISO 639-1) and three (639-2/T and 639-3), of each language that has both.
+# Each language that has both: its two letters (ISO 639-1), and its three (639-2/T and 639-3).
 _BOTH = """
     aa:aar ab:abk ae:ave af:afr ak:aka am:amh an:arg ar:ara as:asm av:ava ay:aym az:aze ba:bak be:bel bg:bul bi:bis
     bm:bam bn:ben bo:bod br:bre bs:bos ca:cat ce:che ch:cha co:cos cr:cre cs:ces cu:chu cv:chv cy:cym da:dan de:deu

@@ -1,6 +1,7 @@
 """Dataclasses to JSON primitives and back, typed and checked on the way in.
 
-Enums are written by name. JSON has no word for a number that is not finite: it becomes null, and comes back as NaN.
+`to_json` and `from_json` are inverses. Enums are written by name. JSON has no word for a number that is not finite: it
+becomes null, and comes back as NaN.
 """
 
 import math
@@ -46,6 +47,7 @@ def from_json(kind: type[T], data: object, *, complete: bool = False) -> T:
 
 
 def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any:
+    """`value` as a `kind`, which is the type of a field; `place` is the dotted name of the field, for errors."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):  # only `X | None` is used
         if value is None:
@@ -75,17 +77,21 @@ def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any
     if kind is float:
         return _number(value, place)
 
-    if type(value) is not kind or (kind is int and not -(2**63) <= value < 2**63):  # larger ones are no counts
+    is_too_large = kind is int and type(value) is int and not -(2**63) <= value < 2**63  # for a count of anything
+    if type(value) is not kind or is_too_large:
         raise _unexpected(value, place, f"of type {getattr(origin or kind, '__name__', kind)}")
     return value
 
 
 def _from_table(kind: Any, table: dict[Any, Any], place: str, *, complete: bool) -> Any:
+    """A JSON object as a dataclass."""
     known = {field.name: field for field in fields(kind)}
     unknown = sorted(map(str, table.keys() - known.keys()))
     _require(not unknown, f"{place} has unknown keys: {unknown!s:.200}")
-    missing = [name for name, field in known.items() if name not in table and (complete or not _has_default(field))]
-    _require(not missing, f"{place} has no key {', '.join(map(repr, missing[:1]))}")
+
+    for name, field in known.items():
+        is_needed = complete or not _has_default(field)
+        _require(name in table or not is_needed, f"{place} has no key {name!r}")
 
     kinds = get_type_hints(kind)
     values = {
@@ -99,6 +105,7 @@ def _has_default(field: "Field[Any]") -> bool:
 
 
 def _number(value: Any, place: str) -> float:
+    """A float: of a whole number, too, and NaN of null."""
     if value is None:
         return math.nan
     is_whole = type(value) is int and abs(value) < 2**1023
@@ -109,7 +116,7 @@ def _number(value: Any, place: str) -> float:
 
 
 def _unexpected(value: Any, place: str, expected: str) -> ValueError:
-    """The error of a value; only the top of it is shown, for it may be nested more deeply than `repr` can go."""
+    """The error of a value; only its top is shown, since it may be nested more deeply than `repr` can go."""
     return ValueError(f"{place}={_SHORT.repr(value):.80} is not {expected}")
 
 

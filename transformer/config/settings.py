@@ -1,7 +1,10 @@
 """Every setting, typed; the defaults are the paper's base model and recipe (sections 3, 5 and 6.1).
 
-A YAML file under `configs/` holds only what differs from here. Checks that need no file run in `__post_init__`; a wrong
-value raises ValueError naming the key. Choices are enums with lower-case member names. Nothing here imports torch.
+Each class below is a group of keys (`model.*`, `data.*`, ...); `jobs` puts groups together into the keys of a command.
+A YAML file under `configs/` holds only what differs from here.
+
+Checks that need no file run in `__post_init__`; a wrong value raises ValueError naming the key. Choices are enums with
+lower-case member names. Nothing here imports torch.
 """
 
 import math
@@ -14,6 +17,9 @@ from typing import Any
 MOST_POSITIONS = 1 << 16
 MOST_BEAM = 1 << 10
 MOST_PENALTY = 10.0  # ((5 + |Y|) / 6)^10 of the longest translation is still a number
+
+
+# ---- choices --------------------------------------------------------------------------------------------------------
 
 
 class Norm(Enum):
@@ -31,7 +37,7 @@ class Positions(Enum):
 
 
 class Score(Enum):
-    """What a query makes of a key: `q.k / sqrt(d_k)` (eq. 1), `q.k`, or additive (3.2.1)."""
+    """How attention scores a query and a key: `q.k / sqrt(d_k)` (eq. 1), `q.k`, or additive (3.2.1)."""
 
     scaled = "scaled"
     unscaled = "unscaled"
@@ -48,7 +54,7 @@ class Decay(Enum):
 class Precision(Enum):
     """The arithmetic of the forward pass; `auto` is bf16 where the hardware multiplies it, fp32 elsewhere.
 
-    fp16 is for GPUs without bf16, and never chosen by itself: its range is small, so the loss is scaled.
+    fp16 is for GPUs without bf16; `auto` never chooses it. Its range is small, so the loss is scaled.
     """
 
     auto = "auto"
@@ -59,7 +65,7 @@ class Precision(Enum):
 
 
 class LayoutKind(Enum):
-    """A sentence a row, or end to end; `auto` is packed, but for a GPU that has no kernel for it."""
+    """Sentences one a row, or end to end; `auto` is packed, except on a GPU that has no kernel for it."""
 
     auto = "auto"
     padded = "padded"
@@ -82,7 +88,7 @@ class Algorithm(Enum):
 
 
 class Normalization(Enum):
-    """What SentencePiece does to a text before it cuts it; what it replaces does not come back by decoding.
+    """What SentencePiece does to a text before it cuts it into pieces; decoding does not bring back what it replaces.
 
     `identity` replaces nothing. `nfkc` is Unicode's form of that name: full-width letters and punctuation, ligatures,
     fractions and the like become plain ones. `nmt_nfkc` also drops control characters. Under all of them, whitespace of
@@ -141,11 +147,14 @@ class Quantization(Enum):
 
 
 class OnResume(Enum):
-    """What happens when a run goes on with another value of a key than it was started with."""
+    """What happens when a run resumes with another value of a key than it was started with."""
 
     refuse = "refuse"  # the key changes the mathematics: one run, one recipe
     allow = "allow"  # it changes nothing that the run has computed so far
     note = "note"  # it changes at most the dropout masks: allowed, and said in the log
+
+
+# ---- checks, and how a key is declared ------------------------------------------------------------------------------
 
 
 def require(condition: bool, message: str) -> None:
@@ -158,22 +167,24 @@ def at_least(config: object, section: str, minimum: float, *names: str) -> None:
     """Refuse numbers below `minimum`, and NaN or infinity; None (left to a rule) passes."""
     for name in names:
         value = getattr(config, name)
-        ok = value is None or minimum <= value < 2**63
-        require(ok, f"{section}{name}={value} must be a number of at least {minimum}, and finite")
+        is_allowed = value is None or minimum <= value < 2**63
+        require(is_allowed, f"{section}{name}={value} must be a number of at least {minimum}, and finite")
 
 
 def at_most(config: object, section: str, maximum: float, *names: str) -> None:
     """Refuse numbers above `maximum`; None (left to a rule) passes."""
     for name in names:
         value = getattr(config, name)
-        require(value is None or value <= maximum, f"{section}{name}={value} is above {maximum}, the most there can be")
+        is_allowed = value is None or value <= maximum
+        require(is_allowed, f"{section}{name}={value} must be at most {maximum}")
 
 
 def check_names(section: str, sets: dict[str, Any]) -> None:
-    """Test sets name files of the run directory, where `dev` is taken."""
+    """Refuse names of sets that cannot be names of files; `dev` is the development set's."""
     for name in sets:
-        plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) is not None and name != "dev"
-        require(plain, f"{section}.{name}: a name has letters, digits, '_' and '-' only, and is not dev")
+        is_plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) is not None
+        message = f"{section}.{name}: a name has letters, digits, '_' and '-' only, and is not dev"
+        require(is_plain and name != "dev", message)
 
 
 def _below_one(config: object, section: str, *names: str) -> None:
@@ -183,7 +194,7 @@ def _below_one(config: object, section: str, *names: str) -> None:
 
 
 def option(default: Any, meaning: str, *, on_resume: OnResume = OnResume.refuse) -> Any:
-    """A key with its default, what `--help` says of it, and whether a run that goes on may have another value."""
+    """A key with its default, what `--help` says of it, and whether a run that resumes may have another value."""
     metadata = {"help": meaning, "on_resume": on_resume}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
@@ -193,6 +204,9 @@ def option(default: Any, meaning: str, *, on_resume: OnResume = OnResume.refuse)
 def paper_peak(d_model: int, warmup_steps: int) -> float:
     """The rate where eq. 3's two branches meet: `d_model^-0.5 * warmup_steps^-0.5`."""
     return 1.0 / math.sqrt(d_model * warmup_steps)
+
+
+# ---- what a run is made of ------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -205,23 +219,23 @@ class ModelConfig:
     n_heads: int = option(8, "attention heads")
     d_k: int | None = option(None, "width of a head's queries and keys (null: d_model / n_heads)")
     d_v: int | None = option(None, "width of a head's values (null: d_model / n_heads)")
-    score: Score = option(Score.scaled, "what a query makes of a key: q.k / sqrt(d_k), q.k, or v.tanh(q + k)")
-    dropout: float = option(0.1, "on each sub-layer's output and on the embedding sum")
-    attention_dropout: float = option(0.0, "on the attention weights (not in the paper)")
-    relu_dropout: float = option(0.0, "inside the feed-forward network (not in the paper)")
-    norm: Norm = option(Norm.post, "LayerNorm after the residual sum, or before the sub-layer")
+    score: Score = option(Score.scaled, "attention score of a query and a key: q.k / sqrt(d_k), q.k, or v.tanh(q + k)")
+    dropout: float = option(0.1, "dropout rate on each sub-layer's output and on the sum of embedding and position")
+    attention_dropout: float = option(0.0, "dropout rate on the attention weights (not in the paper)")
+    relu_dropout: float = option(0.0, "dropout rate inside the feed-forward network (not in the paper)")
+    norm: Norm = option(Norm.post, "LayerNorm after the residual sum (post), or before the sub-layer (pre)")
     positions: Positions = option(Positions.sinusoidal, "fixed sinusoids or learned positions")
     max_positions: int = option(1024, "longest sentence, in pieces, that the model can hold")
-    tie_embeddings: bool = option(True, "one matrix for both embeddings and the output (3.4)")
+    tie_embeddings: bool = option(True, "one matrix for both embeddings and the output (section 3.4)")
 
     def __post_init__(self) -> None:
         at_least(self, "model.", 1, "n_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
         at_most(self, "model.", MOST_POSITIONS, "max_positions")
         _below_one(self, "model", "dropout", "attention_dropout", "relu_dropout")
         require(self.d_model % 2 == 0, f"model.d_model={self.d_model} must be even: sines and cosines come in pairs")
-        divides = self.d_model % self.n_heads == 0
+        is_multiple = self.d_model % self.n_heads == 0
         require(
-            divides or (self.d_k is not None and self.d_v is not None),
+            is_multiple or (self.d_k is not None and self.d_v is not None),
             f"model.d_model={self.d_model} is not a multiple of model.n_heads={self.n_heads}: set model.d_k, d_v",
         )
 
@@ -240,7 +254,7 @@ class ModelConfig:
 class PairConfig:
     """Sentence pairs: two parallel text files, or a data set with a column for each language.
 
-    A run that goes on may name other files: their content is compared by digest, so a corpus may move.
+    A run that resumes may name other files: their content is compared by digest, so a corpus may move.
     """
 
     src: str = option(
@@ -268,7 +282,7 @@ class PairConfig:
 class ExtraConfig(PairConfig):
     """More training pairs, and how often an epoch has them."""
 
-    weight: float = option(1.0, "copies of each pair in an epoch; of 1.5, half of the pairs come twice")
+    weight: float = option(1.0, "copies of each pair in an epoch; with 1.5, half of the pairs come twice")
 
 
 @dataclass
@@ -276,7 +290,9 @@ class FilterConfig:
     """Which training pairs are dropped, always whole pairs and always counted; empty ones always are."""
 
     max_length: int = option(256, "drop pairs with a side of more pieces than this")
-    max_ratio: float = option(9.0, "drop pairs whose lengths in pieces differ by more than this factor")
+    max_ratio: float = option(
+        9.0, "drop pairs with one side longer than the other, in pieces, by more than this factor"
+    )
     drop_identical: bool = option(False, "drop pairs whose two sides are the same text")
     drop_duplicates: bool = option(False, "drop pairs seen before")
 
@@ -288,10 +304,10 @@ class FilterConfig:
 class DataConfig:
     """The corpus."""
 
-    src_lang: str = option("en", "source language, for names and scores")
-    tgt_lang: str = option("de", "target language, by its code in ISO 639: it decides how text is cut for scores")
+    src_lang: str = option("en", "source language, an ISO 639 code")
+    tgt_lang: str = option("de", "target language, an ISO 639 code: it decides how scores split text into words")
     root: str = option(
-        "data", "folder of corpora, or the hub data set, that experiments are relative to", on_resume=OnResume.allow
+        "data", "folder of corpora, or hub data set, that the experiments read from", on_resume=OnResume.allow
     )
     train: PairConfig = field(default_factory=PairConfig)
     dev: PairConfig = field(default_factory=PairConfig)
@@ -310,16 +326,17 @@ class DataConfig:
         for name, extra in self.extra.items():
             require(0.0 < extra.weight <= 1000.0, f"data.extra.{name}.weight={extra.weight} must be in (0, 1000]")
         for name in ("src_lang", "tgt_lang"):
-            lang = getattr(self, name)
-            require(lang not in ("True", "False"), f"data.{name}={lang}: quote it, YAML takes a bare no for false")
+            language = getattr(self, name)
+            is_bool = language in ("True", "False")  # Norwegian is `no`
+            require(not is_bool, f"data.{name}={language}: quote it, YAML takes a bare no for false")
 
 
 @dataclass
 class TokenizerConfig:
     """SentencePiece, one model for both languages (section 5.1)."""
 
-    algorithm: Algorithm = option(Algorithm.bpe, "how pieces are built")
-    vocab_size: int = option(37_000, "pieces in all; a small corpus may yield fewer")
+    algorithm: Algorithm = option(Algorithm.bpe, "how the pieces are found")
+    vocab_size: int = option(37_000, "number of pieces; a small corpus may give fewer")
     normalization: Normalization = option(
         Normalization.identity, "leave characters as they are, or replace full-width forms, ligatures and the like"
     )
@@ -341,29 +358,31 @@ class TokenizerConfig:
 class TrainConfig:
     """The recipe (section 5) and the run."""
 
-    seed: int = option(1, "everything random follows from it")
-    max_steps: int = option(100_000, "optimiser updates in all", on_resume=OnResume.allow)  # unless decay is linear
-    tokens_per_step: int = option(25_000, "real tokens of an update, on each side")
+    seed: int = option(1, "seed of everything random")
+    max_steps: int = option(100_000, "number of optimiser updates", on_resume=OnResume.allow)  # unless decay is linear
+    tokens_per_step: int = option(25_000, "real tokens of an update on either side, at most")
     max_tokens: int | None = option(
         None,
-        "tokens of a micro-batch per side, padding counted; packed: rounded up to 128 (null: by device)",
+        "tokens of a micro-batch on either side, padding counted; packed: a multiple of 128 (null: by device)",
         on_resume=OnResume.note,
     )
     fit_memory: bool = option(
         False, "find the largest max_tokens that fits into memory, before the first step", on_resume=OnResume.allow
     )
-    learning_rate: float | None = option(None, "peak rate (null: the paper's eq. 3)")
-    warmup_steps: int = option(4_000, "updates until the peak")
-    decay: Decay = option(Decay.inverse_sqrt, "what the rate does after the peak")
+    learning_rate: float | None = option(None, "peak of the learning rate (null: that of the paper's eq. 3)")
+    warmup_steps: int = option(4_000, "updates until the peak of the learning rate")
+    decay: Decay = option(Decay.inverse_sqrt, "how the learning rate falls after the peak")
     adam_beta1: float = option(0.9, "Adam's decay of the gradient's mean")
     adam_beta2: float = option(0.98, "Adam's decay of the gradient's square")
     adam_eps: float = option(1e-9, "Adam's epsilon")
     label_smoothing: float = option(0.1, "probability spread over the wrong classes")
     clip_norm: float | None = option(None, "largest gradient norm (null: no clipping, as the paper)")
-    ema_decay: float | None = option(None, "use a moving average of the weights, of this decay (null: none)")
+    ema_decay: float | None = option(
+        None, "decay of a moving average of the weights, which then translates (null: none)"
+    )
     precision: Precision = option(Precision.auto, "arithmetic of the forward pass")
     device: Device = option(Device.auto, "where to compute", on_resume=OnResume.note)
-    layout: LayoutKind = option(LayoutKind.auto, "sentences a row each and padded, or packed end to end")
+    layout: LayoutKind = option(LayoutKind.auto, "padded: one sentence a row; packed: sentences end to end")
     compile: bool | None = option(
         None, "torch.compile the training step (null: on a GPU that has a compiler)", on_resume=OnResume.note
     )
@@ -375,8 +394,10 @@ class TrainConfig:
     validate_every: int = option(1_500, "steps between validations", on_resume=OnResume.allow)
     keep_last: int = option(5, "newest checkpoints to keep (at least train.average)", on_resume=OnResume.allow)
     keep_best: int = option(1, "best checkpoints to keep", on_resume=OnResume.allow)
-    metric: Metric = option(Metric.bleu, "what makes a checkpoint best, and stops early", on_resume=OnResume.allow)
-    patience: int | None = option(None, "stop after so many validations without a new best", on_resume=OnResume.allow)
+    metric: Metric = option(
+        Metric.bleu, "what decides which checkpoint is best, and when patience ends", on_resume=OnResume.allow
+    )
+    patience: int | None = option(None, "stop after this many validations without a new best", on_resume=OnResume.allow)
     average: int = option(5, "checkpoints averaged into the final model (section 6.1)", on_resume=OnResume.allow)
     samples: int = option(3, "dev translations shown at each validation", on_resume=OnResume.allow)
     attention_images: bool = option(
@@ -389,11 +410,14 @@ class TrainConfig:
         at_least(self, "train.", 1, "patience", "average", "tokens_per_step", "max_tokens")
         at_least(self, "train.", 2, "keep_last")
         _below_one(self, "train", "adam_beta1", "adam_beta2", "label_smoothing")
+
         decay = self.ema_decay
         require(decay is None or 0.0 < decay < 1.0, f"train.ema_decay={decay} must be in (0, 1)")
         for name in ("learning_rate", "adam_eps", "clip_norm"):
             value = getattr(self, name)
             require(value is None or (math.isfinite(value) and value > 0), f"train.{name}={value} must be above 0")
+
+        # Keys that do not go together.
         require(
             not (self.fit_memory and self.max_tokens is not None),
             f"train.fit_memory finds what train.max_tokens={self.max_tokens} sets: leave one of them out",
@@ -412,7 +436,7 @@ class SearchConfig:
     length_penalty: float = option(
         0.6, "alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer", on_resume=OnResume.allow
     )
-    max_extra: int = option(50, "longest translation = source pieces + this", on_resume=OnResume.allow)
+    max_extra: int = option(50, "a translation has at most the pieces of its source + this", on_resume=OnResume.allow)
     batch_tokens: int | None = option(
         None, "padded source pieces x beam of one batch (null: what suits the device)", on_resume=OnResume.allow
     )
@@ -424,19 +448,22 @@ class SearchConfig:
         at_most(self, "search.", MOST_PENALTY, "length_penalty")
 
 
+# ---- settings of single commands ------------------------------------------------------------------------------------
+
+
 @dataclass
 class SearchOverride:
-    """Search settings of one command; null means: as the run was trained with."""
+    """Search settings of one command; null means: the setting that the run was trained with."""
 
     beam_size: int | None = option(None, "hypotheses kept; 1 is greedy (null: the run's)")
     length_penalty: float | None = option(None, "alpha of the length penalty (null: the run's)")
-    max_extra: int | None = option(None, "longest translation = source pieces + this (null: the run's)")
+    max_extra: int | None = option(None, "a translation has at most the pieces of its source + this (null: the run's)")
     batch_tokens: int | None = option(None, "padded source pieces x beam of one batch (null: the run's)")
 
     def over(self, base: SearchConfig) -> SearchConfig:
-        """`base`, with what is set here put in its place. Raises ValueError for a value that SearchConfig refuses."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
-        return replace(base, **given)
+        """`base`, with the values that are set here. Raises ValueError for a value that SearchConfig refuses."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(base, **{name: value for name, value in values.items() if value is not None})
 
     def __post_init__(self) -> None:
         self.over(SearchConfig())
@@ -444,25 +471,26 @@ class SearchOverride:
 
 @dataclass
 class SampleConfig:
-    """Sampling, in the place of the search; null means: no limit, or a temperature of 1."""
+    """Sampling instead of a search; null means: no limit, or a temperature of 1."""
 
     temperature: float | None = option(
         None, "sample instead of searching, with logits divided by this (1: the model's own probabilities)"
     )
-    top_k: int | None = option(None, "sample instead of searching, among so many pieces, the most probable")
+    top_k: int | None = option(None, "sample instead of searching, among this many most probable pieces")
     top_p: float | None = option(
-        None, "sample instead of searching, among the fewest pieces that have this share of the probability"
+        None, "sample instead of searching, among the fewest pieces whose probabilities add up to this"
     )
     seed: int = option(
         1,
-        "what is drawn depends on this, the line, the sample and the step, up to rounding (least with precision=fp32)",
+        "the same seed draws the same for a line, up to rounding (least of it with precision=fp32)",
     )
 
     def __post_init__(self) -> None:
         at_least(self, "sample.", 1, "top_k")
         at_least(self, "sample.", 0, "seed")
-        heat = self.temperature
-        require(heat is None or 0.0 < heat < math.inf, f"sample.temperature={heat} must be above 0, and finite")
+        temperature = self.temperature
+        is_allowed = temperature is None or 0.0 < temperature < math.inf
+        require(is_allowed, f"sample.temperature={temperature} must be above 0, and finite")
         require(self.top_p is None or 0.0 < self.top_p <= 1.0, f"sample.top_p={self.top_p} must be in (0, 1]")
         require(self.is_wanted or self.seed == 1, "sample.seed needs sample.temperature, sample.top_k or sample.top_p")
 
@@ -483,10 +511,8 @@ class SweepConfig:
         for name, minimum, maximum in (("beam_size", 1, MOST_BEAM), ("length_penalty", 0, MOST_PENALTY)):
             values = getattr(self, name)
             require(values is None or len(values) > 0, f"sweep.{name} names no value")
-            ok = all(minimum <= value <= maximum for value in values or [])
-            require(
-                ok, f"sweep.{name}={values}: each must be a number of at least {minimum} and at most {maximum}, finite"
-            )
+            are_allowed = all(minimum <= value <= maximum for value in values or [])
+            require(are_allowed, f"sweep.{name}={values}: each must be a number from {minimum} to {maximum}")
 
     @property
     def is_wanted(self) -> bool:

@@ -1,8 +1,11 @@
-"""How a sentence pair travels from a file to a batch. Each line is a stage and the modules that do it.
+"""How text becomes the batches of training: each line is a stage, with the modules that do it.
 
-corpus     bytes -> lines -> pairs -> the pairs that pass the filters     source, table, corpus
-tokenizer  pairs -> a SentencePiece model -> piece ids                    tokenizer
-store      ids and offsets on disk, built once for all runs               store; prepare drives all of the above
-plan       lengths, seed, epoch -> steps -> micro-batches                 plan
-batch      sentence ids -> tensors and their layout, ahead of time        batch, loader
+text files, tables, hub data sets     source finds them; corpus, table and testset read them
+  -> pairs of sentences               corpus screens their text: empty, identical, seen before
+  -> piece ids                        tokenizer; round_trip counts the texts that do not survive it
+  -> a store on disk                  store; prepare drives everything so far, once for all runs; report tells of it
+  -> the steps of an epoch            plan: which sentences each optimiser update is made of
+  -> the micro-batches of a step      plan: as many as memory needs
+  -> tensors and their layout         batch
+  -> the batches of one rank          loader: prepared ahead by a thread
 """

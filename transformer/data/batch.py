@@ -1,9 +1,15 @@
 """Sentence ids -> the tensors of one micro-batch.
 
-`B` sentences, `S` and `T` the longest source and target, `N` rows that the loss is asked for. Source = pieces + EOS,
-decoder input = BOS + pieces, target = pieces + EOS. Targets are a flat list of classes, with the index of each row, so
-that the loss never touches padding. A packed batch has the one shape of its capacities instead: there the loss sees
-every slot, and slots of class PAD count nothing.
+For the pair "a b -> x y z", beside a longer one:
+
+    padded                          packed, with the next pair "c -> u"
+    source     a b EOS PAD          a b EOS c EOS PAD ...
+    target_in  BOS x y z            BOS x y z BOS u PAD ...
+    target     x y z EOS            x y z EOS u EOS PAD ...
+
+Shapes: `B` sentences, `S` and `T` the longest source and target, `N` positions that the loss is asked for. In a padded
+batch these are the real ones, so that the loss never touches padding. A packed batch always has the shape of its
+capacities: there the loss sees every slot, and slots of class PAD count nothing.
 """
 
 from collections.abc import Callable
@@ -26,8 +32,8 @@ class Batch:
     source_layout: Layout
     target_in: Tensor  # (B, T) int64: BOS + pieces, then PAD; packed, (slots,)
     target_layout: Layout
-    target_rows: Tensor | None  # (N,) int64: where the real rows stand, `row * T + position`; packed, None: all slots
-    target_out: Tensor  # (N,) int64: the class of each of those rows, pieces + EOS; PAD in an empty slot
+    target_rows: Tensor | None  # (N,) int64: the real positions, as `row * T + position`; packed, None: all slots
+    target_out: Tensor  # (N,) int64: the class at each of these, pieces + EOS; packed, PAD in an empty slot
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """The same batch, with each tensor changed: moved to a device, or pinned."""
@@ -46,19 +52,25 @@ class Batch:
 
 
 def collate(store: Store, ids: Ids, capacities: tuple[int, int] | None = None, *, grouped: bool = True) -> Batch:
-    """The batch of these sentences, in this order, padded, or packed into `capacities` slots of source and target.
+    """The batch of the sentences `ids`, in this order: padded, or packed into `capacities` slots of source and target.
 
-    `grouped` is for packed batches: see `pack`. No ids: one empty row (packed, a sentence of one PAD), for a rank that
-    has nothing to do. Raises ValueError where the sentences do not fit.
+    `grouped` is for packed batches: see `pack`. Without ids, the batch has one empty row (packed, a sentence of one
+    PAD), for a rank that has nothing to do. Raises ValueError where the sentences do not fit.
     """
     if capacities is not None:
-        return _packed(store, ids, capacities, grouped=grouped)
+        return _pack_batch(store, ids, capacities, grouped=grouped)
     if len(ids) == 0:
-        return _empty()
+        return _empty_batch()
+    return _pad_batch(store, ids)
 
-    source, _, source_layout = _one_a_row(store.gather(ids, 0))
-    target, target_in, target_layout = _one_a_row(store.gather(ids, 1))
-    rows = np.flatnonzero(target)  # PAD is 0 and never a piece
+
+# ---- padded ---------------------------------------------------------------------------------------------------------
+
+
+def _pad_batch(store: Store, ids: Ids) -> Batch:
+    source, _, source_layout = _pad_side(store.gather(ids, 0))
+    target, target_in, target_layout = _pad_side(store.gather(ids, 1))
+    rows = np.flatnonzero(target)  # (N,): PAD is 0, and no piece or EOS is
     return Batch(
         source=torch.from_numpy(source),
         source_layout=source_layout,
@@ -69,7 +81,7 @@ def collate(store: Store, ids: Ids, capacities: tuple[int, int] | None = None, *
     )
 
 
-def _empty() -> Batch:
+def _empty_batch() -> Batch:
     """A padded batch of one empty row, without any target."""
     pad = torch.full((1, 1), PAD)
     layout = Padded.of([0], 1)
@@ -84,12 +96,13 @@ def _empty() -> Batch:
     )
 
 
-def _one_a_row(sentences: Sentences) -> tuple[Ids, Ids, Padded]:
+def _pad_side(sentences: Sentences) -> tuple[Ids, Ids, Padded]:
     """One sentence a row, as pieces + EOS and as BOS + pieces, both `(B, T)`, and the layout that they share."""
     pieces, counts = sentences
     width = int(counts.max()) + 1
-    is_piece = np.arange(width - 1) < counts[:, None]  # filling by a mask goes row by row, in the order of the pieces
+    is_piece = np.arange(width - 1) < counts[:, None]  # (B, T - 1)
 
+    # To fill an array by a mask goes row by row, in the order of the pieces.
     with_eos = np.full((len(counts), width), PAD, dtype=np.int64)
     with_eos[:, :-1][is_piece] = pieces
     with_eos[np.arange(len(counts)), counts] = EOS
@@ -101,9 +114,12 @@ def _one_a_row(sentences: Sentences) -> tuple[Ids, Ids, Padded]:
     return with_eos, with_bos, Padded.of((counts + 1).tolist(), width)
 
 
-def _packed(store: Store, ids: Ids, capacities: tuple[int, int], *, grouped: bool) -> Batch:
-    """The sentences end to end, each with its EOS; the slots behind the last one hold PAD."""
-    lengths = store.lengths[ids] if len(ids) else np.ones((1, 2), dtype=np.int32)
+# ---- packed ---------------------------------------------------------------------------------------------------------
+
+
+def _pack_batch(store: Store, ids: Ids, capacities: tuple[int, int], *, grouped: bool) -> Batch:
+    """The sentences end to end, each with its EOS; the slots after the last one hold PAD."""
+    lengths = store.lengths[ids] if len(ids) else np.ones((1, 2), dtype=np.int32)  # (B, 2)
     source_layout, target_layout = pack(lengths, capacities, grouped=grouped)
 
     source = np.full(capacities[0], PAD, dtype=np.int64)
@@ -114,10 +130,11 @@ def _packed(store: Store, ids: Ids, capacities: tuple[int, int], *, grouped: boo
         _fill_end_to_end(source, store.gather(ids, 0))
         _fill_end_to_end(target, store.gather(ids, 1))
 
-        # The decoder reads the target one slot later, with BOS where a sentence begins: over the EOS of the one before.
-        ends = np.cumsum(lengths[:, 1])
+        # The decoder reads the target one slot later, with BOS where a sentence begins: in place of the last one's EOS.
+        ends = np.cumsum(lengths[:, 1])  # (B,): the slot after each sentence
         target_in[1 : ends[-1]] = target[: ends[-1] - 1]
-        target_in[np.concatenate(([0], ends[:-1]))] = BOS
+        starts = np.concatenate(([0], ends[:-1]))
+        target_in[starts] = BOS
 
     return Batch(
         source=torch.from_numpy(source),
@@ -131,9 +148,9 @@ def _packed(store: Store, ids: Ids, capacities: tuple[int, int], *, grouped: boo
 
 def _fill_end_to_end(slots: Ids, sentences: Sentences) -> None:
     """Fill the first slots with these sentences, each with its EOS."""
-    ends = np.cumsum(sentences.counts + 1) - 1
-    is_piece = np.ones(ends[-1] + 1, dtype=bool)
-    is_piece[ends] = False
+    eos_slots = np.cumsum(sentences.counts + 1) - 1  # (B,)
+    is_piece = np.ones(eos_slots[-1] + 1, dtype=bool)
+    is_piece[eos_slots] = False
 
     slots[: len(is_piece)][is_piece] = sentences.pieces
-    slots[ends] = EOS
+    slots[eos_slots] = EOS

@@ -1,8 +1,11 @@
-"""Sentence pairs from text files: line n of one translates line n of the other; and which of them are fit to train on.
+"""Sentence pairs from text files: line n of one file translates line n of the other.
 
-Lines are split at the byte 0x0A and nowhere else: text mode and `str.splitlines` also split at a lone carriage return,
-U+2028, U+0085 and others, and from there on every pair would be shifted. Whatever is wrong with a file is an InputError
-naming file and line. Only training pairs are filtered: whole pairs, with counts.
+Lines are split at the byte 0x0A and nowhere else. Text mode and `str.splitlines` also split at a lone carriage return,
+U+2028, U+0085 and others; from there on, every pair would be shifted. Whatever is wrong with a file is an InputError
+that names the file and the line.
+
+`screen_pairs` decides which pairs have a text that is fit to train on. Only training pairs are screened: whole pairs,
+and each that is dropped is counted.
 """
 
 import gzip
@@ -32,88 +35,84 @@ _BUFFER = LONGEST_LINE  # so a longer line never lies in one buffer
 log = logging.getLogger(__name__)
 
 
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
 def read_lines(path: Path) -> Generator[str, None, None]:
     """The lines of a UTF-8 file, plain or gzip (named `.gz`), without their ends and without a BOM at the start.
 
     Of a line longer than LONGEST_LINE only the beginning is read, and the log says so. Raises InputError where the file
     cannot be opened, is a damaged gzip file, or is not UTF-8.
     """
-    with closing(_read_blocks(path)) as blocks:
+    with closing(_read_line_blocks(path)) as blocks:
         for lines in blocks:
             yield from lines
 
 
 def read_pairs(source: Path, target: Path) -> Generator[Pair, None, None]:
     """The pairs of two files in step. Raises InputError as read_lines does, and for unequal numbers of lines."""
-    counts = [0, 0]
-
-    def counted(blocks: Iterator[list[str]], side: int) -> Iterator[list[str]]:
-        for lines in blocks:
-            counts[side] += len(lines)
-            yield lines
-
-    with closing(_read_blocks(source)) as left, closing(_read_blocks(target)) as right:
-        sides = counted(left, 0), counted(right, 1)
+    line_counts = [0, 0]
+    with closing(_read_line_blocks(source)) as source_blocks, closing(_read_line_blocks(target)) as target_blocks:
+        source_lines = chain.from_iterable(_count_lines(source_blocks, line_counts, side=0))
+        target_lines = chain.from_iterable(_count_lines(target_blocks, line_counts, side=1))
         try:
-            yield from zip(*map(chain.from_iterable, sides), strict=True)  # zip runs in C: no Python code per line
-        except ValueError:  # one of them is longer
-            for side in sides:
-                deque(side, maxlen=0)
+            yield from zip(source_lines, target_lines, strict=True)  # zip runs in C: no Python code per line
+        except ValueError:  # one file is longer: both are read to their ends, so that the error can say by how much
+            deque(source_lines, maxlen=0)
+            deque(target_lines, maxlen=0)
             raise InputError(
-                f"{source} has {counts[0]} lines, {target} has {counts[1]}: "
+                f"{source} has {line_counts[0]} lines, {target} has {line_counts[1]}: "
                 "each line must translate the same line of the other file"
             ) from None
 
 
-def _read_blocks(path: Path) -> Generator[list[str], None, None]:
-    """The lines as they come, many at a time."""
-    number = 0  # of lines that have been read
+def _count_lines(blocks: Iterator[list[str]], line_counts: list[int], *, side: int) -> Iterator[list[str]]:
+    """The same blocks; `line_counts[side]` is how many lines they have had so far."""
+    for lines in blocks:
+        line_counts[side] += len(lines)
+        yield lines
+
+
+def _read_line_blocks(path: Path) -> Generator[list[str], None, None]:
+    """The lines of a file in lists of many, which are decoded and split faster than line by line."""
+    lines_read = 0
     try:
-        with closing(_blocks(path)) as blocks:
+        with closing(_read_byte_blocks(path)) as blocks:
             for block in blocks:
-                text = _decode(_cut_first_line(block, path, number), path, number)
-                lines = (text.removeprefix("\ufeff") if number == 0 else text).split("\n")
-                number += len(lines)
-                yield [line.removesuffix("\r") for line in lines] if "\r" in text else lines
+                text = _decode(_cut_first_line(block, path, before=lines_read), path, before=lines_read)
+                if lines_read == 0:
+                    text = text.removeprefix("\ufeff")
+
+                lines = text.split("\n")
+                lines_read += len(lines)
+                if "\r" in text:
+                    lines = [line.removesuffix("\r") for line in lines]
+                yield lines
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}:{number + 1}: damaged gzip file ({error}): fetch or compress it again") from error
+        raise InputError(f"{path}:{lines_read + 1}: damaged gzip file ({error}): fetch or compress it again") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}): check the path") from error
 
 
-def _blocks(path: Path) -> Generator[bytes, None, None]:
-    """The bytes of the file, cut at newlines, which are left out: many lines at a time are decoded and split faster."""
+def _read_byte_blocks(path: Path) -> Generator[bytes, None, None]:
+    """The bytes of a file in blocks of whole lines; the newline at the end of a block is left out."""
     with _open(path) as file:
-        parts: list[bytes] = []  # of a line that is not complete, as far as it is of interest
-        size = 0
+        unfinished: list[bytes] = []  # the parts of the line whose end has not been read yet
+        unfinished_size = 0
         while chunk := file.read1(_BUFFER):
-            lines, newline, rest = chunk.rpartition(b"\n")
+            finished, newline, rest = chunk.rpartition(b"\n")
             if newline:
-                yield b"".join([*parts, lines])
-                parts = []
-                size = 0
-            if size <= LONGEST_LINE:
-                parts.append(rest)
-                size += len(rest)
-        if last := b"".join(parts):
-            yield last
+                yield b"".join([*unfinished, finished])
+                unfinished = []
+                unfinished_size = 0
 
+            if unfinished_size <= LONGEST_LINE:  # what goes beyond is not read, so it is not kept
+                unfinished.append(rest)
+                unfinished_size += len(rest)
 
-def _cut_first_line(block: bytes, path: Path, before: int) -> bytes:
-    """The block, with no more of its first line than LONGEST_LINE; the others lay in one buffer, and are shorter."""
-    if len(block) <= LONGEST_LINE or block.find(b"\n", 0, LONGEST_LINE + 1) >= 0:
-        return block
-    line, newline, others = block.partition(b"\n")
-    log.warning("%s:%d: longer than %d bytes: only its beginning is read", path, before + 1, LONGEST_LINE)
-    return cut_line(line) + newline + others
-
-
-def cut_line(line: bytes) -> bytes:
-    """The first LONGEST_LINE bytes of a longer line of UTF-8, less those of a character that has more."""
-    end = LONGEST_LINE
-    while end > LONGEST_LINE - 4 and line[end] & 0xC0 == 0x80:  # inside a character
-        end -= 1
-    return line[:end]
+        last_line = b"".join(unfinished)
+        if last_line:
+            yield last_line
 
 
 def _open(path: Path) -> io.BufferedReader:
@@ -122,7 +121,27 @@ def _open(path: Path) -> io.BufferedReader:
     return path.open("rb")
 
 
-def _decode(block: bytes, path: Path, before: int) -> str:
+def _cut_first_line(block: bytes, path: Path, *, before: int) -> bytes:
+    """The block, with no more of its first line than LONGEST_LINE; `before` lines of the file came earlier.
+
+    Only the first line can be longer: the others lay in one buffer.
+    """
+    if len(block) <= LONGEST_LINE or block.find(b"\n", 0, LONGEST_LINE + 1) >= 0:
+        return block
+    line, newline, others = block.partition(b"\n")
+    log.warning("%s:%d: longer than %d bytes: only its beginning is read", path, before + 1, LONGEST_LINE)
+    return cut_line(line) + newline + others
+
+
+def cut_line(line: bytes) -> bytes:
+    """The first LONGEST_LINE bytes of a longer line of UTF-8, or up to three fewer, so that no character is cut."""
+    end = LONGEST_LINE
+    while end > LONGEST_LINE - 4 and line[end] & 0xC0 == 0x80:  # this byte continues a character
+        end -= 1
+    return line[:end]
+
+
+def _decode(block: bytes, path: Path, *, before: int) -> str:
     """The text of some lines; `before` lines of the file came earlier."""
     try:
         return block.decode("utf-8")
@@ -135,13 +154,16 @@ def _decode(block: bytes, path: Path, before: int) -> str:
         ) from error
 
 
+# ---- screening ------------------------------------------------------------------------------------------------------
+
+
 def screen_pairs(corpora: Sequence[Iterable[Pair]], config: FilterConfig) -> list[bytes]:
     """For each corpus a byte a pair: KEPT, or why its text is not fit to train on.
 
     A duplicate is a pair that came before, in whichever corpus. Finding them takes 40 bytes a pair for a while.
     """
-    verdicts: list[bytes] = []
-    hashes = bytearray()
+    verdicts: list[bytes] = []  # of each corpus
+    hashes = bytearray()  # 8 bytes for each pair that is kept, of all corpora
     drop_identical = config.drop_identical  # looked up once, not for every pair
     drop_duplicates = config.drop_duplicates
 
@@ -163,13 +185,18 @@ def screen_pairs(corpora: Sequence[Iterable[Pair]], config: FilterConfig) -> lis
 
 
 def _mark_duplicates(verdicts: list[bytes], hashes: bytearray) -> list[bytes]:
-    """`hashes` has 8 bytes for each pair that is kept so far."""
+    """The verdicts, with DUPLICATE for each kept pair whose hash came before; `hashes` has 8 bytes a kept pair."""
+    # Sort the hashes, so that equal ones are neighbours. The sort is stable: the first of equal pairs stays.
     keys = np.frombuffer(hashes, dtype=np.uint64)
-    order = np.argsort(keys, kind="stable")  # stable: the first of equal pairs is the one that stays
-    repeated = order[1:][keys[order[1:]] == keys[order[:-1]]]
+    order = np.argsort(keys, kind="stable")
+    equals_previous = keys[order[1:]] == keys[order[:-1]]
+    repeated = order[1:][equals_previous]
 
+    # The n-th hash is that of the n-th kept pair.
     codes = np.frombuffer(b"".join(verdicts), dtype=np.uint8).copy()
-    codes[np.flatnonzero(codes == KEPT)[repeated]] = DUPLICATE
+    kept = np.flatnonzero(codes == KEPT)
+    codes[kept[repeated]] = DUPLICATE
 
+    # Cut them into corpora again.
     borders = np.cumsum([len(part) for part in verdicts])[:-1]
     return [part.tobytes() for part in np.split(codes, borders)]

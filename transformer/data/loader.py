@@ -1,5 +1,9 @@
 """Plan + store -> the steps of one rank, without end, prepared ahead by one thread.
 
+    _make_steps       plan an epoch, split each step, collate this rank's micro-batches
+      -> _copy_steps  on a GPU: copy the batches there, beside the steps before
+      -> _prefetch    hand the steps over from a thread that is some steps ahead
+
 There is no iterator state: a position is (epoch, step in the epoch), and to start there is to look up a plan. So steps
 that were prepared ahead and never used need no care. The store is asked for epoch by epoch, because the same pairs may
 be other piece ids in each of them (subword sampling).
@@ -33,23 +37,24 @@ class Step:
 
     epoch: int
     index: int  # within the epoch, from 0
-    micro_batches: list[tuple[int, Batch]]  # this rank's, with their numbers in the step
+    micro_batches: list[tuple[int, Batch]]  # this rank's, each with its number in the step
     target_tokens: int  # real tokens, EOS counted
     source_tokens: int
     sentences: int
     slots: int  # positions of both sides, padding and empty ones counted
-    copied: torch.cuda.Event | None = None  # on a GPU: recorded behind the copies of the batches
+    copied: torch.cuda.Event | None = None  # on a GPU: recorded after the copies of the batches
 
     def await_copy(self) -> None:
         """Let the GPU's current stream begin when the batches are there. The host does not wait."""
         if self.copied is None:
             return
-        _, first = self.micro_batches[0]
-        stream = torch.cuda.current_stream(first.source.device)
+        _, first_batch = self.micro_batches[0]
+        stream = torch.cuda.current_stream(first_batch.source.device)
         stream.wait_event(self.copied)
 
+        # The memory belongs to the stream that copied the batches; it must not be used again before this one is done.
         def keep_until_read(tensor: torch.Tensor) -> torch.Tensor:
-            tensor.record_stream(stream)  # its memory belongs to the stream that copied it
+            tensor.record_stream(stream)
             return tensor
 
         for _, batch in self.micro_batches:
@@ -66,7 +71,7 @@ def load_steps(
     prefetch: int,
     device: torch.device | None = None,
 ) -> Generator[Step, None, None]:
-    """Steps from `position` on, for ever; a position behind an epoch's last step is the next epoch's first.
+    """Steps from `position` on, for ever; a position after an epoch's last step is the next epoch's first.
 
     `store_of(epoch)` is asked once for each epoch, in the thread that prepares. Every store must hold the pairs of
     `batching.mixture`; their lengths may differ. A step of longer sentences is cut into more micro-batches, still a
@@ -78,17 +83,20 @@ def load_steps(
     Raises InputError at the start of an epoch with a sentence that no micro-batch can hold, and what plan_epoch and
     `store_of` raise.
     """
-    steps = _steps(store_of, batching, rank=rank, world_size=world_size, position=position)
+    steps = _make_steps(store_of, batching, rank=rank, world_size=world_size, position=position)
     if device is not None and device.type == "cuda":
-        steps = _copied(steps, device)
-    return _prefetched(steps, prefetch) if prefetch else steps
+        steps = _copy_steps(steps, device)
+    return _prefetch(steps, prefetch) if prefetch else steps
 
 
-def _steps(
+# ---- from a plan to steps -------------------------------------------------------------------------------------------
+
+
+def _make_steps(
     store_of: Callable[[int], Store], batching: Batching, *, rank: int, world_size: int, position: Position
 ) -> Generator[Step, None, None]:
     epoch = position.epoch
-    first = position.step
+    first_step = position.step
     while True:
         store = store_of(epoch)
         _refuse_too_long(store, batching, epoch)
@@ -100,7 +108,7 @@ def _steps(
             tokens_per_step=batching.tokens_per_step,
         )
 
-        for index in range(first, len(plan)):
+        for index in range(first_step, len(plan)):
             parts = split_step(
                 plan[index],
                 store.lengths,
@@ -108,10 +116,10 @@ def _steps(
                 micro_batch_multiple=batching.micro_batch_multiple,
                 capacities=batching.capacities,
             )
-            yield _step(store, parts, batching, epoch=epoch, index=index, rank=rank, world_size=world_size)
+            yield _make_step(store, parts, batching, epoch=epoch, index=index, rank=rank, world_size=world_size)
 
         epoch += 1
-        first = 0
+        first_step = 0
 
 
 def _refuse_too_long(store: Store, batching: Batching, epoch: int) -> None:
@@ -125,17 +133,21 @@ def _refuse_too_long(store: Store, batching: Batching, epoch: int) -> None:
             )
 
 
-def _step(
+def _make_step(
     store: Store, parts: list[Ids], batching: Batching, *, epoch: int, index: int, rank: int, world_size: int
 ) -> Step:
-    """Micro-batch m goes to rank m mod world size; a rank without a sentence gets one empty batch, never nothing."""
+    """One rank's share of a step, whose micro-batches hold the sentences `parts`.
+
+    Micro-batch m goes to rank m mod world size. A rank without a sentence gets one empty batch, never nothing.
+    """
     capacities = batching.capacities
     numbers = [m for m in range(rank, len(parts), world_size) if len(parts[m])]
     micro_batches = [(m, collate(store, parts[m], capacities, grouped=batching.grouped)) for m in numbers]
     if not micro_batches:
-        nothing = np.zeros(0, np.int64)
-        micro_batches = [(rank, collate(store, nothing, capacities, grouped=batching.grouped))]
+        no_ids = np.zeros(0, np.int64)
+        micro_batches = [(rank, collate(store, no_ids, capacities, grouped=batching.grouped))]
 
+    # The counts are those of the whole step.
     lengths = [store.lengths[part] for part in parts if len(part)]
     source_tokens, target_tokens = np.concatenate(lengths).sum(axis=0, dtype=np.int64).tolist()
 
@@ -150,7 +162,10 @@ def _step(
     )
 
 
-def _copied(steps: Iterator[Step], device: torch.device) -> Generator[Step, None, None]:
+# ---- ahead of time --------------------------------------------------------------------------------------------------
+
+
+def _copy_steps(steps: Iterator[Step], device: torch.device) -> Generator[Step, None, None]:
     """The same steps, their batches on a GPU.
 
     The copies have a stream of their own, so that they run beside the steps before; from pinned memory, so that no host
@@ -168,22 +183,13 @@ def _copied(steps: Iterator[Step], device: torch.device) -> Generator[Step, None
         yield replace(step, micro_batches=micro_batches, copied=copied)
 
 
-def _prefetched(steps: Iterator[Step], prefetch: int) -> Generator[Step, None, None]:
+def _prefetch(steps: Iterator[Step], prefetch: int) -> Generator[Step, None, None]:
     """The same steps, up to `prefetch` of them made ahead; an exception in the thread is raised here, at its place."""
     queue: Queue[Step | BaseException] = Queue(maxsize=prefetch)
     stop = threading.Event()
-
-    def fill() -> None:
-        try:
-            for step in steps:
-                queue.put(step)
-                if stop.is_set():
-                    return
-        except BaseException as error:
-            queue.put(error)
-
-    thread = threading.Thread(target=fill, name="loader", daemon=True)
+    thread = threading.Thread(target=_fill_queue, args=(steps, queue, stop), name="loader", daemon=True)
     thread.start()
+
     try:
         while True:
             item = queue.get()
@@ -197,3 +203,14 @@ def _prefetched(steps: Iterator[Step], prefetch: int) -> Generator[Step, None, N
                 queue.get_nowait()
         except Empty:
             thread.join()
+
+
+def _fill_queue(steps: Iterator[Step], queue: Queue[Step | BaseException], stop: threading.Event) -> None:
+    """What the thread does: put the steps, then the exception that ends them, if one does."""
+    try:
+        for step in steps:
+            queue.put(step)
+            if stop.is_set():
+                return
+    except BaseException as error:
+        queue.put(error)

@@ -1,12 +1,14 @@
 """The data order, as pure functions: an epoch is cut into steps, a step into micro-batches.
 
-`lengths` is `(n, 2)`: the real tokens of every sentence pair, end mark counted, source then target. A step is an array
-of sentence ids. Which sentences a step holds depends on the seed, the epoch, the corpora's weights and
-`tokens_per_step`, never on `max_tokens` or the world size, so a run can go on elsewhere. Planning needs 33 bytes for
-each pair of the epoch.
+    plan_epoch:  the pairs of an epoch -> shuffled -> sorted by length inside pools -> cut into steps -> steps shuffled
+    split_step:  the pairs of a step -> micro-batches that fit memory, the same number for every rank
 
-Permutations come from sorting raw PCG64 output: NumPy promises that stream for ever, but `Generator.permutation` only
-from one release to the next.
+A step is an array of sentence ids. Which sentences a step holds depends on the seed, the epoch, the corpora's weights
+and `tokens_per_step`, never on `max_tokens` or the world size, so a run can go on elsewhere. Planning needs 33 bytes
+for each pair of the epoch.
+
+Shapes: `n` pairs in the store, `m` in the epoch, `b` in a step or micro-batch. `lengths` is `(n, 2)`: the real tokens
+of every pair, EOS counted, source then target. "Side" 0 is the source, side 1 the target.
 """
 
 import heapq
@@ -45,6 +47,9 @@ class Batching:
     grouped: bool  # packed micro-batches are cut into groups, since no kernel attends to them as they lie
 
 
+# ---- from an epoch to its steps -------------------------------------------------------------------------------------
+
+
 def plan_epoch(lengths: Lengths, *, mixture: Mixture, seed: int, epoch: int, tokens_per_step: int) -> list[Ids]:
     """The steps of an epoch, in order, at most `tokens_per_step` real tokens on each side.
 
@@ -62,14 +67,14 @@ def plan_epoch(lengths: Lengths, *, mixture: Mixture, seed: int, epoch: int, tok
             "raise it or lower data.filter.max_length"
         )
 
-    members = _members(mixture, seed=seed, epoch=epoch)
+    members = _members(mixture, seed=seed, epoch=epoch)  # (m,)
     if len(members) == 0:
         raise InputError(f"no sentence pair is left in epoch {epoch}: raise the weights of the training corpora")
-    totals = lengths.take(members, axis=0).sum(axis=0, dtype=np.int64)
+    totals = lengths.take(members, axis=0).sum(axis=0, dtype=np.int64)  # (2,)
 
     # Shuffle the pairs, sort them by length inside pools, cut them into steps, and shuffle the steps.
     random = np.random.PCG64(seed_for(seed, epoch))
-    order = members[_permutation(random, len(members))]
+    order = members[_permutation(random, len(members))]  # (m,)
     del members  # 8 bytes a pair
     _sort_in_pools(order, lengths, totals, tokens_per_step=tokens_per_step)
     steps = _cut(order, lengths, tokens_per_step=tokens_per_step)
@@ -82,7 +87,7 @@ def _members(mixture: Mixture, *, seed: int, epoch: int) -> Ids:
     The number that decides about pair i is the i-th of its stream, whatever lies before it in the mixture.
     """
     parts: list[Ids] = []
-    start = 0
+    start = 0  # the first id of the corpus
     for count, weight in mixture:
         ids = np.arange(start, start + count)
         fraction, whole = math.modf(weight)
@@ -90,7 +95,8 @@ def _members(mixture: Mixture, *, seed: int, epoch: int) -> Ids:
 
         if fraction:
             random = np.random.PCG64(seed_for(seed, epoch, _FRACTIONS)).advance(start)
-            parts.append(ids[random.random_raw(count) < np.uint64(fraction * 2**64)])
+            is_drawn = random.random_raw(count) < np.uint64(fraction * 2**64)
+            parts.append(ids[is_drawn])
         start += count
     return np.concatenate(parts)
 
@@ -98,8 +104,9 @@ def _members(mixture: Mixture, *, seed: int, epoch: int) -> Ids:
 def _permutation(random: np.random.PCG64, count: int) -> Ids:
     """The stable argsort of `count` raw numbers, several times as fast.
 
-    A number's index is written over its lowest bits, so that the numbers can be sorted themselves. The few numbers that
-    the remaining bits do not tell apart are put right afterwards.
+    Raw PCG64 output, because NumPy promises that stream for ever, but `Generator.permutation` only from one release to
+    the next. A number's index is written over its lowest bits, so that the numbers can be sorted themselves. The few
+    numbers that the remaining bits do not tell apart are put right afterwards.
     """
     raw = random.random_raw(count)
     bits = np.uint64(count.bit_length())
@@ -111,6 +118,7 @@ def _permutation(random: np.random.PCG64, count: int) -> Ids:
     same_as_next = np.flatnonzero(high[1:] == high[:-1])
     unsure = np.union1d(same_as_next, same_as_next + 1)
 
+    # Keep the indices only, and sort those of the unsure places by the whole numbers.
     keys &= np.uint64(2 ** int(bits) - 1)
     order = keys.view(np.int64)
     indices = order[unsure]
@@ -127,34 +135,38 @@ def _sort_in_pools(order: Ids, lengths: Lengths, totals: Ids, *, tokens_per_step
     """
     pool_size = max(1, POOL_STEPS * tokens_per_step * len(order) // int(totals.max()))
 
-    # Few lengths differ. So they are ranked once, and ranks are so narrow that they are sorted without comparing.
-    narrow = np.min_scalar_type(2 * int(lengths.max()) + 2)
-    sizes = [np.arange(lengths[:, side].max() + 1) * totals[1 - side] for side in (0, 1)]
-    ranking = np.unique(np.concatenate(sizes))
-    source_rank, target_rank = (np.searchsorted(ranking, side).astype(narrow) for side in sizes)
+    # Few lengths differ. So each length is ranked once, by its share of its side's total: length / totals[side], which
+    # times both totals is a whole number. The ranks are so narrow a type that sorting them needs no comparisons.
+    rank_type = np.min_scalar_type(2 * int(lengths.max()) + 2)
+    source_sizes = np.arange(lengths[:, 0].max() + 1) * totals[1]  # of every length from 0 on
+    target_sizes = np.arange(lengths[:, 1].max() + 1) * totals[0]
+    all_sizes = np.unique(np.concatenate([source_sizes, target_sizes]))
+    source_rank = np.searchsorted(all_sizes, source_sizes).astype(rank_type)
+    target_rank = np.searchsorted(all_sizes, target_sizes).astype(rank_type)
 
     for index, start in enumerate(range(0, len(order), pool_size)):
-        pool = order[start : start + pool_size]
-        source, target = lengths.take(pool, axis=0).T.astype(narrow, order="C")
-        upwards = np.lexsort((target, source, np.maximum(source_rank[source], target_rank[target])))
+        pool = order[start : start + pool_size]  # a view: what is written into it is written into `order`
+        source, target = lengths.take(pool, axis=0).T.astype(rank_type, order="C")
+        longer_side = np.maximum(source_rank[source], target_rank[target])
+        upwards = np.lexsort((target, source, longer_side))
         pool[:] = pool[upwards if index % 2 == 0 else upwards[::-1]]
 
 
 def _cut(order: Ids, lengths: Lengths, *, tokens_per_step: int) -> list[Ids]:
-    """Cut where either side would pass the budget."""
-    ends: list[int] = []
+    """Cut `order` into steps, each as long as neither side passes the budget."""
+    ends: list[int] = []  # of the steps, in `order`
     limits = np.full(2, tokens_per_step)  # totals of each side that the step in progress must not pass
     before = np.zeros(2, np.int64)  # totals of each side up to the block
 
     for first in range(0, len(order), _BLOCK):
         block = lengths.take(order[first : first + _BLOCK], axis=0)
         totals = np.vstack([before, block]).cumsum(axis=0)  # row i: all before the block's i-th pair
-        sides = np.ascontiguousarray(totals.T)
+        source_totals, target_totals = np.ascontiguousarray(totals.T)
 
         while True:
-            end = min(
-                int(np.searchsorted(side, limit, side="right")) for side, limit in zip(sides, limits, strict=True)
-            )
+            source_end = int(np.searchsorted(source_totals, limits[0], side="right"))
+            target_end = int(np.searchsorted(target_totals, limits[1], side="right"))
+            end = min(source_end, target_end)
             if end > len(block):  # the step goes on in the next block
                 break
             ends.append(first + end - 1)
@@ -162,6 +174,9 @@ def _cut(order: Ids, lengths: Lengths, *, tokens_per_step: int) -> list[Ids]:
         before = totals[-1]
 
     return np.split(order, ends)
+
+
+# ---- from a step to its micro-batches -------------------------------------------------------------------------------
 
 
 def packed_capacities(
@@ -173,19 +188,29 @@ def packed_capacities(
     and enough for the longest sentence of `lengths`. The side with fewer tokens in the corpus gets fewer slots; a step
     that is far from the average may then be cut once more.
     """
-    totals = lengths.sum(axis=0, dtype=np.int64)
-    longest = lengths.max(axis=0)
+    totals = lengths.sum(axis=0, dtype=np.int64)  # (2,)
+    longest = lengths.max(axis=0)  # (2,)
 
+    # How many micro-batches a step is cut into.
     step_tokens = min(tokens_per_step, int(totals.max()))
-    count = -(-step_tokens // (max_tokens * micro_batch_multiple)) * micro_batch_multiple
-    shares = np.minimum(1.0, SLACK * totals / totals.max())
+    fewest = -(-step_tokens // max_tokens)  # rounded up
+    count = _round_up(fewest, micro_batch_multiple)
 
+    # What each side of a micro-batch then holds.
+    shares = np.minimum(1.0, SLACK * totals / totals.max())
     slots = shares * step_tokens / count
     if count > 1:
         slots = slots + longest  # an even cut falls inside a sentence
     slots = np.maximum(np.minimum(slots, max_tokens), longest)
     source, target = (np.ceil(slots / SLOTS).astype(int) * SLOTS).tolist()
     return source, target
+
+
+def count_slots(parts: Sequence[Lengths], capacities: tuple[int, int] | None) -> int:
+    """Positions of both sides of micro-batches, padding and empty ones counted: `parts` are each one's lengths."""
+    if capacities is not None:
+        return sum(capacities) * len(parts)
+    return sum(len(part) * int(part.max(axis=0).sum()) for part in parts)
 
 
 def split_step(
@@ -203,8 +228,8 @@ def split_step(
     side's tokens do. `lengths` are the whole corpus'. Where there are too few sentences the last micro-batches are
     empty. Raises InputError for a sentence that fits nowhere.
     """
-    source = lengths[ids, 0]
-    target = lengths[ids, 1]
+    source = lengths[ids, 0]  # (b,)
+    target = lengths[ids, 1]  # (b,)
     limits = (max_tokens, max_tokens) if capacities is None else capacities
     for side, limit in zip((source, target), limits, strict=True):
         longest = int(side.max(initial=0))
@@ -214,30 +239,25 @@ def split_step(
                 f"(train.max_tokens={max_tokens}): raise train.max_tokens or lower data.filter.max_length"
             )
 
-    longer = np.maximum(source, target)  # rows x longest fits on both sides just when rows x this does
-    order = np.lexsort((target, source, longer))[::-1]
+    longer = np.maximum(source, target)  # (b,)
+    longest_first = np.lexsort((target, source, longer))[::-1]
     if capacities is not None:
-        return _evenly_filled(ids[order], lengths, capacities, multiple=micro_batch_multiple)
+        return _split_packed(ids[longest_first], lengths, capacities, multiple=micro_batch_multiple)
 
-    sizes: list[int] = longer[order].tolist()
-    fewest = max(1, len(_padded_starts(sizes, max_tokens)))
-    count = -(-fewest // micro_batch_multiple) * micro_batch_multiple
-    starts = _even_starts(sizes, max_tokens, count=count)
-
-    ends = [*starts[1:], len(sizes)]
-    parts = [ids[order[start:end]] for start, end in zip(starts, ends, strict=True)]
-    return parts + [ids[:0]] * (count - len(parts))
+    # rows x longest fits on both sides if and only if rows x (the longer of the two) fits.
+    sizes: list[int] = longer[longest_first].tolist()
+    return _split_padded(ids[longest_first], sizes, max_tokens, multiple=micro_batch_multiple)
 
 
-def _evenly_filled(ids: Ids, lengths: Lengths, capacities: tuple[int, int], *, multiple: int) -> list[Ids]:
-    """Packed: the sentences `ids`, longest first, in as few micro-batches as `_fill` can do with.
+def _split_packed(ids: Ids, lengths: Lengths, capacities: tuple[int, int], *, multiple: int) -> list[Ids]:
+    """The sentences `ids`, longest first, in as few packed micro-batches as `_fill` can do with.
 
     A cut into stretches of the sorted sentences would not be as even: sentences of one length have long translations in
     one stretch and short ones in the next, and a side that is a little too long costs another micro-batch.
     """
-    totals = lengths[ids].sum(axis=0, dtype=np.int64)
-    fewest = max(1, *(-(-totals // capacities)).tolist())
-    count = -(-fewest // multiple) * multiple
+    totals = lengths[ids].sum(axis=0, dtype=np.int64)  # (2,)
+    fewest = max(1, *(-(-totals // capacities)).tolist())  # rounded up
+    count = _round_up(fewest, multiple)
     if count == 1:
         return [ids]
 
@@ -252,28 +272,37 @@ def _evenly_filled(ids: Ids, lengths: Lengths, capacities: tuple[int, int], *, m
 def _fill(pairs: list[list[int]], capacities: tuple[int, int], count: int) -> list[list[int]] | None:
     """Each sentence in turn goes to the emptiest of `count` micro-batches; None where one does not fit there.
 
-    How full a micro-batch is, is the larger of what its sides are. Sentences are named by their places in `pairs`.
+    A micro-batch is as full as the fuller of its two sides. `pairs` has the source and target tokens of each sentence;
+    what is returned are places in `pairs`.
     """
     members: list[list[int]] = [[] for _ in range(count)]
-    heap = [(0.0, number, 0, 0) for number in range(count)]  # how full, which one, its source and its target tokens
+    heap = [(0.0, number, 0, 0) for number in range(count)]  # fullness, micro-batch, its source and its target tokens
     for place, (source, target) in enumerate(pairs):
-        _, number, sources, targets = heap[0]
-        sources += source
-        targets += target
+        _, number, source_total, target_total = heap[0]  # the emptiest
+        source_total += source
+        target_total += target
 
-        fullness = max(sources / capacities[0], targets / capacities[1])
+        fullness = max(source_total / capacities[0], target_total / capacities[1])
         if fullness > 1.0:
             return None
         members[number].append(place)
-        heapq.heapreplace(heap, (fullness, number, sources, targets))
+        heapq.heapreplace(heap, (fullness, number, source_total, target_total))
     return members
 
 
-def count_slots(parts: Sequence[Lengths], capacities: tuple[int, int] | None) -> int:
-    """Positions of both sides of micro-batches, padding and empty ones counted: `parts` are each one's lengths."""
-    if capacities is not None:
-        return sum(capacities) * len(parts)
-    return sum(len(part) * int(part.max(axis=0).sum()) for part in parts)
+def _split_padded(ids: Ids, sizes: list[int], max_tokens: int, *, multiple: int) -> list[Ids]:
+    """The sentences `ids`, longest first, of these sizes, in as few padded micro-batches as fit; the last may be empty.
+
+    A sentence's size is the length of its longer side.
+    """
+    fewest = max(1, len(_padded_starts(sizes, max_tokens)))
+    count = _round_up(fewest, multiple)
+    starts = _even_starts(sizes, max_tokens, count=count)
+
+    ends = [*starts[1:], len(sizes)]
+    parts = [ids[start:end] for start, end in zip(starts, ends, strict=True)]
+    nothing = ids[:0]
+    return parts + [nothing] * (count - len(parts))
 
 
 def _padded_starts(sizes: list[int], budget: int) -> list[int]:
@@ -288,8 +317,9 @@ def _padded_starts(sizes: list[int], budget: int) -> list[int]:
 
 def _even_starts(sizes: list[int], max_tokens: int, *, count: int) -> list[int]:
     """`count` micro-batches, or one a sentence where there are fewer sentences; the largest as small as can be."""
-    # Find the smallest budget that needs no more than `count`.
-    low, high = max(sizes, default=0), max_tokens
+    # Find the smallest budget that needs no more than `count`, by bisection.
+    low = max(sizes, default=0)
+    high = max_tokens
     while low < high:
         middle = (low + high) // 2
         if len(_padded_starts(sizes, middle)) <= count:
@@ -301,6 +331,11 @@ def _even_starts(sizes: list[int], max_tokens: int, *, count: int) -> list[int]:
     # Equal lengths can leave some micro-batches over: halve the one with most rows.
     while len(starts) < min(count, len(sizes)):
         ends = [*starts[1:], len(sizes)]
-        size, start = max((end - start, start) for start, end in zip(starts, ends, strict=True))
-        starts = sorted([*starts, start + (size + 1) // 2])
+        rows, start = max((end - start, start) for start, end in zip(starts, ends, strict=True))
+        middle_row = start + (rows + 1) // 2
+        starts = sorted([*starts, middle_row])
     return starts
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

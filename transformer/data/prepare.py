@@ -1,9 +1,14 @@
-"""From raw text to what training reads: corpus -> tokenizer -> store.
+"""From raw text to what training reads.
+
+    resolve and digest   the files of every set; the digest names the prepared corpus, which may be there already
+    first reading        screen the text of every training pair          -> a verdict on each pair
+    second reading       train the tokenizer on a sample of the lines    -> tokenizer.model
+    third reading        encode, filter by the number of pieces, write   -> the store, and report.json
 
 A prepared corpus is named by a digest of the training text, the filters, the tokenizer's settings and the versions of
 the formats, so it is built once and shared by every run that agrees on these. Whoever builds holds a file lock; others
 wait, then use it. Nothing but copies of hub data sets is written before every text has been read to its end. Training
-text is read three times (screening, tokenizer, ids), because memory must not grow with the corpus.
+text is read three times, because memory must not grow with the corpus.
 """
 
 import hashlib
@@ -27,11 +32,12 @@ from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, screen_pairs
+from transformer.data.report import BuildReport, DataReport, FileReport, PairCounts, SetReport, TokenCounts
 from transformer.data.round_trip import RoundTrip, warn_of_changes
-from transformer.data.source import Origin, Source, is_hub_dataset, resolve_source, store_beside
+from transformer.data.source import Source, is_hub_dataset, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter
 from transformer.data.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
-from transformer.errors import CheckpointError, InputError, StorageError
+from transformer.errors import InputError, StorageError
 from transformer.files import build_once, digest_file, read_json
 from transformer.machine import resolve_threads, trim_heap
 from transformer.run_dir import TOKENIZER, RunDir, list_steps
@@ -40,7 +46,8 @@ PREPARE_VERSION = 3
 REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
 BLOCK = 10_000  # pairs that are in memory at a time
 SAMPLED_TARGETS = 2_000  # training targets, at least, that are checked to come back from the tokenizer
-REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")  # in the order of asking
+
+REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")  # for dropping a pair, as asked in turn
 TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
 
 EncodedBlock = tuple[Sentences, Sentences, list[str]]  # source and target as pieces, and a sample of the target texts
@@ -50,85 +57,7 @@ _KEPT_MASK = bytes(code == KEPT for code in range(256))  # translates verdicts t
 log = logging.getLogger(__name__)
 
 
-# ---- what is reported -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FileReport:
-    """A file that was read."""
-
-    path: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class SetReport:
-    """A set of sentence pairs: `train`, `dev`, `test.NAME` or `extra.NAME`."""
-
-    files: dict[str, FileReport]  # by the key that names each
-    columns: list[str] | None  # of a table
-    origin: Origin | None  # of a copy
-    weight: float | None  # how often an epoch has it; None: not trained on
-    pairs_read: int
-    pairs_kept: int | None  # None: not trained on, and so never filtered
-    references: RoundTrip | None  # None: of a training set
-
-
-@dataclass(frozen=True)
-class PairCounts:
-    """How many pairs a training set has, and how many of them are in the store."""
-
-    pairs_read: int
-    pairs_kept: int
-
-
-@dataclass(frozen=True)
-class TokenCounts:
-    """Tokens in the store, end marks counted."""
-
-    src: int
-    tgt: int
-
-
-@dataclass(frozen=True)
-class BuildReport:
-    """What building a store read, dropped and kept; `report.json` beside it."""
-
-    pairs_read: int
-    pairs_kept: int
-    sources: list[PairCounts]  # of the training sets, in the order of the store
-    dropped: dict[str, int]  # pairs by reason
-    filters: FilterConfig
-    tokens: TokenCounts
-    vocab_size: int
-    targets: RoundTrip  # of a sample
-
-
-@dataclass(frozen=True)
-class DataReport:
-    """What a run trains and is scored on; `data.json` of a run directory."""
-
-    digest: str  # of all that the store depends on
-    src_lang: str
-    tgt_lang: str
-    sets: dict[str, SetReport]
-    pairs_read: int
-    pairs_kept: int
-    dropped: dict[str, int]
-    filters: FilterConfig
-    tokens: TokenCounts
-    vocab_size: int
-    targets: RoundTrip  # of a sample of the training pairs
-
-
-def read_report(run: RunDir) -> DataReport:
-    """What a run trained on: its data.json. Raises CheckpointError where it is missing or damaged."""
-    try:
-        return from_json(DataReport, read_json(run.data))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{run.data}: {reason}: copy it again from where the run came from") from error
+# ---- what preparing gives -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -192,7 +121,7 @@ class SharedPrepared:
 
 @dataclass(frozen=True)
 class _TextSet:
-    """A set of pairs that is configured, and has been found."""
+    """A configured set of pairs, whose files have been found and digested."""
 
     source: Source
     files: dict[str, FileReport]
@@ -205,7 +134,7 @@ class _TextSet:
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The training text and all that decides what becomes of it."""
+    """The training text and everything that decides what becomes of it."""
 
     sets: list[_TextSet]  # one after the other in the store
     filters: FilterConfig
@@ -215,28 +144,33 @@ class _Corpus:
 
     def pairs(self, kept_by_text: bytes) -> Iterator[Pair]:
         """The pairs with a 1 in `kept_by_text`, which has a byte for each pair of all the sets."""
-        return compress(chain.from_iterable(text_set.source.pairs() for text_set in self.sets), kept_by_text)
+        all_pairs = chain.from_iterable(text_set.source.pairs() for text_set in self.sets)
+        return compress(all_pairs, kept_by_text)
 
 
 @dataclass(frozen=True)
 class _Screened:
-    """What the first reading found: a verdict on the text of every pair."""
+    """The outcome of the first reading: a verdict on the text of every pair."""
 
     verdicts: list[bytes]  # of each set, as `screen_pairs` gives them
 
     @property
     def kept_by_text(self) -> bytes:
+        """A byte for each pair of all the sets: 1 for a pair that is kept, else 0."""
         return b"".join(self.verdicts).translate(_KEPT_MASK)
 
     @property
     def kept(self) -> int:
+        """How many pairs are kept."""
         return sum(verdicts.count(KEPT) for verdicts in self.verdicts)
 
     @property
     def dropped(self) -> Counter[str]:
-        return Counter(
-            {reason: sum(verdicts.count(code) for verdicts in self.verdicts) for code, reason in TEXT_REASONS.items()}
-        )
+        """How many pairs are dropped, by reason."""
+        counts = Counter[str]()
+        for code, reason in TEXT_REASONS.items():
+            counts[reason] = sum(verdicts.count(code) for verdicts in self.verdicts)
+        return counts
 
 
 @dataclass(frozen=True)
@@ -253,23 +187,24 @@ class _Built:
 
 
 def prepare(job: TrainJob) -> Prepared:
-    """Read and check every file, then build the prepared corpus or find it already built.
+    """Read and check every file, then build the prepared corpus, or open the one that is there.
 
     Raises InputError for bad files and settings, StorageError where the store cannot be written.
     """
+    # Refuse what is cheap to refuse.
     began = time.monotonic()
-    language_of(job.data.tgt_lang, "data.tgt_lang")  # refused before any time is spent
-    root = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
+    language_of(job.data.tgt_lang, "data.tgt_lang")
+    store_dir = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
     mixture_weights = _mixture_weights(job.data)
     tokenizer_model = _given_tokenizer(job)
 
     # Find every set. Development and test sets are read whole: their faults must show before hours of work.
     sets = {
-        name: _open_set(pair, name, job.data, store_dir=root, is_training=name in mixture_weights)
+        name: _open_set(pair, name, job.data, store_dir=store_dir, is_training=name in mixture_weights)
         for name, pair in _configured_sets(job.data).items()
     }
 
-    # Build the store from the training sets, or find it.
+    # Build the prepared corpus from the training sets, or open the one that is there.
     corpus = _Corpus(
         sets=[sets[name] for name in mixture_weights],
         filters=job.data.filter,
@@ -278,19 +213,16 @@ def prepare(job: TrainJob) -> Prepared:
         threads=resolve_threads(job.train.threads),
     )
     digest = _identity(corpus)
-    built = _open_or_build(root / digest[:16], corpus)
+    built = _open_or_build(store_dir / digest[:16], corpus)
     counts = dict(zip(mixture_weights, built.report.sources, strict=True))
 
     # Report, and warn of references that no translation can match.
     report = _data_report(job.data, digest, sets, counts=counts, mixture_weights=mixture_weights, built=built)
-    trips = {f"data.{name}": text_set.references for name, text_set in report.sets.items()}
-    trips["a sample of the training targets"] = report.targets
-    warn_of_changes(trips, job.tokenizer, is_given=tokenizer_model is not None)
+    round_trips = {f"data.{name}": set_report.references for name, set_report in report.sets.items()}
+    round_trips["a sample of the training targets"] = report.targets
+    warn_of_changes(round_trips, job.tokenizer, is_given=tokenizer_model is not None)
     if len(mixture_weights) > 1:
-        for name, weight in mixture_weights.items():
-            kept = counts[name].pairs_kept
-            read = counts[name].pairs_read
-            log.info("data.%s: %s of %s pairs, weight %g", name, f"{kept:,}", f"{read:,}", weight)
+        _log_mixture(mixture_weights, counts)
     log.info("data ready: %s; %.1f s", _summary(report), time.monotonic() - began)
 
     return Prepared(
@@ -304,16 +236,21 @@ def prepare(job: TrainJob) -> Prepared:
     )
 
 
-def _configured_sets(data: DataConfig) -> dict[str, PairConfig]:
-    """Every set of pairs by its key, those first whose faults show soonest: small sets, and files on this machine."""
-    named = {"dev": data.dev, **{f"test.{name}": pair for name, pair in data.test.items()}}
-    named |= {"train": data.train, **{f"extra.{name}": pair for name, pair in data.extra.items()}}
-    return dict(sorted(named.items(), key=lambda item: is_hub_dataset(item[1])))
-
-
 def _mixture_weights(data: DataConfig) -> dict[str, float]:
-    """The sets that are trained on, in the order that they have in the store, and how often an epoch has each."""
-    return {"train": 1.0, **{f"extra.{name}": extra.weight for name, extra in sorted(data.extra.items())}}
+    """The training sets in the order of the store, each with the copies of a pair that an epoch has."""
+    weights = {"train": 1.0}
+    for name, extra in sorted(data.extra.items()):
+        weights[f"extra.{name}"] = extra.weight
+    return weights
+
+
+def _configured_sets(data: DataConfig) -> dict[str, PairConfig]:
+    """Every set of pairs by its key, first those whose faults show soonest: small sets, and files on this machine."""
+    sets: dict[str, PairConfig] = {"dev": data.dev}
+    sets |= {f"test.{name}": pair for name, pair in data.test.items()}
+    sets |= {"train": data.train}
+    sets |= {f"extra.{name}": pair for name, pair in data.extra.items()}
+    return dict(sorted(sets.items(), key=lambda item: is_hub_dataset(item[1])))
 
 
 def _open_set(pair: PairConfig, name: str, data: DataConfig, *, store_dir: Path, is_training: bool) -> _TextSet:
@@ -344,6 +281,8 @@ def _data_report(
     built: _Built,
 ) -> DataReport:
     tokenizer = Tokenizer.from_bytes(built.tokenizer_model)
+
+    # A set is either trained on, and has counts, or kept whole, and has pairs.
     set_reports = {}
     for name, text_set in sets.items():
         trained_on = counts.get(name)
@@ -357,6 +296,7 @@ def _data_report(
             pairs_kept=None if trained_on is None else trained_on.pairs_kept,
             references=None if pairs is None else RoundTrip.of([reference for _, reference in pairs], tokenizer),
         )
+
     return DataReport(
         digest=digest,
         src_lang=data.src_lang,
@@ -372,32 +312,43 @@ def _data_report(
     )
 
 
+def _log_mixture(mixture_weights: Mapping[str, float], counts: Mapping[str, PairCounts]) -> None:
+    for name, weight in mixture_weights.items():
+        kept = counts[name].pairs_kept
+        read = counts[name].pairs_read
+        log.info("data.%s: %s of %s pairs, weight %g", name, f"{kept:,}", f"{read:,}", weight)
+
+
 def _summary(report: DataReport) -> str:
-    share = f"{1 - report.pairs_kept / report.pairs_read:.2%} dropped"
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.dropped.items() if count)
-    dropped = f"{share}: {reasons}" if reasons else share
-    tokens = f"{report.tokens.src:,} + {report.tokens.tgt:,} tokens"
+    """One line: `500 of 507 pairs (1.38% dropped: empty 7), 2,000 + 2,100 tokens, 400 pieces`."""
     pairs = f"{report.pairs_kept:,} of {report.pairs_read:,} pairs"
+
+    dropped = f"{1 - report.pairs_kept / report.pairs_read:.2%} dropped"
+    reasons = [f"{reason} {count:,}" for reason, count in report.dropped.items() if count]
+    if reasons:
+        dropped += f": {', '.join(reasons)}"
+
+    tokens = f"{report.tokens.src:,} + {report.tokens.tgt:,} tokens"
     return f"{pairs} ({dropped}), {tokens}, {report.vocab_size:,} pieces"
 
 
-# ---- the tokenizer that is given ------------------------------------------------------------------------------------
+# ---- a tokenizer that is given, not trained -------------------------------------------------------------------------
 
 
 def _given_tokenizer(job: TrainJob) -> bytes | None:
     """The model that is not to be trained: that of `tokenizer.model`, or of the run where the weights come from."""
     origin = None if job.tokenizer.model is None else Path(job.tokenizer.model)
-    tokenizer_model = None if origin is None else read_model(origin.resolve())  # the user's own may be a link
+    tokenizer_model = None if origin is None else read_model(origin.resolve())  # the user's own file may be a link
 
     if job.init_from is not None:
-        carried_origin = _tokenizer_run_dir(job.run_dir, job.init_from).tokenizer
-        carried = read_model(carried_origin)
-        if tokenizer_model not in (None, carried):
+        weights_origin = _tokenizer_run_dir(job.run_dir, job.init_from).tokenizer
+        weights_tokenizer = read_model(weights_origin)
+        if tokenizer_model not in (None, weights_tokenizer):
             raise InputError(
-                f"tokenizer.model={origin} is not {carried_origin}, which init_from brings along: leave it out"
+                f"tokenizer.model={origin} is not {weights_origin}, which the weights of init_from need: leave it out"
             )
-        origin = carried_origin
-        tokenizer_model = carried
+        origin = weights_origin
+        tokenizer_model = weights_tokenizer
 
     if tokenizer_model is not None:
         Tokenizer(tokenizer_model, str(origin))  # refuses a bad one
@@ -410,6 +361,7 @@ def _tokenizer_run_dir(run_dir: str, init_from: str) -> RunDir:
     if list_steps(own.path):
         return own
 
+    # `init_from` is a run directory, or a checkpoint in it: RUN/averaged or RUN/checkpoints/step-N.
     source = Path(init_from).absolute()
     if source.is_dir():
         for folder in (source, *source.parents[:2]):
@@ -440,34 +392,16 @@ def _open_or_build(path: Path, corpus: _Corpus) -> _Built:
         if os.path.exists(path):
             return _open(path)
     except InputError as error:
-        log.warning("%s: built again", error)
+        log.warning("%s; it is built again", error)
 
     screened = _Screened(screen_pairs([text_set.source.pairs() for text_set in corpus.sets], corpus.filters))
-    _refuse_nothing(screened.kept, corpus, screened.dropped)
+    _refuse_empty(screened.kept, corpus, screened.dropped)
     try:
         build_once(path, lambda folder: _fill(folder, corpus, screened), is_usable=_is_usable)
     except OSError as error:
         reason = error.strerror or error
         raise StorageError(f"{path}: cannot be written ({reason}): free space or set data.store_dir") from error
     return _open(path)
-
-
-def _refuse_nothing(kept: int, corpus: _Corpus, dropped: Counter[str]) -> None:
-    """Raise InputError where no pair is left."""
-    if kept == 0:
-        files = ", ".join(file.path for text_set in corpus.sets for file in text_set.files.values())
-        reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items() if count) or "the files are empty"
-        only_empty = dropped.total() == dropped["empty"]  # no setting of data.filter drops those
-        remedy = "data.train" if only_empty else "data.filter"
-        raise InputError(f"{files}: no sentence pair is left to train on ({reasons}): check {remedy}")
-
-
-def _is_usable(path: Path) -> bool:
-    try:
-        _open(path)
-    except InputError:
-        return False
-    return True
 
 
 def _open(path: Path) -> _Built:
@@ -481,78 +415,105 @@ def _open(path: Path) -> _Built:
     return _Built(path, store, tokenizer_model, report)
 
 
+def _is_usable(path: Path) -> bool:
+    try:
+        _open(path)
+    except InputError:
+        return False
+    return True
+
+
+def _refuse_empty(kept: int, corpus: _Corpus, dropped: Counter[str]) -> None:
+    """Raise InputError where no pair is kept."""
+    if kept > 0:
+        return
+    files = ", ".join(file.path for text_set in corpus.sets for file in text_set.files.values())
+    reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items() if count) or "the files are empty"
+    only_empty = dropped.total() == dropped["empty"]  # no setting of data.filter drops those
+    remedy = "data.train" if only_empty else "data.filter"
+    raise InputError(f"{files}: no sentence pair is left to train on ({reasons}): check {remedy}")
+
+
 def _fill(path: Path, corpus: _Corpus, screened: _Screened) -> None:
-    """Write the store, with the tokenizer's model and the report beside it."""
+    """Write the store into the directory `path`, with the tokenizer's model and the report beside it."""
+    # The second reading, unless the tokenizer is given.
     tokenizer_model = corpus.tokenizer_model
     if tokenizer_model is None:
-        tokenizer_model = _train(corpus, screened)
+        tokenizer_model = _train_tokenizer(corpus, screened)
     tokenizer = Tokenizer.from_bytes(tokenizer_model)
 
+    # The third reading.
     log.info("encoding %s pairs", f"{screened.kept:,}")
     kept_by_text = screened.kept_by_text
-    kept_by_pieces = bytearray()  # 1 for each pair whose pieces pass the filters, too, among those kept by their text
+    kept_by_pieces = bytearray()  # of the pairs that are kept by their text: 1 where the pieces pass the filters, too
     dropped = screened.dropped
-    targets: list[str] = []  # a sample
+    sampled_targets: list[str] = []
 
     with closing(StoreWriter(path, tokenizer.vocab_size)) as writer:
-        for source, target, sample in _encoded(corpus, kept_by_text, tokenizer):
-            targets += sample
-            keep = _keep(source.counts, target.counts, corpus.filters, dropped=dropped)
-            kept_by_pieces += keep.tobytes()
+        for source, target, sample in _encode_blocks(corpus, kept_by_text, tokenizer):
+            keep = _filter_by_pieces(source.counts, target.counts, corpus.filters, dropped=dropped)
             writer.add(source.select(keep), target.select(keep))
-        _refuse_nothing(len(writer), corpus, dropped)
+            kept_by_pieces += keep.tobytes()
+            sampled_targets += sample
+        _refuse_empty(len(writer), corpus, dropped)
 
         report = BuildReport(
             pairs_read=len(kept_by_text),
             pairs_kept=len(writer),
-            sources=_counts(screened, kept_by_pieces),
+            sources=_count_pairs(screened, kept_by_pieces),
             dropped={reason: dropped[reason] for reason in REASONS},
             filters=corpus.filters,
             tokens=TokenCounts(writer.tokens(0), writer.tokens(1)),
             vocab_size=tokenizer.vocab_size,
-            targets=RoundTrip.of(targets, tokenizer),
+            targets=RoundTrip.of(sampled_targets, tokenizer),
         )
-        writer.finish({TOKENIZER: tokenizer_model, REPORT: json.dumps(to_json(report), indent=1).encode()})
+        report_text = json.dumps(to_json(report), indent=1)
+        writer.finish({TOKENIZER: tokenizer_model, REPORT: report_text.encode()})
 
 
-def _train(corpus: _Corpus, screened: _Screened) -> bytes:
-    """Train the tokenizer on the pairs that are kept so far."""
-    lines = chain.from_iterable(corpus.pairs(screened.kept_by_text))
+def _train_tokenizer(corpus: _Corpus, screened: _Screened) -> bytes:
+    """Train the tokenizer on the pairs that are kept by their text."""
+    lines = chain.from_iterable(corpus.pairs(screened.kept_by_text))  # source and target in turn
     total = 2 * screened.kept
     limit = corpus.tokenizer.sample_lines
     log.info("training the tokenizer on %s of %s lines", f"{min(total, limit):,}", f"{total:,}")
+
     tokenizer_model = train_tokenizer(sample_lines(lines, total=total, limit=limit), corpus.tokenizer)
     trim_heap()  # a gigabyte, beside which the store of tens of millions of pairs would need as much again
     return tokenizer_model
 
 
-def _encoded(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -> Iterator[EncodedBlock]:
-    """The pairs that are kept so far, block by block.
+def _encode_blocks(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -> Iterator[EncodedBlock]:
+    """The pairs that are kept by their text, block by block, in order.
 
     A thread takes a whole block: to share each block among the threads would have them wait for each other at its end.
     """
-    sampled_every = max(1, kept_by_text.count(1) // SAMPLED_TARGETS)
-
-    def encode(block: list[Pair]) -> EncodedBlock:
-        source, target = map(list, zip(*block, strict=True))
-        source_pieces = Sentences.of(tokenizer.encode(source))
-        target_pieces = Sentences.of(tokenizer.encode(target))
-        return source_pieces, target_pieces, target[::sampled_every]
-
     pairs = corpus.pairs(kept_by_text)
+    sampled_every = max(1, kept_by_text.count(1) // SAMPLED_TARGETS)
     ahead = deque[Future[EncodedBlock]]()
+
     with ThreadPoolExecutor(corpus.threads) as pool:
         while block := list(islice(pairs, BLOCK)):
-            ahead.append(pool.submit(encode, block))
+            ahead.append(pool.submit(_encode, block, tokenizer, sampled_every=sampled_every))
             if len(ahead) > corpus.threads:  # one more than are encoded: no thread waits for the next
                 yield ahead.popleft().result()
         yield from (future.result() for future in ahead)
 
 
-def _keep(source: Ids, target: Ids, filters: FilterConfig, *, dropped: Counter[str]) -> npt.NDArray[np.bool_]:
-    """Which pairs pass the filters that look at pieces, of which they have so many; the others are counted."""
-    shorter = np.minimum(source, target)
-    longer = np.maximum(source, target)
+def _encode(block: list[Pair], tokenizer: Tokenizer, *, sampled_every: int) -> EncodedBlock:
+    sources = [source for source, _ in block]
+    targets = [target for _, target in block]
+    source_pieces = Sentences.of(tokenizer.encode(sources))
+    target_pieces = Sentences.of(tokenizer.encode(targets))
+    return source_pieces, target_pieces, targets[::sampled_every]
+
+
+def _filter_by_pieces(
+    source_counts: Ids, target_counts: Ids, filters: FilterConfig, *, dropped: Counter[str]
+) -> npt.NDArray[np.bool_]:
+    """Which pairs `(b,)` to keep, by their numbers of pieces; those that are not kept are counted in `dropped`."""
+    shorter = np.minimum(source_counts, target_counts)
+    longer = np.maximum(source_counts, target_counts)
 
     empty = shorter == 0  # such as lone zero-width spaces
     too_long = ~empty & (longer > filters.max_length)
@@ -562,10 +523,10 @@ def _keep(source: Ids, target: Ids, filters: FilterConfig, *, dropped: Counter[s
     return ~(empty | too_long | ratio)
 
 
-def _counts(screened: _Screened, kept_by_pieces: bytearray) -> list[PairCounts]:
-    """The pairs of each set, and those in the store."""
+def _count_pairs(screened: _Screened, kept_by_pieces: bytearray) -> list[PairCounts]:
+    """The pairs of each set, and how many of them are in the store."""
     counts = []
-    start = 0
+    start = 0  # of the set, among the pairs that are kept by their text
     for verdicts in screened.verdicts:
         end = start + verdicts.count(KEPT)
         counts.append(PairCounts(len(verdicts), kept_by_pieces.count(1, start, end)))

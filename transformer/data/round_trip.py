@@ -1,6 +1,7 @@
-"""Whether target texts come back from the tokenizer, and which key brings them back where they do not.
+"""Whether texts come back from the tokenizer unchanged, and which key helps where they do not.
 
-A reference that does not come back cannot be matched by any translation: even a perfect one loses points.
+What comes back is text -> pieces -> text. A reference that does not come back cannot be matched by any translation:
+even a perfect one loses points. So every development and test set is checked, and a sample of the training targets.
 """
 
 import logging
@@ -26,54 +27,54 @@ class Change:
 class RoundTrip:
     """How many texts do not come back from the tokenizer as a scorer sees them."""
 
-    checked: int
-    changed: int
-    unknown: int  # of those that are changed: with a character that has no piece
+    checked: int  # texts
+    changed: int  # of the checked texts
+    unknown: int  # of the changed texts: those with a character that has no piece
     example: Change | None  # None: nothing is changed
 
     @classmethod
     def of(cls, texts: list[str], tokenizer: Tokenizer) -> "RoundTrip":
         """Encode and decode the texts."""
         changed = tokenizer.changed(texts)
-        pieces = tokenizer.encode([text for text, _ in changed])
+        ids_of_changed = tokenizer.encode([text for text, _ in changed])
         return cls(
             checked=len(texts),
             changed=len(changed),
-            unknown=sum(UNK in ids for ids in pieces),
+            unknown=sum(UNK in ids for ids in ids_of_changed),
             example=_around_the_difference(*changed[0]) if changed else None,
         )
 
 
 def _around_the_difference(text: str, decoded: str) -> Change:
-    """Twenty characters from both, ten of them before the first that differs."""
+    """Twenty characters of either text, ten of them before the first that differs."""
     text = " ".join(text.split())
     decoded = " ".join(decoded.split())
-    same = 0
+
+    same = 0  # characters at the beginning
     while text[same : same + 1] == decoded[same : same + 1]:
         same += 1
     start = max(0, same - 10)
     return Change(text[start : start + 20], decoded[start : start + 20])
 
 
-def warn_of_changes(trips: Mapping[str, RoundTrip | None], config: TokenizerConfig, *, is_given: bool) -> None:
+def warn_of_changes(round_trips: Mapping[str, RoundTrip | None], config: TokenizerConfig, *, is_given: bool) -> None:
     """Log how many texts of each set do not come back, with an example and what to do about it.
 
-    `is_given` tells of a tokenizer that was not trained here: then no key decides.
+    `is_given` says that the tokenizer was not trained here, so that no key of `config` can help.
     """
-    changed = {name: trip for name, trip in trips.items() if trip is not None and trip.changed}
+    changed = {name: trip for name, trip in round_trips.items() if trip is not None and trip.changed}
     if not changed:
         return
 
     counts = ", ".join(f"{trip.changed:,} of {trip.checked:,} in {name}" for name, trip in changed.items())
     example = next(iter(changed.values())).example
     shown = f", such as {example.text!r} -> {example.decoded!r}" if example else ""
-    remedy = (
-        "the tokenizer is a given one, which decides that: train one, or give another by tokenizer.model"
-        if is_given
-        else _remedy(list(changed.values()), config)
-    )
+    if is_given:
+        remedy = "the given tokenizer is the cause: train one, or name another by tokenizer.model"
+    else:
+        remedy = _remedy(list(changed.values()), config)
     log.warning(
-        "no translation can equal some of the target texts, since the tokenizer does not give them back: %s%s; %s",
+        "some target texts do not come back from the tokenizer, so no translation can equal them: %s%s; %s",
         counts,
         shown,
         remedy,
@@ -81,13 +82,15 @@ def warn_of_changes(trips: Mapping[str, RoundTrip | None], config: TokenizerConf
 
 
 def _remedy(trips: list[RoundTrip], config: TokenizerConfig) -> str:
-    """The keys that bring the text back."""
-    keys = []
+    """The settings that bring the texts back."""
+    settings = []
     if any(trip.unknown for trip in trips):
-        is_complete = config.character_coverage == 1.0
-        keys.append("tokenizer.byte_fallback=true" + ("" if is_complete else " or tokenizer.character_coverage=1.0"))
+        covers_all = config.character_coverage == 1.0
+        alternative = "" if covers_all else " or tokenizer.character_coverage=1.0"
+        settings.append(f"tokenizer.byte_fallback=true{alternative}")
     if config.normalization is not Normalization.identity and any(trip.unknown < trip.changed for trip in trips):
-        keys.append("tokenizer.normalization=identity")
-    return (
-        f"set {' and '.join(keys)}" if keys else "no key changes that: U+2581 is SentencePiece's own sign for a space"
-    )
+        settings.append("tokenizer.normalization=identity")
+
+    if not settings:
+        return "no setting changes that: U+2581 is SentencePiece's own sign for a space"
+    return f"set {' and '.join(settings)}"

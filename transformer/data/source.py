@@ -1,5 +1,7 @@
 """Where sentence pairs come from: two text files, a table, a test set of sacreBLEU, or a data set of the hub.
 
+    PairConfig (data.train, data.dev, ...)  --resolve_source-->  Source: files on this machine  --pairs-->  pairs
+
 A hub data set is streamed into two text files beside the prepared corpora, once, at one revision; from then on it is
 read from there, without the network, until that copy is deleted. So neither memory nor the hub's own cache grows with
 it, and a cluster's nodes need no network once a command has run where there is one. A directory that is laid out as a
@@ -46,9 +48,9 @@ class HubDataset:
 
 @dataclass(frozen=True)
 class Origin(HubDataset):
-    """What a copy is of."""
+    """The data set that a copy was made from."""
 
-    revision: str | None  # the commit of the hub; None: of a directory
+    revision: str | None  # the commit of the hub; None: it was a directory
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class Source:
     """Files on this machine: two of text, or one table of which two columns are read."""
 
     files: dict[str, Path]  # by the key that names each, such as `src`
-    columns: Columns | None = None
-    origin: Origin | None = None  # of a copy
+    columns: Columns | None = None  # of a table
+    origin: Origin | None = None  # of the copy of a hub data set
 
     def pairs(self) -> Iterator[Pair]:
         """The pairs, in order. Raises InputError where a file cannot be read or is no parallel text."""
@@ -110,19 +112,25 @@ def resolve_source(pair: PairConfig, key: str, *, languages: Columns, store_dir:
     return Source({"dataset": path}, _columns(pair, key, defaults))
 
 
-def _columns(pair: PairConfig, key: str, defaults: Columns) -> Columns:
-    columns = (pair.src or defaults[0], pair.tgt or defaults[1])
-    if columns[0] == columns[1] and not (pair.src and pair.tgt):  # naming one column twice asks for a copy of the text
-        raise InputError(f"{key}: both sides would be column {columns[0]!r}: set {key}.src and {key}.tgt")
-    return columns
-
-
 def is_hub_dataset(pair: PairConfig) -> bool:
     """Whether it is a data set of the hub, or a directory laid out as one: it is copied before it is read."""
     return pair.dataset is not None and not is_table(pair.dataset) and not is_test_set(pair.dataset)
 
 
+def _columns(pair: PairConfig, key: str, defaults: Columns) -> Columns:
+    """The two columns of a data set that are read, by name or number."""
+    columns = (pair.src or defaults[0], pair.tgt or defaults[1])
+    are_both_named = bool(pair.src and pair.tgt)
+    if columns[0] == columns[1] and not are_both_named:  # who names one column twice wants to train on copies
+        raise InputError(f"{key}: both sides would be column {columns[0]!r}: set {key}.src and {key}.tgt")
+    return columns
+
+
+# ---- copies of hub data sets ----------------------------------------------------------------------------------------
+
+
 def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies: Path) -> Source:
+    """The copy of a data set, made in the directory `copies` unless it is there."""
     name = str(pair.dataset)
     is_local = os.path.isdir(name)  # unlike Path.is_dir, false where even that cannot be asked
     if not is_local and (os.path.exists(name) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name)):
@@ -130,28 +138,30 @@ def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies
     if pair.split is None:
         raise InputError(f"{key}.split is not set: name a split of {name}, such as train")
 
+    # The name of the copy says what it is of.
     wanted = HubDataset(name, pair.subset, pair.split, list(columns))
     identity = [to_json(wanted), _contents(Path(name)) if is_local else None]
     path = copies / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
-    origin = _origin(path)
-    if origin is None:  # a copy that is there can be used even where no lock can be taken
+    # A copy that is there can be used even where no lock can be taken.
+    origin = _read_origin(path)
+    if origin is None:
         try:
             build_once(
                 path,
                 lambda folder: _copy(folder, wanted, is_local=is_local),
-                is_usable=lambda path: _origin(path) is not None,
+                is_usable=lambda path: _read_origin(path) is not None,
             )
         except OSError as error:
             reason = error.strerror or error
             prefix = "data." if key.startswith("data.") else ""  # `evaluate` has the key without it
             raise StorageError(f"{path}: cannot be written ({reason}): free space or set {prefix}store_dir") from error
-        origin = _origin(path)
+        origin = _read_origin(path)
     return Source({"src": path / SIDES[0], "tgt": path / SIDES[1]}, origin=origin)
 
 
-def _origin(path: Path) -> Origin | None:
-    """What a copy is of; None where there is no copy, or a damaged one."""
+def _read_origin(path: Path) -> Origin | None:
+    """What a copy was made from; None where there is no copy, or a damaged one."""
     try:
         about = from_json(_About, read_json(path / ABOUT), complete=True)
         return about.origin if about.bytes == _sizes(path) else None
@@ -164,13 +174,14 @@ def _sizes(path: Path) -> list[int]:
 
 
 def _contents(folder: Path) -> list[list[object]]:
-    """What a data set on this machine consists of: unlike one of the hub, it may change."""
+    """Name, size and time of each file of a data set on this machine: unlike one of the hub, it may change."""
     try:
         files = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*") if path.is_file()}
     except OSError as error:
         raise InputError(f"{error.filename}: cannot be read ({error.strerror}): check the data set's files") from error
-    seen = {name: entry for name, entry in files.items() if not name.startswith(".")}  # not git's, nor the hub client's
-    return [[name, seen[name].st_size, seen[name].st_mtime_ns] for name in sorted(seen)]
+
+    names = sorted(name for name in files if not name.startswith("."))  # not git's files, nor the hub client's
+    return [[name, files[name].st_size, files[name].st_mtime_ns] for name in names]
 
 
 def _copy(folder: Path, wanted: HubDataset, *, is_local: bool) -> None:
@@ -178,10 +189,10 @@ def _copy(folder: Path, wanted: HubDataset, *, is_local: bool) -> None:
     revision = None if is_local else _revision(wanted.dataset)
     log.info("copying %s, once%s", wanted, f" (revision {revision})" if revision else "")
 
-    with (folder / SIDES[0]).open("xb") as source, (folder / SIDES[1]).open("xb") as target:
-        for pair in _stream(wanted, revision):
-            _write(source, pair[0])
-            _write(target, pair[1])
+    with (folder / SIDES[0]).open("xb") as source_file, (folder / SIDES[1]).open("xb") as target_file:
+        for source, target in _stream(wanted, revision):
+            _write(source_file, source)
+            _write(target_file, target)
 
     origin = Origin(wanted.dataset, wanted.subset, wanted.split, wanted.columns, revision)
     about = _About(origin, _sizes(folder))
@@ -203,12 +214,12 @@ def _revision(name: str) -> str:
         return str(HfApi().dataset_info(name, timeout=10).sha)
     except HfHubHTTPError as error:
         raise InputError(
-            f"{name}: cannot be downloaded from the hub ({_reason(error)}): check the name, or log in"
+            f"{name}: cannot be downloaded from the hub ({_first_cause(error)}): check the name, or log in"
         ) from error
     except Exception as error:  # of whichever HTTP library the hub's client uses
         raise InputError(
-            f"{name}: the hub cannot be reached ({_reason(error)}): run `transformer prepare` where it can, or name "
-            "text files, .tsv, .jsonl or .parquet files, or a directory with the data set's files"
+            f"{name}: the hub cannot be reached ({_first_cause(error)}): run `transformer prepare` where it can, or "
+            "name text files, .tsv, .jsonl or .parquet files, or a directory with the data set's files"
         ) from error
 
 
@@ -223,7 +234,9 @@ def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
         # A directory's path is made absolute, because a relative one such as `text` would be taken for a format.
         name = wanted.dataset if revision else str(Path(wanted.dataset).absolute())
         builder = datasets.load_dataset_builder(name, wanted.subset, revision=revision)
-        if hasattr(builder.config, "keep_default_na"):  # CSV, in which `null` is a word; in TSV so is a quotation mark
+
+        # In CSV, `null` is a word like any other; in TSV, a quotation mark is text.
+        if hasattr(builder.config, "keep_default_na"):
             builder.config.keep_default_na = False
             if builder.config.sep == "\t":
                 builder.config.quoting = csv.QUOTE_NONE
@@ -236,11 +249,11 @@ def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
         raise
     except Exception as error:  # whatever a data set's files or the network bring about
         place = f"{wanted}: after row {rows_read}" if rows_read else str(wanted)
-        raise InputError(f"{place}: cannot be read ({_reason(error)})") from error
+        raise InputError(f"{place}: cannot be read ({_first_cause(error)})") from error
 
 
-def _reason(error: BaseException) -> str:
-    """What is at the bottom of it, on one line."""
+def _first_cause(error: BaseException) -> str:
+    """What the error says that all others followed from, on one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{' '.join(str(error).split()) or type(error).__name__:.200}"

@@ -1,9 +1,13 @@
-"""Token ids on disk, written once, memory-mapped.
+"""Sentence pairs as piece ids on disk: written once, memory-mapped, read by any number of runs.
 
-A store is a directory: for each side one flat file of piece ids (uint16, or int32 above 65,536 pieces) and one of int64
-offsets, little-endian, and MANIFEST.json with the sizes and SHA-256 of all files. Ids carry no special marks; lengths
-count the end mark, as everything that budgets tokens does. Reading goes through plain array views of the memory maps,
-because `np.memmap` makes each small slice slow.
+A store is a directory. For each side it has two flat little-endian files: `SIDE.ids`, the pieces of all sentences end
+to end (uint16, or int32 above 65,536 pieces), and `SIDE.offsets` (int64), where sentence i is ids[offsets[i] :
+offsets[i + 1]]. MANIFEST.json has the sizes and SHA-256 of all files.
+
+The ids hold pieces only, without BOS and EOS. `lengths` count EOS, as everything that budgets tokens does. Reading goes
+through plain array views of the memory maps, because `np.memmap` makes each small slice slow.
+
+Shapes: `n` pairs in the store, `b` sentences of a selection.
 """
 
 import mmap
@@ -29,7 +33,7 @@ _NARROW, _WIDE = "<u2", "<i4"
 Array = npt.NDArray[np.integer[Any]]
 Ids = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]  # (n, 2): tokens of each pair, EOS counted, source then target
-Mixture = Sequence[tuple[int, float]]  # pairs and weight of each of the corpora that lie one after the other in a store
+Mixture = Sequence[tuple[int, float]]  # number of pairs and weight of each corpus, in the order of the store
 
 
 @dataclass(frozen=True)
@@ -44,76 +48,88 @@ class Manifest:
 class Sentences(NamedTuple):
     """Some sentences of one side, end to end."""
 
-    pieces: Array
-    counts: Ids  # pieces of each sentence
+    pieces: Array  # (sum of counts,)
+    counts: Ids  # (b,): pieces of each sentence
 
     @classmethod
     def of(cls, sentences: list[list[int]]) -> "Sentences":
         """Lay lists of pieces end to end."""
         counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        return cls(np.fromiter(chain.from_iterable(sentences), np.int32, int(counts.sum())), counts)
+        pieces = np.fromiter(chain.from_iterable(sentences), np.int32, int(counts.sum()))
+        return cls(pieces, counts)
 
     def select(self, keep: npt.NDArray[np.bool_]) -> "Sentences":
-        """Those that are marked."""
-        return Sentences(self.pieces[np.repeat(keep, self.counts)], self.counts[keep])
+        """The sentences that `keep` `(b,)` marks."""
+        keep_pieces = np.repeat(keep, self.counts)
+        return Sentences(self.pieces[keep_pieces], self.counts[keep])
 
 
-class _File(NamedTuple):
-    """A file of a store, and its content in memory."""
+class _MappedFile(NamedTuple):
+    """A file of a store, mapped into memory."""
 
     path: Path
     content: mmap.mmap | bytes
 
     @classmethod
-    def of(cls, path: Path) -> "_File":
-        if path.stat().st_size == 0:  # it cannot be mapped
+    def of(cls, path: Path) -> "_MappedFile":
+        if path.stat().st_size == 0:  # an empty file cannot be mapped
             return cls(path, b"")
         with path.open("rb") as file:
             return cls(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     @property
     def is_cut(self) -> bool:
-        """Whether it has become shorter than it was: to read what is missing would end the process by SIGBUS."""
+        """Whether the file has become shorter: reading what is missing would end the process by SIGBUS."""
         return isinstance(self.content, mmap.mmap) and self.content.size() < len(self.content)
 
 
 class Store:
-    """Sentence pairs as piece ids; pair `i` keeps its number for ever."""
+    """Sentence pairs as piece ids; pair `i` keeps its number for ever. Side 0 is the source, side 1 the target."""
 
     def __init__(
-        self, pieces: tuple[Array, Array], offsets: tuple[Ids, Ids], *, files: Sequence[Sequence["_File"]] = ((), ())
+        self,
+        pieces: tuple[Array, Array],
+        offsets: tuple[Ids, Ids],
+        *,
+        files: Sequence[Sequence[_MappedFile]] = ((), ()),
     ) -> None:
+        self._pieces = pieces  # of each side, all sentences end to end
+        self._offsets = offsets  # of each side, (n + 1,)
         self._files = files  # of each side, where they are mapped
-        self._pieces = pieces
-        self._offsets = offsets
-        self.lengths = _lengths(offsets)
+        self.lengths = _lengths(offsets)  # (n, 2)
         self.longest: tuple[int, int] = tuple(self.lengths.max(axis=0, initial=0).tolist())  # of each side
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def gather(self, ids: Ids, side: int) -> Sentences:
-        """These sentences, their pieces as int64; side 0 is the source."""
-        self._check(side)
-        starts = self._offsets[side][ids]
-        counts = self._offsets[side][ids + 1] - starts
+        """One side of the pairs `ids` `(b,)`, in this order, its pieces as int64."""
+        self._refuse_cut_files(side)
+        starts = self._offsets[side][ids]  # (b,)
+        counts = self._offsets[side][ids + 1] - starts  # (b,)
+
+        # Each sentence is shifted from where it begins among the gathered ones to where it begins in the store.
         ends = counts.cumsum()
         total = int(ends[-1]) if len(ids) else 0
-        index = np.arange(total) + np.repeat(starts - ends + counts, counts)
+        shifts = starts - (ends - counts)  # (b,)
+        index = np.arange(total) + np.repeat(shifts, counts)  # (total,)
         return Sentences(self._pieces[side][index].astype(np.int64), counts)
 
-    def _check(self, side: int) -> None:
+    def _refuse_cut_files(self, side: int) -> None:
         for file in self._files[side]:
             if file.is_cut:
-                raise StorageError(f"{file.path}: cut short while it was in use: start again, and it is built anew")
+                raise StorageError(
+                    f"{file.path}: cut short while it was in use: start again, and it will be built anew"
+                )
 
     @classmethod
     def from_pieces(cls, source: list[list[int]], target: list[list[int]]) -> "Store":
         """A store in memory, for sets that are small, such as the development set."""
-        left = Sentences.of(source)
-        right = Sentences.of(target)
-        offsets = (np.concatenate([[0], left.counts.cumsum()]), np.concatenate([[0], right.counts.cumsum()]))
-        return cls((left.pieces, right.pieces), offsets)
+        sources = Sentences.of(source)
+        targets = Sentences.of(target)
+        source_offsets = np.concatenate([[0], sources.counts.cumsum()])
+        target_offsets = np.concatenate([[0], targets.counts.cumsum()])
+        return cls((sources.pieces, targets.pieces), (source_offsets, target_offsets))
 
     @classmethod
     def open(cls, path: Path, *, is_verified: bool = False) -> "Store":
@@ -124,19 +140,25 @@ class Store:
         manifest = _read_manifest(path)
         if not is_verified:
             _verify(path, manifest)
-        ids = [_File.of(path / f"{side}.ids") for side in SIDES]
-        ends = [_File.of(path / f"{side}.offsets") for side in SIDES]
-        pieces = [np.frombuffer(file.content, dtype=manifest.dtype) for file in ids]
-        offsets = [np.frombuffer(file.content, dtype="<i8") for file in ends]
-        return cls((pieces[0], pieces[1]), (offsets[0], offsets[1]), files=list(zip(ids, ends, strict=True)))
+
+        id_files = [_MappedFile.of(path / f"{side}.ids") for side in SIDES]
+        offset_files = [_MappedFile.of(path / f"{side}.offsets") for side in SIDES]
+        source_pieces, target_pieces = (np.frombuffer(file.content, dtype=manifest.dtype) for file in id_files)
+        source_offsets, target_offsets = (np.frombuffer(file.content, dtype="<i8") for file in offset_files)
+        return cls(
+            (source_pieces, target_pieces),
+            (source_offsets, target_offsets),
+            files=list(zip(id_files, offset_files, strict=True)),
+        )
 
 
 def _lengths(offsets: tuple[Ids, Ids]) -> Lengths:
     """The distances of the offsets, plus one for EOS; block by block, as there may be tens of millions."""
     lengths = np.empty((len(offsets[0]) - 1, 2), np.int32)
-    for side, ends in enumerate(offsets):
+    for side, side_offsets in enumerate(offsets):
         for start in range(0, len(lengths), BLOCK):
-            lengths[start : start + BLOCK, side] = np.diff(ends[start : start + BLOCK + 1]) + 1
+            end = start + BLOCK
+            lengths[start:end, side] = np.diff(side_offsets[start : end + 1]) + 1
     return lengths
 
 
@@ -145,7 +167,7 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         data = read_json(path / MANIFEST)
         if isinstance(data, dict) and data.get("format") != STORE_VERSION:
-            raise InputError(f"{path}: format {data.get('format')} of a prepared corpus, not {STORE_VERSION}")
+            raise InputError(f"{path}: a prepared corpus of format {data.get('format')}, not {STORE_VERSION}")
         manifest = from_json(Manifest, data, complete=True)
         if (path / MANIFEST).read_bytes() != encode_json(to_json(manifest)):
             raise ValueError(f"{MANIFEST} is not as it was written")
@@ -176,9 +198,10 @@ class StoreWriter:
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._path = path
         self._dtype = _NARROW if vocab_size <= 65_536 else _WIDE
-        self._files: list[tuple[IO[bytes], IO[bytes]]] = []
         self._pairs = 0
         self._totals = [0, 0]  # pieces of each side
+
+        self._files: list[tuple[IO[bytes], IO[bytes]]] = []  # of each side, ids and offsets
         for side in SIDES:
             ids = (path / f"{side}.ids").open("xb")
             offsets = (path / f"{side}.offsets").open("xb")
@@ -197,12 +220,14 @@ class StoreWriter:
         for side, (pieces, counts) in enumerate((source, target)):
             ids, offsets = self._files[side]
             ids.write(pieces.astype(self._dtype).tobytes())
-            offsets.write((counts.cumsum() + self._totals[side]).astype("<i8").tobytes())
+
+            ends = counts.cumsum() + self._totals[side]
+            offsets.write(ends.astype("<i8").tobytes())
             self._totals[side] += len(pieces)
         self._pairs += len(source.counts)
 
     def finish(self, extras: dict[str, bytes]) -> None:
-        """Write `extras` by name, bring all to the disk, and the manifest last."""
+        """Write the files `extras` by name, bring everything to the disk, and write the manifest last."""
         self.close()
         for name, content in extras.items():
             (self._path / name).write_bytes(content)

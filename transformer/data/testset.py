@@ -27,6 +27,7 @@ def find_test_set(dataset: str, key: str, *, languages: tuple[str, str]) -> tupl
     Raises InputError where sacreBLEU has no such set or pair of languages, the set has several references, or it can
     be neither found nor fetched.
     """
+    # Look the set up, and the pair of languages in it.
     setting = f"{key}.dataset={dataset}"
     name = dataset.removeprefix(PREFIX)
     test_set = DATASETS.get(name)
@@ -37,8 +38,10 @@ def find_test_set(dataset: str, key: str, *, languages: tuple[str, str]) -> tupl
 
     pair = f"{language_of(languages[0], 'data.src_lang')}-{language_of(languages[1], 'data.tgt_lang')}"
     if pair not in test_set.langpairs:
-        raise InputError(f"{setting}: it has no {pair}, but {', '.join(test_set.langpairs)}")
+        known_pairs = ", ".join(test_set.langpairs)
+        raise InputError(f"{setting}: it has no {pair}, only {known_pairs}: set data.src_lang and data.tgt_lang")
 
+    # Fetch it, unless it is there.
     try:
         source = get_source_file(name, pair)
         references = get_reference_files(name, pair)
@@ -46,7 +49,7 @@ def find_test_set(dataset: str, key: str, *, languages: tuple[str, str]) -> tupl
         reason = " ".join(str(error).split())
         raise InputError(
             f"{setting}: cannot be fetched into {Path(SACREBLEU_DIR, name)} ({reason:.200}): run this where there is "
-            "a network, then copy that folder; the variable SACREBLEU names another place than its parent"
+            "a network, then copy that folder (the environment variable SACREBLEU names another folder of test sets)"
         ) from error
 
     if len(references) > 1:

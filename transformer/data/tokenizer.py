@@ -1,8 +1,7 @@
 """SentencePiece: one model for both languages, with the fixed ids pad 0, unknown 1, begin 2, end 3.
 
-Encoding gives pieces only: begin and end marks are added where batches are made. Decoding drops them. Whitespace of any
-kind is a space, as it is to scorers: a tab or a no-break space shall not be an unknown character. SentencePiece's own
-sampling of training lines differs from process to process, so the lines are drawn here.
+Encoding gives pieces only: BOS and EOS are added where batches are made. Decoding drops them. Whitespace of any kind is
+encoded as a space, as scorers see it: a tab or a no-break space shall not be an unknown character.
 """
 
 import io
@@ -58,7 +57,7 @@ class Tokenizer:
         return cls(tokenizer_model, "tokenizer")
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """The pieces of each text. All the work is done in the calling thread, and other threads run meanwhile."""
+        """The pieces of each text. The calling thread does all the work, and other threads run meanwhile."""
         texts = [_with_plain_spaces(text) for text in texts]
         try:
             return cast(list[list[int]], self._processor.encode(texts, num_threads=1))
@@ -74,7 +73,7 @@ class Tokenizer:
     def changed(self, texts: list[str]) -> list[tuple[str, str]]:
         """The texts that `decode` does not give back after `encode`, each with what it gives.
 
-        Whitespace, of whichever kind and length, only parts words here, as it does to scorers.
+        Whitespace of any kind and length only separates words here, as it does to scorers.
         """
         pairs = zip(texts, self.decode(self.encode(texts)), strict=True)
         return [(text, decoded) for text, decoded in pairs if text.split() != decoded.split()]
@@ -103,11 +102,12 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> bytes:
     A small corpus may yield fewer pieces than asked for. The same lines give the same bytes. What `lines` raises is
     raised again as it is, KeyboardInterrupt included. Raises InputError where SentencePiece cannot train.
     """
-    tokenizer_model = io.BytesIO()
+    # Read the lines through a generator that remembers their errors; SentencePiece would hide them.
     errors: list[BaseException] = []
     reader = _remember_errors(lines, errors)
     next(reader)
 
+    tokenizer_model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=reader,
@@ -162,8 +162,9 @@ def _reason(error: BaseException) -> str:
 def sample_lines(lines: Iterable[str], *, total: int, limit: int) -> Iterator[str]:
     """At most `limit` of `total` lines, each set of them equally likely, in their order; always the same ones.
 
-    Algorithm S of Knuth (The Art of Computer Programming, 3.4.2): a line is taken with a chance of the lines still
-    needed over the lines still to come. So nothing is kept, and the count comes out exactly.
+    SentencePiece's own sampling differs from process to process. This is Algorithm S of Knuth (The Art of Computer
+    Programming, 3.4.2): a line is taken with probability (lines still needed) / (lines still to come). So no line is
+    kept in memory, and the count comes out exactly.
     """
     draw = random.Random(seed_for(total, limit)).random  # the stream that Python promises for ever
     needed = limit

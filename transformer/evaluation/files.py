@@ -1,4 +1,4 @@
-"""Files of translations and references, scored without a run."""
+"""Scores of files: translations of any system against references, without a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +17,12 @@ def score_files(job: EvaluateJob) -> Scores:
     """
     scorer = choose_scorer(tgt_lang=str(job.data.tgt_lang), lowercase=job.lowercase, paper_bleu=job.paper_bleu)
 
-    hypotheses, *references = read_parallel([str(job.hypotheses), *job.references])
+    hypotheses_file = str(job.hypotheses)
+    hypotheses, *references = read_parallel([hypotheses_file, *job.references])
     try:
         return scorer(hypotheses, *references)
     except InputError as error:
-        raise InputError(f"{_path(str(job.hypotheses))}: {error}") from None
+        raise InputError(f"{_path(hypotheses_file)}: {error}") from None
 
 
 def read_parallel(names: Sequence[str]) -> list[list[str]]:
@@ -29,12 +30,13 @@ def read_parallel(names: Sequence[str]) -> list[list[str]]:
 
     Raises InputError where a file cannot be read, or has another number of lines.
     """
-    texts: list[list[str]] = []
+    texts: list[list[str]] = []  # the lines of each file
     for name in names:
-        texts.append(list(read_lines(_path(name))))
-        if len(texts[-1]) != len(texts[0]):
+        lines = list(read_lines(_path(name)))
+        texts.append(lines)
+        if len(lines) != len(texts[0]):
             raise InputError(
-                f"{_path(names[0])} has {len(texts[0])} lines, {_path(name)} has {len(texts[-1])}: "
+                f"{_path(names[0])} has {len(texts[0])} lines, {_path(name)} has {len(lines)}: "
                 "each line must translate the same line of the other file"
             )
     return texts

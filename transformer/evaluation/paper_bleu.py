@@ -1,8 +1,8 @@
-"""BLEU as papers print it, for comparison with their tables only: the score is sacreBLEU's.
+"""BLEU as papers print it, for comparison with their tables only: a run's own score is sacreBLEU's.
 
-Translations and references are tokenised by Moses, words are split at hyphens ("rich-text format" becomes "rich
-##AT##-##AT## text format"), and n-grams are counted as multi-bleu.perl does: so tensor2tensor's get_ende_bleu.sh. The
-tokens change the number: split hyphens alone add 0.7 to 1.0 to a German score.
+This is what tensor2tensor's get_ende_bleu.sh does: translations and references are tokenised by Moses, words are split
+at hyphens ("rich-text format" becomes "rich ##AT##-##AT## text format"), and n-grams are counted as multi-bleu.perl
+counts them. The tokens change the number: split hyphens alone add 0.7 to 1.0 to a German score.
 """
 
 import re
@@ -21,9 +21,9 @@ _HYPHEN = re.compile(r"(\S)-(\S)")
 
 
 def choose_scorer(*, tgt_lang: str, lowercase: bool, paper_bleu: bool) -> Scorer:
-    """`score` for a language, with the papers' BLEU beside it if that is asked for.
+    """`score` for a language, with the papers' BLEU beside it if `paper_bleu` asks for that.
 
-    Raises InputError at once for a language that cannot be scored so, or where what scores it is not installed.
+    Raises InputError at once for a language that cannot be scored, or whose tokenizer is not installed.
     """
     check_language(tgt_lang)
     if not paper_bleu:
@@ -44,8 +44,9 @@ def _score_both(
     """Both BLEUs of the same texts, each with its signature."""
     scores = score(hypotheses, *references, tgt_lang=language, lowercase=lowercase)
 
-    split = [[split_hyphens(tokenise(text)) for text in texts] for texts in (hypotheses, *references)]
-    paper, signature = multi_bleu(*split, lowercase=lowercase)
+    # The same texts as papers tokenise them.
+    tokenised = [[split_hyphens(tokenise(text)) for text in texts] for texts in (hypotheses, *references)]
+    paper, signature = multi_bleu(*tokenised, lowercase=lowercase)
     tokens = f"moses-{language}+hyphens-split|sacremoses:{version('sacremoses')}"
 
     return PaperScores(
@@ -64,14 +65,14 @@ def split_hyphens(text: str) -> str:
 
 
 def multi_bleu(hypotheses: Sequence[str], *references: Sequence[str], lowercase: bool) -> tuple[BLEUScore, str]:
-    """BLEU of text whose tokens are parted by spaces, as multi-bleu.perl has it, with sacreBLEU's signature of it.
+    """BLEU of text whose tokens are separated by spaces, as multi-bleu.perl counts it, and sacreBLEU's signature.
 
-    Nothing is smoothed: without a matching 4-gram the score is 0. Of several references, the length that counts is the
-    closest, and the shorter one of two as close.
+    Nothing is smoothed: without a matching 4-gram the score is 0. With several references, the one whose length is
+    closest counts for the brevity penalty, and of two as close the shorter one.
     """
     metric = BLEU(tokenize="none", smooth_method="none", lowercase=lowercase, force=True)
-    found = metric.corpus_score(hypotheses, references)
-    return found, str(metric.get_signature())
+    bleu = metric.corpus_score(hypotheses, references)
+    return bleu, str(metric.get_signature())
 
 
 def _load_moses(language: str) -> Callable[[str], str]:

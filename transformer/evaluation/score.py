@@ -1,7 +1,8 @@
 """BLEU and chrF as the sacreBLEU command line prints them, each with its signature.
 
 sacreBLEU scores anything without complaint: it cuts unequal lists to the shorter, takes a string for a list of letters,
-and counts tokenised text as it stands. All of that is refused here.
+and counts tokenised text as it stands. `score` refuses all of that. `measure` refuses bad lists only: it is for a model
+that is still learning to write, whose text may look like anything.
 """
 
 import re
@@ -15,7 +16,7 @@ from transformer.config.languages import language_of
 from transformer.errors import InputError
 from transformer.records import PaperScores, Scores
 
-Scorer = Callable[..., Scores]  # of hypotheses, and one list of references or more
+Scorer = Callable[..., Scores]  # takes hypotheses, and one list of references or more
 
 _SUBWORDS = re.compile(r"▁|\w@@(?:\s|$)")
 _TOKENISED = re.compile(r"\w [.,](?:\s|$)")  # not " ?" or " !", which is how French writes
@@ -31,9 +32,9 @@ class Bleu:
 
 
 def score(hypotheses: Sequence[str], *references: Sequence[str], tgt_lang: str, lowercase: bool = False) -> Scores:
-    """Score plain text against one reference each, or several. Raises InputError for what cannot be compared fairly.
+    """Score plain text against one reference for each sentence, or several.
 
-    That is what `measure` and `check_plain_text` refuse.
+    Raises InputError for what cannot be compared fairly: whatever `measure` and `check_plain_text` refuse.
     """
     _check_lists(hypotheses, references)
     check_plain_text(hypotheses, *references)
@@ -41,7 +42,7 @@ def score(hypotheses: Sequence[str], *references: Sequence[str], tgt_lang: str, 
 
 
 def check_plain_text(hypotheses: Sequence[str], *references: Sequence[str]) -> None:
-    """Raise InputError for hypotheses in subwords, or tokenised where the references are not. No list is empty."""
+    """Raise InputError for hypotheses in subwords, or tokenised where the references are not. No list may be empty."""
     reference_lines = [line for lines in references for line in lines]
     if _share(_SUBWORDS, hypotheses) > _share(_SUBWORDS, reference_lines) + 0.1:
         raise InputError("the hypotheses are in subwords (▁ or @@): join them into plain text before scoring")
@@ -50,7 +51,7 @@ def check_plain_text(hypotheses: Sequence[str], *references: Sequence[str]) -> N
 
 
 def measure(hypotheses: Sequence[str], *references: Sequence[str], tgt_lang: str, lowercase: bool = False) -> Scores:
-    """`score` without a look at the text, which may be anything while a model is learning to write.
+    """The scores that `score` gives, whatever the text looks like.
 
     Raises InputError unless there are as many hypotheses as references of each kind, at least one, in lists of texts;
     and where `check_language` does.
@@ -60,7 +61,7 @@ def measure(hypotheses: Sequence[str], *references: Sequence[str], tgt_lang: str
     chrf = CHRF(lowercase=lowercase)
     return Scores(
         bleu=bleu.corpus_score(hypotheses, references).score,
-        bleu_signature=str(bleu.get_signature()),  # there is none before the score
+        bleu_signature=str(bleu.get_signature()),  # complete only after the score
         chrf=chrf.corpus_score(hypotheses, references).score,
         chrf_signature=str(chrf.get_signature()),
     )
@@ -71,9 +72,9 @@ def measure_bleu(
 ) -> Bleu:
     """The BLEU of `measure` with its length ratio, and without chrF, which takes longer. Raises as `measure` does."""
     _check_lists(hypotheses, [references])
-    bleu = bleu_metric(tgt_lang, lowercase=lowercase)
-    found = bleu.corpus_score(hypotheses, [references])
-    return Bleu(found.score, str(bleu.get_signature()), found.ratio)
+    metric = bleu_metric(tgt_lang, lowercase=lowercase)
+    bleu = metric.corpus_score(hypotheses, [references])
+    return Bleu(bleu.score, str(metric.get_signature()), bleu.ratio)
 
 
 def check_language(tgt_lang: str) -> None:
@@ -90,25 +91,32 @@ def format_scores(scores: Scores) -> str:
 
 
 def bleu_metric(tgt_lang: str, *, lowercase: bool) -> BLEU:
-    """The metric with the tokenizer that sacreBLEU has for the language: of its own for zh, ja and ko, else 13a."""
+    """The metric with sacreBLEU's tokenizer for the language: zh, ja and ko have their own, all others 13a."""
     language = language_of(tgt_lang, "data.tgt_lang")
     try:
-        # force: no warning of its own about tokenised text
-        return BLEU(trg_lang=language, lowercase=lowercase, force=True)
+        return BLEU(trg_lang=language, lowercase=lowercase, force=True)  # force: without sacreBLEU's own warnings
     except RuntimeError as error:  # Japanese and Korean need a tokenizer that is not installed
-        raise InputError(f"BLEU for {language} needs more: pip install 'transformer-mt[{language}]'") from error
+        raise InputError(
+            f"BLEU for {language} needs a tokenizer that is not installed: pip install 'transformer-mt[{language}]'"
+        ) from error
 
 
 def _check_lists(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    for name, texts in (("hypotheses", hypotheses), *(("references", texts) for texts in references)):
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise InputError(f"the {name} must be a list of texts, one for each sentence")
-        if name == "references" and len(hypotheses) != len(texts):
+    """Raise InputError unless these are lists of texts, all of one length, and not empty."""
+    _check_texts(hypotheses, "hypotheses")
+    for texts in references:
+        _check_texts(texts, "references")
+        if len(hypotheses) != len(texts):
             raise InputError(f"{len(hypotheses)} hypotheses cannot be scored against {len(texts)} references")
     if not hypotheses:
         raise InputError("there are no sentences to score")
 
 
+def _check_texts(texts: Sequence[str], name: str) -> None:
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"the {name} must be a list of texts, one for each sentence")
+
+
 def _share(pattern: re.Pattern[str], lines: Sequence[str]) -> float:
-    """How many of the lines, from 0 to 1, hold the pattern."""
+    """The share of lines, from 0 to 1, in which the pattern occurs."""
     return sum(pattern.search(line) is not None for line in lines) / len(lines)

@@ -1,7 +1,10 @@
 """Test sets: the text that a run keeps, its translations, and their scores.
 
 A run keeps the text of its own sets, so that it can be scored wherever it is copied to: `hypotheses/NAME.src` and
-`NAME.ref`, and beside them the translations, `NAME.hyp`. A score is shown with all that it depends on.
+`NAME.ref`, and beside them the translations, `NAME.hyp`. A score is shown with everything that it depends on.
+
+    train:     write_sets ... evaluate_sets -> results.json
+    evaluate:  read_sets, checked against results.json (or other sets, that the job names) -> evaluate_sets
 """
 
 import json
@@ -42,6 +45,8 @@ def evaluate(job: EvaluateJob) -> Evaluation:
     checkpoint = find_checkpoint(run.path, job.checkpoint)
     data = checkpoint.settings("data", DataConfig)
     recipe = checkpoint.settings("train", TrainConfig)
+
+    # What can be wrong with the scorer and the sets is found before anything is translated.
     tgt_lang = job.data.tgt_lang or data.tgt_lang
     scorer = choose_scorer(tgt_lang=tgt_lang, lowercase=job.lowercase, paper_bleu=job.paper_bleu)
     sets = _sets_of(job, run, languages=(data.src_lang, tgt_lang))
@@ -62,26 +67,33 @@ def evaluate(job: EvaluateJob) -> Evaluation:
 
 def _sets_of(job: EvaluateJob, run: RunDir, *, languages: tuple[str, str]) -> Sets:
     """The sets that the job names, else those that the run keeps."""
-    store_dir = store_beside(job.run_dir) if job.store_dir is None else Path(job.store_dir)
-    given = {
-        name: resolve_source(pair, f"test.{name}", languages=languages, store_dir=store_dir).load(f"test.{name}")
-        for name, pair in job.test.items()
-    }
-    kept = read_sets(run)
-    for name in given:
-        if kept.get(name, given[name]) != given[name]:
-            raise InputError(f"test.{name}: {run.hypotheses} has another text of that name: choose another name")
-    if given:
-        return given
+    if job.test:
+        return _given_sets(job, run, languages=languages)
 
+    kept = read_sets(run)
     check_kept(run, kept)
     if not kept:
         raise InputError(f"{run.path}: the run has no test set; name one with test.NAME.src=FILE test.NAME.tgt=FILE")
     return kept
 
 
+def _given_sets(job: EvaluateJob, run: RunDir, *, languages: tuple[str, str]) -> Sets:
+    """The sets that the job names. Raises InputError where the run keeps another text under one of these names."""
+    store_dir = store_beside(job.run_dir) if job.store_dir is None else Path(job.store_dir)
+    given = {}
+    for name, pair in job.test.items():
+        source = resolve_source(pair, f"test.{name}", languages=languages, store_dir=store_dir)
+        given[name] = source.load(f"test.{name}")
+
+    kept = read_sets(run)
+    for name, pairs in given.items():
+        if name in kept and kept[name] != pairs:
+            raise InputError(f"test.{name}: {run.hypotheses} has another text of that name: choose another name")
+    return given
+
+
 def check_kept(run: RunDir, kept: Sets) -> None:
-    """Raise CheckpointError if the text is not the one that the run was scored on, where results.json tells."""
+    """Raise CheckpointError if results.json is of another text; a run without results has nothing to compare with."""
     if not run.results.exists():
         return
     results = run.read_results()
@@ -96,8 +108,8 @@ def check_kept(run: RunDir, kept: Sets) -> None:
 def evaluate_sets(run: RunDir, translator: Translator, sets: Sets, *, scorer: Scorer) -> dict[str, Scores]:
     """Translate each set, write the translations to NAME.hyp, and score them.
 
-    `scorer` is `score` for a language, which refuses text that cannot be compared fairly, or `measure`, for the end
-    of a training: that must not lose its results over a doubt.
+    `scorer` is `score` for a language, which refuses text that cannot be compared fairly; or, at the end of a training,
+    `measure`: a doubt about the text must not cost a run its results.
     """
     run.check_folders()
     scores = {}
@@ -122,31 +134,30 @@ def format_results(run_dir: Path, results: Results | Evaluation) -> str:
 
 
 def describe_origin(averaged: Sequence[int], *, steps: int, seed: int, data_digest: str) -> str:
-    """Which model it was that translated: its steps, its seed and the beginning of its data's digest."""
+    """Which model translated: its steps, its seed and the beginning of its data's digest."""
     model = f"mean of steps {', '.join(map(str, averaged))}" if averaged else f"step {steps}"
     return f"{model}, seed {seed}, data {data_digest[:12]}"
 
 
 def write_sets(run: RunDir, sets: Sets) -> None:
-    """Keep the source and reference text of the run's sets, of no others. Raises StorageError.
-
-    Results of other test sets go first: `evaluate` would take the new text for a damaged copy of the old.
-    """
-    tests = {name: pairs for name, pairs in sets.items() if name != DEV}
-    if run.results.exists() and not _are_of(run, digest_sets(tests)):
+    """Write the source and reference text of the run's sets, and remove that of all others. Raises StorageError."""
+    # Results of other test sets go first: `evaluate` would take the new text for a damaged copy of the old.
+    test_sets = {name: pairs for name, pairs in sets.items() if name != DEV}
+    if run.results.exists() and not _has_results_of(run, digest_sets(test_sets)):
         remove(run.results)
 
     for name in run.set_names():
         if name not in sets:
             for kind in (SOURCE, REFERENCE, HYPOTHESIS):
                 run.text(name, kind).unlink(missing_ok=True)
+
     for name, pairs in sets.items():
         _write_lines(run.text(name, SOURCE), [source for source, _ in pairs])
         _write_lines(run.text(name, REFERENCE), [reference for _, reference in pairs])
 
 
-def _are_of(run: RunDir, test_digest: str) -> bool:
-    """Whether the run's results are those of these test sets."""
+def _has_results_of(run: RunDir, test_digest: str) -> bool:
+    """Whether the run's results are of the test sets with this digest."""
     try:
         return run.read_results().test_digest == test_digest
     except CheckpointError:
@@ -155,7 +166,8 @@ def _are_of(run: RunDir, test_digest: str) -> bool:
 
 def digest_sets(sets: Sets) -> str:
     """The SHA-256 of the sets' names and text, in whichever order they come."""
-    return sha256(json.dumps({name: list(pairs) for name, pairs in sets.items()}, sort_keys=True).encode()).hexdigest()
+    text = json.dumps({name: list(pairs) for name, pairs in sets.items()}, sort_keys=True)
+    return sha256(text.encode()).hexdigest()
 
 
 def read_sets(run: RunDir) -> dict[str, list[Pair]]:
@@ -164,21 +176,24 @@ def read_sets(run: RunDir) -> dict[str, list[Pair]]:
 
 
 def read_set(run: RunDir, name: str, target: str = REFERENCE) -> list[Pair]:
-    """A set that the run keeps, with its references, or with translations. Raises InputError where one cannot be read.
+    """A set that the run keeps, with its references, or with translations.
 
-    That is so, too, where a link or a pipe is in the place of a file.
+    Raises InputError where a file cannot be read, or is a link or a pipe.
     """
-    paths = run.text(name, SOURCE), run.text(name, target)
-    for path in paths:
+    source_path = run.text(name, SOURCE)
+    target_path = run.text(name, target)
+    for path in (source_path, target_path):
         try:
             open_regular(path, limit=LARGEST_TEXT).close()
         except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror}): copy it again") from error
-    return list(read_pairs(*paths))
+            raise InputError(
+                f"{path}: cannot be read ({error.strerror}): copy it again from where the run came from"
+            ) from error
+    return list(read_pairs(source_path, target_path))
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    """Put a file in place at once. Raises StorageError."""
+    """Replace a file of lines atomically. Raises StorageError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from transformer.config.jobs import CompareJob
 from transformer.data.corpus import Pair
-from transformer.data.prepare import FileReport, SetReport, read_report
+from transformer.data.report import FileReport, SetReport, read_report
 from transformer.data.source import Source
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.files import read_parallel

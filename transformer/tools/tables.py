@@ -29,7 +29,7 @@ from transformer.config.keys import leaves
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric, ModelConfig, Score
 from transformer.cost import step_flops
-from transformer.data.prepare import read_report
+from transformer.data.report import read_report
 from transformer.data.source import store_beside
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, InputError, StorageError, TransformerError

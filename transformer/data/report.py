@@ -1,0 +1,93 @@
+"""What preparing reports: which files were read, how many pairs were dropped and why, how many tokens are left.
+
+report.json  BuildReport  beside a store: what every run that uses the store shares
+data.json    DataReport   in a run directory: the same, with the run's own files and its development and test sets
+"""
+
+from dataclasses import dataclass
+
+from transformer.config.primitives import from_json
+from transformer.config.settings import FilterConfig
+from transformer.data.round_trip import RoundTrip
+from transformer.data.source import Origin
+from transformer.errors import CheckpointError
+from transformer.files import read_json
+from transformer.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """How many pairs a training set has, and how many of them are in the store."""
+
+    pairs_read: int
+    pairs_kept: int
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Tokens in the store, EOS counted."""
+
+    src: int
+    tgt: int
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What building a store read, dropped and kept."""
+
+    pairs_read: int
+    pairs_kept: int
+    sources: list[PairCounts]  # of the training sets, in the order of the store
+    dropped: dict[str, int]  # pairs by reason
+    filters: FilterConfig
+    tokens: TokenCounts
+    vocab_size: int
+    targets: RoundTrip  # of a sample of the training targets
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """A file that was read."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SetReport:
+    """A set of sentence pairs: `train`, `dev`, `test.NAME` or `extra.NAME`."""
+
+    files: dict[str, FileReport]  # by the key that names each
+    columns: list[str] | None  # of a table
+    origin: Origin | None  # of the copy of a hub data set
+    weight: float | None  # how many copies of each pair an epoch has; None: not trained on
+    pairs_read: int
+    pairs_kept: int | None  # None: not trained on, and so never filtered
+    references: RoundTrip | None  # None: of a training set
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What a run trains on and is scored on."""
+
+    digest: str  # of all that the store depends on
+    src_lang: str
+    tgt_lang: str
+    sets: dict[str, SetReport]
+    pairs_read: int
+    pairs_kept: int
+    dropped: dict[str, int]  # pairs by reason
+    filters: FilterConfig
+    tokens: TokenCounts
+    vocab_size: int
+    targets: RoundTrip  # of a sample of the training targets
+
+
+def read_report(run: RunDir) -> DataReport:
+    """What a run trained on: its data.json. Raises CheckpointError where it is missing or damaged."""
+    try:
+        return from_json(DataReport, read_json(run.data))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{run.data}: {reason}: copy it again from where the run came from") from error
