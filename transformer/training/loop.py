@@ -278,6 +278,7 @@ def train_loop(run: Run, world: World) -> None:
     with ExitStack() as held:
         signals = held.enter_context(Signals())
         tracker = held.enter_context(Tracker(run.directory if world.is_rank0 else None, progress.step))
+        tracker.settings(run.job)
         bar = held.enter_context(progress_bar(config.max_steps, progress.step, unit="step", shown=world.is_rank0))
         steps = held.enter_context(closing(_steps(run, world)))
 
