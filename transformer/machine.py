@@ -6,6 +6,9 @@ Nothing here imports torch: that takes longer than to prepare a small corpus.
 import contextlib
 import ctypes
 import os
+import re
+import subprocess
+from pathlib import Path
 
 # How many matrix products the libraries below torch keep prepared for their shapes on a CPU. By default each keeps
 # 1,024, at 0.3 to 0.4 MB apiece, and a training with its searches has that many shapes.
@@ -39,6 +42,29 @@ def free_memory() -> int:
 def _local_world_size() -> int:
     """How many ranks torchrun started on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def describe_processor() -> str:
+    """The processor's name, the cores that this process may use, and the machine's memory."""
+    with contextlib.suppress(OSError):
+        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        memory = Path("/proc/meminfo").read_text(encoding="ascii")
+        name = re.search(r"^model name\s*: (.+)$", cpu, re.MULTILINE)
+        kilobytes = re.search(r"^MemTotal:\s*([0-9]+)", memory, re.MULTILINE)
+        size = "" if kilobytes is None else f", {int(kilobytes[1]) / 2**20:.0f} GiB"
+        return f"{'unknown processor' if name is None else name[1]}, {len(os.sched_getaffinity(0))} cores{size}"
+    return "unknown processor"
+
+
+def source_commit(folder: Path) -> str | None:
+    """The commit of the git checkout `folder`, with `-dirty` where files differ from it; None where that is unknown."""
+    if not (folder / ".git").exists():
+        return None
+    command = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True, timeout=20, check=True)
+        return found.stdout.strip() or None
+    return None
 
 
 def _cached_files(path: str) -> int:

@@ -85,6 +85,8 @@ class RunRecord:
     resolved: Resolved
     config: TrainJob
     memory: MemoryCheck | None = None  # None: not yet checked
+    machine: str | None = None  # where it started: processor or GPUs, cores, memory
+    commit: str | None = None  # of this package's source, where it is a git checkout
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ from torch import Tensor
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from transformer.config.jobs import TrainJob
+from transformer.config.keys import as_typed, leaves
+from transformer.config.primitives import to_json
 from transformer.errors import StorageError
 from transformer.files import append_to, open_regular, storage_error, write_file
 from transformer.run_dir import RunDir
@@ -62,6 +65,23 @@ class Tracker:
         except StorageError:
             if kind is None:
                 raise
+
+    def settings(self, job: TrainJob) -> None:
+        """Show the run's settings in TensorBoard's hyper-parameter tab, beside the scalars of the same run.
+
+        What the tab has room for is not said: TensorBoard then gathers the settings of all runs, those that differ
+        first, and all scalars by name, the dev set's first.
+        """
+        if not self._writes:
+            return
+        from torch.utils.tensorboard.summary import hparams  # slow
+
+        summaries_of: Any = hparams  # neither it nor the writer of files below is typed
+        writer: Any = self._writer
+        values = {key: _as_hyper_parameter(value) for key, value in leaves(to_json(job)).items() if key != "run_dir"}
+        _, start, _ = summaries_of(values, {})
+        with _errors_named(self._run.tensorboard):
+            writer.file_writer.add_summary(start)
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """Write these values of `step`; None is left out, and so is what is not finite: JSON has no word for it."""
@@ -107,6 +127,13 @@ class Tracker:
             self._metrics.close()
         with _errors_named(self._run.tensorboard):
             self._writer.close()
+
+
+def _as_hyper_parameter(value: object) -> str | float:
+    """A number as such, which the tab sorts by; anything else as it is typed."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return as_typed(value)
 
 
 @contextmanager

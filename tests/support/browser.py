@@ -78,11 +78,11 @@ class Browser:
                 self.requests.append(message["params"]["request"]["url"])
         return dict(message)
 
-    def open(self, path: Path, fragment: str = "") -> None:
-        """Show a file, and wait until its explorer is drawn."""
+    def open(self, path: Path, fragment: str = "", *, drawn: str = ".explorer[data-ready]") -> None:
+        """Show a file, and wait until there is an element that a selector names, such as a drawn explorer."""
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=f"{path.as_uri()}{fragment and '#'}{fragment}")
-        self.wait_for("document.querySelector('.explorer[data-ready]') !== null")
+        self.wait_for(f"document.querySelector({json.dumps(drawn)}) !== null")
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""

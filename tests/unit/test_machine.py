@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,13 @@ import torch
 
 from transformer.compute import resolve_precision
 from transformer.config.settings import Precision
-from transformer.machine import KERNEL_CACHES, limit_kernel_caches, resolve_threads
+from transformer.machine import (
+    KERNEL_CACHES,
+    describe_processor,
+    limit_kernel_caches,
+    resolve_threads,
+    source_commit,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +33,31 @@ def test_threads_are_a_share_of_the_cores_this_process_may_use(
     else:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     assert resolve_threads(given) == threads
+
+
+def test_describe_processor_says_cores_and_memory() -> None:
+    assert re.fullmatch(rf".+, {len(os.sched_getaffinity(0))} cores, [1-9][0-9]* GiB", describe_processor())
+
+
+def test_source_commit_is_that_of_git(tmp_path: Path) -> None:
+    """With a mark where a file has changed since; None outside of a checkout, and before the first commit."""
+
+    def git(*arguments: str) -> str:
+        name = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        command = ["git", "-C", str(tmp_path), *name, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert source_commit(tmp_path) is None
+    git("init", "-q")
+    assert source_commit(tmp_path) is None
+    (tmp_path / "a").write_text("1", encoding="utf-8")
+    git("add", "a")
+    git("commit", "-q", "-m", "first")
+    git("tag", "-a", "v1", "-m", "a tag, which is not shown")
+    head = git("rev-parse", "HEAD")
+    assert source_commit(tmp_path) == head
+    (tmp_path / "a").write_text("22", encoding="utf-8")
+    assert source_commit(tmp_path) == f"{head}-dirty"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep their heap as they like")

@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.data.provider import ListHyperparametersResult
+from tensorboard.plugins import base_plugin
+from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
 from support.paths import ROOT
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import ModelConfig, TrainConfig
 from transformer.errors import StorageError
 from transformer.run_dir import RunDir
 from transformer.tracking import Tracker, log_to, progress_bar
@@ -134,6 +142,54 @@ def test_texts_are_shown_as_they_are(tmp_path: Path) -> None:
     (event,) = events(tmp_path).Tensors("dev/samples/text_summary")
     assert event.step == 4
     assert event.tensor_proto.string_val[0].decode() == "    a | b *c* é\n    \n    # d"
+
+
+def hyper_parameter_tab(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """What TensorBoard's own plugin makes of the runs in a folder: its columns, and a row for each run."""
+    runs = EventMultiplexer()
+    runs.AddRunsFromDirectory(str(folder))
+    runs.Reload()
+    logdir = str(folder)
+    backend = backend_context.Context(
+        base_plugin.TBContext(data_provider=MultiplexerDataProvider(runs, logdir), logdir=logdir)
+    )
+    request = RequestContext()
+    columns = backend.experiment_from_metadata(
+        request,
+        "",
+        True,
+        backend.hparams_metadata(request, ""),
+        ListHyperparametersResult(hyperparameters=[], session_groups=[]),
+    )
+    wanted = api_pb2.ListSessionGroupsRequest(slice_size=10, allowed_statuses=[api_pb2.STATUS_UNKNOWN])
+    found = list_session_groups.Handler(request, backend, "", wanted).run()
+    return columns, {group.sessions[0].name: group for group in found.session_groups}
+
+
+def test_settings_of_a_sweep_stand_beside_their_scores(tmp_path: Path) -> None:
+    """The settings that differ come first; a run that was resumed stands once, with its newest scores."""
+    for name, d_ff, rate in (("a", 64, None), ("b", 128, 1e-3)):
+        job = TrainJob(run_dir=name, model=ModelConfig(d_ff=d_ff), train=TrainConfig(learning_rate=rate))
+        for step in (1, 2):
+            tracker = Tracker(RunDir(tmp_path / name), step - 1)
+            tracker.settings(job)
+            tracker.scalars(step, {"train/loss": 1.0, "dev/bleu": float(d_ff + step)})
+            tracker.close()
+
+    columns, rows = hyper_parameter_tab(tmp_path)
+    names = [column.name for column in columns.hparam_infos]
+    assert names[:2] == ["model.d_ff", "train.learning_rate"]
+    assert [column.name for column in columns.hparam_infos if column.differs] == names[:2]
+    assert {"model.norm", "train.seed", "search.beam_size"} <= set(names)
+    assert "run_dir" not in names
+    assert [column.name.tag for column in columns.metric_infos] == ["dev/bleu", "train/loss"]
+
+    assert list(rows) == ["a/tensorboard", "b/tensorboard"]
+    of_b = rows["b/tensorboard"]
+    assert of_b.hparams["model.d_ff"].number_value == 128
+    assert of_b.hparams["model.norm"].string_value == "post"
+    assert {of.name.tag: of.value for of in of_b.metric_values} == {"dev/bleu": 130.0, "train/loss": 1.0}
+    assert scalars(tmp_path / "b", "dev/bleu") == [(1, 129.0), (2, 130.0)]
 
 
 @pytest.mark.parametrize("is_shown", [False, True])

@@ -23,6 +23,7 @@ from transformer.config.jobs import (
     ExportJob,
     Job,
     ReplayJob,
+    ReportJob,
     ScoreJob,
     SummaryJob,
     TableJob,
@@ -132,6 +133,12 @@ def _compare(job: CompareJob) -> None:
     _write_result(comparison, format_comparison(comparison), as_json=job.format is Format.json)
 
 
+def _report(job: ReportJob) -> None:
+    from transformer.tools.report.command import format_written, report
+
+    _write(format_written(report(job)))
+
+
 def _average(job: AverageJob) -> None:
     from transformer.average import average
 
@@ -216,6 +223,7 @@ COMMANDS = {
     "score": Command(_score, "log-probability of translations that are given, pair by pair; and their perplexity"),
     "evaluate": Command(_evaluate, "score the test sets with sacreBLEU, or files; or compare search settings"),
     "compare": Command(_compare, "compare the translations of runs, or files, with tests of significance"),
+    "report": Command(_report, "one page on runs: settings, curves, scores, samples, attention, data, origin"),
     "average": Command(_average, "average a run's newest checkpoints, or its best"),
     "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
     "replay": Command(_replay, "run one step of a training again, to find where numbers are not finite"),

@@ -20,7 +20,8 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("-p", "--package", "-cd", "--config-dir", "-cn", "--config-name", "-cp", "--config-path"), ()),
 }
 
-TAKES_PATHS = ("compare",)  # commands whose arguments without `=` are run directories: they become the key `runs`
+# Commands whose arguments without `=` are run directories: they become the key `runs`.
+TAKES_PATHS = ("compare", "report")
 
 
 @dataclass(frozen=True)

@@ -255,6 +255,30 @@ class CompareJob:
 
 
 @dataclass
+class ReportJob:
+    """`transformer report`: a page on one run, or on several side by side."""
+
+    runs: list[str] = option([], "run directories; `report runs/a runs/b` sets this")
+    output: str = option("report.html", "the page to write")
+    samples: int = option(20, "show so many sentences of each test set, from the best to the worst")
+    checkpoints: int = option(
+        5, "translate the dev set with so many of the checkpoints that are kept, for the intervals of their BLEU"
+    )
+    attention: int = option(2, "show who attends to whom in so many dev sentences")
+    device: Device = option(Device.auto, "where to translate")
+    threads: int | None = option(None, "CPU threads (null: one for each core)")
+
+    def __post_init__(self) -> None:
+        at_least(self, "", 0, "samples", "checkpoints", "attention")
+        at_least(self, "", 1, "threads")
+        at_most(self, "", 200, "samples")
+        at_most(self, "", 50, "checkpoints")
+        at_most(self, "", 20, "attention")
+        require(len(self.runs) <= 10, f"{len(self.runs)} runs: a page has room for 10")
+        require(bool(self.output), "output must name a file")
+
+
+@dataclass
 class AverageJob:
     """`transformer average`."""
 
@@ -390,6 +414,7 @@ Job = (
     | ScoreJob
     | EvaluateJob
     | CompareJob
+    | ReportJob
     | AverageJob
     | SummaryJob
     | ReplayJob
@@ -405,6 +430,7 @@ JOBS: dict[str, type[Job]] = {
     "score": ScoreJob,
     "evaluate": EvaluateJob,
     "compare": CompareJob,
+    "report": ReportJob,
     "average": AverageJob,
     "summary": SummaryJob,
     "replay": ReplayJob,

@@ -115,7 +115,7 @@ def attention(job: AttentionJob) -> str:
         _write_report(output, report)
         return format_heads_markdown(report)
 
-    inspected = inspect(translator, _sentence(job, run))
+    inspected = inspect(translator, _sentence(job, run), most_weights=MOST_WEIGHTS)
     _check_figures(job, inspected)
 
     written = [
@@ -184,7 +184,7 @@ def _origin(job: AttentionJob, run: RunDir) -> str:
     return job.file if job.file is not None else f"set {job.set or DEV} of {run.path}"
 
 
-def inspect(translator: Translator, sentence: Sentence) -> Inspected:
+def inspect(translator: Translator, sentence: Sentence, *, most_weights: int) -> Inspected:
     """Translate the sentence, unless it comes with its translation, and compute every weight.
 
     Raises InputError where it has no visible text, or is too long for the model or for a page.
@@ -198,10 +198,10 @@ def inspect(translator: Translator, sentence: Sentence) -> Inspected:
 
     positions = (len(source) + 1) ** 2 + (len(target) + 1) ** 2 + (len(source) + 1) * (len(target) + 1)
     count = config.n_layers * config.n_heads * positions
-    if count > MOST_WEIGHTS:
+    if count > most_weights:
         raise InputError(
             f"{len(source)} source and {len(target)} target pieces: {count:,} weights, and a page holds "
-            f"{MOST_WEIGHTS:,}: choose a shorter sentence"
+            f"{most_weights:,}: choose a shorter sentence"
         )
 
     return Inspected(

@@ -106,7 +106,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Texts:
+class Texts:
     """A test set with the translations of each system."""
 
     sources: list[str] | None
@@ -116,10 +116,10 @@ class _Texts:
 
 
 @dataclass(frozen=True)
-class _Material:
+class Material:
     """All that is compared, and in which language it is."""
 
-    sets: dict[str, _Texts]
+    sets: dict[str, Texts]
     tgt_lang: str
     baseline: RunDir | None  # None where files are compared
     notes: list[str]
@@ -132,13 +132,13 @@ def compare(job: CompareJob) -> Comparison:
     CheckpointError where a run directory is damaged.
     """
     seed = resampling_seed()
-    material = _read_files(job) if job.hypotheses else _read_runs(job)
+    if job.hypotheses:
+        material = _read_files(job)
+    else:
+        _check_names(job.runs, "transformer compare runs/a runs/b")
+        material = read_runs(job.runs, tgt_lang=job.data.tgt_lang)
     metrics = Metrics.of(tgt_lang=material.tgt_lang, lowercase=job.lowercase)
-
-    def tokenise(text: str) -> Sequence[str]:
-        words: str = metrics.bleu.tokenizer(text.lower() if job.lowercase else text)
-        return words.split()
-
+    tokenise = word_splitter(metrics, lowercase=job.lowercase)
     trained_on = None if material.baseline is None else _count_training_words(material.baseline, tokenise)
     test_sets = {}
     notes = list(material.notes)
@@ -146,7 +146,7 @@ def compare(job: CompareJob) -> Comparison:
         log.info("%s: %d systems on %d sentences", name, len(texts.translations), len(texts.references[0]))
         test_sets[name] = _compare_set(texts, metrics, tokenise, trained_on=trained_on, most_changes=job.changed)
         if not job.lowercase:
-            notes += _other_translations(name, texts, test_sets[name])
+            notes += other_translations(name, texts, test_sets[name].scores)
     return Comparison(
         systems=job.runs or job.hypotheses,
         test_sets=test_sets,
@@ -157,9 +157,19 @@ def compare(job: CompareJob) -> Comparison:
     )
 
 
-def _other_translations(test_set: str, texts: _Texts, found: SetComparison) -> list[str]:
+def word_splitter(metrics: Metrics, *, lowercase: bool) -> Tokenise:
+    """A function that splits a text into the words that BLEU counts."""
+
+    def split(text: str) -> Sequence[str]:
+        words: str = metrics.bleu.tokenizer(text.lower() if lowercase else text)
+        return words.split()
+
+    return split
+
+
+def other_translations(test_set: str, texts: Texts, compared: Sequence[MetricComparison]) -> list[str]:
     """A note for each run whose translations are not those of its results: `evaluate` writes over them."""
-    bleu, *_ = found.scores
+    bleu, *_ = compared
     scores = {name: of.score for name, of in zip(texts.translations, bleu.systems, strict=True)}
     return [
         f"{name}: the translations of {test_set} are not those of its results.json, whose BLEU is {recorded:.2f}: "
@@ -172,7 +182,7 @@ def _other_translations(test_set: str, texts: _Texts, found: SetComparison) -> l
 # ---- what is compared -----------------------------------------------------------------------------------------------
 
 
-def _read_files(job: CompareJob) -> _Material:
+def _read_files(job: CompareJob) -> Material:
     _check_names(job.hypotheses, "hypotheses=[A,B] references=C data.tgt_lang=..")
     texts = read_parallel([*job.hypotheses, *job.references])
     if not texts[0]:
@@ -187,15 +197,19 @@ def _read_files(job: CompareJob) -> _Material:
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
 
-    sets = {", ".join(job.references): _Texts(None, references, translations, recorded={})}
-    return _Material(sets, str(job.data.tgt_lang), baseline=None, notes=[])
+    sets = {", ".join(job.references): Texts(None, references, translations, recorded={})}
+    return Material(sets, str(job.data.tgt_lang), baseline=None, notes=[])
 
 
-def _read_runs(job: CompareJob) -> _Material:
-    _check_names(job.runs, "transformer compare runs/a runs/b")
-    runs = {name: RunDir(Path(name)) for name in job.runs}
+def read_runs(names: Sequence[str], *, tgt_lang: str | None) -> Material:
+    """The test sets that all of these run directories were scored on, with their translations.
+
+    `tgt_lang` is the language of the text; None: that of the first run. Raises InputError where a run is not finished,
+    or the runs cannot be compared fairly; CheckpointError where one is damaged.
+    """
+    runs = {name: RunDir(Path(name)) for name in names}
     results = {name: _read_results(run) for name, run in runs.items()}
-    baseline = job.runs[0]
+    baseline = names[0]
 
     # The test sets that all of them were scored on, under the same signatures.
     shared = [name for name in results[baseline].test_sets if all(name in of.test_sets for of in results.values())]
@@ -204,7 +218,7 @@ def _read_runs(job: CompareJob) -> _Material:
         raise InputError(
             f"the runs have no test set in common: {those}: compare runs that were scored on the same text"
         )
-    for name in job.runs[1:]:
+    for name in names[1:]:
         _check_signatures(baseline, name, results, shared)
 
     # Their text. It must be the same, and that of the results.
@@ -212,9 +226,9 @@ def _read_runs(job: CompareJob) -> _Material:
     sets = {}
     for test_set in shared:
         pairs = kept[baseline][test_set]
-        for name in job.runs[1:]:
+        for name in names[1:]:
             _check_same_text(test_set, pairs, kept[name][test_set], runs=(baseline, name))
-        sets[test_set] = _Texts(
+        sets[test_set] = Texts(
             sources=[source for source, _ in pairs],
             references=[[reference for _, reference in pairs]],
             translations={
@@ -225,8 +239,8 @@ def _read_runs(job: CompareJob) -> _Material:
 
     left_out = sorted({name for of in results.values() for name in of.test_sets} - set(shared))
     notes = [f"Not every run was scored on {', '.join(left_out)}: left out."] if left_out else []
-    tgt_lang = job.data.tgt_lang or runs[baseline].read_record().config.data.tgt_lang
-    return _Material(sets, tgt_lang, runs[baseline], notes)
+    tgt_lang = tgt_lang or runs[baseline].read_record().config.data.tgt_lang
+    return Material(sets, tgt_lang, runs[baseline], notes)
 
 
 def _check_names(names: Sequence[str], usage: str) -> None:
@@ -288,7 +302,7 @@ def _check_same_text(test_set: str, ours: Sequence[Pair], theirs: Sequence[Pair]
 
 
 def _compare_set(
-    texts: _Texts,
+    texts: Texts,
     metrics: Metrics,
     tokenise: Tokenise,
     *,
@@ -317,13 +331,18 @@ def _ranges(least: Sequence[int]) -> Iterator[tuple[int, int | None]]:
     yield least[-1], None
 
 
-def _score_by_length(texts: _Texts, metrics: Metrics, lengths: Sequence[int]) -> list[LengthRow]:
-    """The scores of each range of lengths that there are sentences of; `lengths` are those of the first reference."""
-    rows = []
+def sentences_by_length(lengths: Sequence[int]) -> Iterator[tuple[int, int | None, list[int]]]:
+    """The least and the most of each range of lengths that there are sentences of, and the places of those."""
     for number, (least, most) in enumerate(_ranges(LENGTHS), 1):
         chosen = [index for index, length in enumerate(lengths) if bisect(LENGTHS, length) == number]
-        if not chosen:
-            continue
+        if chosen:
+            yield least, most, chosen
+
+
+def _score_by_length(texts: Texts, metrics: Metrics, lengths: Sequence[int]) -> list[LengthRow]:
+    """The scores of each range of lengths that there are sentences of; `lengths` are those of the first reference."""
+    rows = []
+    for least, most, chosen in sentences_by_length(lengths):
         references = [[lines[index] for index in chosen] for lines in texts.references]
         systems = [[lines[index] for index in chosen] for lines in texts.translations.values()]
         rows.append(
@@ -370,7 +389,7 @@ def _score_by_rarity(
     ]
 
 
-def _changes(texts: _Texts, metrics: Metrics, baseline: str, system: str) -> list[Change]:
+def _changes(texts: Texts, metrics: Metrics, baseline: str, system: str) -> list[Change]:
     """The sentences that the two translate differently, those whose chrF differs most first."""
     changes = []
     pairs = zip(texts.translations[baseline], texts.translations[system], strict=True)

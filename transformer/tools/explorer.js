@@ -10,6 +10,7 @@ component("explorer", (element, data) => {
   const LONG = 40; // more words than this stand closer
   const allHeads = () => Array.from({ length: data.heads }, (_, head) => head);
   const unpacked = new Map();
+  const prefix = element.id ? `${element.id}-` : ""; // where a page has several explorers
 
   const state = { role: 0, layer: 0, heads: allHeads(), pin: null, query: null, key: null };
   let weights = null; // of the layer that is shown, in thousandths: (heads, queries, keys)
@@ -147,7 +148,7 @@ component("explorer", (element, data) => {
 
   function fillLists() {
     const fill = (list, words, name) => {
-      const items = words.map((word, n) => make("li", { dir: "auto", title: word, id: `${name}-${n + 1}` }, ...marked(word)));
+      const items = words.map((word, n) => make("li", { dir: "auto", title: word, id: `${prefix}${name}-${n + 1}` }, ...marked(word)));
       list.replaceChildren(...items);
     };
     queryCaption.textContent = role().from;
@@ -225,7 +226,7 @@ component("explorer", (element, data) => {
       item.classList.toggle("near", n === state.key);
       item.classList.toggle("quiet", query !== null && n !== state.key && mean(query, n) < 0.02);
     });
-    queryList.setAttribute("aria-activedescendant", state.pin === null ? "" : `query-${state.pin + 1}`);
+    queryList.setAttribute("aria-activedescendant", state.pin === null ? "" : `${prefix}query-${state.pin + 1}`);
   }
 
   // A canvas of this size in CSS pixels, sharp on every screen; returns its context.

@@ -18,19 +18,21 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Component:
-    """An element of a page. `assets` are files NAME.js and NAME.css beside this module.
+    """An element of a page. `assets` are files NAME.js and NAME.css in this folder, or in one below it.
 
-    NAME.js calls `component(NAME, (element, data) => ...)` once; components of one kind share it.
+    NAME.js calls `component(NAME, (element, data) => ...)` once; components of one kind share it. Kinds that a script
+    makes itself are named in `also`.
     """
 
     assets: str
     heading: str
     data: object  # what JSON can hold
+    also: Sequence[str] = ()
 
 
 def format_page(title: str, components: Sequence[Component]) -> str:
     """The page with these components, below one another."""
-    kinds = list(dict.fromkeys(component.assets for component in components))
+    kinds = list(dict.fromkeys(kind for component in components for kind in (component.assets, *component.also)))
     style = "\n".join(_read(f"{name}.css") for name in ("page", *kinds))
     script = "\n".join(_read(f"{name}.js") for name in ("page", *kinds)) + "\nfillComponents();\n"
     policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}"

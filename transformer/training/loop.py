@@ -104,6 +104,8 @@ def train_loop(run: Run, world: World) -> None:
         progress_bar(config.max_steps, progress.step, unit="step", shown=world.is_rank0) as bar,
         closing(_steps(run, world)) as steps,
     ):
+        tracker.settings(run.job)
+
         # Make up for a validation that a signal cut short, or in which the process died.
         if progress.step and _is_validation_due(config, progress):
             _validate(run, world, tracker=tracker, signals=signals)

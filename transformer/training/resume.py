@@ -22,13 +22,14 @@ import torch
 from transformer import __version__
 from transformer.checkpoint import Checkpoint
 from transformer.config.jobs import TrainJob
-from transformer.config.keys import generic_key, keys_of
+from transformer.config.keys import PACKAGE, generic_key, keys_of
 from transformer.config.primitives import to_json
-from transformer.config.settings import Decay, OnResume
+from transformer.config.settings import Decay, Device, OnResume
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.prepare import PREPARE_VERSION, Prepared
 from transformer.errors import CheckpointError
 from transformer.files import MANIFEST, remove, write_file, write_json
+from transformer.machine import describe_processor, source_commit
 from transformer.records import RUN_FORMAT, Origin, Resolved, RunRecord
 from transformer.run_dir import RunDir
 from transformer.training.resolve import resolve_again, resolve_settings
@@ -59,6 +60,8 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
         init_from=None if source is None else _origin(source),
         resolved=resolved,
         config=job,
+        machine=_machine(resolved, world_size=world_size),
+        commit=source_commit(PACKAGE.parent),
     )
 
     run.write_record(record)
@@ -79,6 +82,14 @@ def _origin(source: Checkpoint) -> Origin:
     """How run.json names the checkpoint that the weights come from."""
     manifest = (source.path / MANIFEST).read_bytes()  # it names every file's digest
     return Origin(path=str(source.path.absolute()), step=source.step, manifest_sha256=sha256(manifest).hexdigest())
+
+
+def _machine(resolved: Resolved, *, world_size: int) -> str:
+    """What the run starts on, as rank 0 sees it."""
+    processor = describe_processor()
+    if resolved.device is Device.cuda:
+        return f"{world_size} x {torch.cuda.get_device_name()}; {processor}"
+    return processor if world_size == 1 else f"{world_size} processes on {processor}"
 
 
 def _versions() -> dict[str, str]:

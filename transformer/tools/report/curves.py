@@ -1,0 +1,120 @@
+"""The curves of a report: which quantities share a chart, and how many points of each are drawn."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from transformer.tools.page import Component
+from transformer.tools.plots import head_colors
+from transformer.tools.report.blocks import shorten
+from transformer.tools.report.reading import Curve, RunReading
+
+MOST_POINTS = 400  # of a curve; of longer ones the extremes of each stretch are drawn
+
+
+@dataclass(frozen=True)
+class Line:
+    """A quantity as TensorBoard names it, its name in the chart, and how it is drawn: solid, dashed or dotted."""
+
+    tag: str
+    label: str
+    dash: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Quantities that share their axes; the vertical one may be logarithmic."""
+
+    title: str
+    unit: str
+    lines: tuple[Line, ...]
+    is_logarithmic: bool
+
+
+CHARTS = (
+    Chart(
+        "Loss",
+        "nats a token, with label smoothing",
+        (Line("train/loss", "training", "solid"), Line("dev/loss", "dev", "dashed")),
+        is_logarithmic=False,
+    ),
+    Chart(
+        "Perplexity",
+        "by token, without label smoothing",
+        (Line("train/perplexity", "training", "solid"), Line("dev/perplexity", "dev", "dashed")),
+        is_logarithmic=True,
+    ),
+    Chart(
+        "Dev scores",
+        "greedy search",
+        (Line("dev/bleu", "BLEU", "solid"), Line("dev/chrf", "chrF", "dotted")),
+        is_logarithmic=False,
+    ),
+    Chart("Learning rate", "", (Line("train/rate", "rate", "solid"),), is_logarithmic=False),
+    Chart("Gradient norm", "before clipping", (Line("train/gradient_norm", "norm", "solid"),), is_logarithmic=True),
+    Chart(
+        "Speed",
+        "target tokens a second",
+        (Line("speed/target_tokens_per_second", "tokens", "solid"),),
+        is_logarithmic=False,
+    ),
+    Chart(
+        "Share of the peak",
+        "model FLOP/s over those of the device",
+        (Line("speed/utilisation", "utilisation", "solid"),),
+        is_logarithmic=False,
+    ),
+    Chart("Model FLOP/s", "in tera", (Line("speed/model_tflops", "TFLOP/s", "solid"),), is_logarithmic=False),
+    Chart(
+        "Lost",
+        "share of slots that are padding, of time that waits for data",
+        (Line("speed/padding_share", "padding", "solid"), Line("speed/data_wait_share", "waiting", "dotted")),
+        is_logarithmic=False,
+    ),
+)
+
+
+def curves(runs: Sequence[RunReading]) -> Component:
+    """The section with the curves of all runs; a chart of which nothing is known is left out."""
+    charts = [
+        {
+            "title": chart.title,
+            "unit": chart.unit,
+            "is_logarithmic": chart.is_logarithmic,
+            "note": _note(chart, runs),
+            "lines": lines,
+        }
+        for chart in CHARTS
+        if (lines := list(_lines(chart, runs)))
+    ]
+    data = {"runs": [shorten(run.name) for run in runs], "colors": head_colors(len(runs)), "charts": charts}
+    return Component("report/curves", "Curves", data)
+
+
+def _lines(chart: Chart, runs: Sequence[RunReading]) -> Iterator[dict[str, object]]:
+    for number, run in enumerate(runs):
+        for line in chart.lines:
+            curve = run.curves.get(line.tag)
+            if curve:
+                yield {"run": number, "label": line.label, "dash": line.dash, "points": thin(curve)}
+
+
+def _note(chart: Chart, runs: Sequence[RunReading]) -> str:
+    """What to know of a chart: how many points were left out."""
+    longest = max(len(run.curves.get(line.tag, [])) for run in runs for line in chart.lines)
+    if longest <= MOST_POINTS:
+        return ""
+    return f"{longest:,} points: the least and the greatest of each stretch are drawn"
+
+
+def thin(curve: Curve) -> Curve:
+    """At most MOST_POINTS points: both ends, and between them the least and the greatest value of each stretch."""
+    if len(curve) <= MOST_POINTS:
+        return curve
+    inner = curve[1:-1]
+    stretches = (MOST_POINTS - 2) // 2
+    kept = [curve[0]]
+    for number in range(stretches):
+        stretch = inner[number * len(inner) // stretches : (number + 1) * len(inner) // stretches]
+        extremes = {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
+        kept += sorted(extremes)
+    return [*kept, curve[-1]]

@@ -1,0 +1,170 @@
+"""The scores of a report: of the test sets with intervals and significance, and of kept checkpoints on the dev set.
+
+Test sets are scored on the translations that a run keeps. No validation keeps its translations, so the intervals of
+checkpoints come from translating the dev set again, greedily, as validation does.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformer.config.jobs import ReportJob
+from transformer.config.settings import Precision, SearchOverride
+from transformer.decoding.loading import load_translator
+from transformer.errors import InputError, TransformerError
+from transformer.evaluation.sets import read_set
+from transformer.run_dir import DEV, STEP_PREFIX, list_steps
+from transformer.tools.compare import Texts, other_translations, read_runs, sentences_by_length, word_splitter
+from transformer.tools.report.reading import RunReading
+from transformer.tools.report.samples import SampleSet, choose_samples, spread
+from transformer.tools.significance import Interval, MetricComparison, Metrics, bootstrap_bleu, compare_systems
+
+log = logging.getLogger(__name__)
+
+MOST_SETS = 20  # test sets that are scored: what results.json may name has no limit
+AVERAGED = "averaged"
+
+
+@dataclass(frozen=True)
+class LengthScores:
+    """BLEU of each run on the sentences whose reference has `least` to `most` words."""
+
+    least: int
+    most: int | None
+    sentences: int
+    bleu: list[Interval]
+
+
+@dataclass(frozen=True)
+class SetScores:
+    """One test set, with the scores of each run in their order, and samples."""
+
+    name: str
+    sentences: int
+    scores: list[MetricComparison]
+    by_length: list[LengthScores]
+    samples: SampleSet | None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Runs that are scored on the same text under the same signatures; one run where several cannot be compared."""
+
+    names: list[str]
+    sets: list[SetScores]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class CheckpointScore:
+    """A checkpoint, `step-800` or `averaged`, and its BLEU on the dev set under greedy search."""
+
+    checkpoint: str
+    step: int | None  # None: averaged
+    bleu: Interval
+
+
+def score_runs(runs: Sequence[RunReading], *, samples: int) -> tuple[list[Scored], list[str]]:
+    """Score the finished runs together; where that would not be fair, each by itself, and say why in the second list.
+
+    Runs that cannot be scored are left out, with the reason.
+    """
+    finished = [run.name for run in runs if run.results is not None and run.results.test_sets]
+    if not finished:
+        return [], ["There are no scores of a test set: no run has results of one."]
+    try:
+        return [_score(finished, samples=samples)], []
+    except TransformerError as error:
+        if len(finished) == 1:
+            return [], [str(error)]
+        reasons = [f"The runs are not compared: {error}"]
+
+    found = []
+    for name in finished:
+        try:
+            found.append(_score([name], samples=samples))
+        except TransformerError as error:
+            reasons.append(str(error))
+    return found, list(dict.fromkeys(reasons))
+
+
+def _score(names: list[str], *, samples: int) -> Scored:
+    """Raises InputError where the runs cannot be compared, CheckpointError where one is damaged."""
+    material = read_runs(names, tgt_lang=None)
+    metrics = Metrics.of(tgt_lang=material.tgt_lang, lowercase=False)
+    sets = []
+    notes = list(material.notes)
+    for name, texts in list(material.sets.items())[:MOST_SETS]:
+        log.info("%s: scoring the translations of %s", name, ", ".join(names))
+        found = _score_set(name, texts, metrics, tgt_lang=material.tgt_lang, samples=samples)
+        sets.append(found)
+        notes += other_translations(name, texts, found.scores)
+    if len(material.sets) > MOST_SETS:
+        notes.append(f"{len(material.sets) - MOST_SETS:,} more test sets are left out.")
+    return Scored(names, sets, notes)
+
+
+def _score_set(name: str, texts: Texts, metrics: Metrics, *, tgt_lang: str, samples: int) -> SetScores:
+    (references,) = texts.references
+    if not references:
+        raise InputError(f"{name}: the test set has no sentences")
+    split = word_splitter(metrics, lowercase=False)
+    by_length = [
+        LengthScores(
+            least,
+            most,
+            sentences=len(chosen),
+            bleu=[
+                bootstrap_bleu(
+                    [lines[place] for place in chosen], [references[place] for place in chosen], tgt_lang=tgt_lang
+                )
+                for lines in texts.translations.values()
+            ],
+        )
+        for least, most, chosen in sentences_by_length([len(split(reference)) for reference in references])
+    ]
+    return SetScores(
+        name=name,
+        sentences=len(references),
+        scores=compare_systems(texts.translations, texts.references, metrics=metrics),
+        by_length=by_length,
+        samples=choose_samples(name, texts, metrics, tgt_lang=tgt_lang, count=samples) if samples else None,
+    )
+
+
+def score_checkpoints(run: RunReading, job: ReportJob) -> list[CheckpointScore]:
+    """BLEU on the dev set of `job.checkpoints` kept checkpoints and of the average; what fails is noted in the run."""
+    if job.checkpoints == 0:
+        return []
+    try:
+        steps = spread(list_steps(run.directory.path), job.checkpoints)
+        dev = read_set(run.directory, DEV)
+    except TransformerError as error:
+        run.missing.append(f"Intervals of checkpoints: {error}")
+        return []
+
+    found = []
+    chosen: list[tuple[str, int | None]] = [(f"{STEP_PREFIX}{step}", step) for step in steps]
+    if run.directory.averaged.exists():
+        chosen.append((AVERAGED, None))
+    for name, step in chosen:
+        log.info("%s: translating the dev set with %s (checkpoints=0 leaves this out)", run.name, name)
+        try:
+            found.append(CheckpointScore(name, step, _dev_bleu(run, job, checkpoint=name, dev=dev)))
+        except TransformerError as error:
+            run.missing.append(f"Interval of {name}: {error}")
+    return found
+
+
+def _dev_bleu(run: RunReading, job: ReportJob, *, checkpoint: str, dev: Sequence[tuple[str, str]]) -> Interval:
+    translator = load_translator(
+        run.directory.path,
+        checkpoint=checkpoint,
+        search=SearchOverride(beam_size=1),
+        device=job.device,
+        precision=Precision.auto,
+    )
+    if run.record is None:
+        raise InputError(f"{run.directory.record.name} does not tell the language")
+    translations = translator.translate([source for source, _ in dev])
+    return bootstrap_bleu(translations, [reference for _, reference in dev], tgt_lang=run.record.config.data.tgt_lang)
