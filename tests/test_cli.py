@@ -36,6 +36,7 @@ from transformer.config.jobs import (
     AttentionJob,
     AverageJob,
     CompareJob,
+    DoctorJob,
     EvaluateJob,
     ExportJob,
     ReplayJob,
@@ -71,6 +72,7 @@ JOBS = {
     "compare": CompareJob,
     "average": AverageJob,
     "summary": SummaryJob,
+    "doctor": DoctorJob,
     "replay": ReplayJob,
     "export": ExportJob,
     "table": TableJob,
@@ -927,6 +929,7 @@ STATUSES = {
     "StorageError": 5,
     "NumericalError": 6,
     "PeerError": 7,
+    "FindingsError": 8,
     "Stopped": 75,
 }
 

@@ -264,6 +264,14 @@ class SummaryJob(TrainJob):
 
 
 @dataclass
+class DoctorJob(TrainJob):
+    """`transformer doctor`: the training that these settings describe, examined before it is begun."""
+
+    text_only: bool = option(False, "examine the text files only: prepare nothing, and try no model")
+    format: Format = option(Format.text, "for people, or for programs")
+
+
+@dataclass
 class ReplayJob:
     """`transformer replay`."""
 
@@ -365,6 +373,7 @@ Job = (
     | CompareJob
     | AverageJob
     | SummaryJob
+    | DoctorJob
     | ReplayJob
     | ExportJob
     | TableJob
@@ -380,6 +389,7 @@ JOBS: dict[str, type[Job]] = {
     "compare": CompareJob,
     "average": AverageJob,
     "summary": SummaryJob,
+    "doctor": DoctorJob,
     "replay": ReplayJob,
     "export": ExportJob,
     "table": TableJob,

@@ -266,7 +266,7 @@ def prepare(job: TrainJob) -> Prepared:
     # Find every set. Development and test sets are read whole: their faults must show before hours of work.
     sets = {
         name: _open_set(pair, name, job.data, store_dir=root, is_training=name in mixture_weights)
-        for name, pair in _configured_sets(job.data).items()
+        for name, pair in configured_sets(job.data).items()
     }
 
     # Build the store from the training sets, or find it.
@@ -304,7 +304,7 @@ def prepare(job: TrainJob) -> Prepared:
     )
 
 
-def _configured_sets(data: DataConfig) -> dict[str, PairConfig]:
+def configured_sets(data: DataConfig) -> dict[str, PairConfig]:
     """Every set of pairs by its key, those first whose faults show soonest: small sets, and files on this machine."""
     named = {"dev": data.dev, **{f"test.{name}": pair for name, pair in data.test.items()}}
     named |= {"train": data.train, **{f"extra.{name}": pair for name, pair in data.extra.items()}}
