@@ -47,6 +47,12 @@ class PeerError(TransformerError):
     exit_status = 7
 
 
+class FindingsError(TransformerError):
+    """`transformer doctor` found something that ought to be mended before a training."""
+
+    exit_status = 8
+
+
 class Stopped(TransformerError):
     """Stopped by a signal with a committed checkpoint: the same command goes on from there."""
 

@@ -46,6 +46,7 @@ from transformer.config.jobs import (
     AttentionJob,
     AverageJob,
     CompareJob,
+    DoctorJob,
     EvaluateJob,
     ExportJob,
     ReplayJob,
@@ -80,6 +81,7 @@ JOBS = {
     "report": ReportJob,
     "average": AverageJob,
     "summary": SummaryJob,
+    "doctor": DoctorJob,
     "replay": ReplayJob,
     "export": ExportJob,
     "table": TableJob,
@@ -783,6 +785,7 @@ STATUSES = {
     "StorageError": 5,
     "NumericalError": 6,
     "PeerError": 7,
+    "FindingsError": 8,
     "Stopped": 75,
 }
 

@@ -301,7 +301,7 @@ def test_the_package_stays_small_and_is_not_squeezed() -> None:
     counted = {module.name: tokens(module) for module in modules() if module.unit != "kernels"}
     door = sum(count for name, count in counted.items() if name.partition(".")[0] in ("cli", "tools"))
     assert 20_000 < sum(counted.values()) - door < 77_000
-    assert 2_000 < door < 59_000
+    assert 2_000 < door < 73_000
 
 
 def tokens(module: Module) -> int:

@@ -19,6 +19,7 @@ from transformer.config.jobs import (
     AttentionJob,
     AverageJob,
     CompareJob,
+    DoctorJob,
     EvaluateJob,
     ExportJob,
     Job,
@@ -153,6 +154,15 @@ def _summary(job: SummaryJob) -> None:
     _write_result(summary, format_summary(summary), as_json=job.format is Format.json)
 
 
+def _doctor(job: DoctorJob) -> None:
+    from transformer.tools.doctor.command import doctor, format_diagnosis, require_health
+
+    diagnosis = doctor(job)
+    _write_result(diagnosis, format_diagnosis(diagnosis), as_json=job.format is Format.json)
+    sys.stdout.flush()
+    require_health(diagnosis)
+
+
 def _replay(job: ReplayJob) -> None:
     from transformer.tools.replay import format_replay, replay
 
@@ -226,6 +236,7 @@ COMMANDS = {
     "report": Command(_report, "one page on runs: settings, curves, scores, samples, attention, data, origin"),
     "average": Command(_average, "average a run's newest checkpoints, or its best"),
     "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
+    "doctor": Command(_doctor, "examine corpus, tokenizer, model and machine before a training; status 8 for findings"),
     "replay": Command(_replay, "run one step of a training again, to find where numbers are not finite"),
     "export": Command(_export, "write a model for CTranslate2, Hugging Face or ONNX, and check what was written"),
     "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),

@@ -311,6 +311,14 @@ class SummaryJob(TrainJob):
 
 
 @dataclass
+class DoctorJob(TrainJob):
+    """`transformer doctor`: the training that these settings describe, examined before it is begun."""
+
+    text_only: bool = option(False, "examine the text files only: prepare nothing, and try no model")
+    format: Format = option(Format.text, "for people, or for programs")
+
+
+@dataclass
 class ReplayJob:
     """`transformer replay`."""
 
@@ -417,6 +425,7 @@ Job = (
     | ReportJob
     | AverageJob
     | SummaryJob
+    | DoctorJob
     | ReplayJob
     | ExportJob
     | TableJob
@@ -433,6 +442,7 @@ JOBS: dict[str, type[Job]] = {
     "report": ReportJob,
     "average": AverageJob,
     "summary": SummaryJob,
+    "doctor": DoctorJob,
     "replay": ReplayJob,
     "export": ExportJob,
     "table": TableJob,

@@ -201,7 +201,7 @@ def prepare(job: TrainJob) -> Prepared:
     # Find every set. Development and test sets are read whole: their faults must show before hours of work.
     sets = {
         name: _open_set(pair, name, job.data, store_dir=store_dir, is_training=name in mixture_weights)
-        for name, pair in _configured_sets(job.data).items()
+        for name, pair in configured_sets(job.data).items()
     }
 
     # Build the prepared corpus from the training sets, or open the one that is there.
@@ -244,7 +244,7 @@ def _mixture_weights(data: DataConfig) -> dict[str, float]:
     return weights
 
 
-def _configured_sets(data: DataConfig) -> dict[str, PairConfig]:
+def configured_sets(data: DataConfig) -> dict[str, PairConfig]:
     """Every set of pairs by its key, first those whose faults show soonest: small sets, and files on this machine."""
     sets: dict[str, PairConfig] = {"dev": data.dev}
     sets |= {f"test.{name}": pair for name, pair in data.test.items()}

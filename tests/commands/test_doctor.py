@@ -1,0 +1,362 @@
+"""The doctor on Multi30k: it finds each of the faults that are planted, says where, and is silent on what is sound.
+
+Short slices by default; the whole corpora, through the public command, behind `-m faults`.
+"""
+
+import json
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.corpora import run_command, tiny_job, write_pair
+from support.paths import ROOT
+from transformer.config.jobs import DoctorJob
+from transformer.config.settings import DataConfig, Format, ModelConfig, PairConfig, TokenizerConfig
+from transformer.data.batch import collate
+from transformer.data.store import Store
+from transformer.errors import FindingsError, InputError
+from transformer.model.transformer import Transformer
+from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
+from transformer.tools.doctor.findings import Level, Place, judged
+from transformer.tools.doctor.text import is_double_encoded
+from transformer.tools.doctor.training import largest_leak
+
+DATA = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data"))
+needs_corpora = pytest.mark.skipif(not DATA.is_dir(), reason="needs the corpora of TRANSFORMER_DATA")
+
+SLICE = 1_500  # pairs of Multi30k that are trained on, and at most 400 of its other sets
+FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
+
+
+@dataclass
+class Corpus:
+    """The lines of both sides of each set, as a fault may change them."""
+
+    sets: dict[str, list[list[str]]]
+
+    @classmethod
+    def of(cls, pairs: int | None) -> "Corpus":
+        """Multi30k, all of it or its first pairs."""
+        folder = DATA / "multi30k"
+        return cls(
+            {
+                name: [
+                    read_lines(folder / f"{file}.{lang}", pairs if name == "train" or not pairs else 400)
+                    for lang in ("en", "de")
+                ]
+                for name, file in FILES.items()
+            }
+        )
+
+    def write(self, folder: Path) -> DataConfig:
+        folder.mkdir()
+        pairs = {}
+        for name, sides in self.sets.items():
+            paths = [folder / f"{name}.{lang}" for lang in ("en", "de")]
+            for path, lines in zip(paths, sides, strict=True):
+                path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+            pairs[name] = PairConfig(*map(str, paths))
+        return DataConfig(
+            train=pairs["train"], dev=pairs["dev"], test={"flickr": pairs["test"]}, store_dir=str(folder / "store")
+        )
+
+
+def read_lines(path: Path, count: int | None) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1][:count]
+
+
+# ---- the faults -----------------------------------------------------------------------------------------------------
+
+
+def swap_half(corpus: Corpus, draw: random.Random, share: float = 0.5) -> None:
+    source, target = corpus.sets["train"]
+    for i in draw.sample(range(len(source)), int(share * len(source))):
+        source[i], target[i] = target[i], source[i]
+
+
+def shift_from_the_middle(corpus: Corpus, draw: random.Random, start: float = 0.5, by: int = 1) -> None:
+    target = corpus.sets["train"][1]
+    first = int(start * len(target))
+    corpus.sets["train"][1] = target[:first] + target[first + by :] + target[first : first + by]
+
+
+def train_on(name: str) -> Callable[[Corpus, random.Random], None]:
+    def change(corpus: Corpus, draw: random.Random, share: float = 1.0) -> None:
+        lines = corpus.sets[name]
+        for i in draw.sample(range(len(lines[0])), int(share * len(lines[0]))):
+            place = draw.randrange(len(corpus.sets["train"][0]))
+            for side in (0, 1):
+                corpus.sets["train"][side].insert(place, lines[side][i])
+
+    return change
+
+
+def copy_a_tenth(corpus: Corpus, draw: random.Random, share: float = 0.1) -> None:
+    source, target = corpus.sets["train"]
+    for i in draw.sample(range(len(source)), int(share * len(source))):
+        target[i] = source[i]
+
+
+def write_french(corpus: Corpus, draw: random.Random, share: float = 1.0) -> None:
+    target = corpus.sets["train"][1]
+    french = read_lines(DATA / "multi30k" / "train.fr", None)
+    for i in draw.sample(range(len(target)), int(share * len(target))):
+        target[i] = french[i]
+
+
+def encode_twice(corpus: Corpus, draw: random.Random, share: float = 1.0) -> None:
+    target = corpus.sets["train"][1]
+    for i in draw.sample(range(len(target)), int(share * len(target))):
+        target[i] = target[i].encode("utf-8").decode("cp1252", errors="replace")
+
+
+def repeat_a_third(corpus: Corpus, draw: random.Random, share: float = 1 / 3) -> None:
+    source, target = corpus.sets["train"]
+    for i in draw.sample(range(len(source)), int(share * len(source))):
+        source.append(source[i])
+        target.append(target[i])
+
+
+def leave_markup(corpus: Corpus, draw: random.Random, share: float = 0.1) -> None:
+    target = corpus.sets["train"][1]
+    for i in draw.sample(range(len(target)), int(share * len(target))):
+        target[i] = draw.choice(("<b>{}</b>", '<seg id="1">{}</seg>', "&quot;{}&quot;", "{}<br/>")).format(target[i])
+
+
+def lower_the_references(corpus: Corpus, draw: random.Random, share: float = 1.0) -> None:
+    target = corpus.sets["test"][1]
+    for i in draw.sample(range(len(target)), int(share * len(target))):
+        target[i] = target[i].lower()
+
+
+def join_lines(corpus: Corpus, draw: random.Random, share: float = 1.0) -> None:
+    for side in (0, 1):
+        lines = corpus.sets["train"][side]
+        lines[1000] = " ".join(lines[:1000])
+
+
+def no_change(corpus: Corpus, draw: random.Random, share: float = 1.0) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is planted, and the check that must find it; other checks may, too."""
+
+    plant: Callable[..., None]
+    check: str
+    where: str
+    also: tuple[str, ...] = ()
+    vocab_size: int = 4000
+    text_only: bool = True
+
+
+FAULTS = {
+    "sides swapped for half of the pairs": Fault(swap_half, "swapped sides", "train"),
+    "shift by one from the middle on": Fault(shift_from_the_middle, "shifted lines", "train"),
+    "test sentences in training": Fault(train_on("test"), "overlap", "train with test.flickr"),
+    "dev in training": Fault(train_on("dev"), "overlap", "train with dev"),
+    "source copied for a tenth": Fault(copy_a_tenth, "copied sources", "train"),
+    "wrong language on one side": Fault(write_french, "function words", "train target"),
+    "double-encoded UTF-8": Fault(encode_twice, "encoding", "train target"),
+    "a third of the pairs repeated": Fault(repeat_a_third, "duplicates", "train"),
+    "markup left in": Fault(leave_markup, "markup", "train target"),
+    "references lower-cased": Fault(lower_the_references, "case", "test.flickr target"),
+    "a vocabulary too small for the script": Fault(no_change, "characters", "vocabulary", vocab_size=80),
+    "a sentence longer than the step": Fault(join_lines, "longest sentence", "train", text_only=False),
+}
+
+
+def job_of(data: DataConfig, run_dir: Path, *, vocab_size: int, text_only: bool) -> DoctorJob:
+    """A training of a few short steps on the corpus."""
+    base = tiny_job(run_dir, data, tokens_per_step=800, max_tokens=800)
+    return DoctorJob(
+        run_dir=base.run_dir,
+        model=base.model,
+        data=data,
+        tokenizer=TokenizerConfig(vocab_size=vocab_size),
+        train=base.train,
+        text_only=text_only,
+    )
+
+
+def findings_of(diagnosis: Diagnosis) -> dict[str, str]:
+    return {f"{check.name} in {check.where}": check.found for check in diagnosis.findings}
+
+
+@needs_corpora
+def test_doctor_is_silent_on_a_slice_of_multi30k(tmp_path: Path) -> None:
+    """Everything of it, the model and the machine included."""
+    data = Corpus.of(SLICE).write(tmp_path / "corpus")
+    diagnosis = doctor(job_of(data, tmp_path / "runs" / "a", vocab_size=4000, text_only=False))
+    assert findings_of(diagnosis) == {}
+    names = {check.name for check in diagnosis.checks}
+    assert {fault.check for fault in FAULTS.values()} <= names
+    assert {"round trip", "unknown pieces", "padding", "causal mask", "one batch", "memory", "disk", "time"} <= names
+    assert diagnosis.sets["train"].pairs == diagnosis.sets["train"].sampled == SLICE
+    require_health(diagnosis)
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+@needs_corpora
+@pytest.mark.parametrize("name", FAULTS)
+def test_doctor_finds_a_planted_fault(name: str, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    corpus = Corpus.of(SLICE)
+    fault.plant(corpus, random.Random(1))
+    data = corpus.write(tmp_path / "corpus")
+    diagnosis = doctor(job_of(data, tmp_path / "runs" / "a", vocab_size=fault.vocab_size, text_only=fault.text_only))
+
+    found = [check for check in diagnosis.findings if (check.name, check.where) == (fault.check, fault.where)]
+    assert found, findings_of(diagnosis)
+    assert found[0].remedy
+    with pytest.raises(FindingsError):
+        require_health(diagnosis)
+
+
+# ---- where they are -------------------------------------------------------------------------------------------------
+
+
+@needs_corpora
+def test_doctor_says_where_a_shift_begins(tmp_path: Path) -> None:
+    corpus = Corpus.of(SLICE)
+    shift_from_the_middle(corpus, random.Random(1))
+    diagnosis = doctor(job_of(corpus.write(tmp_path / "c"), tmp_path / "a", vocab_size=4000, text_only=True))
+    (shift,) = [check for check in diagnosis.findings if check.name == "shifted lines"]
+    assert "go with the target 1 above" in shift.found
+    assert [place.path for place in shift.places] == [f"{tmp_path}/c/train.{lang}" for lang in ("en", "de")]
+    (first,) = {line for place in shift.places for line in place.lines}
+    assert abs(first - SLICE // 2) <= 10
+
+
+@needs_corpora
+def test_doctor_names_the_lines_of_a_fault(tmp_path: Path) -> None:
+    corpus = Corpus.of(SLICE)
+    for line in range(100, 200):
+        corpus.sets["train"][1][line - 1] = corpus.sets["train"][0][line - 1]
+    corpus.sets["train"][0][499], corpus.sets["train"][1][499] = (corpus.sets["test"][side][6] for side in (0, 1))
+    diagnosis = doctor(job_of(corpus.write(tmp_path / "c"), tmp_path / "a", vocab_size=4000, text_only=True))
+    (copies,) = [check for check in diagnosis.findings if check.name == "copied sources"]
+    assert copies.places[0].lines == [100, 101, 102, 103, 104]
+
+    overlaps = [check for check in diagnosis.checks if check.where == "train with test.flickr"]
+    assert [check.found for check in overlaps] == [
+        "0.25 % of the pairs of test.flickr are in it, 1 in all",
+        "0.25 % of the sources of test.flickr are in it, 1 in all",
+    ]
+    assert {check.level for check in overlaps} == {Level.ok}
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> DoctorJob:
+    """A little of the demo corpus, which comes with the package."""
+    names = ("train", "dev", "test")
+    sets = {}
+    for name in names:
+        lines = [read_lines(ROOT / "data" / "demo" / f"{name}.{lang}", 500) for lang in ("en", "de")]
+        sets[name] = write_pair(tmp_path / "demo", name, list(zip(*lines, strict=True)))
+    data = DataConfig(train=sets["train"], dev=sets["dev"], test={"test": sets["test"]})
+    return job_of(data, tmp_path / "runs" / "a", vocab_size=1000, text_only=True)
+
+
+def test_doctor_prints_a_line_a_check(demo: DoctorJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_command("doctor", demo)
+    printed = capsys.readouterr().out.split("\n")
+    assert printed[:3] == ["train: 500 pairs", "dev: 500 pairs", "test.test: 500 pairs"]
+    assert all(line.startswith("ok       ") for line in printed[3:-1])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_doctor_ends_with_a_status_for_scripts(demo: DoctorJob, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.data.dev = demo.data.train
+    demo.format = Format.json
+    with pytest.raises(FindingsError, match=r"^errors: 2, warnings: 0, first overlap in train with dev: ") as ended:
+        run_command("doctor", demo)
+    assert ended.value.exit_status == 8
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    (overlap,) = [check for check in checks if (check["name"], check["where"]) == ("overlap", "train with dev")]
+    assert (overlap["level"], overlap["limit"]) == ("error", 0.005)
+    assert overlap["places"][0] == {"path": demo.data.train.src, "lines": [1, 2, 3, 4, 5]}
+
+
+def test_doctor_prints_remedy_and_lines_below_a_finding() -> None:
+    diagnosis = Diagnosis(
+        sets={"train": SetRead(pairs=1_000, sampled=500)},
+        checks=[
+            judged(
+                "markup", "train source", found="none", value=0.0, limit=0.1, level=Level.error, remedy="-", places=[]
+            ),
+            judged(
+                "markup",
+                "train target",
+                found="20.0 % of the lines",
+                value=0.2,
+                limit=0.1,
+                level=Level.warning,
+                remedy="strip it",
+                places=[Place("a.de", [3, 7])],
+            ),
+        ],
+    )
+    assert format_diagnosis(diagnosis) == (
+        "train: 1,000 pairs, 500 of them sampled\n"
+        "warning  markup             train target: 20.0 % of the lines\n"
+        "           remedy: strip it\n"
+        "           a.de:3,7\n"
+    )
+
+
+def test_doctor_refuses_text_that_cannot_be_read(demo: DoctorJob) -> None:
+    demo.data.dev = PairConfig("nowhere.en", "nowhere.de")
+    with pytest.raises(InputError, match=r"^nowhere\.en: cannot be read"):
+        doctor(demo)
+
+
+# ---- parts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+@pytest.mark.parametrize("text", ["Straße", "Übung", "mögen „sie“ es?", "ça va", "日本語", "Москва"])
+def test_is_double_encoded_tells_text_from_text_that_was_encoded_twice(text: str, encoding: str) -> None:
+    assert not is_double_encoded(text)
+    try:
+        twice = text.encode("utf-8").decode(encoding)
+    except UnicodeDecodeError:  # Windows-1252 leaves five bytes undefined
+        return
+    assert is_double_encoded(twice)
+
+
+@pytest.mark.parametrize("text", ["plain", "die SPÖ“ sagt „nein“", "Ã and Â", "“Café”", "à’", ""])
+def test_is_double_encoded_leaves_strange_text_alone(text: str) -> None:
+    assert not is_double_encoded(text)
+
+
+@pytest.mark.parametrize("capacities", [None, (64, 64)], ids=["padded", "packed"])
+def test_largest_leak_sees_a_mask_that_is_missing(capacities: tuple[int, int] | None) -> None:
+    torch.manual_seed(1)
+    model = Transformer(ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=2), 50).eval()
+    sentences = [[10, 11, 12, 13, 14, 15], [20, 21, 22], [30, 31, 32, 33]]
+    batch = collate(Store.from_pieces(sentences, sentences), torch.arange(3).numpy(), capacities)
+    assert largest_leak(model, batch) < 1e-5
+
+    for layer in model.decoder:
+        take_the_mask_away(layer.self_attention)
+    assert largest_leak(model, batch) > 1e-2
+
+
+def take_the_mask_away(attention: torch.nn.Module) -> None:
+    forward = attention.forward
+
+    def unmasked(x: Any, kv: Any, *, queries: Any, keys: Any, causal: bool) -> Any:
+        return forward(x, kv, queries=queries, keys=keys, causal=False)
+
+    attention.forward = unmasked

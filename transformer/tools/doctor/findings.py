@@ -1,0 +1,75 @@
+"""What a check of the doctor says: what it measured, where, and what to do about it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+
+LISTED = 5  # line numbers that are given of each file
+
+
+class Level(Enum):
+    """How bad it is: an error spoils the training or its scores, a warning is worth a look before the hours."""
+
+    ok = "ok"
+    warning = "warning"
+    error = "error"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something was found: a file and its first lines, counted from 1."""
+
+    path: str
+    lines: list[int]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One figure, and what it says."""
+
+    name: str  # what is checked, such as "duplicates"
+    where: str  # the set, or the set and the side; empty: of the training as a whole
+    level: Level
+    found: str  # what was measured, in words
+    value: float | None  # the figure by which it was judged
+    limit: float | None  # up to which that is ok
+    remedy: str | None  # None: nothing is to be done
+    places: list[Place]
+
+
+def passed(name: str, where: str, *, found: str) -> Check:
+    """A check without a figure, or one that could not be made: `found` says why."""
+    return Check(name, where, Level.ok, found, value=None, limit=None, remedy=None, places=[])
+
+
+def failed(name: str, where: str, *, found: str, level: Level, remedy: str, places: Iterable[Place]) -> Check:
+    """A finding without a figure."""
+    return Check(name, where, level, found, value=None, limit=None, remedy=remedy, places=list(places))
+
+
+def judged(
+    name: str,
+    where: str,
+    *,
+    found: str,
+    value: float,
+    limit: float,
+    level: Level,
+    remedy: str,
+    places: Iterable[Place],
+) -> Check:
+    """A check by one figure: a finding of this level where the figure is above the limit."""
+    if value <= limit:
+        return Check(name, where, Level.ok, found, value=value, limit=limit, remedy=None, places=[])
+    return Check(name, where, level, found, value=value, limit=limit, remedy=remedy, places=list(places))
+
+
+def place(path: str, lines: Iterable[int]) -> Place:
+    """The first few of these lines."""
+    return Place(path, list(islice(lines, LISTED)))
+
+
+def percent(share: float) -> str:
+    """A share as people read it; a small one is not rounded to nothing."""
+    return f"{100 * share:.2g} %" if 0.0 < share < 0.01 else f"{100 * share:.1f} %"

@@ -1,0 +1,267 @@
+"""Whether each side is in its language: swapped sides, sides left untranslated, another language, another script.
+
+Three signs, since each sees what the others do not. The trigrams of all sets tell the two languages apart, whichever
+they are: swapped and untranslated pairs show, and a set whose side is further from the same side of `dev` than half of
+the way to the other language. Function words tell a few common languages by name: a third language in some of the
+lines, or a corpus that is swapped as a whole. The script is known for most languages that are not written in Latin.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from transformer.config.languages import language_of
+from transformer.tools.doctor.findings import Check, Level, judged, passed, percent, place
+from transformer.tools.doctor.lexicon import Floats
+from transformer.tools.doctor.profiles import Evidence, Trigrams, distance, sort_sides
+from transformer.tools.doctor.survey import Survey
+
+SIDES = ("source", "target")
+KEYS = ("src_lang", "tgt_lang")
+
+EVIDENCE = 12.0  # nats by which trigrams must speak for the other language
+MOST_SWAPPED = 0.005  # of the pairs
+MOST_UNTRANSLATED = 0.01
+MOST_DISTANCE = 0.5  # of the way from one language to the other
+FEWEST_LINES = 200  # whose trigrams make a profile
+
+LEAST_WORDS = 3  # different function words of another language, and none of its own, make a line foreign
+MOST_FOREIGN = 0.01  # of the lines
+LEAST_SHARE = 0.08  # of all words are function words of the language, in running text of any of these
+MOST_OTHER_SCRIPT = 0.05
+
+# The commonest short words of some languages. Those that two of them share only weaken the sign.
+FUNCTION_WORDS = {
+    "en": "the a an in of and to is that with was for this are on at by from it he his they have",
+    "de": "der die und das ist nicht ein eine den dem von mit auf für sich im zu wird er sie",
+    "fr": "le la les des est dans une et un pas qui du au sur avec pour il elle ce ne",
+    "es": "el la los las que una con por para del se un su es está no al como más y",
+    "it": "il che di la per una sono della non è gli nel con un si le dei alla ha i",
+    "pt": "o os uma que não com para do da em um no na se por mais foi ao as é",
+    "nl": "het een van de niet op dat is zijn met voor en te aan er maar hij ik om door",
+    "sv": "och att det som är på för en av inte den till med ett har jag han var ej om",
+    "da": "og at det er en til på af ikke der den med som for et har jeg han var om",
+    "pl": "się nie na jest do że to w z i jak po ale co tak za od jego był ma",
+    "cs": "se na je že to v by jsem a ve si do ale jak který byl jeho pro za tak",
+    "fi": "ja on ei että se oli hän mutta kun myös niin olen ovat mitä kuin tämä joka voi jos minä",
+    "hu": "a az és nem hogy is egy van volt meg ez de csak már mint vagy ki még ha azt",
+    "ro": "și de la în că nu este pe cu un o să se din care mai fost pentru lui sunt",
+    "tr": "bir ve bu için de da ne çok ile değil var daha gibi ama o ben kadar sonra her olarak",
+}
+_WORD = re.compile(r"[^\W\d_]+")
+
+# How the name of a character begins in Unicode, for languages with a script that tells.
+SCRIPTS = {
+    "CYRILLIC": "ru uk bg be mk kk ky tg mn",
+    "GREEK": "el",
+    "HEBREW": "he yi",
+    "ARABIC": "ar fa ur ps",
+    "DEVANAGARI": "hi mr ne sa",
+    "BENGALI": "bn",
+    "TAMIL": "ta",
+    "TELUGU": "te",
+    "THAI": "th",
+    "GEORGIAN": "ka",
+    "ARMENIAN": "hy",
+    "HANGUL": "ko",
+    "CJK": "zh",
+    "KANA": "ja",
+    "LATIN": "en de fr es it pt nl sv da no nb pl cs fi hu ro tr sk sl hr et lv lt id ms vi ca gl eu sq is",
+}
+_SCRIPT_OF_LANGUAGE = {language: script for script, languages in SCRIPTS.items() for language in languages.split()}
+_EAST_ASIAN = {"CJK", "KANA", "HANGUL"}  # which Japanese mixes, and Korean may
+
+
+def check_languages(surveys: Sequence[Survey], languages: tuple[str, str]) -> list[Check]:
+    """Every set; `languages` are data.src_lang and data.tgt_lang, and `dev` is one of the sets.
+
+    Raises InputError for what is not the code of a language.
+    """
+    codes = [language_of(code, f"data.{key}") for code, key in zip(languages, KEYS, strict=True)]
+    grams = [Trigrams.of([text for survey in surveys for text in survey.side(side)]) for side in (0, 1)]
+    evidence = sort_sides(grams[0], grams[1])
+
+    checks = []
+    first = 0
+    for survey in surveys:
+        own = slice(first, first + len(survey.lines))
+        first += len(survey.lines)
+        checks += _check_sides(survey, Evidence(evidence.source[own], evidence.target[own]))
+    checks += _check_profiles(surveys)
+    for survey in surveys:
+        for side, code in enumerate(codes):
+            checks.append(_check_language(survey, side, code))
+            checks.append(_check_script(survey, side, code))
+    return checks
+
+
+# ---- by trigrams ----------------------------------------------------------------------------------------------------
+
+
+def _check_sides(survey: Survey, evidence: Evidence) -> list[Check]:
+    is_swapped = (evidence.source < -EVIDENCE) & (evidence.target > EVIDENCE)
+    in_source_language = (evidence.source > EVIDENCE) & (evidence.target > EVIDENCE)
+    in_target_language = (evidence.source < -EVIDENCE) & (evidence.target < -EVIDENCE)
+    is_untranslated = in_source_language | in_target_language
+
+    swapped = [survey.lines[index] for index in np.flatnonzero(is_swapped)]
+    untranslated = [survey.lines[index] for index in np.flatnonzero(is_untranslated)]
+    share_untranslated = len(untranslated) / max(1, len(survey.lines))
+    share = len(swapped) / max(1, len(survey.lines))
+    return [
+        judged(
+            "swapped sides",
+            survey.name,
+            found=f"{percent(share)} of the pairs have their languages the other way round than most",
+            value=share,
+            limit=MOST_SWAPPED,
+            level=Level.error,
+            remedy="exchange the two sides of these lines"
+            if share < 0.9
+            else f"exchange data.{survey.name}.src and data.{survey.name}.tgt, or those of the other sets",
+            places=[place(path, swapped) for path in dict.fromkeys(survey.paths)],
+        ),
+        judged(
+            "untranslated pairs",
+            survey.name,
+            found=f"{percent(share_untranslated)} of the pairs have both sides in one language "
+            f"({int(in_source_language.sum()):,} in that of the source)",
+            value=share_untranslated,
+            limit=MOST_UNTRANSLATED,
+            level=Level.error,
+            remedy="drop these lines; data.filter.drop_identical=true drops exact copies",
+            places=[place(path, untranslated) for path in dict.fromkeys(survey.paths)],
+        ),
+    ]
+
+
+def _check_profiles(surveys: Sequence[Survey]) -> list[Check]:
+    """How far each side of each set is from that side of dev, and dev from the first training set."""
+    dev = next(survey for survey in surveys if survey.name == "dev")
+    profiles = {survey.name: [_profile(survey.side(side)) for side in (0, 1)] for survey in surveys}
+    between = distance(*profiles["dev"])
+
+    checks = []
+    for survey in surveys:
+        if survey is dev or min(len(survey.lines), len(dev.lines)) < FEWEST_LINES or between == 0.0:
+            continue
+        for side in (0, 1):
+            found = distance(profiles[survey.name][side], profiles["dev"][side]) / between
+            checks.append(
+                judged(
+                    "language",
+                    f"{survey.name} {SIDES[side]}",
+                    found=f"{found:.2f} of the way from dev's {SIDES[side]} to its other side, by trigrams",
+                    value=found,
+                    limit=MOST_DISTANCE,
+                    level=Level.error,
+                    remedy=f"data.{survey.name} and data.dev differ in language on the {SIDES[side]} side, or in "
+                    "encoding: look at both files",
+                    places=[place(survey.paths[side], survey.lines), place(dev.paths[side], dev.lines)],
+                )
+            )
+    return checks
+
+
+def _profile(texts: list[str]) -> Floats:
+    grams = Trigrams.of(texts)
+    return grams.histogram(np.ones(grams.count))
+
+
+# ---- by function words ----------------------------------------------------------------------------------------------
+
+
+@cache
+def _languages_of_word() -> dict[str, list[str]]:
+    table: dict[str, list[str]] = {}
+    for language, words in FUNCTION_WORDS.items():
+        for word in words.split():
+            table.setdefault(word, []).append(language)
+    return table
+
+
+def _check_language(survey: Survey, side: int, code: str) -> Check:
+    """Function words of the side as a whole, and lines that have none of their own language but another's."""
+    is_latin = _SCRIPT_OF_LANGUAGE.get(code, "LATIN") == "LATIN"
+    if code not in FUNCTION_WORDS and is_latin:  # its own words may be those of a neighbour that is known
+        found = f"the commonest words of {code} are not known here"
+        return passed("function words", f"{survey.name} {SIDES[side]}", found=found)
+
+    table = _languages_of_word()
+    total = Counter[str]()
+    words = 0
+    foreign = Counter[str]()
+    lines = []
+    for line, text in zip(survey.lines, survey.side(side), strict=True):
+        spoken = _WORD.findall(text.lower())
+        words += len(spoken)
+        total.update(language for word in spoken for language in table.get(word, ()))
+        counts = Counter(language for word in set(spoken) for language in table.get(word, ()))
+        if counts and not counts[code] and counts.most_common(1)[0][1] >= LEAST_WORDS:
+            foreign[counts.most_common(1)[0][0]] += 1
+            lines.append(line)
+
+    share = len(lines) / max(1, len(survey.lines))
+    best = total.most_common(1)[0][0] if total else code
+    described = ", ".join(f"{count:,} look like {language}" for language, count in foreign.most_common(2))
+    found = f"{percent(share)} of the lines have function words of another language only"
+    is_other = best != code and code in FUNCTION_WORDS and total[best] > max(LEAST_SHARE * words, 3 * total[code])
+    if is_other:
+        found += f"; the text as a whole looks like {best}, not {code}"
+    return judged(
+        "function words",
+        f"{survey.name} {SIDES[side]}",
+        found=f"{found} ({described})" if described else found,
+        value=max(share, float(is_other)),
+        limit=MOST_FOREIGN,
+        level=Level.error,
+        remedy=f"data.{KEYS[side]}={code} must be the language of {survey.paths[side]}: name the right file, "
+        "or drop these lines",
+        places=[place(survey.paths[side], lines)],
+    )
+
+
+# ---- by script ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _script_of(character: str) -> str:
+    """The first word of a letter's name in Unicode; nothing for what is not a letter."""
+    if not unicodedata.category(character).startswith("L"):
+        return ""
+    script = unicodedata.name(character, "").partition(" ")[0]
+    return "KANA" if script in ("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA") else script
+
+
+def _check_script(survey: Survey, side: int, code: str) -> Check:
+    """Lines whose letters are mostly of another script than the language's, or where that is not known, the side's."""
+    scripts = [Counter(filter(None, map(_script_of, text))) for text in survey.side(side)]
+    total = Counter[str]()
+    for counts in scripts:
+        total.update(counts)
+    usual = total.most_common(1)
+    wanted = _SCRIPT_OF_LANGUAGE.get(code) or (usual[0][0] if usual else "LATIN")
+    accepted = _EAST_ASIAN if wanted in _EAST_ASIAN else {wanted}
+
+    others = Counter[str]()
+    lines = []
+    for line, counts in zip(survey.lines, scripts, strict=True):
+        if counts and counts.most_common(1)[0][0] not in accepted:
+            others[counts.most_common(1)[0][0]] += 1
+            lines.append(line)
+    share = len(lines) / max(1, len(survey.lines))
+    described = f", mostly {others.most_common(1)[0][0].capitalize()}" if others else ""
+    return judged(
+        "script",
+        f"{survey.name} {SIDES[side]}",
+        found=f"{percent(share)} of the lines are in another script than {wanted.capitalize()}{described}",
+        value=share,
+        limit=MOST_OTHER_SCRIPT,
+        level=Level.error,
+        remedy=f"data.{KEYS[side]}={code} is not written so: name the right file, or drop these lines",
+        places=[place(survey.paths[side], lines)],
+    )
