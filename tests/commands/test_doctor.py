@@ -6,6 +6,7 @@ Short slices by default; the whole corpora, through the public command, behind `
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.corpora import run_command, tiny_job, write_pair
+from support.corpora import finish, run_command, start, tiny_job, write_pair
 from support.paths import ROOT
 from transformer.config.jobs import DoctorJob
 from transformer.config.settings import DataConfig, Format, ModelConfig, PairConfig, TokenizerConfig
@@ -31,6 +32,7 @@ DATA = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data"))
 needs_corpora = pytest.mark.skipif(not DATA.is_dir(), reason="needs the corpora of TRANSFORMER_DATA")
 
 SLICE = 1_500  # pairs of Multi30k that are trained on, and at most 400 of its other sets
+LANGUAGES = {"src": "en", "tgt": "de"}
 FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
 
 
@@ -145,6 +147,23 @@ def no_change(corpus: Corpus, draw: random.Random, share: float = 1.0) -> None:
     pass
 
 
+def shuffle_references(corpus: Corpus, draw: random.Random) -> None:
+    draw.shuffle(corpus.sets["test"][1])
+
+
+def shuffle_training(corpus: Corpus, draw: random.Random) -> None:
+    draw.shuffle(corpus.sets["train"][1])
+
+
+def exchange_sides(corpus: Corpus, draw: random.Random) -> None:
+    for sides in corpus.sets.values():
+        sides.reverse()
+
+
+def tokenise_references(corpus: Corpus, draw: random.Random) -> None:
+    corpus.sets["test"][1] = [line.replace(".", " .") for line in corpus.sets["test"][1]]
+
+
 @dataclass(frozen=True)
 class Fault:
     """What is planted, and the check that must find it; other checks may, too."""
@@ -152,7 +171,6 @@ class Fault:
     plant: Callable[..., None]
     check: str
     where: str
-    also: tuple[str, ...] = ()
     vocab_size: int = 4000
     text_only: bool = True
 
@@ -170,6 +188,13 @@ FAULTS = {
     "references lower-cased": Fault(lower_the_references, "case", "test.flickr target"),
     "a vocabulary too small for the script": Fault(no_change, "characters", "vocabulary", vocab_size=80),
     "a sentence longer than the step": Fault(join_lines, "longest sentence", "train", text_only=False),
+}
+
+OTHER_FAULTS = {
+    "references shuffled": Fault(shuffle_references, "alignment", "test.flickr"),
+    "training shuffled": Fault(shuffle_training, "alignment", "train"),
+    "sides exchanged in all sets": Fault(exchange_sides, "function words", "train source"),
+    "references tokenised": Fault(tokenise_references, "tokenisation", "test.flickr target"),
 }
 
 
@@ -205,9 +230,9 @@ def test_doctor_is_silent_on_a_slice_of_multi30k(tmp_path: Path) -> None:
 
 
 @needs_corpora
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [*FAULTS, *OTHER_FAULTS])
 def test_doctor_finds_a_planted_fault(name: str, tmp_path: Path) -> None:
-    fault = FAULTS[name]
+    fault = (FAULTS | OTHER_FAULTS)[name]
     corpus = Corpus.of(SLICE)
     fault.plant(corpus, random.Random(1))
     data = corpus.write(tmp_path / "corpus")
@@ -360,3 +385,51 @@ def take_the_mask_away(attention: torch.nn.Module) -> None:
         return forward(x, kv, queries=queries, keys=keys, causal=False)
 
     attention.forward = unmasked
+
+
+# ---- whole corpora --------------------------------------------------------------------------------------------------
+
+
+@needs_corpora
+@pytest.mark.faults
+@pytest.mark.parametrize("name", FAULTS)
+def test_doctor_finds_a_planted_fault_in_the_whole_of_multi30k(name: str, tmp_path: Path) -> None:
+    """Through the public command, with the settings of the corpus' own experiment."""
+    fault = FAULTS[name]
+    corpus = Corpus.of(None)
+    fault.plant(corpus, random.Random(2))
+    corpus.write(tmp_path / "corpus")
+    arguments = [
+        *("experiment=multi30k_en_de", f"run_dir={tmp_path}/runs/a", "train.threads=1", "format=json"),
+        *(f"data.train.{side}={tmp_path}/corpus/train.{lang}" for side, lang in LANGUAGES.items()),
+        *(f"data.dev.{side}={tmp_path}/corpus/dev.{lang}" for side, lang in LANGUAGES.items()),
+        *(f"data.test.test_2016_flickr.{side}={tmp_path}/corpus/test.{lang}" for side, lang in LANGUAGES.items()),
+        f"tokenizer.vocab_size={min(6000, fault.vocab_size)}",
+        f"text_only={str(fault.text_only).lower()}",
+    ]
+    out, _ = finish(start("doctor", *arguments, cwd=tmp_path), 8)
+    findings = [check for check in json.loads(out)["checks"] if check["level"] != "ok"]
+    where = fault.where.replace("flickr", "test_2016_flickr")
+    assert [check for check in findings if (check["name"], check["where"]) == (fault.check, where)], findings
+
+
+@needs_corpora
+@pytest.mark.faults
+@pytest.mark.parametrize("experiment", ["multi30k_en_de", "multi30k_en_fr", "tatoeba_en_de", "kftt_ja_en"])
+def test_doctor_is_silent_on_a_real_corpus(experiment: str, tmp_path: Path) -> None:
+    """Everything of it, as a user begins with it; KFTT takes minutes to prepare."""
+    arguments = [f"experiment={experiment}", f"data.root={DATA.resolve()}", f"run_dir={tmp_path}/runs/a"]
+    out, _ = finish(start("doctor", *arguments, cwd=tmp_path), 0, timeout=550)
+    checks = [line for line in out.split("\n") if line and re.match(r"\S+: [\d,]+ pairs", line) is None]
+    assert {line.partition(" ")[0] for line in checks} == {"ok"}
+
+
+@needs_corpora
+@pytest.mark.faults
+def test_doctor_is_silent_on_newstest2013(tmp_path: Path) -> None:
+    """Two thirds of it to train on, a sixth for development and a sixth as a test set."""
+    sides = [read_lines(DATA / "newstest2013" / f"newstest2013.{lang}", None) for lang in ("en", "de")]
+    parts = {"train": slice(0, 2000), "dev": slice(2000, 2500), "test": slice(2500, 3000)}
+    data = Corpus({name: [lines[part] for lines in sides] for name, part in parts.items()}).write(tmp_path / "c")
+    diagnosis = doctor(job_of(data, tmp_path / "a", vocab_size=4000, text_only=False))
+    assert findings_of(diagnosis) == {}

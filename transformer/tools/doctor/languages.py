@@ -4,6 +4,8 @@ Three signs, since each sees what the others do not. The trigrams of all sets te
 they are: swapped and untranslated pairs show, and a set whose side is further from the same side of `dev` than half of
 the way to the other language. Function words tell a few common languages by name: a third language in some of the
 lines, or a corpus that is swapped as a whole. The script is known for most languages that are not written in Latin.
+
+Behind each limit stands the most that was seen on sound corpora: Multi30k en-de and en-fr, Tatoeba, newstest2013, KFTT.
 """
 
 import re
@@ -24,15 +26,15 @@ SIDES = ("source", "target")
 KEYS = ("src_lang", "tgt_lang")
 
 EVIDENCE = 12.0  # nats by which trigrams must speak for the other language
-MOST_SWAPPED = 0.005  # of the pairs
-MOST_UNTRANSLATED = 0.01
-MOST_DISTANCE = 0.5  # of the way from one language to the other
+MOST_SWAPPED = 0.005  # of the pairs; seen: 0
+MOST_UNTRANSLATED = 0.01  # seen: 0.004 (two of 500 pairs of newstest2013), elsewhere 0.001
+MOST_DISTANCE = 0.5  # of the way from one language to the other; seen: 0.32 (KFTT), and 1.04 from German to French
 FEWEST_LINES = 200  # whose trigrams make a profile
 
 LEAST_WORDS = 3  # different function words of another language, and none of its own, make a line foreign
-MOST_FOREIGN = 0.01  # of the lines
+MOST_FOREIGN = 0.01  # of the lines; seen: 0.0002
 LEAST_SHARE = 0.08  # of all words are function words of the language, in running text of any of these
-MOST_OTHER_SCRIPT = 0.05
+MOST_OTHER_SCRIPT = 0.05  # of the lines; seen: 0.003 (KFTT)
 
 # The commonest short words of some languages. Those that two of them share only weaken the sign.
 FUNCTION_WORDS = {
