@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer.config.settings import AttentionKernel
 from transformer.data.store import Ids, Sentences, Store
 from transformer.layout import Layout, Padded, pack
 from transformer.vocabulary import BOS, EOS, PAD
@@ -45,14 +46,21 @@ class Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def collate(store: Store, ids: Ids, capacities: tuple[int, int] | None = None, *, grouped: bool = True) -> Batch:
+def collate(
+    store: Store,
+    ids: Ids,
+    capacities: tuple[int, int] | None = None,
+    *,
+    grouped: bool = True,
+    kernel: AttentionKernel = AttentionKernel.varlen,
+) -> Batch:
     """The batch of these sentences, in this order, padded, or packed into `capacities` slots of source and target.
 
-    `grouped` is for packed batches: see `pack`. No ids: one empty row (packed, a sentence of one PAD), for a rank that
-    has nothing to do. Raises ValueError where the sentences do not fit.
+    `grouped` and `kernel` are for packed batches: see `pack`. No ids: one empty row (packed, a sentence of one PAD),
+    for a rank that has nothing to do. Raises ValueError where the sentences do not fit.
     """
     if capacities is not None:
-        return _packed(store, ids, capacities, grouped=grouped)
+        return _packed(store, ids, capacities, grouped=grouped, kernel=kernel)
     if len(ids) == 0:
         return _empty()
 
@@ -101,10 +109,10 @@ def _one_a_row(sentences: Sentences) -> tuple[Ids, Ids, Padded]:
     return with_eos, with_bos, Padded.of((counts + 1).tolist(), width)
 
 
-def _packed(store: Store, ids: Ids, capacities: tuple[int, int], *, grouped: bool) -> Batch:
+def _packed(store: Store, ids: Ids, capacities: tuple[int, int], *, grouped: bool, kernel: AttentionKernel) -> Batch:
     """The sentences end to end, each with its EOS; the slots behind the last one hold PAD."""
     lengths = store.lengths[ids] if len(ids) else np.ones((1, 2), dtype=np.int32)
-    source_layout, target_layout = pack(lengths, capacities, grouped=grouped)
+    source_layout, target_layout = pack(lengths, capacities, grouped=grouped, kernel=kernel)
 
     source = np.full(capacities[0], PAD, dtype=np.int64)
     target_in = np.full(capacities[1], PAD, dtype=np.int64)

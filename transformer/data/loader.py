@@ -130,11 +130,15 @@ def _step(
 ) -> Step:
     """Micro-batch m goes to rank m mod world size; a rank without a sentence gets one empty batch, never nothing."""
     capacities = batching.capacities
+
+    def batch_of(ids: Ids) -> Batch:
+        return collate(store, ids, capacities, grouped=batching.grouped, kernel=batching.kernel)
+
     numbers = [m for m in range(rank, len(parts), world_size) if len(parts[m])]
-    micro_batches = [(m, collate(store, parts[m], capacities, grouped=batching.grouped)) for m in numbers]
+    micro_batches = [(m, batch_of(parts[m])) for m in numbers]
     if not micro_batches:
         nothing = np.zeros(0, np.int64)
-        micro_batches = [(rank, collate(store, nothing, capacities, grouped=batching.grouped))]
+        micro_batches = [(rank, batch_of(nothing))]
 
     lengths = [store.lengths[part] for part in parts if len(part)]
     source_tokens, target_tokens = np.concatenate(lengths).sum(axis=0, dtype=np.int64).tolist()

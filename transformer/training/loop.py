@@ -23,7 +23,7 @@ from transformer.checkpoint import Checkpoint, check_space, commit, load_checkpo
 from transformer.compute import memory_errors_named, resolve_device, uses_cudnn_attention
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import SearchOverride, TrainConfig
+from transformer.config.settings import AttentionKernel, SearchOverride, TrainConfig
 from transformer.cost import parameters, step_flops
 from transformer.data.corpus import Pair
 from transformer.data.loader import Position, Step, load_steps
@@ -226,7 +226,7 @@ def _build(
         source=source,
     )
     record = None if checkpoint is None else state.restore(checkpoint, rank=rank)
-    how = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items())
+    how = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items() if value is not None)
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", how)
     if device.type == "cuda":
         log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")
@@ -263,9 +263,9 @@ def train_loop(run: Run, world: World) -> None:
         world.from_rank0(lambda: _rotate(run.directory, config, progress))
     if not progress.has_ended(config):  # a full disk is better known before the first hours than after them
         world.from_rank0(lambda: check_space(run.directory.path, state.checkpoint_bytes))
-    objective = Objective(state.model, config.label_smoothing).train()
+    objective = Objective(state.model, config.label_smoothing, loss_rows=run.resolved.loss_rows).train()
     if run.resolved.compile:
-        objective.compile()
+        objective.compile(cut_at_buckets=run.resolved.attention_kernel is not AttentionKernel.flex)
     if progress.step == 0:
         run = _with_checked_memory(run, objective, world)
     if world.is_rank0:

@@ -14,6 +14,7 @@ from transformer.config.settings import Precision
 from transformer.data.batch import Batch
 from transformer.data.loader import Step
 from transformer.distributed import unsynchronised
+from transformer.kernels.fused_loss import fused_linear_cross_entropy
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.transformer import Transformer
@@ -29,19 +30,29 @@ DYNAMIC = r"L\['batch'\]\.(source|target)_layout\.(offsets|longest)"
 
 
 class Objective(nn.Module):
-    """The model under its loss: what data parallelism wraps, so that one `forward` makes one gradient."""
+    """The model under its loss: what data parallelism wraps, so that one `forward` makes one gradient.
 
-    def __init__(self, model: Transformer, label_smoothing: float) -> None:
+    `loss_rows` are multiplied by the vocabulary at a time in the fused loss of a GPU; None: the other one is taken.
+    """
+
+    def __init__(self, model: Transformer, label_smoothing: float, *, loss_rows: int | None = None) -> None:
         super().__init__()
-        self.model, self.label_smoothing = model, label_smoothing
+        self.model, self.label_smoothing, self.loss_rows = model, label_smoothing, loss_rows
         self._compiled: Callable[[Batch], Tensor] | None = None  # `_hidden`, compiled
 
-    def compile(self, *, backend: str = "inductor") -> None:
-        """Compile the stacks for training; the loss is a kernel already, and dev batches come in too many shapes."""
+    def compile(self, *, backend: str = "inductor", cut_at_buckets: bool = True) -> None:
+        """Compile the stacks for training; the loss is a kernel already, and dev batches come in too many shapes.
+
+        Among several ranks the compiler cuts the stacks where DDP's buckets end, so that gradients leave early. It
+        refuses FlexAttention there: `cut_at_buckets=False` leaves the stacks whole.
+        """
         sources = torch.compiler.config.dynamic_sources
         if DYNAMIC not in sources:
             torch.compiler.config.dynamic_sources = f"{sources},{DYNAMIC}" if sources else DYNAMIC
-        self._compiled = torch.compile(self._hidden, backend=backend)
+        compiled: Callable[[Batch], Tensor] = torch.compile(self._hidden, backend=backend)
+        if not cut_at_buckets:
+            compiled = torch._dynamo.config.patch(optimize_ddp=False)(compiled)
+        self._compiled = compiled
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The smoothed loss, to be differentiated, and the plain one, summed over the batch's real target tokens.
@@ -49,7 +60,12 @@ class Objective(nn.Module):
         Padding is never multiplied by the vocabulary; the few empty slots of a packed batch are, and count nothing.
         """
         hidden = self._hidden(batch) if self._compiled is None else self._compiled(batch)
-        return linear_cross_entropy(hidden, self.model.output, batch.target_out, label_smoothing=self.label_smoothing)
+        matrix, targets = self.model.output, batch.target_out
+        if self.loss_rows is None:
+            return linear_cross_entropy(hidden, matrix, targets, label_smoothing=self.label_smoothing)
+        return fused_linear_cross_entropy(
+            hidden, matrix, targets, label_smoothing=self.label_smoothing, rows=self.loss_rows
+        )
 
     def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The same two sums without a gradient, in float64, by the reference of the loss.

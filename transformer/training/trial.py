@@ -67,7 +67,8 @@ def check_memory(
         return try_step(trained, batch, device=device, precision=resolved.precision)
 
     if job.train.fit_memory:
-        eager = Objective(objective.model, job.train.label_smoothing).train()  # compiling each size would take minutes
+        # It is not compiled: compiling each size would take minutes.
+        eager = Objective(objective.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
 
         def fits(max_tokens: int) -> bool:
             return not world.any(needed(max_tokens, eager) > USABLE * available)
@@ -124,7 +125,9 @@ def largest_batch(batching: Batching, longest: tuple[int, int]) -> Batch:
         count = min(limit // width for limit, width in zip(batching.capacities, longest, strict=True))
 
     source, target = ([[UNK] * (width - 1)] * count for width in widths)
-    return collate(Store.from_pieces(source, target), np.arange(count), batching.capacities, grouped=batching.grouped)
+    store = Store.from_pieces(source, target)
+    ids = np.arange(count)
+    return collate(store, ids, batching.capacities, grouped=batching.grouped, kernel=batching.kernel)
 
 
 def try_step(objective: Objective, batch: Batch, *, device: torch.device, precision: Precision) -> float:
