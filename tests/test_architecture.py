@@ -378,7 +378,7 @@ def test_the_package_stays_small_and_is_not_squeezed() -> None:
     """Counted in tokens, because lines can be squeezed; kernels are read for themselves."""
     counted = {module.name: tokens(module) for module in modules() if module.unit != "kernels"}
     door = sum(count for name, count in counted.items() if name.partition(".")[0] in ("cli", "tools"))
-    assert 20_000 < sum(counted.values()) - door < 77_000
+    assert 20_000 < sum(counted.values()) - door < 78_000
     assert 2_000 < door < 49_000
 
 

@@ -378,16 +378,38 @@ def machine_code(folder: Path) -> Iterator[Kernel]:
                 attention_kernels._keys_backward_kernel,
             ):
                 yield _compile(
-                    kernel, values, arch=arch, width=width, rate=rate, warps=attention_kernels.WARPS, folder=folder
+                    kernel,
+                    values,
+                    arch=arch,
+                    width=width,
+                    rate=rate,
+                    warps=attention_kernels.warps(like, like),
+                    stages=attention_kernels.STAGES,
+                    folder=folder,
                 )
         values = (0.9, 0, loss_kernels.COLUMNS, triton.language.float32)
         yield _compile(
-            loss_kernels._loss_kernel, values, arch=arch, width=0, rate=0.0, warps=loss_kernels.WARPS, folder=folder
+            loss_kernels._loss_kernel,
+            values,
+            arch=arch,
+            width=0,
+            rate=0.0,
+            warps=loss_kernels.WARPS,
+            stages=loss_kernels.STAGES,
+            folder=folder,
         )
 
 
 def _compile(
-    kernel: Any, constants: tuple[Any, ...], *, arch: int, width: int, rate: float, warps: int, folder: Path
+    kernel: Any,
+    constants: tuple[Any, ...],
+    *,
+    arch: int,
+    width: int,
+    rate: float,
+    warps: int,
+    stages: int,
+    folder: Path,
 ) -> Kernel:
     """`constants` are the last arguments of the kernel; sizes and strides are multiples of 16 at this size."""
     from triton.backends.compiler import GPUTarget
@@ -406,7 +428,8 @@ def _compile(
         constexprs=fixed,
         attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps})
+    options = {"num_warps": warps, "num_stages": stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
     path = folder / "kernel.cubin"
     path.write_bytes(compiled.asm["cubin"])

@@ -13,9 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 64  # of a tile: queries forward and for their own gradient, keys for theirs; and of what it reads at a time
-GROUP = 8  # neighbouring keys that share one draw of dropout, 16 bits each
 SMALLEST = 16  # numbers a row that the matrix units can multiply
-WARPS = 4
+STAGES = 2  # loads that are under way at once: a tile reads two or three times, so that more would wait for nothing
 
 # The picture. Most sentences are shorter than a tile of 64 query rows, so that a tile holds several, here a, b and the
 # beginning of c. They lie end to end: what the rows of a tile see, taken together, is one stretch of keys. A tile reads
@@ -28,6 +27,7 @@ WARPS = 4
 #     rows of c | . . . . . . . . c c c |    empty slot sees nothing: its `first` and `end` are the same.
 
 _log2_e = tl.constexpr(math.log2(math.e))
+_group = tl.constexpr(8)  # neighbouring keys that share one draw of dropout, 16 bits each
 
 
 # ---- what the kernels share -----------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def _is_kept(seed, query_rows, first_key, head, DROPPED: tl.constexpr, KEYS: tl.
     0): its four words are the bits of 8 neighbouring keys, the low half of a word first. So a weight has the same bits
     wherever it is computed. `first_key` is a multiple of 8.
     """
-    groups = first_key // 8 + tl.arange(0, KEYS // 8)
+    groups = first_key // _group + tl.arange(0, KEYS // _group)
     nothing = tl.zeros_like(query_rows)[:, None] + tl.zeros_like(groups)[None, :]
     word0, word1, word2, word3 = tl.philox(
         tl.load(seed), query_rows[:, None] + nothing, groups[None, :] + nothing, head + nothing, nothing, 7
@@ -118,7 +118,7 @@ def _forward_kernel(
     heads = tl.num_programs(0)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     row_first, row_end = _load_range(key_first, key_end, rows, n_queries)
-    first = tl.min(row_first) // 8 * 8
+    first = tl.min(row_first) // _group * _group
     end = tl.max(row_end)
     queries = _load_rows(q + head * q_head, rows, n_queries, q_stride, K, K_PADDED)
 
@@ -199,7 +199,7 @@ def _queries_backward_kernel(
     heads = tl.num_programs(0)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     row_first, row_end = _load_range(key_first, key_end, rows, n_queries)
-    first = tl.min(row_first) // 8 * 8
+    first = tl.min(row_first) // _group * _group
     end = tl.max(row_end)
 
     queries = _load_rows(q + head * q_head, rows, n_queries, q_stride, K, K_PADDED)
@@ -340,7 +340,8 @@ def packed_attention(
         n_queries,
         *_strides(q, k, v),
         *constants(q, v, dropout=dropout, scale=scale),
-        num_warps=WARPS,
+        num_warps=warps(q, v),
+        num_stages=STAGES,
     )
     return out, lse
 
@@ -402,7 +403,8 @@ def packed_attention_backward(
         n_queries,
         *_strides(q, k, v),
         *constants(q, v, dropout=dropout, scale=scale),
-        num_warps=WARPS,
+        num_warps=warps(q, v),
+        num_stages=STAGES,
     )
     _keys_backward_kernel[_grid(n_heads, n_keys)](
         q,
@@ -420,7 +422,8 @@ def packed_attention_backward(
         n_keys,
         *_strides(q, k, v),
         *constants(q, v, dropout=dropout, scale=scale),
-        num_warps=WARPS,
+        num_warps=warps(q, v),
+        num_stages=STAGES,
     )
     return d_q, d_k, d_v
 
@@ -470,6 +473,11 @@ def _strides(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
     """From slot to slot and from head to head, of each."""
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1
     return [x.stride(dimension) for x in (q, k, v) for dimension in (0, 1)]
+
+
+def warps(q: Tensor, v: Tensor) -> int:
+    """Of a block of threads: with four, heads of more than 64 do not fit the registers."""
+    return 4 if max(q.shape[2], v.shape[2]) <= 64 else 8
 
 
 def _wide(x: Tensor) -> torch.dtype:
