@@ -108,6 +108,19 @@ def has_compiler(device: torch.device) -> bool:
     return has_triton and torch.cuda.get_device_properties(device).major >= 7  # Volta, the oldest that Triton takes
 
 
+def has_triton(device: torch.device) -> bool:
+    """Whether kernels written in Triton can run on this device: Triton is there, and the GPU is of Ampere or later."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_properties(device).major >= 8
+
+
+def free_gpu_memory(device: torch.device) -> int:
+    """Bytes of a GPU that no process has taken."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free
+
+
 def has_much_memory(device: torch.device) -> bool:
     """Whether a GPU is one of those made for training: more than 36 GiB."""
     return torch.cuda.get_device_properties(device).total_memory > 36 * 2**30

@@ -21,7 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from transformer.config.settings import AttentionKernel
 from transformer.kernels.gather import pack_padded, pad_packed
+from transformer.kernels.packed_attention import Ranges
 
 # ---- padded ---------------------------------------------------------------------------------------------------------
 
@@ -208,13 +210,14 @@ class Packed:
     """Sentences end to end in `N` slots. The slots left at the end are empty: no query sees them, and they see nothing.
 
     A packed batch has one shape, whatever its sentences. `offsets` and `longest` are all that one kernel needs to
-    attend to the sentences as they lie; it is used where there are no groups.
+    attend to the sentences as they lie; `kernel` says which one does, where there are no groups.
     """
 
     offsets: Tensor  # (B + 1,) int32, or longer: sentence i fills slots offsets[i] to offsets[i + 1]
     position_ids: Tensor  # (N,) int64: the position of each slot in its sentence; 0 in an empty one
     longest: int  # no sentence is longer
     groups: Groups | None
+    kernel: AttentionKernel
 
     def positions(self) -> Tensor:
         """The position of every slot in its sentence, counted from 0, as `(N,)`."""
@@ -232,7 +235,12 @@ class Packed:
             position_ids=change(self.position_ids),
             longest=self.longest,
             groups=None if self.groups is None else self.groups.map(change),
+            kernel=self.kernel,
         )
+
+    def ranges_in(self, other: "Packed") -> Ranges:
+        """For each slot, the slots of its sentence on the other side of a pair, or on this one."""
+        return Ranges.between(self.offsets, other.offsets, slots=len(self.position_ids))
 
     def to(self, device: torch.device) -> "Packed":
         """The same layout on `device`."""
@@ -277,19 +285,25 @@ _WASTE = 1.1  # its slots may be this many times its tokens
 _SMALL = 256  # or exceed them by this number
 
 
-def pack(lengths: Numbers, capacities: tuple[int, int], *, grouped: bool) -> tuple[Packed, Packed]:
+def pack(
+    lengths: Numbers,
+    capacities: tuple[int, int],
+    *,
+    grouped: bool,
+    kernel: AttentionKernel = AttentionKernel.varlen,
+) -> tuple[Packed, Packed]:
     """The layouts of both sides of sentence pairs: `lengths` is `(B, 2)`, `capacities` are the slots of each side.
 
-    `grouped` cuts them into groups, for attention without a kernel for packed sentences. Raises ValueError where the
-    sentences do not fit.
+    `grouped` cuts them into groups, for attention without a kernel for packed sentences; `kernel` is the one to take
+    where they are not. Raises ValueError where the sentences do not fit.
     """
     totals = lengths.sum(axis=0)  # (2,)
     if (totals > capacities).any():
         raise ValueError(f"{totals.tolist()} tokens do not fit {list(capacities)} slots")
 
     members = _group(lengths) if grouped else None
-    source = _pack_side(lengths[:, 0], capacities[0], members=members)
-    target = _pack_side(lengths[:, 1], capacities[1], members=members)
+    source = _pack_side(lengths[:, 0], capacities[0], members=members, kernel=kernel)
+    target = _pack_side(lengths[:, 1], capacities[1], members=members, kernel=kernel)
     return source, target
 
 
@@ -322,7 +336,7 @@ def _group(lengths: Numbers) -> list[Numbers]:
     return [*groups, longest_first[start:]] if len(longest_first) else []
 
 
-def _pack_side(lengths: Numbers, capacity: int, *, members: list[Numbers] | None) -> Packed:
+def _pack_side(lengths: Numbers, capacity: int, *, members: list[Numbers] | None, kernel: AttentionKernel) -> Packed:
     """The layout of one side: `lengths` `(B,)` is in the order of the packed sentences, `members` are the groups'."""
     count = len(lengths)
     offsets = np.zeros(_round_up(count + 1, _OFFSETS), dtype=np.int32)
@@ -340,6 +354,7 @@ def _pack_side(lengths: Numbers, capacity: int, *, members: list[Numbers] | None
         position_ids=torch.from_numpy(position_ids),
         longest=_round_up(int(lengths.max(initial=0)), _LONGEST),
         groups=None if members is None else _groups_of(lengths, offsets, capacity=capacity, members=members),
+        kernel=kernel,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
+    AttentionKernel,
     Device,
     LayoutKind,
     Metric,
@@ -44,9 +45,11 @@ class Resolved:
     layout: LayoutKind
     compile: bool
     micro_batch_multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
+    attention_kernel: AttentionKernel | None = None  # None: packed sentences are attended to in groups, or are padded
+    loss_rows: int | None = None  # of a block of logits in the fused loss; None: it is not used
 
     def __post_init__(self) -> None:
-        at_least(self, "resolved.", 1, "threads", "max_tokens", "micro_batch_multiple")
+        at_least(self, "resolved.", 1, "threads", "max_tokens", "micro_batch_multiple", "loss_rows")
         for name, limit in (("threads", MOST_THREADS), ("micro_batch_multiple", MOST_RANKS)):
             require(getattr(self, name) <= limit, f"resolved.{name}={getattr(self, name)} is above {limit}")
 

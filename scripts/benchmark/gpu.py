@@ -1,4 +1,4 @@
-"""The three stages of gpu.sh: parts, one after the other, each a process with a limit and an exit status of its own.
+"""The stages of gpu.sh: parts, one after the other, each a process with a limit and an exit status of its own.
 
 A stage leaves three files in --out: STAGE.jsonl has every number, one measurement a line, written when it was known;
 STAGE.txt is what the processes printed; summary.json says how each part ended. A part that fails or runs out of time
@@ -33,6 +33,7 @@ WHOLE = 530  # seconds of a stage, from the start of gpu.sh
 # Which tests of tests/unit/test_gpu.py compile or run whole commands; all others are tests of kernels and of the model.
 COMMANDS = "compiled or learns or resumes or nothing_set"
 TRIED = "nothing_set"  # of these, in a dry run
+NEW = "triton or flex or fused"  # those of kernels that are no default
 
 OUTCOME = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*?) *$", re.MULTILINE)
 
@@ -260,12 +261,19 @@ def script(name: str, *arguments: str, dry: str, timed: bool = True) -> Callable
 
 def kernel_tests(place: Place) -> Found:
     """The tests marked gpu that neither compile nor start a command."""
-    return tests(place, "kernels", f"not ({COMMANDS})")
+    return tests(place, "kernels", f"not ({COMMANDS}) and not ({NEW})")
+
+
+def new_kernel_tests(place: Place) -> Found:
+    """Those of the kernels that no GPU has run yet, commands among them; a dry run has none to run."""
+    if place.dry:
+        return Found(0, True, "they need a GPU")
+    return tests(place, "new_kernels", NEW)
 
 
 def command_tests(place: Place) -> Found:
     """The others; a dry run tries one of them."""
-    return tests(place, "commands", f"({COMMANDS}) and {TRIED}" if place.dry else COMMANDS)
+    return tests(place, "commands", f"({COMMANDS}) and {TRIED}" if place.dry else f"({COMMANDS}) and not ({NEW})")
 
 
 def tests(place: Place, name: str, chosen: str) -> Found:
@@ -448,6 +456,21 @@ STAGES: dict[str, dict[str, Part]] = {
         "multi30k": Part(multi30k, 200),
     },
     "learn": {"kftt": Part(kftt, 510)},
+    "kernels": {
+        "facts": Part(script("micro", "facts", dry="facts --size=tiny"), 20),
+        "tests": Part(new_kernel_tests, 120),
+        "attention": Part(script("micro", "short_attention", dry="short_attention --size=tiny"), 120),
+        "loss": Part(script("micro", "fused_loss", dry="fused_loss --size=tiny"), 50),
+        "variants": Part(
+            script(
+                "variants",
+                "--variants=packed-compiled,triton,fused-loss,triton-fused-loss,flex",
+                "--rounds=4",
+                dry="--variants=packed-eager --size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1",
+            ),
+            210,
+        ),
+    },
 }
 
 

@@ -173,7 +173,7 @@ class Training:
         torch.set_num_threads(self.resolved.threads)
         torch.manual_seed(job.train.seed)
         model = Transformer(job.model, vocab_size).to(self.device, dtype_of(self.resolved.precision))
-        self._objective = Objective(model, job.train.label_smoothing).train()
+        self._objective = Objective(model, job.train.label_smoothing, loss_rows=self.resolved.loss_rows).train()
         if self.resolved.compile:
             self._objective.compile()
         self._optimizer = build_optimizer(model, job.train)

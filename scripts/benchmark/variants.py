@@ -29,7 +29,7 @@ from train import save_batches
 
 from transformer.compute import resolve_device
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import Device, Precision, TrainConfig
+from transformer.config.settings import AttentionKernel, Device, Precision, TrainConfig
 from transformer.data.plan import plan_epoch
 from transformer.data.store import Store
 
@@ -167,10 +167,13 @@ def turn(contender: Contender, variant: Variant, indices: range, *, task: Task) 
     }
 
 
-def ours(setting: str, task: Task) -> Contender:
+def ours(
+    setting: str, task: Task, *, kernel: AttentionKernel = AttentionKernel.varlen, fused_loss: bool = False
+) -> Contender:
     """The package's step, packed or padded, compiled or eager."""
     layout, compiled = SETTINGS[setting]
-    job = replace(task.job, train=replace(task.job.train, layout=layout, compile=compiled))
+    train = replace(task.job.train, layout=layout, compile=compiled, attention_kernel=kernel, fused_loss=fused_loss)
+    job = replace(task.job, train=train)
     training = Training(job, task.store, task.spec.vocab_size)
 
     def take(indices: range) -> list[Taken]:
@@ -190,6 +193,12 @@ def peer(make: Callable[[Spec], nn.Module], compiled: bool, task: Task) -> Conte
 
 # cuDNN would build a plan for each new shape of padded attention: it is off for everybody.
 no_cudnn = partial(cudnn_attention, False)
+UNTRIED = {
+    "flex": Variant(partial(ours, "packed-compiled", kernel=AttentionKernel.flex)),
+    "triton": Variant(partial(ours, "packed-compiled", kernel=AttentionKernel.triton)),
+    "fused-loss": Variant(partial(ours, "packed-compiled", fused_loss=True)),
+    "triton-fused-loss": Variant(partial(ours, "packed-compiled", kernel=AttentionKernel.triton, fused_loss=True)),
+}  # kernels that are no default before they have been measured
 VARIANTS = {
     "packed-compiled": Variant(partial(ours, "packed-compiled")),
     "nn.Transformer-compiled": Variant(partial(peer, PlainTransformer, True), no_cudnn),
@@ -198,8 +207,10 @@ VARIANTS = {
     "marian": Variant(partial(peer, Marian, False), no_cudnn),
     "nn.Transformer": Variant(partial(peer, PlainTransformer, False), no_cudnn),
     "padded-eager-cudnn": Variant(partial(ours, "padded-eager"), partial(cudnn_attention, True)),
+    **UNTRIED,
 }  # the first is what the others are compared with
-DEFAULT = [name for name in VARIANTS if name != "padded-eager-cudnn"]  # which takes a second a step, or more
+LEFT_OUT = {"padded-eager-cudnn", *UNTRIED}  # the first takes a second a step, or more
+DEFAULT = [name for name in VARIANTS if name not in LEFT_OUT]
 
 
 def page(measured: Measured, size: str, names: list[str], rounds: int) -> list[str]:

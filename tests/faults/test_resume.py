@@ -504,6 +504,7 @@ FREE = {
     *("train.average", "train.samples", "train.attention_images", "train.prefetch"),
 }
 NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
+NOTED |= {"train.attention_kernel", "train.fused_loss"}
 PARTS = ("src", "tgt", "dataset", "subset", "split")
 FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
 NOT_HERE = {"tokenizer.model", "train.fit_memory"}  # tests of their own

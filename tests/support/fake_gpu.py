@@ -35,7 +35,7 @@ from support.scripts import load_script
 from transformer.compute import autocast, loss_scaler
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import ModelConfig, TrainConfig
+from transformer.config.settings import AttentionKernel, ModelConfig, TrainConfig
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.store import Store
 from transformer.model.transformer import Transformer
@@ -100,6 +100,7 @@ def _answer_for_the_device() -> None:
         "_exchange_device": 0,
         "_maybe_exchange_device": 0,
         "_get_device_properties": properties,
+        "mem_get_info": (H200["total_memory"], H200["total_memory"]),
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, _always(answer))
@@ -263,9 +264,13 @@ class Report:
     kernels: list[Kernel]
 
 
-def measure(layers: int, folder: Path) -> Report:
-    """The step of the base model with so many layers, uncompiled and compiled. Raises where it reads a value."""
-    job = replace(TrainJob(), model=ModelConfig(n_layers=layers), train=TrainConfig(tokens_per_step=TOKENS))
+def measure(layers: int, folder: Path, *, kernel: AttentionKernel, fused_loss: bool) -> Report:
+    """The step of the base model with so many layers, uncompiled and compiled. Raises where it reads a value.
+
+    FlexAttention is only compiled: uncompiled it would make all weights at once.
+    """
+    train = TrainConfig(tokens_per_step=TOKENS, attention_kernel=kernel, fused_loss=fused_loss)
+    job = replace(TrainJob(), model=ModelConfig(n_layers=layers), train=train)
     resolved = resolve_settings(job, 1)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     step = without_values(first_step(job, resolved), mode)
@@ -273,11 +278,12 @@ def measure(layers: int, folder: Path) -> Report:
     with mode, lowering() as graphs:
         with DEVICE:
             model = Transformer(job.model, VOCAB_SIZE)
-        objective = Objective(model, job.train.label_smoothing).train()
-        update(objective, job, step, resolved)
+        objective = Objective(model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
+        if kernel is not AttentionKernel.flex:
+            update(objective, job, step, resolved)
 
         ((_, batch),) = step.micro_batches
-        objective.compile()
+        objective.compile(cut_at_buckets=kernel is not AttentionKernel.flex)
         with suppress(NotImplementedError), autocast(DEVICE, resolved.precision):
             objective(batch.to(DEVICE))
 
@@ -310,6 +316,13 @@ def update(objective: Objective, job: TrainJob, step: Step, resolved: Resolved) 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a training step becomes on a CUDA device that is not there.")
     parser.add_argument("--layers", type=int, default=6, help="of encoder and decoder (default: %(default)s)")
+    parser.add_argument(
+        "--kernel",
+        choices=[kernel.name for kernel in AttentionKernel],
+        default="varlen",
+        help="train.attention_kernel (default: %(default)s)",
+    )
+    parser.add_argument("--fused-loss", action="store_true", help="train.fused_loss=true")
     args = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as name:
@@ -323,7 +336,8 @@ def main() -> None:
             sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment).returncode)
 
         _answer_for_the_device()
-        json.dump(asdict(measure(args.layers, folder)), sys.stdout)
+        report = measure(args.layers, folder, kernel=AttentionKernel[args.kernel], fused_loss=args.fused_loss)
+        json.dump(asdict(report), sys.stdout)
 
 
 if __name__ == "__main__":

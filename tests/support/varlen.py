@@ -4,7 +4,9 @@
 
 `install` gives a CPU the kernel behind `varlen_attn`, written from equation 1: packed batches without groups then take
 the path that they take on a GPU, and real numbers flow. Like torch's own kernel, the stand-in leaves empty slots as it
-found them, in both directions: here they are NaN, so that whatever reads one shows it.
+found them, in both directions: here they are NaN, so that whatever reads one shows it. The two other kernels for packed
+sentences need no stand-in: FlexAttention is written in torch's operators, and Triton has an interpreter
+(TRITON_INTERPRET=1).
 
 The kernel cannot be taken back: this is for a process of its own. Run as a script, this file prints what it found as
 JSON.
@@ -30,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from support.paths import ROOT
 from transformer.compute import autocast
-from transformer.config.settings import ModelConfig, Precision, TokenizerConfig
+from transformer.config.settings import AttentionKernel, ModelConfig, Precision, TokenizerConfig
 from transformer.data.batch import Batch
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching, packed_capacities
@@ -165,7 +167,14 @@ def uneven_sentences() -> Store:
 
 
 def steps_of(
-    store: Store, *, tokens_per_step: int, max_tokens: int, rank: int, world_size: int, grouped: bool
+    store: Store,
+    *,
+    tokens_per_step: int,
+    max_tokens: int,
+    rank: int,
+    world_size: int,
+    grouped: bool,
+    kernel: AttentionKernel = AttentionKernel.varlen,
 ) -> Iterator[Step]:
     """Packed steps of one rank, as training would load them: for the kernel, or in groups of padded sentences."""
     capacities = packed_capacities(
@@ -179,6 +188,7 @@ def steps_of(
         micro_batch_multiple=world_size,
         capacities=capacities,
         grouped=grouped,
+        kernel=kernel,
     )
     position = Position(0, 0)
     return load_steps(lambda epoch: store, batching, rank=rank, world_size=world_size, position=position, prefetch=0)
@@ -270,9 +280,20 @@ def uneven(count: int) -> dict[str, Any]:
     return {"sentences": sentences, "longest": longest, "bounds": bounds, "compilations": seen}
 
 
-def ranks() -> dict[str, Any]:
-    """One of two ranks, and a step of two micro-batches, the first without an all-reduce: compiled, and not."""
+def allow_flex_attention() -> None:
+    """Let it differentiate on a CPU: torch refuses, although the operators that it is made of can."""
+    from torch.nn.attention import flex_attention
+
+    flex_attention._validate_device = lambda query, key, value: None
+
+
+def ranks(kernel: AttentionKernel) -> dict[str, Any]:
+    """One of two ranks, and a step of two micro-batches, the first without an all-reduce: compiled, and not.
+
+    Not compiled, attention is by the same kernel where that is the stand-in, else by groups of padded sentences.
+    """
     store = real_sentences()
+    is_stand_in = kernel is AttentionKernel.varlen
     pieces = 0
 
     @register_backend
@@ -282,21 +303,21 @@ def ranks() -> dict[str, Any]:
         return lookup_backend("aot_eager")(graph, inputs)
 
     with join_world(CPU) as world:
-        step = next(
-            steps_of(
+        gradients = []
+        for compiled in (True, False):
+            steps = steps_of(
                 store,
                 tokens_per_step=800,
                 max_tokens=256,
                 rank=world.rank,
                 world_size=world.size,
-                grouped=False,
+                grouped=not (compiled or is_stand_in),
+                kernel=kernel,
             )
-        )
-        gradients = []
-        for compiled in (True, False):
-            objective = build(replace(SMALL, n_layers=4))
+            step = next(steps)
+            objective = build(replace(SMALL, n_layers=4 if is_stand_in else 2))
             if compiled:
-                objective.compile(backend="counting")
+                objective.compile(backend="counting", cut_at_buckets=kernel is not AttentionKernel.flex)
             parallel = world.wrap(objective)
             assert isinstance(parallel, DistributedDataParallel)
             parallel.bucket_bytes_cap = 2**20  # the compiler cuts where buckets end: a base model has about ten
@@ -322,18 +343,26 @@ def ranks() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The packed path of a GPU, on a CPU.")
-    parser.add_argument("part", choices=["packed", "uneven", "ranks"])
+    parser.add_argument("part", choices=["packed", "uneven", "ranks", "ranks_flex", "ranks_triton"])
     args = parser.parse_args()
 
     torch.set_num_threads(1)
     install()
     match args.part:
+        case "ranks_flex":
+            allow_flex_attention()
+            found = ranks(AttentionKernel.flex)
+        case "ranks_triton":
+            from triton_kernels import let_numpy_count
+
+            let_numpy_count()
+            found = ranks(AttentionKernel.triton)
         case "packed":
             found = {"bf16": packed(Precision.bf16, 50), "fp32": packed(Precision.fp32, 5)}
         case "uneven":
             found = uneven(50)
         case "ranks":
-            found = ranks()
+            found = ranks(AttentionKernel.varlen)
     json.dump(found, sys.stdout)
 
 

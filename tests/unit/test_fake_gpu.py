@@ -33,14 +33,24 @@ BACKWARD = PRODUCTS | {"torch_attn._varlen_attn_backward.default"}
 ROOM = 1.03
 
 
-@pytest.fixture(scope="module")
-def base() -> dict[str, Any]:
-    """The report on the base model: 6 + 6 layers, 37,000 pieces, 25,000 tokens a side."""
+def report(script: str, *arguments: str) -> Any:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
-    command = [sys.executable, str(TESTS / "support" / "fake_gpu.py")]
+    command = [sys.executable, str(TESTS / "support" / script), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def base() -> dict[str, Any]:
+    """The report on the base model: 6 + 6 layers, 37,000 pieces, 25,000 tokens a side."""
+    return report("fake_gpu.py")
+
+
+@pytest.fixture(scope="module")
+def one_layer() -> dict[str, Any]:
+    """The report on 1 + 1 of its layers, with torch's kernel for packed sentences."""
+    return report("fake_gpu.py", "--layers=1")
 
 
 def products(graph: dict[str, Any]) -> int:
@@ -84,3 +94,54 @@ def test_base_kernels_are_machine_code_without_spills(base: dict[str, Any]) -> N
     assert len(Counter(kernel["name"] for kernel in kernels)) >= 20
     assert [kernel for kernel in kernels if kernel["stack"] > 0] == []
     assert max(kernel["registers"] for kernel in kernels) < 255
+
+
+# ---- kernels that no GPU has run yet --------------------------------------------------------------------------------
+
+TRITON_OPERATOR = "transformer.packed_attention"
+
+
+def gigabytes(found: dict[str, Any]) -> float:
+    return sum(graph["gigabytes"] for graph in found["graphs"])
+
+
+def test_step_with_triton_attention_is_one_graph_around_it(one_layer: dict[str, Any]) -> None:
+    """Three attentions of 1 + 1 layers, each one call forward and one backward; the fused loss is outside the graph.
+
+    The copies that clear empty slots for torch's kernel are gone: fewer bytes are moved.
+    """
+    found = report("fake_gpu.py", "--layers=1", "--kernel=triton", "--fused-loss")
+    assert found["resolved"]["attention_kernel"] == "triton"
+    assert found["resolved"]["loss_rows"] == 32_768  # capacities are at most train.max_tokens
+    assert found["breaks"] == {}
+    assert found["compiled"] == 1
+
+    forward, backward = found["graphs"]
+    assert set(forward["calls"]) == PRODUCTS | {f"{TRITON_OPERATOR}.default", "randint.low_out"}
+    assert set(backward["calls"]) == PRODUCTS | {f"{TRITON_OPERATOR}_backward.default"}
+    assert forward["calls"][f"{TRITON_OPERATOR}.default"] == 3
+    assert backward["calls"][f"{TRITON_OPERATOR}_backward.default"] == 3
+    assert gigabytes(found) < gigabytes(one_layer)
+
+
+def test_step_with_flex_attention_is_one_graph_of_triton_kernels(one_layer: dict[str, Any]) -> None:
+    """The masks of the three roles are made in the graph; inductor's templates are machine code without spills."""
+    found = report("fake_gpu.py", "--layers=1", "--kernel=flex")
+    assert found["resolved"]["attention_kernel"] == "flex"
+    assert found["breaks"] == {}
+    assert found["compiled"] == 1
+    assert not any("attn" in name or "attention" in name for graph in found["graphs"] for name in graph["calls"])
+    templates = [kernel for kernel in found["kernels"] if "flex_attention" in kernel["name"]]
+    assert len({kernel["name"] for kernel in templates}) >= 2
+    assert [kernel for kernel in templates if kernel["stack"] > 0] == []
+
+
+def test_triton_kernels_are_machine_code_without_spills() -> None:
+    """Of this package, for Ampere and Hopper, with and without dropout, for heads of 64 and 128."""
+    kernels = report("triton_kernels.py", "machine_code")
+    assert len(kernels) == 2 * (3 * 3 + 1)
+    assert [kernel for kernel in kernels if kernel["stack"] > 0] == []
+    for kernel in kernels:
+        is_attention = kernel["width"] > 0
+        assert kernel["matrix_units"] == is_attention
+        assert kernel["shared"] <= 99 * 1024  # what a block of threads may have on the smallest GPU since Ampere

@@ -29,16 +29,18 @@ from support.corpora import (
     tiny_job,
     write_corpus,
 )
-from transformer.compute import autocast, has_varlen_kernel, loss_scaler
+from transformer.compute import autocast, has_triton, has_varlen_kernel, loss_scaler
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import Device, ModelConfig, Precision, Score, TrainConfig
+from transformer.config.settings import AttentionKernel, Device, ModelConfig, Precision, Score, TrainConfig
 from transformer.data.batch import Batch, collate
 from transformer.data.loader import Position, load_steps
 from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
+from transformer.kernels.fused_loss import fused_linear_cross_entropy
 from transformer.kernels.loss import linear_cross_entropy
-from transformer.layout import Padded, pack
+from transformer.kernels.packed_attention import Ranges, plain_attention
+from transformer.layout import Packed, Padded, pack
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import attend
 from transformer.model.transformer import Transformer
@@ -218,6 +220,146 @@ def test_the_loss_kernel_is_the_reference(dtype: torch.dtype, tolerance: float) 
     gradients = torch.autograd.grad(found[0], ours), torch.autograd.grad(wanted[0], reference)
     for one, other in zip(*gradients, strict=True):
         assert error(one, other) < tolerance
+
+
+# ---- kernels that are no default before they have run here ----------------------------------------------------------
+
+needs_triton = pytest.mark.skipif(
+    not torch.cuda.is_available() or not has_triton(DEVICE),
+    reason="needs Triton and a GPU since Ampere (test_triton.py interprets the kernels on a CPU)",
+)
+SHORT = [(9, 5), (1, 30), (40, 33), (64, 65), (1, 1), (150, 100), (27, 27), (17, 1)]  # lengths of sentence pairs
+
+
+def short_sentences(role: str, kernel: AttentionKernel) -> tuple[Packed, Packed]:
+    """Queries and keys, in 384 slots of which the last are empty."""
+    source, target = pack(np.array(SHORT), (384, 384), grouped=False, kernel=kernel)
+    sides = {"encoder": (source, source), "causal": (target, target), "cross": (target, source)}
+    queries, keys = sides[role]
+    return queries.to(DEVICE), keys.to(DEVICE)
+
+
+def attention_and_formula(
+    kernel: AttentionKernel, role: str, dtype: torch.dtype, *, width: int, compiled: bool
+) -> list[float]:
+    """The errors of the output and of the gradients of q, k and v, against equation 1 in float64 on a CPU."""
+    queries, keys = short_sentences(role, kernel)
+    draw = torch.Generator().manual_seed(2)
+    *inputs, upstream = (torch.randn(384, 4, width, generator=draw).to(dtype) for _ in range(4))
+    ours = [x.to(DEVICE).requires_grad_() for x in inputs]
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(
+            q,
+            k,
+            v,
+            queries=queries,
+            keys=keys,
+            causal=role == "causal",
+            dropout=0.0,
+            scale=width**-0.5,
+            score_vector=None,
+        )
+
+    found = (torch.compile(run) if compiled else run)(*ours)
+    gradients = torch.autograd.grad(found, ours, upstream.to(DEVICE))
+
+    exact = [x.double().requires_grad_() for x in inputs]
+    ranges = queries.ranges_in(keys)
+    ranges = ranges.up_to_itself() if role == "causal" else ranges
+    on_cpu = Ranges(ranges.first.cpu(), ranges.end.cpu())
+    wanted = plain_attention(*exact, keys=on_cpu, scale=width**-0.5, kept=None)
+    expected = torch.autograd.grad(wanted, exact, upstream.double())
+    return [
+        error(one.detach(), other.detach()) for one, other in zip((found, *gradients), (wanted, *expected), strict=True)
+    ]
+
+
+@needs_triton
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("width", [16, 40, 64, 128])
+@pytest.mark.parametrize("role", ["encoder", "causal", "cross"])
+def test_triton_attention_is_eq1_on_each_sentence(role: str, width: int, dtype: torch.dtype, tolerance: float) -> None:
+    errors = attention_and_formula(AttentionKernel.triton, role, dtype, width=width, compiled=False)
+    assert max(errors) < 3 * tolerance
+
+
+@needs_triton
+@pytest.mark.parametrize("role", ["encoder", "causal", "cross"])
+def test_flex_attention_is_eq1_on_each_sentence(role: str) -> None:
+    errors = attention_and_formula(AttentionKernel.flex, role, torch.bfloat16, width=64, compiled=True)
+    assert max(errors) < 3e-2
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_triton_attention_drops_what_numpy_drops_and_is_the_same_each_time(dtype: torch.dtype) -> None:
+    """Forward and backward, against a mask made on the CPU from the same seed; twice the same bits."""
+    from triton_kernels import DROPOUT, kept_by_philox
+
+    from transformer.kernels.gpu.attention import packed_attention
+
+    queries, keys = short_sentences("cross", AttentionKernel.triton)
+    of_queries, of_keys = queries.ranges_in(keys), keys.ranges_in(queries)
+    draw = torch.Generator().manual_seed(2)
+    *inputs, upstream = (torch.randn(384, 4, 64, generator=draw).to(dtype) for _ in range(4))
+    ours = [x.to(DEVICE).requires_grad_() for x in inputs]
+    seed = torch.tensor([1 << 40 | 17], device=DEVICE)
+
+    def run() -> list[Tensor]:
+        ranges = (of_queries.first, of_queries.end, of_keys.first, of_keys.end)
+        out, _ = packed_attention(*ours, seed, *ranges, DROPOUT, 0.125)
+        return [out.detach(), *torch.autograd.grad(out, ours, upstream.to(DEVICE))]
+
+    exact = [x.double().requires_grad_() for x in inputs]
+    kept = kept_by_philox(int(seed), heads=4, queries=384, keys=384)
+    on_cpu = Ranges(of_queries.first.cpu(), of_queries.end.cpu())
+    wanted = plain_attention(*exact, keys=on_cpu, scale=0.125, kept=kept / (1 - DROPOUT))
+    expected = torch.autograd.grad(wanted, exact, upstream.double())
+    found, again = run(), run()
+    for one, other in zip(found, (wanted, *expected), strict=True):
+        assert error(one, other.detach()) < (1e-5 if dtype is torch.float32 else 3e-2)
+    for one, other in zip(found, again, strict=True):
+        assert torch.equal(one, other)
+
+
+@needs_triton
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 1e-2)])
+@pytest.mark.parametrize(("n", "vocab_size", "rows"), [(9_000, V, 4_096), (1_100, 37_000, 1_152)])
+def test_fused_loss_is_the_reference(n: int, vocab_size: int, rows: int, dtype: torch.dtype, tolerance: float) -> None:
+    """In several blocks and in one; every tenth row is an empty slot."""
+    draw = torch.Generator().manual_seed(3)
+    hidden, matrix = torch.randn(n, 64, generator=draw), torch.randn(vocab_size, 64, generator=draw) / 8
+    targets = torch.randint(4, vocab_size, (n,), generator=draw)
+    targets[::10] = 0
+
+    reference = [x.double().requires_grad_() for x in (hidden.to(dtype), matrix)]
+    wanted = smoothed_cross_entropy(reference[0] @ reference[1].T, targets, label_smoothing=EPS)
+    ours = [hidden.to(DEVICE, dtype).requires_grad_(), matrix.to(DEVICE).requires_grad_()]
+    found = fused_linear_cross_entropy(ours[0], ours[1], targets.to(DEVICE), label_smoothing=EPS, rows=rows)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.item() == pytest.approx(other.item(), rel=tolerance)
+    gradients = torch.autograd.grad(found[0], ours), torch.autograd.grad(wanted[0], reference)
+    for one, other in zip(*gradients, strict=True):
+        assert error(one, other) < tolerance
+
+
+@needs_triton
+def test_triton_run_trains_with_dropout_on_the_weights_and_a_fused_loss(tmp_path: Path) -> None:
+    """The public command with both switches on: compiled, packed, and the loss falls."""
+    job = job_on_device(tmp_path, precision=Precision.bf16, max_steps=60, save_every=20, validate_every=60)
+    job.train.attention_kernel = AttentionKernel.triton
+    job.train.fused_loss = True
+    job.model.attention_dropout = 0.1
+    run_dir = train(job)
+    resolved = read(run_dir / "run.json")["resolved"]
+    assert (resolved["attention_kernel"], resolved["layout"], resolved["compile"]) == ("triton", "packed", True)
+    assert resolved["loss_rows"] >= 128
+    losses = [line["train/loss"] for line in metrics_of(run_dir) if "train/loss" in line]
+    assert sum(losses[-10:]) / 10 < losses[0] - 1.0
+
+
+# ---- steps ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_step_never_waits_for_the_device() -> None:

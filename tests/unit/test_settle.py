@@ -11,11 +11,20 @@ import torch
 from support.corpora import read, run, tiny_job, write_corpus
 from transformer.compute import has_compiler
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, Score, TrainConfig
+from transformer.config.settings import (
+    AttentionKernel,
+    Device,
+    LayoutKind,
+    ModelConfig,
+    Precision,
+    Score,
+    TrainConfig,
+)
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Store
+from transformer.errors import InputError
 from transformer.training import resolve
-from transformer.training.resolve import batching_of, resolve_settings
+from transformer.training.resolve import batching_of, resolve_again, resolve_settings
 
 GPU = torch.device("cuda")
 
@@ -27,7 +36,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 80 * 2**30))
     monkeypatch.setattr(resolve, "has_compiler", lambda device: True)
+    monkeypatch.setattr(resolve, "has_triton", lambda device: device.type == "cuda" and properties.major >= 8)
 
 
 def job(model: dict[str, Any] | None = None, **recipe: Any) -> TrainJob:
@@ -81,6 +92,85 @@ def test_additive_attention_is_not_compiled() -> None:
 def test_what_is_asked_for_is_done() -> None:
     resolved = resolve_settings(job(layout=LayoutKind.padded, compile=False), 1)
     assert (resolved.layout, resolved.compile) == (LayoutKind.padded, False)
+
+
+# ---- kernels that no GPU has run yet --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("gpu")
+def test_kernels_that_no_gpu_has_run_are_taken_only_when_asked_for() -> None:
+    resolved = resolve_settings(job(), 1)
+    assert (resolved.attention_kernel, resolved.loss_rows) == (AttentionKernel.varlen, None)
+    assert resolve_settings(job({"score": Score.additive}), 1).attention_kernel is None
+    assert resolve_settings(job(device=Device.cpu), 1).attention_kernel is None
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("model", "recipe", "longest", "kernel"),
+    [
+        ({}, {}, 256, "triton"),
+        ({}, {}, 511, "triton"),
+        ({}, {}, 512, "varlen"),  # with its end mark it has 513 tokens
+        ({"attention_dropout": 0.1}, {}, 2_000, "triton"),  # the only one that knows dropout
+        ({}, {"precision": Precision.fp32}, 2_000, "triton"),
+        ({"d_k": 64, "d_v": 32}, {}, 2_000, "triton"),
+        ({"d_k": 256, "d_v": 256}, {}, 256, "varlen"),  # too wide for ours
+        ({"d_k": 256, "d_v": 128}, {}, 256, "flex"),
+    ],
+)
+def test_attention_kernel_follows_a_static_rule(
+    model: dict[str, Any], recipe: dict[str, Any], longest: int, kernel: str
+) -> None:
+    made = job(model, attention_kernel=AttentionKernel.auto, **recipe)
+    made.data.filter.max_length = longest
+    resolved = resolve_settings(made, 1)
+    assert resolved.attention_kernel is AttentionKernel[kernel]
+    assert (resolved.layout, resolved.compile) == (LayoutKind.packed, True)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("model", "recipe", "message"),
+    [
+        ({"attention_dropout": 0.1}, {"attention_kernel": AttentionKernel.flex}, "flex knows no model.attention_drop"),
+        ({"score": Score.additive}, {"attention_kernel": AttentionKernel.triton}, "does not know model.score=additive"),
+        ({"d_k": 256}, {"attention_kernel": AttentionKernel.triton}, "heads of at most 128, and here they have 256"),
+        ({}, {"attention_kernel": AttentionKernel.flex, "compile": False}, "flex must be compiled"),
+    ],
+)
+def test_attention_kernel_that_cannot_is_refused(model: dict[str, Any], recipe: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resolve_settings(job(model, **recipe), 1)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_kernels_need_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "has_triton", lambda device: False)
+    with pytest.raises(InputError, match=r"train\.attention_kernel=triton needs Triton"):
+        resolve_settings(job(attention_kernel=AttentionKernel.triton), 1)
+    with pytest.raises(InputError, match=r"train\.fused_loss=true needs Triton"):
+        resolve_settings(job(fused_loss=True), 1)
+    assert resolve_settings(job(attention_kernel=AttentionKernel.auto), 1).attention_kernel is AttentionKernel.varlen
+
+
+@pytest.mark.usefixtures("gpu")
+def test_fused_loss_has_the_rows_that_fit_and_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of 8 GiB holds 14,464 rows of 37,000 in bf16; a run that goes on adds in the order of before."""
+    made = job(fused_loss=True)
+    resolved = resolve_settings(made, 1)
+    assert resolved.loss_rows == 14_464
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
+    assert resolve_again(made, resolved).loss_rows == 14_464
+    assert resolve_again(job(), resolved).loss_rows is None
+
+
+def test_kernels_for_gpus_are_said_to_be_untried_and_not_used_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    asked = job(device=Device.cpu, attention_kernel=AttentionKernel.triton, fused_loss=True)
+    resolved = resolve_settings(asked, 1)
+    assert (resolved.attention_kernel, resolved.loss_rows) == (None, None)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "none has run it" in caplog.text
 
 
 def test_without_a_compiler_training_is_eager(

@@ -1,11 +1,14 @@
 """The path that packed training takes on a GPU, run on a CPU: support/varlen.py in processes of its own."""
 
+import importlib.util
 import json
 import os
 import socket
 import subprocess
 import sys
 from typing import Any
+
+import pytest
 
 from support.paths import ROOT, TESTS
 
@@ -52,21 +55,44 @@ def test_packed_step_is_compiled_once_whatever_the_sentences() -> None:
     assert found["compilations"] == [ONE_GRAPH] * 50
 
 
-def test_compiled_ranks_share_the_gradient_of_uncompiled_ones() -> None:
-    """Two gloo ranks, each with two micro-batches, of which only the last brings the all-reduce."""
+def two_ranks(part: str, **variables: str) -> dict[str, Any]:
+    """What both of two gloo ranks found."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    first, second = (start("ranks", RANK=rank, LOCAL_RANK=rank, **world) for rank in ("0", "1"))
+    first, second = (start(part, RANK=rank, LOCAL_RANK=rank, **world, **variables) for rank in ("0", "1"))
 
     found = finish(first)
     assert finish(second) == found
     assert found["micro_batches"] == 2
     assert found["norm"] > 0.0
+    return found
+
+
+def test_compiled_ranks_share_the_gradient_of_uncompiled_ones() -> None:
+    """Two gloo ranks, each with two micro-batches, of which only the last brings the all-reduce."""
+    found = two_ranks("ranks")
     assert found["largest_difference"] == 0.0
 
     # One graph, which the compiler cuts so that a piece's gradients leave while the next piece is differentiated.
     assert found["compilations"]["graphs"] == 1
+    assert found["compilations"]["breaks"] == 0
+    assert found["pieces"] > 1
+
+
+def test_compiled_ranks_attend_by_flex_attention_in_one_piece() -> None:
+    """Against groups of padded sentences: the compiler may not cut the stacks around it."""
+    found = two_ranks("ranks_flex")
+    assert found["largest_difference"] < 1e-5 * found["norm"]
+    assert found["compilations"]["breaks"] == 0
+    assert found["pieces"] == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_compiled_ranks_attend_by_triton_kernels_in_pieces() -> None:
+    """Against groups of padded sentences, forward and backward by Triton's interpreter."""
+    found = two_ranks("ranks_triton", TRITON_INTERPRET="1")
+    assert found["largest_difference"] < 1e-5 * found["norm"]
     assert found["compilations"]["breaks"] == 0
     assert found["pieces"] > 1

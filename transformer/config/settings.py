@@ -72,6 +72,19 @@ class LayoutKind(Enum):
     packed = "packed"
 
 
+class AttentionKernel(Enum):
+    """What attends to packed sentences on a GPU; `auto` chooses among the others by a static rule.
+
+    `varlen` is torch's kernel for sentences of any length. `flex` (torch's FlexAttention) and `triton` (this package's
+    kernels) are made for sentences shorter than a tile; no GPU has run them yet.
+    """
+
+    auto = "auto"
+    varlen = "varlen"
+    flex = "flex"
+    triton = "triton"
+
+
 class Device(Enum):
     """Where to compute; `auto` is the GPU where there is one."""
 
@@ -385,6 +398,14 @@ class TrainConfig:
     layout: LayoutKind = option(LayoutKind.auto, "padded: one sentence a row; packed: sentences end to end")
     compile: bool | None = option(
         None, "torch.compile the training step (null: on a GPU that has a compiler)", on_resume=OnResume.note
+    )
+    attention_kernel: AttentionKernel = option(
+        AttentionKernel.varlen,
+        "attention to packed sentences on a GPU: torch's, or one for short sentences that no GPU has run yet",
+        on_resume=OnResume.note,
+    )
+    fused_loss: bool = option(
+        False, "make the loss by a Triton kernel, which no GPU has run yet", on_resume=OnResume.note
     )
     threads: int | None = option(None, "CPU threads (null: one for each core)", on_resume=OnResume.note)
     deterministic: bool = option(False, "bit-identical runs on a GPU, slower")

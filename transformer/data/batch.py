@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer.config.settings import AttentionKernel
 from transformer.data.store import Ids, Sentences, Store
 from transformer.layout import Layout, Padded, pack
 from transformer.vocabulary import BOS, EOS, PAD
@@ -51,14 +52,21 @@ class Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def collate(store: Store, ids: Ids, capacities: tuple[int, int] | None = None, *, grouped: bool = True) -> Batch:
+def collate(
+    store: Store,
+    ids: Ids,
+    capacities: tuple[int, int] | None = None,
+    *,
+    grouped: bool = True,
+    kernel: AttentionKernel = AttentionKernel.varlen,
+) -> Batch:
     """The batch of the sentences `ids`, in this order: padded, or packed into `capacities` slots of source and target.
 
-    `grouped` is for packed batches: see `pack`. Without ids, the batch has one empty row (packed, a sentence of one
-    PAD), for a rank that has nothing to do. Raises ValueError where the sentences do not fit.
+    `grouped` and `kernel` are for packed batches: see `pack`. Without ids, the batch has one empty row (packed, a
+    sentence of one PAD), for a rank that has nothing to do. Raises ValueError where the sentences do not fit.
     """
     if capacities is not None:
-        return _pack_batch(store, ids, capacities, grouped=grouped)
+        return _pack_batch(store, ids, capacities, grouped=grouped, kernel=kernel)
     if len(ids) == 0:
         return _empty_batch()
     return _pad_batch(store, ids)
@@ -117,10 +125,12 @@ def _pad_side(sentences: Sentences) -> tuple[Ids, Ids, Padded]:
 # ---- packed ---------------------------------------------------------------------------------------------------------
 
 
-def _pack_batch(store: Store, ids: Ids, capacities: tuple[int, int], *, grouped: bool) -> Batch:
+def _pack_batch(
+    store: Store, ids: Ids, capacities: tuple[int, int], *, grouped: bool, kernel: AttentionKernel
+) -> Batch:
     """The sentences end to end, each with its EOS; the slots after the last one hold PAD."""
     lengths = store.lengths[ids] if len(ids) else np.ones((1, 2), dtype=np.int32)  # (B, 2)
-    source_layout, target_layout = pack(lengths, capacities, grouped=grouped)
+    source_layout, target_layout = pack(lengths, capacities, grouped=grouped, kernel=kernel)
 
     source = np.full(capacities[0], PAD, dtype=np.int64)
     target_in = np.full(capacities[1], PAD, dtype=np.int64)

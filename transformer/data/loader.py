@@ -141,11 +141,15 @@ def _make_step(
     Micro-batch m goes to rank m mod world size. A rank without a sentence gets one empty batch, never nothing.
     """
     capacities = batching.capacities
+
+    def batch_of(ids: Ids) -> Batch:
+        return collate(store, ids, capacities, grouped=batching.grouped, kernel=batching.kernel)
+
     numbers = [m for m in range(rank, len(parts), world_size) if len(parts[m])]
-    micro_batches = [(m, collate(store, parts[m], capacities, grouped=batching.grouped)) for m in numbers]
+    micro_batches = [(m, batch_of(parts[m])) for m in numbers]
     if not micro_batches:
         no_ids = np.zeros(0, np.int64)
-        micro_batches = [(rank, collate(store, no_ids, capacities, grouped=batching.grouped))]
+        micro_batches = [(rank, batch_of(no_ids))]
 
     # The counts are those of the whole step.
     lengths = [store.lengths[part] for part in parts if len(part)]

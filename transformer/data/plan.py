@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transformer.config.settings import AttentionKernel
 from transformer.data.store import Ids, Lengths, Mixture
 from transformer.errors import InputError
 from transformer.seeding import seed_for
@@ -45,6 +46,7 @@ class Batching:
     micro_batch_multiple: int  # a step's micro-batches are a multiple of this
     capacities: tuple[int, int] | None  # slots of a packed micro-batch, source and target; None: padded
     grouped: bool  # packed micro-batches are cut into groups, since no kernel attends to them as they lie
+    kernel: AttentionKernel = AttentionKernel.varlen  # that attends to them where they are not
 
 
 # ---- from an epoch to its steps -------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from transformer.compute import at_least_fp32
-from transformer.config.settings import Score
+from transformer.config.settings import AttentionKernel, Score
 from transformer.kernels.attention import dense_attention
+from transformer.kernels.packed_attention import flex_attention, triton_attention
 from transformer.layout import Groups, Histories, Layout, Packed, Padded
 
 # ---- the formula ----------------------------------------------------------------------------------------------------
@@ -119,16 +120,18 @@ def attend(
     """`attention_weights(q, k, ...) @ v`, with `dropout` on the weights, by the fastest form that there is.
 
     Padded: q `(B, T, H, d_k)`, k `(B, S, H, d_k)`, v `(B, S, H, d_v)` -> `(B, T, H, d_v)`. Packed: `(N, H, ...)` each,
-    and empty slots become zero; without groups they are for torch's packed kernel, which knows neither dropout nor the
-    additive score. `causal` lets position t see 0..t: queries and keys are then of one layout.
+    and empty slots become zero; without groups they are for the packed kernel that the layout names. None of these
+    knows the additive score, and only ours knows dropout. `causal` lets position t see 0..t: queries and keys are then
+    of one layout.
     """
     # Sentences end to end: one kernel for all of them, or one padded batch after the other.
     if isinstance(queries, Packed):
         assert isinstance(keys, Packed)
         if queries.groups is None or keys.groups is None:
             assert score_vector is None
-            assert dropout == 0.0
-            return _attend_packed_kernel(q, k, v, queries=queries, keys=keys, causal=causal, scale=scale)
+            return _attend_packed_kernel(
+                q, k, v, queries=queries, keys=keys, causal=causal, dropout=dropout, scale=scale
+            )
 
         return _attend_in_groups(
             q,
@@ -186,9 +189,30 @@ def _prefers_dense(q: Tensor) -> bool:
 
 
 def _attend_packed_kernel(
+    q: Tensor, k: Tensor, v: Tensor, *, queries: Packed, keys: Packed, causal: bool, dropout: float, scale: float
+) -> Tensor:
+    """All packed sentences by one kernel, which reads them as they lie."""
+    if queries.kernel is AttentionKernel.varlen:
+        assert dropout == 0.0
+        return _attend_varlen(q, k, v, queries=queries, keys=keys, causal=causal, scale=scale)
+
+    key_ranges = queries.ranges_in(keys)
+    if causal:
+        key_ranges = key_ranges.up_to_itself()
+    if queries.kernel is AttentionKernel.flex:
+        assert dropout == 0.0
+        return flex_attention(q, k, v, keys=key_ranges, scale=scale)
+
+    query_ranges = keys.ranges_in(queries)
+    if causal:
+        query_ranges = query_ranges.from_itself()
+    return triton_attention(q, k, v, keys=key_ranges, queries=query_ranges, dropout=dropout, scale=scale)
+
+
+def _attend_varlen(
     q: Tensor, k: Tensor, v: Tensor, *, queries: Packed, keys: Packed, causal: bool, scale: float
 ) -> Tensor:
-    """All packed sentences by one kernel of torch's.
+    """All packed sentences by torch's kernel.
 
     The kernel neither reads nor writes empty slots, in both passes: whatever they hold is replaced by zeros.
     """

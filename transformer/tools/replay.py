@@ -214,7 +214,7 @@ def _start(training: _Training, step: int | None) -> tuple[int, Position]:
 def _run(training: _Training, step: Step, number: int, *, is_watched: bool) -> Replay:
     """Run step `number`, counted from 1; if its update is skipped, once more and watched."""
     state, recipe = training.state, training.job.train
-    objective = Objective(state.model, recipe.label_smoothing).train()
+    objective = Objective(state.model, recipe.label_smoothing, loss_rows=training.resolved.loss_rows).train()
     scaler = state.scaler.state_dict()
     loss_scale = state.loss_scale
     watch = _Watch()

@@ -20,7 +20,7 @@ from transformer.checkpoint import check_space, commit, rotate
 from transformer.compute import memory_errors_named, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import TrainConfig
+from transformer.config.settings import AttentionKernel, TrainConfig
 from transformer.cost import step_flops
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching
@@ -85,9 +85,9 @@ def train_loop(run: Run, world: World) -> None:
     _check_disk(run, world)
 
     # The model under its loss, in micro-batches that fit into memory, with gradients averaged over the ranks.
-    objective = Objective(state.model, config.label_smoothing).train()
+    objective = Objective(state.model, config.label_smoothing, loss_rows=run.resolved.loss_rows).train()
     if run.resolved.compile:
-        objective.compile()
+        objective.compile(cut_at_buckets=run.resolved.attention_kernel is not AttentionKernel.flex)
     if progress.step == 0:
         run = _with_checked_memory(run, objective, world)
     if world.is_rank0:

@@ -58,7 +58,7 @@ def estimate_memory(
     weights = count_parameters(config, vocab_size).total * widths.parameter
 
     activations = _activations(config, vocab_size, resolved, widths=widths, slots=slots, mean_length=mean_length)
-    loss = _loss(config, vocab_size, resolved.device, widths=widths)
+    loss = _loss(config, vocab_size, resolved, widths=widths)
     copies = 5 if has_average else 4  # weights, gradients, Adam's two moments, and their average
     return Memory(
         total=copies * weights + activations + loss,
@@ -166,10 +166,15 @@ def _feed_forward(config: ModelConfig, device: Device, *, widths: _Widths, slots
     return inner * (2 * widths.activation + mask) if config.relu_dropout else inner * widths.activation
 
 
-def _loss(config: ModelConfig, vocab_size: int, device: Device, *, widths: _Widths) -> int:
-    """Two blocks of rows times the vocabulary, and the output matrix: its gradient, and what a block adds to it."""
-    rows = ROWS if device is Device.cpu else 8 * ROWS  # of a block, as in `kernels.loss`
+def _loss(config: ModelConfig, vocab_size: int, resolved: Resolved, *, widths: _Widths) -> int:
+    """Two blocks of rows times the vocabulary, and the output matrix: its gradient, and what a block adds to it.
+
+    The fused loss has one block, of as many rows as was resolved.
+    """
+    rows = 2 * (ROWS if resolved.device is Device.cpu else 8 * ROWS)  # as in `kernels.loss`
+    if resolved.loss_rows is not None:
+        rows = resolved.loss_rows
     matrix = vocab_size * config.d_model
     is_half = widths.activation < widths.parameter
     copies = 2 * widths.parameter + (2 * widths.activation if is_half else 0)  # rounded: the matrix, and the product
-    return 2 * rows * vocab_size * widths.activation + matrix * copies
+    return rows * vocab_size * widths.activation + matrix * copies

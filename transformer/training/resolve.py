@@ -1,4 +1,5 @@
-"""What the settings that are `auto` or null come to: device, precision, layout, compilation, threads and batch sizes.
+"""What the settings that are `auto` or null come to: device, precision, layout, compilation, kernels, threads and batch
+sizes.
 
 Static rules decide: nothing is timed, and the same machine always gets the same answer. A run keeps what was resolved
 at its first start, in run.json (`resolve_settings`), and asks again only for what a command sets by hand when the run
@@ -12,20 +13,30 @@ import torch
 
 from transformer.compute import (
     HALF,
+    dtype_of,
+    free_gpu_memory,
     has_compiler,
     has_much_memory,
+    has_triton,
     has_varlen_kernel,
     resolve_device,
     resolve_precision,
 )
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import Device, LayoutKind, Precision, Score
+from transformer.config.settings import AttentionKernel, Device, LayoutKind, Precision, Score
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Mixture, Store
+from transformer.errors import InputError
+from transformer.kernels.fused_loss import rows_per_block
+from transformer.kernels.packed_attention import WIDEST
 from transformer.machine import resolve_threads
 from transformer.records import Resolved
 
 log = logging.getLogger(__name__)
+
+# Sentences of fewer pieces than this are for tiles of 64 rows. An estimate: such a tile reads about 64 keys in vain,
+# which is little beside this many, and then torch's larger tiles multiply faster.
+_SHORT = 512
 
 
 def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
@@ -34,20 +45,33 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
     precision = resolve_precision(job.train.precision, device)
     max_tokens = job.train.max_tokens or max(_default_max_tokens(device), job.data.filter.max_length + 1)
 
+    kernel = _attention_kernel(job, device, precision)
     layout = job.train.layout
     if layout is LayoutKind.auto:
-        is_packed = device.type == "cpu" or _has_packed_kernel(job, device, precision)
+        is_packed = device.type == "cpu" or kernel is not None
         layout = LayoutKind.packed if is_packed else LayoutKind.padded
 
+    _warn_of_untried(job)
     return Resolved(
         device=Device[device.type],
         precision=precision,
         threads=resolve_threads(job.train.threads),
         max_tokens=max_tokens,
         layout=layout,
-        compile=_compiles(job, device, precision, layout=layout, wanted=job.train.compile),
+        compile=_compiles(job, device, layout=layout, kernel=kernel, wanted=job.train.compile),
         micro_batch_multiple=world_size,
+        attention_kernel=kernel if layout is LayoutKind.packed else None,
+        loss_rows=_loss_rows(job, device, precision, max_tokens=max_tokens),
     )
+
+
+def _warn_of_untried(job: TrainJob) -> None:
+    """What has not run on a GPU is taken only where it is asked for, and then said."""
+    if job.train.attention_kernel is not AttentionKernel.varlen:
+        name = job.train.attention_kernel.name
+        log.warning("train.attention_kernel=%s is for GPUs, and none has run it: compare its loss with varlen's", name)
+    if job.train.fused_loss:
+        log.warning("train.fused_loss is for GPUs, and none has run it: compare its loss with that of false")
 
 
 def _default_max_tokens(device: torch.device) -> int:
@@ -57,16 +81,80 @@ def _default_max_tokens(device: torch.device) -> int:
     return 32_768 if has_much_memory(device) else 8_192
 
 
-def _has_packed_kernel(job: TrainJob, device: torch.device, precision: Precision) -> bool:
-    """Whether attention over packed sentences is one kernel; elsewhere it is done by groups of padded ones."""
+def _attention_kernel(job: TrainJob, device: torch.device, precision: Precision) -> AttentionKernel | None:
+    """The one kernel that attends to packed sentences; None where they are attended to in groups of padded ones.
+
+    Under `auto`, the first that can: ours where all sentences are short, torch's, ours (it alone knows dropout on the
+    weights and fp32), FlexAttention (which holds wider heads). This order has not been measured. Raises InputError
+    where a kernel that is asked for on a GPU cannot do it.
+    """
+    wanted = job.train.attention_kernel
+    if device.type != "cuda":
+        return None
+
+    obstacles = _obstacles(job, device, precision)
+    match wanted:
+        case AttentionKernel.varlen:
+            return None if obstacles[wanted] else wanted
+        case AttentionKernel.flex | AttentionKernel.triton:
+            if obstacles[wanted]:
+                raise InputError(f"train.attention_kernel={wanted.name} {obstacles[wanted]}: set it to varlen or auto")
+            return wanted
+
+    order = [AttentionKernel.varlen, AttentionKernel.triton, AttentionKernel.flex]
+    if job.data.filter.max_length < _SHORT:
+        order = [AttentionKernel.triton, AttentionKernel.varlen, AttentionKernel.flex]
+    return next((kernel for kernel in order if not obstacles[kernel]), None)
+
+
+def _obstacles(job: TrainJob, device: torch.device, precision: Precision) -> dict[AttentionKernel, str]:
+    """Why each kernel cannot attend to this model's packed sentences on this GPU; empty where it can."""
     model = job.model
-    if model.score is Score.additive or model.attention_dropout > 0.0 or precision not in HALF:
-        return False
-    return has_varlen_kernel(device, HALF[precision], d_k=model.key_width, d_v=model.value_width)
+    widths = (model.key_width, model.value_width)
+    if model.score is Score.additive:
+        return dict.fromkeys(AttentionKernel, "does not know model.score=additive")
+
+    obstacles = dict.fromkeys(AttentionKernel, "")
+    if model.attention_dropout > 0.0:
+        obstacles[AttentionKernel.varlen] = obstacles[AttentionKernel.flex] = "knows no model.attention_dropout"
+    dtype = HALF.get(precision, dtype_of(precision))
+    if not has_varlen_kernel(device, dtype, d_k=model.key_width, d_v=model.value_width):
+        obstacles[AttentionKernel.varlen] = "is for half precision and equal widths, on GPUs since Ampere"
+    if precision is Precision.fp64:
+        obstacles[AttentionKernel.flex] = obstacles[AttentionKernel.triton] = "does not multiply fp64"
+    if not has_triton(device):
+        obstacles[AttentionKernel.flex] = obstacles[AttentionKernel.triton] = "needs Triton, and a GPU since Ampere"
+    if max(widths) > WIDEST:
+        obstacles[AttentionKernel.triton] = f"holds heads of at most {WIDEST}, and here they have {max(widths)}"
+    if job.train.compile is False or not has_compiler(device):
+        obstacles[AttentionKernel.flex] = "must be compiled (train.compile, and a C++ compiler)"
+    return obstacles
+
+
+def _loss_rows(job: TrainJob, device: torch.device, precision: Precision, *, max_tokens: int) -> int | None:
+    """Rows of logits that the fused loss holds at a time; None: it is not asked for, or this is no GPU.
+
+    Raises InputError where the GPU cannot run it.
+    """
+    if not job.train.fused_loss or device.type != "cuda":
+        return None
+    if not has_triton(device):
+        raise InputError("train.fused_loss=true needs Triton, and a GPU since Ampere: set it to false")
+    return rows_per_block(
+        free_gpu_memory(device),
+        vocab_size=job.tokenizer.vocab_size,
+        itemsize=HALF.get(precision, dtype_of(precision)).itemsize,
+        most=max_tokens,
+    )
 
 
 def _compiles(
-    job: TrainJob, device: torch.device, precision: Precision, *, layout: LayoutKind, wanted: bool | None
+    job: TrainJob,
+    device: torch.device,
+    *,
+    layout: LayoutKind,
+    kernel: AttentionKernel | None,
+    wanted: bool | None,
 ) -> bool:
     """Whether training is compiled: as wanted, or by rule on a GPU only.
 
@@ -78,7 +166,7 @@ def _compiles(
     if not wanted:
         return False
 
-    in_groups = layout is LayoutKind.packed and not _has_packed_kernel(job, device, precision)
+    in_groups = layout is LayoutKind.packed and kernel is None
     in_chunks = job.model.score is Score.additive
     if in_groups or in_chunks:
         log.info("training is not compiled: attention is computed in parts here, as many as a batch happens to need")
@@ -111,7 +199,8 @@ def batching_of(job: TrainJob, resolved: Resolved, *, store: Store, mixture: Mix
         max_tokens=resolved.max_tokens,
         micro_batch_multiple=resolved.micro_batch_multiple,
         capacities=capacities,
-        grouped=not _has_packed_kernel(job, torch.device(resolved.device.name), resolved.precision),
+        grouped=resolved.attention_kernel is None,
+        kernel=resolved.attention_kernel or AttentionKernel.varlen,
     )
 
 
@@ -126,11 +215,17 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
         if threads < before.threads:  # on another machine, or with more ranks on it: they would wait for each other
             log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
 
+    kernel = _attention_kernel(job, device, before.precision)
     wanted = before.compile if job.train.compile is None else job.train.compile
+    loss_rows = _loss_rows(job, device, before.precision, max_tokens=max_tokens)
+    if before.loss_rows is not None and loss_rows is not None:
+        loss_rows = before.loss_rows  # other blocks would add in another order
     return replace(
         before,
         device=Device[device.type],
         threads=threads,
         max_tokens=max_tokens,
-        compile=_compiles(job, device, before.precision, layout=before.layout, wanted=wanted),
+        compile=_compiles(job, device, layout=before.layout, kernel=kernel, wanted=wanted),
+        attention_kernel=kernel if before.layout is LayoutKind.packed else None,
+        loss_rows=loss_rows,
     )

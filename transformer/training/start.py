@@ -151,7 +151,7 @@ def _build(
     )
     record = None if checkpoint is None else state.restore(checkpoint, rank=rank)
 
-    settings = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items())
+    settings = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items() if value is not None)
     log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", settings)
     if device.type == "cuda":
         log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")

@@ -20,6 +20,7 @@ from transformer.config.settings import Precision
 from transformer.data.batch import Batch
 from transformer.data.loader import Step
 from transformer.distributed import unsynchronised
+from transformer.kernels.fused_loss import fused_linear_cross_entropy
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.transformer import Transformer
@@ -34,23 +35,33 @@ DYNAMIC = r"L\['batch'\]\.(source|target)_layout\.(offsets|longest)"
 
 
 class Objective(nn.Module):
-    """The model under its loss: what data parallelism wraps, for which one `forward` must make one gradient."""
+    """The model under its loss: what data parallelism wraps, for which one `forward` must make one gradient.
 
-    def __init__(self, model: Transformer, label_smoothing: float) -> None:
+
+    `loss_rows` are multiplied by the vocabulary at a time in the fused loss of a GPU; None: the other one is taken.
+    """
+
+    def __init__(self, model: Transformer, label_smoothing: float, *, loss_rows: int | None = None) -> None:
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
+        self.loss_rows = loss_rows
         self._compiled: Callable[[Batch], Tensor] | None = None  # `_hidden`, compiled
 
-    def compile(self, *, backend: str = "inductor") -> None:
+    def compile(self, *, backend: str = "inductor", cut_at_buckets: bool = True) -> None:
         """Compile encoder and decoder for training.
 
-        The loss is a kernel already, and the batches of the dev set have too many shapes to compile for.
+        The loss is a kernel already, and the batches of the dev set have too many shapes to compile for. Among several
+        ranks the compiler cuts the stacks where DDP's buckets end, so that gradients leave early. It refuses
+        FlexAttention there: `cut_at_buckets=False` leaves the stacks whole.
         """
         sources = torch.compiler.config.dynamic_sources
         if DYNAMIC not in sources:
             torch.compiler.config.dynamic_sources = f"{sources},{DYNAMIC}" if sources else DYNAMIC
-        self._compiled = torch.compile(self._hidden, backend=backend)
+        compiled: Callable[[Batch], Tensor] = torch.compile(self._hidden, backend=backend)
+        if not cut_at_buckets:
+            compiled = torch._dynamo.config.patch(optimize_ddp=False)(compiled)
+        self._compiled = compiled
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The smoothed loss, to be differentiated, and the plain one, summed over the batch's real target tokens.
@@ -58,7 +69,13 @@ class Objective(nn.Module):
         No logits are computed for padding. They are for the few empty slots of a packed batch, whose loss is 0.
         """
         hidden = self._hidden(batch) if self._compiled is None else self._compiled(batch)  # (N, D)
-        return linear_cross_entropy(hidden, self.model.output, batch.target_out, label_smoothing=self.label_smoothing)
+        matrix = self.model.output
+        targets = batch.target_out
+        if self.loss_rows is None:
+            return linear_cross_entropy(hidden, matrix, targets, label_smoothing=self.label_smoothing)
+        return fused_linear_cross_entropy(
+            hidden, matrix, targets, label_smoothing=self.label_smoothing, rows=self.loss_rows
+        )
 
     def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The same two sums without a gradient, in float64, by the plain formula of the loss.

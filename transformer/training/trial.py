@@ -65,7 +65,8 @@ def check_memory(
 
     # The largest micro-batches that fit.
     if job.train.fit_memory:
-        eager = Objective(objective.model, job.train.label_smoothing).train()  # compiling each size would take minutes
+        # Not compiled: compiling each size would take minutes.
+        eager = Objective(objective.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
         limit = USABLE * available
         max_tokens = _largest(
             job,
@@ -147,7 +148,9 @@ def largest_batch(batching: Batching, longest: tuple[int, int]) -> Batch:
 
     source = [[UNK] * (source_width - 1)] * count
     target = [[UNK] * (target_width - 1)] * count
-    return collate(Store.from_pieces(source, target), np.arange(count), batching.capacities, grouped=batching.grouped)
+    store = Store.from_pieces(source, target)
+    ids = np.arange(count)
+    return collate(store, ids, batching.capacities, grouped=batching.grouped, kernel=batching.kernel)
 
 
 def try_step(objective: Objective, batch: Batch, *, device: torch.device, precision: Precision) -> float:

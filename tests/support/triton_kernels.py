@@ -1,0 +1,453 @@
+"""The package's Triton kernels without a GPU: their values on a CPU, and their machine code for two GPUs.
+
+    TRITON_INTERPRET=1 python tests/support/triton_kernels.py attention      or loss
+    python tests/support/triton_kernels.py machine_code
+
+Triton's interpreter runs a kernel program by program in NumPy. It decides at import whether to, for the whole process:
+so this is for processes of their own, which print what they found as JSON. Errors are norms of differences over norms.
+"""
+
+import argparse
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from support.paths import ROOT
+from transformer.config.settings import AttentionKernel
+from transformer.kernels.fused_loss import fused_linear_cross_entropy
+from transformer.kernels.gpu import attention as attention_kernels
+from transformer.kernels.gpu import loss as loss_kernels
+from transformer.kernels.packed_attention import plain_attention
+from transformer.layout import Padded, pack
+from transformer.loss import smoothed_cross_entropy
+from transformer.model.attention import attend, attention_weights
+
+SLOTS = 256
+FEW = [(20, 70), (1, 3), (60, 21)]  # lengths of pairs
+FEW_SLOTS = 96
+SCALE = 0.3
+DROPOUT = 0.25
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The Triton kernels without a GPU.")
+    parser.add_argument("part", choices=["attention", "loss", "machine_code"])
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    match args.part:
+        case "attention":
+            let_numpy_count()
+            found: Any = attention()
+        case "loss":
+            let_numpy_count()
+            found = loss()
+        case "machine_code":
+            with tempfile.TemporaryDirectory() as folder:
+                found = [asdict(kernel) for kernel in machine_code(Path(folder))]
+    json.dump(found, sys.stdout)
+
+
+def let_numpy_count() -> None:
+    """The interpreter of triton 3.6 counts loops by `int(array)`, which NumPy 2.4 refuses for arrays of one number."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_count(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_and_count
+
+
+def difference(found: Tensor, wanted: Tensor) -> float:
+    """The norm of the difference over the norm of what is wanted; NaN where either holds one."""
+    return float((found.detach().double() - wanted.detach().double()).norm() / wanted.detach().double().norm())
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+def sentence_lengths() -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Pairs of lengths, `(B, 2)`: of real sentences, and of one token, of a whole tile, of more than two."""
+    sides = []
+    for language in ("en", "de"):
+        with (ROOT / f"data/demo/train.{language}").open(encoding="utf-8") as lines:
+            sides.append([len(line.split()) + 1 for line in islice(lines, 4)])
+    pairs = [*zip(*sides, strict=True), (1, 1), (64, 2), (1, 65), (130, 90), (3, 1)]
+    return np.array(pairs, dtype=np.int32)
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What attends to what."""
+
+    role: str  # encoder, causal or cross
+    dtype: torch.dtype
+    heads: int
+    width: int
+    value_width: int
+
+
+def attention() -> dict[str, Any]:
+    """How far each kernel is from the formula, and what dropout does."""
+    cases = {
+        "encoder": Case("encoder", torch.float64, 1, 16, 16),
+        "causal": Case("causal", torch.float64, 1, 16, 16),
+        "cross": Case("cross", torch.float64, 2, 16, 16),
+        "widths that are padded": Case("causal", torch.float64, 1, 24, 40),
+        "float32": Case("cross", torch.float32, 1, 64, 64),
+        "float16": Case("causal", torch.float16, 1, 64, 64),
+    }
+    return {
+        "parity": {name: parity(case) for name, case in cases.items()},
+        "strided": strided(),
+        "empty": empty_slots(),
+        "dropout": dropout(),
+    }
+
+
+def layouts(role: str, lengths: Any, slots: int) -> tuple[Any, Any]:
+    """Queries and keys."""
+    source, target = pack(np.array(lengths), (slots, slots), grouped=False, kernel=AttentionKernel.triton)
+    return {"encoder": (source, source), "causal": (target, target), "cross": (target, source)}[role]
+
+
+def by_sentence(q: Tensor, k: Tensor, v: Tensor, *, role: str) -> Tensor:
+    """`attention_weights` of each sentence alone, times its values; zero in empty slots."""
+    queries, keys = layouts(role, sentence_lengths(), SLOTS)
+    out = torch.zeros(len(q), q.shape[1], v.shape[2], dtype=q.dtype)
+    bounds = zip(pairwise(queries.offsets.tolist()), pairwise(keys.offsets.tolist()), strict=True)
+    for (start, end), (first, last) in bounds:
+        if end == start:
+            continue
+        weights = attention_weights(
+            q[None, start:end],
+            k[None, first:last],
+            queries=Padded.full_rows(1, end - start, q.device),
+            keys=Padded.full_rows(1, last - first, q.device),
+            causal=role == "causal",
+            scale=SCALE,
+            score_vector=None,
+        )  # (1, H, T, S)
+        out[start:end] = torch.einsum("bhts,shw->thw", weights, v[first:last])
+    return out
+
+
+def parity(case: Case) -> list[float]:
+    """The errors of the output and of the gradients of q, k and v."""
+    queries, keys = layouts(case.role, sentence_lengths(), SLOTS)
+    q = draw(SLOTS, case.heads, case.width, seed=1, dtype=case.dtype).requires_grad_()
+    k = draw(SLOTS, case.heads, case.width, seed=2, dtype=case.dtype).requires_grad_()
+    v = draw(SLOTS, case.heads, case.value_width, seed=3, dtype=case.dtype).requires_grad_()
+    upstream = draw(SLOTS, case.heads, case.value_width, seed=4, dtype=case.dtype)
+    found = attend(
+        q,
+        k,
+        v,
+        queries=queries,
+        keys=keys,
+        causal=case.role == "causal",
+        dropout=0.0,
+        scale=SCALE,
+        score_vector=None,
+    )
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    wanted = by_sentence(*exact, role=case.role)
+
+    gradients = torch.autograd.grad(found, (q, k, v), upstream)
+    expected = torch.autograd.grad(wanted, exact, upstream.double())
+    pairs = zip((found, *gradients), (wanted, *expected), strict=True)
+    return [difference(one, other) for one, other in pairs]
+
+
+def strided() -> bool:
+    """Whether q, k and v that lie beside each other in one tensor give what they give apart, to the last bit."""
+    queries, keys = layouts("encoder", FEW, FEW_SLOTS)
+    together = draw(FEW_SLOTS, 3, 2, 16, seed=1, dtype=torch.float32).requires_grad_()
+    apart = [x.detach().contiguous().requires_grad_() for x in together.unbind(1)]
+    results = []
+    for inputs in (together.unbind(1), apart):
+        out = attend(*inputs, queries=queries, keys=keys, causal=False, dropout=0.0, scale=SCALE, score_vector=None)
+        results.append(out)
+    upstream = draw(FEW_SLOTS, 2, 16, seed=4, dtype=torch.float32)
+    (gradient,) = torch.autograd.grad(results[0], together, upstream)
+    gradients = torch.autograd.grad(results[1], apart, upstream)
+    return torch.equal(results[0], results[1]) and torch.equal(gradient, torch.stack(gradients, 1))
+
+
+def empty_slots() -> bool:
+    """Whether NaN in every empty slot, on the way there and back, changes nothing elsewhere and gives zeros there."""
+    queries, keys = layouts("cross", FEW, FEW_SLOTS)
+    results = []
+    for filler in (0.0, math.nan):
+        q, k, v, upstream = (draw(FEW_SLOTS, 2, 16, seed=seed, dtype=torch.float32) for seed in range(4))
+        for x, layout in ((q, queries), (k, keys), (v, keys), (upstream, queries)):
+            x[~layout.is_real()] = filler
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        out = attend(*inputs, queries=queries, keys=keys, causal=False, dropout=0.0, scale=SCALE, score_vector=None)
+        results.append([out, *torch.autograd.grad(out, inputs, upstream)])
+
+    clean, filled = results
+    same = all(torch.equal(one, other) for one, other in zip(clean, filled, strict=True))
+    sides = zip(filled, (queries, queries, keys, keys), strict=True)
+    return same and not any(bool(x[~layout.is_real()].any()) for x, layout in sides)
+
+
+# ---- dropout --------------------------------------------------------------------------------------------------------
+
+
+def philox(seed: int, *counter: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Philox4x32 with 7 rounds, written from the paper (Salmon et al., 2011, section 3.3): `(..., 4)`."""
+    mask = np.uint64(0xFFFFFFFF)
+    words = [np.asarray(word, dtype=np.uint64) for word in np.broadcast_arrays(*counter)]
+    key = [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(7):
+        left = words[0] * np.uint64(0xD2511F53)
+        right = words[2] * np.uint64(0xCD9E8D57)
+        words = [
+            (right >> np.uint64(32)) ^ words[1] ^ np.uint64(key[0]),
+            right & mask,
+            (left >> np.uint64(32)) ^ words[3] ^ np.uint64(key[1]),
+            left & mask,
+        ]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return np.stack(words, axis=-1).astype(np.uint32)
+
+
+def kept_by_philox(seed: int, *, heads: int, queries: int, keys: int) -> Tensor:
+    """Which weights are kept, `(H, N, M)`: those whose 16 bits are at least a quarter of what 16 bits can be."""
+    head, query, group = np.ogrid[:heads, :queries, : keys // 8]
+    words = philox(seed, query, group, head, 0)  # (H, N, M / 8, 4)
+    halves = np.stack((words & 0xFFFF, words >> 16), axis=-1)  # (H, N, M / 8, 4, 2)
+    return torch.from_numpy(halves.reshape(heads, queries, keys) >= DROPOUT * 2**16)
+
+
+def dropout() -> dict[str, Any]:
+    """The kernels' masks, forward and backward, against masks made by NumPy and a formula that torch differentiates."""
+    queries, keys = layouts("cross", FEW, FEW_SLOTS)
+    key_ranges, query_ranges = queries.ranges_in(keys), keys.ranges_in(queries)
+    seed = 0x1234_5678_9ABC_DEF
+    kept = kept_by_philox(seed, heads=2, queries=FEW_SLOTS, keys=FEW_SLOTS)
+
+    inputs = [draw(FEW_SLOTS, 2, 16, seed=number, dtype=torch.float64).requires_grad_() for number in range(3)]
+    upstream = draw(FEW_SLOTS, 2, 16, seed=4, dtype=torch.float64)
+    wanted = plain_attention(*inputs, keys=key_ranges, scale=SCALE, kept=kept.double() / (1 - DROPOUT))
+    expected = torch.autograd.grad(wanted, inputs, upstream)
+
+    def run(number: int) -> list[Tensor]:
+        out, _ = attention_kernels.packed_attention(
+            *inputs,
+            torch.tensor([number]),
+            key_ranges.first,
+            key_ranges.end,
+            query_ranges.first,
+            query_ranges.end,
+            DROPOUT,
+            SCALE,
+        )
+        return [out.detach(), *torch.autograd.grad(out, inputs, upstream)]
+
+    found = run(seed)
+    again = run(seed)
+
+    # The public form draws its seed from torch's generator.
+    drawn = []
+    for start in (7, 7, 8):
+        torch.manual_seed(start)
+        out = attend(*inputs, queries=queries, keys=keys, causal=False, dropout=DROPOUT, scale=SCALE, score_vector=None)
+        drawn.append(out.detach())
+
+    many = kept_by_philox(seed, heads=4, queries=200, keys=200)
+    neighbours = torch.stack((many[..., :-1].flatten(), many[..., 1:].flatten())).double()
+    return {
+        "errors": [difference(one, two) for one, two in zip(found, (wanted, *expected), strict=True)],
+        "again": all(torch.equal(one, two) for one, two in zip(found, again, strict=True)),
+        "share_kept": many.double().mean().item(),
+        "weights": many.numel(),
+        "neighbours": float(torch.corrcoef(neighbours)[0, 1]),
+        "follows_the_generator": [torch.equal(drawn[0], drawn[1]), torch.equal(drawn[0], drawn[2])],
+    }
+
+
+# ---- the loss -------------------------------------------------------------------------------------------------------
+
+
+def loss() -> dict[str, Any]:
+    """How far the fused loss, and its two gradients, are from the reference of the loss."""
+    return {
+        "float64": fused(7, 300, torch.float64, smoothing=0.1, rows=3),
+        "no smoothing": fused(7, 300, torch.float64, smoothing=0.0, rows=128),
+        "one block": fused(5, 5_000, torch.float64, smoothing=0.1, rows=128),
+        "37,000 pieces": fused(6, 37_000, torch.float32, smoothing=0.1, rows=4),
+        "bfloat16": fused(6, 37_000, torch.bfloat16, smoothing=0.1, rows=128),
+        "far apart": fused(5, 500, torch.float32, smoothing=0.1, rows=128, spread=100.0),
+        "no rows": fused(0, 300, torch.float64, smoothing=0.1, rows=128),
+        "empty rows alone": fused(3, 300, torch.float64, smoothing=0.1, rows=128, first_real=3),
+    }
+
+
+def fused(
+    n: int,
+    vocab_size: int,
+    dtype: torch.dtype,
+    *,
+    smoothing: float,
+    rows: int,
+    spread: float = 1.0,
+    first_real: int = 1,
+) -> dict[str, Any]:
+    """Values and errors; the rows before `first_real` are empty slots, and so is the last of more than five."""
+    d_model = 16
+    hidden = (spread * draw(n, d_model, seed=1, dtype=torch.float64)).to(dtype)
+    matrix = draw(vocab_size, d_model, seed=2, dtype=torch.promote_types(dtype, torch.float32)) / 4
+    targets = torch.randint(4, vocab_size, (n,), generator=torch.Generator().manual_seed(3))
+    targets[:first_real] = 0
+    targets[5:] = 0
+
+    ours = [hidden.clone().requires_grad_(), matrix.clone().requires_grad_()]
+    found = fused_linear_cross_entropy(*ours, targets, label_smoothing=smoothing, rows=rows)
+    gradients = torch.autograd.grad(0.37 * found[0], ours)
+
+    exact = [hidden.double().requires_grad_(), matrix.double().requires_grad_()]
+    wanted = smoothed_cross_entropy(exact[0] @ exact[1].T, targets, label_smoothing=smoothing)
+    expected = torch.autograd.grad(0.37 * wanted[0], exact)
+    return {
+        "found": [value.item() for value in found],
+        "wanted": [value.item() for value in wanted],
+        "dtypes": [str(gradient.dtype) for gradient in gradients],
+        "largest": [
+            float((one - other).abs().max()) if n else 0.0 for one, other in zip(gradients, expected, strict=True)
+        ],
+        "scale": [float(other.abs().max()) if n else 0.0 for other in expected],
+    }
+
+
+# ---- machine code ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Kernel:
+    """A kernel as machine code."""
+
+    name: str
+    arch: int  # 80 for sm_80
+    width: int  # of heads; 0: it has none
+    dropout: bool
+    registers: int  # of a thread
+    stack: int  # bytes of a thread: more than 0 where registers did not suffice
+    shared: int  # bytes of a block of threads
+    matrix_units: bool  # whether it multiplies by them
+
+
+POINTERS = {
+    **dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v", "logits"), "*bf16"),
+    **dict.fromkeys(("lse", "delta", "plain", "linear"), "*fp32"),
+    **dict.fromkeys(("key_first", "key_end", "query_first", "query_end"), "*i32"),
+    **dict.fromkeys(("seed", "targets"), "*i64"),
+}
+
+
+def machine_code(folder: Path) -> Iterator[Kernel]:
+    """Each kernel, compiled as its first launch would for the base model's sizes, in bf16."""
+    for arch in (80, 90):
+        for width, rate in ((64, 0.0), (64, 0.1), (128, 0.1)):
+            like = torch.empty(1, 1, width, dtype=torch.bfloat16)
+            values = attention_kernels.constants(like, like, dropout=rate, scale=0.125)
+            for kernel in (
+                attention_kernels._forward_kernel,
+                attention_kernels._queries_backward_kernel,
+                attention_kernels._keys_backward_kernel,
+            ):
+                yield _compile(
+                    kernel,
+                    values,
+                    arch=arch,
+                    width=width,
+                    rate=rate,
+                    warps=attention_kernels.warps(like, like),
+                    stages=attention_kernels.STAGES,
+                    folder=folder,
+                )
+        values = (0.9, 0, loss_kernels.COLUMNS, triton.language.float32)
+        yield _compile(
+            loss_kernels._loss_kernel,
+            values,
+            arch=arch,
+            width=0,
+            rate=0.0,
+            warps=loss_kernels.WARPS,
+            stages=loss_kernels.STAGES,
+            folder=folder,
+        )
+
+
+def _compile(
+    kernel: Any,
+    constants: tuple[Any, ...],
+    *,
+    arch: int,
+    width: int,
+    rate: float,
+    warps: int,
+    stages: int,
+    folder: Path,
+) -> Kernel:
+    """`constants` are the last arguments of the kernel; sizes and strides are multiples of 16 at this size."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    fixed = dict(zip(names[-len(constants) :], constants, strict=True))
+    signature = {name: POINTERS.get(name, "i32") for name in names}
+    signature |= dict.fromkeys(fixed, "constexpr")
+    aligned = [
+        i for i, name in enumerate(names) if signature[name] not in ("constexpr", "fp32") and name != "n_classes"
+    ]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs=fixed,
+        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+    )
+    options = {"num_warps": warps, "num_stages": stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+    path = folder / "kernel.cubin"
+    path.write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run([tool, "--dump-resource-usage", path], capture_output=True, text=True, check=True).stdout
+    numbers = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert numbers is not None, usage
+    return Kernel(
+        name=kernel.__name__,
+        arch=arch,
+        width=width,
+        dropout=rate > 0.0,
+        registers=int(numbers[1]),
+        stack=int(numbers[2]),
+        shared=compiled.metadata.shared,
+        matrix_units="wgmma" in compiled.asm["ptx"] or "mma.sync" in compiled.asm["ptx"],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Attention over packed sentences on a GPU: our Triton kernels, FlexAttention, and the plain form of both.
+
+`N` query slots, `M` key slots, `H` heads, `K` the width of queries and keys, `W` that of values. What a query may see
+is one range of key slots: its sentence's in an encoder, the same up to itself under a causal mask, the source
+sentence's between encoder and decoder. So a pair of integers a row says everything: no form here knows of sentences.
+
+State: the Triton kernels have run in Triton's interpreter on a CPU and have been compiled to machine code for sm_80 and
+sm_90; FlexAttention has run uncompiled, and has been compiled for a GPU that is not there. No GPU has run either, and
+so nothing takes them by itself: `train.attention_kernel` does.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from transformer.compute import at_least_fp32
+
+FLEX_BLOCK = 128  # slots: with fewer, FlexAttention has no backward on sm_90 for heads of 64
+WIDEST = 128  # numbers of a head that the Triton kernels hold
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Which slots of the other side each slot of this one belongs to: from `first` to before `end`; none if equal."""
+
+    first: Tensor  # (N,) int32
+    end: Tensor  # (N,) int32
+
+    @classmethod
+    def between(cls, own_offsets: Tensor, other_offsets: Tensor, *, slots: int) -> "Ranges":
+        """For each of `slots` slots, those of the same sentence on the other side; for an empty slot none.
+
+        Sentence i fills slots offsets[i] to offsets[i + 1], on either side.
+        """
+        slot = torch.arange(slots, device=own_offsets.device, dtype=own_offsets.dtype)
+        sentence = torch.searchsorted(own_offsets[1:], slot, right=True)  # an empty slot is of one that has no end
+
+        ends = torch.cat((other_offsets[1:], other_offsets[-1:]))
+        return cls(other_offsets[sentence], ends[sentence])
+
+    def up_to_itself(self) -> "Ranges":
+        """Of queries under a causal mask: the keys up to their own slot."""
+        return Ranges(self.first, torch.minimum(self.end, self._slots() + 1))
+
+    def from_itself(self) -> "Ranges":
+        """Of keys under a causal mask: the queries from their own slot on."""
+        return Ranges(torch.maximum(self.first, self._slots()), self.end)
+
+    def _slots(self) -> Tensor:
+        return torch.arange(len(self.first), device=self.first.device, dtype=self.first.dtype)
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, *, keys: Ranges, scale: float, kept: Tensor | None) -> Tensor:
+    """Equation 1 over all pairs of slots: q `(N, H, K)`, k `(M, H, K)`, v `(M, H, W)` -> `(N, H, W)`.
+
+    The reference of the forms below: its weights `(H, N, M)` would never fit a step. Those that a query does not see
+    are 0. `kept` multiplies them: 0 for what dropout drops, else 1 over the share that it keeps.
+    """
+    slots = torch.arange(len(k), device=k.device)
+    is_seen = (slots >= keys.first[:, None]) & (slots < keys.end[:, None])  # (N, M)
+
+    scores = scale * at_least_fp32(torch.einsum("nhk,mhk->hnm", q, k))
+    weights = torch.softmax(scores.masked_fill(~is_seen, -1e30), dim=-1) * is_seen
+    if kept is not None:
+        weights = weights * kept
+    return torch.einsum("hnm,mhw->nhw", weights.to(v.dtype), v)
+
+
+def triton_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, keys: Ranges, queries: Ranges, dropout: float, scale: float
+) -> Tensor:
+    """The same by kernels of ours: `keys` for each query and `queries` for each key, `dropout` on the weights.
+
+    The kernels read q, k and v as they lie; the numbers of a head must be adjacent. They hold 64 x 64 weights of a head
+    at a time, and make them again in the backward pass: which weights are dropped follows from one random number, drawn
+    here, and from the places of query, key and head. An empty slot gets 0 and no gradient, whatever it holds.
+    """
+    from transformer.kernels.gpu.attention import packed_attention  # needs Triton
+
+    if dropout:
+        seed = torch.randint(2**62, (1,), device=q.device)
+    else:
+        seed = torch.zeros(1, dtype=torch.int64, device=q.device)
+    out, _ = packed_attention(q, k, v, seed, keys.first, keys.end, queries.first, queries.end, dropout, scale)
+    return out
+
+
+def flex_attention(q: Tensor, k: Tensor, v: Tensor, *, keys: Ranges, scale: float) -> Tensor:
+    """The same by torch's FlexAttention, which must be compiled: else it makes all weights at once.
+
+    It knows no dropout, and has no backward pass on a CPU. `N` and `M` are multiples of 128. What empty slots hold must
+    be finite.
+    """
+    from torch.nn.attention.flex_attention import BlockMask  # slow to import
+    from torch.nn.attention.flex_attention import flex_attention as attend
+
+    def is_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key >= keys.first[query]) & (key < keys.end[query])
+
+    counts, indices = flex_blocks(keys, n_keys=len(k))
+    mask = BlockMask.from_kv_blocks(
+        counts[None, None],
+        indices[None, None],
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=is_seen,
+        seq_lengths=(len(q), len(k)),
+    )
+
+    row_q, row_k, row_v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # (1, H, N, K)
+    out = attend(row_q, row_k, row_v, block_mask=mask, scale=scale)
+    assert isinstance(out, Tensor)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def flex_blocks(keys: Ranges, *, n_keys: int) -> tuple[Tensor, Tensor]:
+    """How many blocks of 128 keys each block of 128 queries reads, `(N / 128,)`, and which: `(N / 128, M / 128)`.
+
+    Of a row of the second, as many count as the first says. They are all from the first key that a query of the block
+    sees to the last.
+    """
+    n_blocks = n_keys // FLEX_BLOCK
+    assert len(keys.first) % FLEX_BLOCK == n_keys % FLEX_BLOCK == 0
+
+    first = keys.first.view(-1, FLEX_BLOCK).amin(1) // FLEX_BLOCK  # an empty slot begins behind all others
+    last = (keys.end.view(-1, FLEX_BLOCK).amax(1) - 1) // FLEX_BLOCK
+    counts = (last - first + 1).clamp(min=0)
+
+    every = torch.arange(n_blocks, device=first.device, dtype=first.dtype)
+    return counts, (first[:, None] + every).clamp(max=n_blocks - 1)
