@@ -89,21 +89,21 @@ def load_translator(
     `checkpoint` names the one to be loaded from each run. Raises InputError where there is nothing to load, or the
     tokenizers differ; CheckpointError if a run is damaged.
     """
-    found = find_checkpoint(run_dir, checkpoint)
-    first = build_translator(run_dir, found, search=search, device=device, precision=precision)
+    first_checkpoint = find_checkpoint(run_dir, checkpoint)
+    first = build_translator(run_dir, first_checkpoint, search=search, device=device, precision=precision)
     if not ensemble:
         return first
 
     other_models = []
     tokenizer_model = read_model(RunDir(run_dir).tokenizer)
     for other_dir in ensemble:
-        found = find_checkpoint(other_dir, checkpoint)
+        other_checkpoint = find_checkpoint(other_dir, checkpoint)
         if read_model(RunDir(other_dir).tokenizer) != tokenizer_model:
             raise InputError(
                 f"ensemble={other_dir}: its tokenizer is not that of {run_dir}: the pieces of one model mean nothing "
                 "to the other; train the runs on the same data, or with init_from"
             )
-        other = build_translator(other_dir, found, search=search, device=device, precision=first.precision)
+        other = build_translator(other_dir, other_checkpoint, search=search, device=device, precision=first.precision)
         other_models.append(other.model)
 
     translator = replace(first, others=tuple(other_models))
