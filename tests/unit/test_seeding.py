@@ -4,6 +4,7 @@ The literals come from coreutils (`printf 1,2 | b2sum -l 64`), the two little-en
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,8 @@ def test_neighbouring_seeds_draw_unrelated_numbers() -> None:
 
 
 def test_numpy_integers_count_as_integers() -> None:
-    assert seed_for(np.int64(7), np.int32(3), 11, np.uint8(2)) == seed_for(7, 3, 11, 2)
+    numbers: list[Any] = [np.int64(7), np.int32(3), 11, np.uint8(2)]
+    assert seed_for(*numbers) == seed_for(7, 3, 11, 2)
 
 
 def test_large_and_negative_parts() -> None:

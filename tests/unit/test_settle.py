@@ -90,7 +90,7 @@ def test_without_a_compiler_training_is_eager(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert not has_compiler(torch.device("cpu"))
-    wanted = {"layout": LayoutKind.padded, "compile": True}
+    wanted: dict[str, Any] = {"layout": LayoutKind.padded, "compile": True}
     run_dir = run(tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=2, average=1, **wanted))
     assert read(run_dir / "run.json")["resolved"]["compile"] is False
     assert [m for m in caplog.messages if m.startswith("no compiler")] == [
@@ -101,7 +101,7 @@ def test_without_a_compiler_training_is_eager(
 def test_a_run_stays_as_it_was_settled(tmp_path: Path) -> None:
     """A packed run that resumes under auto stays packed; the other layout is another run."""
     corpus = write_corpus(tmp_path / "corpus")
-    packed = {"layout": LayoutKind.packed, "average": 1, "save_every": 1}
+    packed: dict[str, Any] = {"layout": LayoutKind.packed, "average": 1, "save_every": 1}
     run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=1, **packed))
     assert read(run_dir / "run.json")["resolved"]["layout"] == "packed"
     run(tiny_job(tmp_path / "a", corpus, max_steps=2, **packed))
@@ -112,7 +112,8 @@ def test_a_run_that_goes_on_with_fewer_cores_takes_fewer_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ranks that came later, or a smaller machine; more cores change nothing, and what is asked for is done."""
-    corpus, used = write_corpus(tmp_path / "corpus"), []
+    corpus = write_corpus(tmp_path / "corpus")
+    used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
     for step, cores, asked in ((1, 4, None), (2, 8, None), (3, 2, None), (4, 2, 3)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def run(
 ) -> Measured:
     scaler = scaler or GradScaler("cpu", enabled=False)
     loss_scale = scaler.get_scale()
-    settings = {"scaler": scaler, "world_size": 1, "rate": rate, "seed": seed, "clip_norm": clip_norm}
+    settings: dict[str, Any] = {"scaler": scaler, "world_size": 1, "rate": rate, "seed": seed, "clip_norm": clip_norm}
     result = train_step(objective, optimizer, step, **settings, device=CPU, precision=precision)
     assert {x.dtype for x in (result.loss_sum, result.nll_sum, result.grad_norm)} == {torch.float64}
     numbers = (float(result.loss_sum), float(result.nll_sum), float(result.grad_norm))
@@ -194,7 +195,7 @@ def test_packed_micro_batches_give_the_mean_gradient_over_target_tokens(
     loss, nll = written_out(objective.model)
     (loss / TARGET_TOKENS).backward()
     expected = gradients(objective)
-    split = {"max_tokens": 99, "micro_batch_multiple": 1, "capacities": capacities}
+    split: dict[str, Any] = {"max_tokens": 99, "micro_batch_multiple": 1, "capacities": capacities}
     parts = split_step(np.arange(len(PAIRS)), STORE.lengths, **split)
     assert len(parts) == count
     batches = [collate(STORE, part, capacities) for part in [*parts, NOBODY]]
@@ -640,7 +641,12 @@ def test_objective_evaluates_without_the_logits_of_the_whole_batch(monkeypatch: 
         monkeypatch.setattr("transformer.training.step.EVAL_LOGITS", 2 * V)
         unembed = objective.model.unembed
         rows: list[int] = []
-        monkeypatch.setattr(objective.model, "unembed", lambda x: rows.append(len(x)) or unembed(x))
+
+        def counted(x: Tensor) -> Tensor:
+            rows.append(len(x))
+            return unembed(x)
+
+        monkeypatch.setattr(objective.model, "unembed", counted)
         in_parts = objective.evaluate(batch)
     torch.testing.assert_close(in_parts, at_once, rtol=1e-13, atol=0)
     assert sum(rows) == len(batch.target_out)

@@ -8,17 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from support.observers import watch_disk
 from transformer.data.batch import Batch, collate
 from transformer.data.store import Sentences, Store, StoreWriter
 from transformer.errors import InputError
 from transformer.files import build_once
-from transformer.layout import Packed
+from transformer.layout import Layout, Packed, Padded
 
 SOURCE = [[5, 6, 7], [8], [9, 10], [], [11, 12, 13, 14]]
 FILES = ["source.ids", "source.offsets", "target.ids", "target.offsets", "tokenizer.model", "MANIFEST.json"]
 TARGET = [[20, 21], [22, 23, 24, 25], [26], [27], [28, 29, 30]]
+
+
+def write_store(path: Path) -> None:
+    written(path)
 
 
 def written(path: Path, vocab_size: int = 100, block: int = 2) -> Path:
@@ -89,7 +94,7 @@ def test_a_store_has_its_name_when_all_of_it_is_on_the_disk(tmp_path: Path, monk
     """Whole, and the manifest behind what it vouches for; a power cut may come at any moment."""
     with monkeypatch.context() as patch:
         events = watch_disk(patch)
-        build_once(tmp_path / "s", written, is_usable=lambda _: False)
+        build_once(tmp_path / "s", write_store, is_usable=lambda _: False)
     *inside, folder, renamed, outside = events
     sizes = {name: (tmp_path / "s" / name).stat().st_size for name in FILES}
     assert {path.name: size for _, path, size in inside} == sizes
@@ -148,23 +153,32 @@ def test_a_manifest_that_says_something_else_is_refused(change: dict[str, object
         Store.open(path.parent)
 
 
+def lengths_of(layout: Layout) -> Tensor:
+    """The real positions of each row of a padded batch."""
+    assert isinstance(layout, Padded)
+    return layout.lengths
+
+
 def test_a_batch_by_hand() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.array([2, 1, 0]))
     assert batch.source.tolist() == [[9, 10, 3, 0], [8, 3, 0, 0], [5, 6, 7, 3]]
-    assert batch.source_layout.lengths.tolist() == [3, 2, 4]
+    assert lengths_of(batch.source_layout).tolist() == [3, 2, 4]
+    assert isinstance(batch.source_layout, Padded)
     assert (batch.source_layout.width, batch.source_layout.full) == (4, False)
     assert batch.target_in.tolist() == [[2, 26, 0, 0, 0], [2, 22, 23, 24, 25], [2, 20, 21, 0, 0]]
-    assert batch.target_layout.lengths.tolist() == [2, 5, 3]
+    assert lengths_of(batch.target_layout).tolist() == [2, 5, 3]
     assert batch.target_rows is not None
     assert batch.target_rows.tolist() == [0, 1, 5, 6, 7, 8, 9, 10, 11, 12]
     assert batch.target_out.tolist() == [26, 3, 22, 23, 24, 25, 3, 20, 21, 3]
-    tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out, batch.source_layout.lengths)
+    tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out, lengths_of(batch.source_layout))
     assert {tensor.dtype for tensor in tensors} == {torch.int64}
 
 
 def test_a_batch_of_equal_lengths_is_full_and_one_without_pieces_has_its_end_mark() -> None:
     store = Store.from_pieces([[5], [6], []], [[7, 8], [9, 4], []])
-    assert collate(store, np.array([0, 1])).source_layout.full
+    layout = collate(store, np.array([0, 1])).source_layout
+    assert isinstance(layout, Padded)
+    assert layout.full
     batch = collate(store, np.array([2]))
     assert (batch.source.tolist(), batch.target_in.tolist(), batch.target_out.tolist()) == ([[3]], [[2]], [3])
 
@@ -172,7 +186,7 @@ def test_a_batch_of_equal_lengths_is_full_and_one_without_pieces_has_its_end_mar
 def test_the_batch_of_nobody() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.zeros(0, dtype=np.int64))
     assert (batch.source.tolist(), batch.target_in.tolist()) == ([[0]], [[0]])
-    assert batch.source_layout.lengths.tolist() == batch.target_layout.lengths.tolist() == [0]
+    assert lengths_of(batch.source_layout).tolist() == lengths_of(batch.target_layout).tolist() == [0]
     assert batch.target_rows is not None
     assert (batch.target_rows.tolist(), batch.target_out.tolist()) == ([], [])
 
@@ -182,7 +196,7 @@ def test_a_batch_moves_as_a_whole() -> None:
     assert isinstance(batch, Batch)
     assert batch.target_rows is not None
     tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out)
-    layouts = (batch.source_layout.lengths, batch.target_layout.lengths)
+    layouts = (lengths_of(batch.source_layout), lengths_of(batch.target_layout))
     assert {tensor.device.type for tensor in (*tensors, *layouts)} == {"meta"}
 
 
