@@ -294,7 +294,7 @@ REPORTED = (
         "training/step.py",
         "world_size / step.target_tokens",
         "world_size / (len(step.micro_batches) * int((batch.target_out != 0).sum()))",
-        "unit/test_step.py::test_any_split_gives_the_mean_gradient_over_target_tokens",
+        "unit/test_step.py::test_train_step_of_any_split_gives_the_mean_gradient_over_target_tokens",
     ),
     Mutant(
         "lines end where str.splitlines says",
@@ -429,7 +429,7 @@ FOUND = (
         "data/store.py",
         "        if not is_sound:",
         "        if False:",
-        "unit/test_store.py::test_every_flipped_bit_cut_and_missing_file_is_found",
+        "unit/test_store.py::test_store_open_finds_every_flipped_bit_cut_and_missing_file",
     ),
     Mutant(
         "the shapes of Adam's moments are not compared",

@@ -835,9 +835,9 @@ def write_tiny_weights(path: Path) -> Transformer:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) * 0.3)
-        for stack in (model.encoder, model.decoder):
-            torch.nn.init.ones_(stack[-1].feed_forward_norm.weight)
-            torch.nn.init.zeros_(stack[-1].feed_forward_norm.bias)
+        for stack in ("encoder", "decoder"):
+            torch.nn.init.ones_(model.get_parameter(f"{stack}.1.feed_forward_norm.weight"))
+            torch.nn.init.zeros_(model.get_parameter(f"{stack}.1.feed_forward_norm.bias"))
     initial.save_weights(model, path)
     return model
 

@@ -22,6 +22,7 @@ from transformer.config.settings import DataConfig, Format, ModelConfig, PairCon
 from transformer.data.batch import collate
 from transformer.data.store import Store
 from transformer.errors import FindingsError, InputError
+from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
 from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
 from transformer.tools.doctor.findings import Level, Place, judged
@@ -374,6 +375,7 @@ def test_largest_leak_sees_a_mask_that_is_missing(capacities: tuple[int, int] | 
     assert largest_leak(model, batch) < 1e-5
 
     for layer in model.decoder:
+        assert isinstance(layer, DecoderLayer)
         take_the_mask_away(layer.self_attention)
     assert largest_leak(model, batch) > 1e-2
 

@@ -92,7 +92,7 @@ def test_format_translations_text_is_the_best_alone() -> None:
 
 def test_format_scores_writes_a_line_for_each_pair() -> None:
     scored = [Scored(-3.5, -3.0, ["▁a", "</s>"], [-1.5, -2.0]), Scored(None, None, [], [])]
-    how = {"first_line": 4, "by_piece": False}
+    how: dict[str, Any] = {"first_line": 4, "by_piece": False}
     assert format_scores(scored, LineFormat.text, **how) == "-3.500000\n\n"
     assert format_scores(scored, LineFormat.tsv, **how) == "4\t-3.500000\t-3.000000\t2\n5\t\t\t0\n"
     assert objects_of(format_scores(scored, LineFormat.jsonl, **how)) == [

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs of one kind and a wider one, whose dev scores are made up; and one that is not finished."""
     folder = tmp_path_factory.mktemp("runs")
     data = write_corpus(tmp_path_factory.mktemp("corpus"))
-    budget = {"max_steps": 2, "save_every": 2, "average": 1}
+    budget: dict[str, Any] = {"max_steps": 2, "save_every": 2, "average": 1}
     for seed, name in enumerate(("seed-1", "seed-2", "again/seed-3"), 1):
         run(tiny_job(folder / name, data, seed=seed, **budget))
     run(tiny_job(folder / "wide", data, model={"d_ff": 96}, **budget))

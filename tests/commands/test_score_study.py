@@ -243,7 +243,7 @@ def plain_state(
     leaves = {name: tensor.double().clone().requires_grad_() for name, tensor in weights.items()}
     model = PlainModel(leaves, d_k, score)
     total = torch.stack([model.loss(source, target) for source, target in pairs]).sum()
-    (total / sum(len(target) + 1 for _, target in pairs)).backward()  # type: ignore[no-untyped-call]
+    (total / sum(len(target) + 1 for _, target in pairs)).backward()
 
     squares: list[float] = []
     for name, leaf in leaves.items():

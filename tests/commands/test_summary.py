@@ -50,7 +50,8 @@ def test_summarise_tells_the_two_ways_of_counting_apart() -> None:
     assert (base.name, big.name) == ("base", "big")
     assert base.by_time == 12 * 3600 * 8 * 9.5e12 == pytest.approx(3.3e18, rel=0.01)
     assert big.by_time == 3.5 * 86_400 * 8 * 9.5e12 == pytest.approx(2.3e19, rel=0.01)
-    assert (base.by_arithmetic, big.by_arithmetic) == (pytest.approx(9.5e17, rel=0.01), pytest.approx(9.7e18, rel=0.01))
+    assert base.by_arithmetic == pytest.approx(9.5e17, rel=0.01)
+    assert big.by_arithmetic == pytest.approx(9.7e18, rel=0.01)
 
 
 def test_summarise_counts_the_papers_own_settings_as_the_paper_s_arithmetic() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
+from torch import Tensor
 
 from support.command_line import enter
 from support.corpora import as_a_command, run, run_command, tiny_job, write_corpus
@@ -17,6 +18,7 @@ from transformer.config.settings import Format, Precision, SearchOverride, Sweep
 from transformer.decoding.loading import load
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
+from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 from transformer.tools.sweep import Sweep, Trial, choose, format_sweep, sweep
 
@@ -28,7 +30,13 @@ SETTINGS = SweepConfig(beam_size=[4, 1], length_penalty=[2.0, 0.0, 0.6, 8.0])
 def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
     """Half trained: the settings still matter."""
     data = write_corpus(tmp_path_factory.mktemp("corpus"))
-    recipe = {"tokens_per_step": 1500, "max_tokens": 1500, "learning_rate": 1e-2, "max_steps": 100, "save_every": 10}
+    recipe: dict[str, Any] = {
+        "tokens_per_step": 1500,
+        "max_tokens": 1500,
+        "learning_rate": 1e-2,
+        "max_steps": 100,
+        "save_every": 10,
+    }
     return tiny_job(tmp_path_factory.mktemp("runs") / "a", data, validate_every=100, keep_last=3, **recipe)
 
 
@@ -87,9 +95,12 @@ def test_sweep_decodes_the_dev_set_once_for_each_beam_size(run_dir: Path, monkey
     """And leaves the run as it was, its test sets above all."""
     rows: list[int] = []
     encode = Transformer.encode
-    monkeypatch.setattr(
-        Transformer, "encode", lambda self, x, layout: (rows.append(len(x)), encode(self, x, layout))[1]
-    )
+
+    def noted(model: Transformer, x: Tensor, layout: Padded) -> Tensor:
+        rows.append(len(x))
+        return encode(model, x, layout)
+
+    monkeypatch.setattr(Transformer, "encode", noted)
     before = files_of(run_dir)
     assert swept(run_dir, sweep=SETTINGS).sentences == 16
     assert sum(rows) == 2 * 16

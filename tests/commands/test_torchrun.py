@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_ranks_end_with_a_torchrun_that_is_killed(tmp_path: Path) -> None:
 def test_torchrun_restarts_a_training_whose_rank_was_killed(tmp_path: Path, victim: int) -> None:
     """It ends with the bits of a run that nobody disturbed."""
     data = write_corpus(tmp_path / "corpus")
-    recipe = {"max_steps": 400, "save_every": 20, "validate_every": 400}
+    recipe: dict[str, Any] = {"max_steps": 400, "save_every": 20, "validate_every": 400}
     calm = torchrun(STANDALONE, tiny_job(tmp_path / "calm", data, **recipe))
     out, _ = calm.communicate(timeout=300)
     assert calm.returncode == 0, out
@@ -110,7 +111,7 @@ def test_two_nodes_are_one_training(tmp_path: Path, ends: str) -> None:
     data = write_corpus(tmp_path / "corpus")
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "two"]
     options = ["--nnodes", "2", "--nproc-per-node", "1", *meeting]
-    recipe = {"max_steps": 30, "save_every": 10, "validate_every": 30}
+    recipe: dict[str, Any] = {"max_steps": 30, "save_every": 10, "validate_every": 30}
     if ends == "one dies":
         recipe = dict.fromkeys(recipe, 100_000)
     job = tiny_job(tmp_path / "a", data, **recipe)

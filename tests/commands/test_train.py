@@ -74,7 +74,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 @pytest.fixture(scope="module")
 def job(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
     """Long enough to score above zero."""
-    recipe = {"tokens_per_step": 1500, "max_tokens": 1500, "learning_rate": 1e-2, "max_steps": 60, "keep_last": 4}
+    recipe: dict[str, Any] = {
+        "tokens_per_step": 1500,
+        "max_tokens": 1500,
+        "learning_rate": 1e-2,
+        "max_steps": 60,
+        "keep_last": 4,
+    }
     return tiny_job(tmp_path_factory.mktemp("runs") / "a", corpus, save_every=10, validate_every=20, **recipe)
 
 
@@ -363,7 +369,7 @@ def test_after_patience_has_ended_only_more_patience_goes_on(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, [3.0, 2.0])
-    recipe = {"validate_every": 2, "save_every": 3}
+    recipe: dict[str, Any] = {"validate_every": 2, "save_every": 3}
     assert results_of(run(tiny_job(tmp_path / "a", corpus, patience=1, **recipe)))["steps"] == 4
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train_step", None)
@@ -400,7 +406,7 @@ def test_which_checkpoints_stay(
     best: int,
 ) -> None:
     script(monkeypatch, numbers)
-    recipe = {"save_every": 2, "validate_every": 3, "average": keep_last}
+    recipe: dict[str, Any] = {"save_every": 2, "validate_every": 3, "average": keep_last}
     run_dir = run(tiny_job(tmp_path / "a", corpus, keep_last=keep_last, keep_best=keep_best, **recipe))
     assert steps_of(run_dir) == kept
     assert read(run_dir / "best.json") == {"step": best, "metric": "bleu"}
@@ -410,7 +416,7 @@ def test_which_checkpoints_stay(
 
 def test_the_least_loss_is_best(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, [5.0, 3.0, 4.0, 6.0])
-    recipe = {"save_every": 2, "validate_every": 3, "keep_last": 2, "average": 2, "metric": Metric.loss}
+    recipe: dict[str, Any] = {"save_every": 2, "validate_every": 3, "keep_last": 2, "average": 2, "metric": Metric.loss}
     run_dir = run(tiny_job(tmp_path / "a", corpus, **recipe))
     assert steps_of(run_dir) == [6, 10, 12]
     assert read(run_dir / "best.json") == {"step": 6, "metric": "loss"}
@@ -421,7 +427,14 @@ def test_the_best_is_never_one_that_is_gone(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
     script(monkeypatch, [1.0, 9.0, 3.0, 1.0])
-    recipe = {"max_steps": last, "save_every": 2, "validate_every": 3, "average": 2, "keep_last": 2, "keep_best": 0}
+    recipe: dict[str, Any] = {
+        "max_steps": last,
+        "save_every": 2,
+        "validate_every": 3,
+        "average": 2,
+        "keep_last": 2,
+        "keep_best": 0,
+    }
     run_dir = run(tiny_job(tmp_path / "a", corpus, **recipe))
     assert len(steps_of(run_dir)) == 2 + (last % 2)
     if (run_dir / "best.json").exists():
@@ -446,7 +459,8 @@ def test_best_json_goes_when_no_validated_checkpoint_stays(tmp_path: Path) -> No
 def mean_of(run_dir: Path, steps: list[int]) -> dict[str, torch.Tensor]:
     """In float64, written to float32 once."""
     models = [load_file(step_dir(run_dir, step) / "model.safetensors") for step in steps]
-    return {name: (sum(model[name].double() for model in models) / len(models)).float() for name in models[0]}
+    zero = torch.zeros((), dtype=torch.float64)
+    return {name: (sum((model[name].double() for model in models), zero) / len(models)).float() for name in models[0]}
 
 
 def assert_mean(found: Path, expected: dict[str, torch.Tensor]) -> None:
@@ -478,7 +492,14 @@ def test_the_average_command(copied: Path, last: int, steps: list[int], capsys: 
 @pytest.fixture(scope="module")
 def validated(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Validated at 3, 6, 9 and 12, best at 6, then 12; the best three and the last two of the schedule are kept."""
-    recipe = {"save_every": 2, "validate_every": 3, "average": 2, "keep_last": 2, "keep_best": 3, "metric": Metric.loss}
+    recipe: dict[str, Any] = {
+        "save_every": 2,
+        "validate_every": 3,
+        "average": 2,
+        "keep_last": 2,
+        "keep_best": 3,
+        "metric": Metric.loss,
+    }
     with pytest.MonkeyPatch.context() as patch:
         script(patch, [5.0, 2.0, 7.0, 4.0])
         run_dir = run(tiny_job(tmp_path_factory.mktemp("validated") / "a", corpus, **recipe))
@@ -624,7 +645,7 @@ def test_train_seed_draws_the_initial_weights(corpus: DataConfig, tmp_path: Path
     """After one step at a rate that moves no matrix: the order of the data, which the seed also draws, cannot show."""
 
     def initial(name: str, **recipe: int) -> dict[str, torch.Tensor]:
-        settings = {"max_steps": 1, "learning_rate": 1e-30, "save_every": 1, "average": 1} | recipe
+        settings: dict[str, Any] = {"max_steps": 1, "learning_rate": 1e-30, "save_every": 1, "average": 1} | recipe
         tensors = weights(run(tiny_job(tmp_path / name, replace(corpus, test={}), **settings)))
         return {name: tensor for name, tensor in tensors.items() if tensor.ndim > 1}
 
@@ -637,7 +658,7 @@ def test_train_seed_draws_the_initial_weights(corpus: DataConfig, tmp_path: Path
 
 @pytest.mark.parametrize("change", [{"prefetch": 0}, {"log_every": 3}, {"save_every": 3}, {"validate_every": 5}])
 def test_what_must_not_change_the_weights(
-    corpus: DataConfig, tmp_path: Path, plain: Path, change: dict[str, int]
+    corpus: DataConfig, tmp_path: Path, plain: Path, change: dict[str, Any]
 ) -> None:
     assert is_same(run(tiny_job(tmp_path / "a", corpus, **{"max_steps": 8} | change)), plain)
 
@@ -676,7 +697,9 @@ def empty_folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_the_commands(corpus: DataConfig, tmp_path: Path, empty_folder: Path) -> None:
     """Train; then move the run, delete its text, and translate and evaluate."""
-    sets = {name: write_pair(tmp_path / "text", name, pairs_of(getattr(corpus, name))) for name in ("train", "dev")}
+    sets: dict[str, Any] = {
+        name: write_pair(tmp_path / "text", name, pairs_of(getattr(corpus, name))) for name in ("train", "dev")
+    }
     tests = {name: write_pair(tmp_path / "text", name, pairs_of(pair)) for name, pair in corpus.test.items()}
     data = replace(corpus, **sets, test=tests, store_dir=None)
     job = tiny_job(Path("runs/a"), data, max_steps=8)
@@ -749,7 +772,7 @@ def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def test_train_leaves_the_process_as_it_was(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], end: str
 ) -> None:
-    recipe = {"threads": 3, "deterministic": True, "max_steps": 2, "validate_every": 2, "save_every": 2}
+    recipe: dict[str, Any] = {"threads": 3, "deterministic": True, "max_steps": 2, "validate_every": 2, "save_every": 2}
     job = tiny_job(tmp_path / "a", replace(corpus, test={}), **recipe)
     match end:
         case "success":

@@ -9,7 +9,7 @@ import random
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.corpora import run_command
@@ -75,7 +76,7 @@ def run_dir(spm: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job(run_dir: Path, **changes: object) -> TranslateJob:
+def job(run_dir: Path, **changes: Any) -> TranslateJob:
     return TranslateJob(run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp32, threads=1, **changes)
 
 
@@ -187,9 +188,12 @@ def test_hypotheses_are_ranked_by_the_penalty_that_is_given(translator: Translat
 def test_batches_stay_within_batch_tokens(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
     encode = translator.model.encode
-    monkeypatch.setattr(
-        translator.model, "encode", lambda x, layout: (shapes.append(tuple(x.shape)), encode(x, layout))[1]
-    )
+
+    def noted(x: Tensor, layout: Padded) -> Tensor:
+        shapes.append(tuple(x.shape))
+        return encode(x, layout)
+
+    monkeypatch.setattr(translator.model, "encode", noted)
     texts = sentences(40)
     found = replace(translator, search=replace(SEARCH, batch_tokens=200)).translate(texts)
     assert len(found) == sum(rows for rows, _ in shapes) == 40
@@ -246,7 +250,12 @@ def test_translate_sweep_searches_once(translator: Translator, monkeypatch: pyte
     rows: list[int] = []
     asked: list[int] = []
     encode = translator.model.encode
-    monkeypatch.setattr(translator.model, "encode", lambda x, layout: (rows.append(len(x)), encode(x, layout))[1])
+
+    def noted(x: Tensor, layout: Padded) -> Tensor:
+        rows.append(len(x))
+        return encode(x, layout)
+
+    monkeypatch.setattr(translator.model, "encode", noted)
     small = replace(translator, search=replace(SEARCH, batch_tokens=600))
     small.translate_sweep(sentences(40), [0.0, 0.6, 1.0], check=lambda: asked.append(1))
     assert sum(rows) == 40
@@ -296,10 +305,10 @@ def test_a_source_too_long_is_cut_and_reported(translator: Translator, caplog: p
 def test_translations_fit_the_model(translator: Translator) -> None:
     """Sources up to the model's last position, translations that never end."""
     wordy = replace(translator, search=replace(SEARCH, max_extra=1_000))
-    norm = wordy.model.decoder[-1].feed_forward_norm
+    norm = "decoder.0.feed_forward_norm"
     with torch.no_grad():
-        norm.weight.zero_()
-        norm.bias.fill_(1.0)
+        wordy.model.get_parameter(f"{norm}.weight").zero_()
+        wordy.model.get_parameter(f"{norm}.bias").fill_(1.0)
         wordy.model.output[:] = torch.arange(wordy.model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
     [[hypothesis]] = wordy.hypotheses([[5] * 59], n_best=1, check=never)
     assert (hypothesis.tokens, hypothesis.finished) == ([7] * 60, False)
@@ -349,7 +358,7 @@ def weights(translator: Translator) -> list[float]:
     [("auto", 25), ("averaged", 25), ("last", 30), ("best", 20), ("step-10", 10), ("step-00000010", 10)],
 )
 def test_chooses_the_checkpoint(run_dir: Path, name: str, seed: int) -> None:
-    options = {"search": SearchOverride(beam_size=2), "device": Device.cpu, "precision": Precision.fp32}
+    options: dict[str, Any] = {"search": SearchOverride(beam_size=2), "device": Device.cpu, "precision": Precision.fp32}
     found = load_translator(run_dir, checkpoint=name, **options)
     assert weights(found) == network(found.tokenizer.vocab_size, seed).output[:2, 0].tolist()
     assert found.search == SearchConfig(beam_size=2, length_penalty=0.6, max_extra=8, batch_tokens=2_000)
@@ -475,7 +484,8 @@ def test_nothing_to_load(tmp_path: Path) -> None:
             find_checkpoint(tmp_path, name)
     with pytest.raises(InputError, match="no validation has chosen"):
         find_checkpoint(tmp_path, "best")
-    for content in ({"step": "../10", "metric": "bleu"}, {"step": -1, "metric": "bleu"}, [], {}):
+    contents: list[Any] = [{"step": "../10", "metric": "bleu"}, {"step": -1, "metric": "bleu"}, [], {}]
+    for content in contents:
         write_json(tmp_path / "best.json", content)
         with pytest.raises(CheckpointError, match=r"best\.json: .*use checkpoint=last"):
             find_checkpoint(tmp_path, "best")
@@ -498,7 +508,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, spm: bytes, change: dict[s
     vocab_size = config["model"].pop("vocab_size", size)
     model = {"model": parameters_by_name(network(size, 1))}
     commit(tmp_path, step=1, tensors=model, state=state_of(vocab_size), config=config)
-    options = {"search": SearchOverride(), "device": Device.cpu, "precision": Precision.fp32}
+    options: dict[str, Any] = {"search": SearchOverride(), "device": Device.cpu, "precision": Precision.fp32}
     with pytest.raises(CheckpointError, match=message):
         load_translator(tmp_path, checkpoint="last", **options)
 
@@ -649,7 +659,7 @@ def test_search_overrides_reach_the_search(run_dir: Path) -> None:
 # --- evaluation
 
 
-def evaluation(run_dir: Path, **changes: object) -> EvaluateJob:
+def evaluation(run_dir: Path, **changes: Any) -> EvaluateJob:
     return EvaluateJob(run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp32, threads=1, **changes)
 
 
@@ -758,8 +768,8 @@ def test_evaluate_refuses_tokenised_translations(
 
 def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: Path) -> None:
     class Echo(Translator):
-        def hypotheses(self, sources: object, *, n_best: int, check: object) -> list[list[Hypothesis]]:
-            return [[Hypothesis(ids, 0.0, True)] for ids in sources]  # type: ignore[attr-defined]
+        def hypotheses(self, sources: Sequence[Any], **options: Any) -> list[list[Hypothesis]]:
+            return [[Hypothesis(ids, 0.0, True)] for ids in sources]
 
     echo = Echo(*(getattr(translator, name) for name in ("model", "tokenizer", "search", "device", "precision")))
     own = RunDir(tmp_path)

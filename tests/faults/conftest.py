@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 @pytest.fixture(scope="module")
 def finished(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
     """A short run with checkpoints at 2, 3 and 4; tests copy it."""
-    recipe = {"max_steps": LAST, "save_every": 1, "validate_every": 2, "keep_last": 3, "keep_best": 0}
+    recipe: dict[str, Any] = {"max_steps": LAST, "save_every": 1, "validate_every": 2, "keep_last": 3, "keep_best": 0}
     job = tiny_job(tmp_path_factory.mktemp("finished") / "a", corpus, **recipe)
     assert steps_of(run(job)) == [2, 3, 4]
     return job

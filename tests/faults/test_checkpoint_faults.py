@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from support.checkpoints import (
     write,
 )
 from support.paths import ROOT, TESTS
-from transformer import checkpoint
+from transformer import checkpoint, files
 from transformer.checkpoint import commit, load_checkpoint, newest, rotate, step_path
 from transformer.errors import CheckpointError, StorageError
 from transformer.files import read_json, write_json
@@ -109,10 +110,13 @@ def crash_at(number: int) -> Callable[[int, str], None]:
     return strike
 
 
+Outcome = tuple[tuple[int, int] | None, int | None, int | None]  # step and version, that of the average, best.json
+
+
 class Scenario:
     """Something that writes: what there is before, what is done, and what the next start may find."""
 
-    def __init__(self, before: Callable[[Path], None], act: Callable[[Path], None], allowed: set[Any]) -> None:
+    def __init__(self, before: Callable[[Path], object], act: Callable[[Path], object], allowed: list[Outcome]) -> None:
         self.before, self.act, self.allowed = before, act, allowed
 
     def template(self, folder: Path) -> Path:
@@ -335,7 +339,7 @@ def test_a_disk_that_fills_up_at_any_size(run: Path) -> None:
     before = snapshot(run)
     for part in range(20):  # 0 % to 110 %
         limit = int(largest * 1.1 * part / 19)
-        status = status_of(lambda limit=limit: fill_up(run, limit))
+        status = status_of(partial(fill_up, run, limit))
         assert status == (5 if limit < largest else 0)
         if status == 5:
             assert snapshot(run) == before
@@ -374,7 +378,7 @@ def kill_at_random(run: Path, kills: int, seed: int) -> int:
     rng, top, found = random.Random(seed), 0, None
     for trial in range(kills):
         receive, send = os.pipe()
-        child = in_child(lambda send=send: commit_for_ever(run, send))
+        child = in_child(partial(commit_for_ever, run, send))
         os.close(send)
         head = os.read(receive, 99) if trial % 2 else b""  # every other child is given the time to begin
         time.sleep(rng.uniform(0, 0.03))
@@ -556,8 +560,7 @@ def live_a_little(run: Path, disk: PowerLoss) -> None:
         if step >= 30:
             commit(run, averaged=True, step=step, **content(step))
     with pytest.MonkeyPatch.context() as patch:  # as if killed after the last rename: the next start must sync it
-        sync = checkpoint.sync
-        patch.setattr(checkpoint, "sync", lambda path: None if path.name == "checkpoints" else sync(path))
+        patch.setattr(checkpoint, "sync", lambda path: None if path.name == "checkpoints" else files.sync(path))
         write(run, 60)
     with lock_run(run):
         disk.promises.append((disk.now, 600))
@@ -648,7 +651,7 @@ def test_a_real_death_before_any_call(name: str, tmp_path: Path, record_property
         number += 1
         run = tmp_path / str(number)
         shutil.copytree(template, run)
-        status = status_of(lambda run=run, number=number: act_and_die(scenario, run, number))
+        status = status_of(partial(act_and_die, scenario, run, number))
         assert status in (-9, 0)
         scenario.judge(run, done=status == 0)
         shutil.rmtree(run)

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from support.corpora import ENGLISH, GERMAN, run, step_dir, tiny_job, write_corpus, write_pair
+from support.corpora import run, spell, step_dir, tiny_job, write_corpus, write_pair
 from support.ranks import ranks
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, LayoutKind, Precision
 from transformer.data import loader
+from transformer.data.batch import collate
 from transformer.training import start
+from transformer.training.resume import start_run
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,7 @@ def write_digits(folder: Path, count: int) -> DataConfig:
     seen = set[tuple[int, ...]]()
     while len(seen) < count:
         seen.add(tuple(draw.randrange(10) for _ in range(draw.randrange(3, 10))))
-    sides = [
-        tuple(" ".join(words[digit] for digit in digits) for words in (ENGLISH, GERMAN)) for digits in sorted(seen)
-    ]
+    sides = [spell(digits) for digits in sorted(seen)]
     data.train = write_pair(folder, f"train{count}", sides)
     data.test = {}
     return data
@@ -69,19 +69,21 @@ def write_digits(folder: Path, count: int) -> DataConfig:
 
 def note_sentences(path: Path) -> None:
     """Write down, in this process, the sentences of every micro-batch that it trains on."""
-    step, collate = loader._step, loader.collate
+    make_step = loader._make_step
     current: list[Any] = []
 
     def noted_step(*arguments: Any, **options: Any) -> Any:
         current[:] = [options["epoch"], options["index"]]
-        return step(*arguments, **options)
+        return make_step(*arguments, **options)
 
     def noted_collate(store: Any, ids: Any, *arguments: Any, **options: Any) -> Any:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([*current, ids.tolist()]) + "\n")
         return collate(store, ids, *arguments, **options)
 
-    loader._step, loader.collate = noted_step, noted_collate  # this process ends with its leg
+    patch = pytest.MonkeyPatch()  # this process ends with its leg
+    patch.setattr(loader, "_make_step", noted_step)
+    patch.setattr(loader, "collate", noted_collate)
 
 
 def job(run_dir: Path, data: DataConfig, schedule: Schedule, *, until: int, tokenizer: Path) -> TrainJob:
@@ -120,13 +122,11 @@ def check(schedule: Schedule, folder: Path) -> str:
 
     # In one process, which cuts its steps as the ranks of the first leg did.
     def straight() -> None:
-        real = start.start_run
-
         def as_if(*arguments: Any, world_size: int) -> Any:
             assert world_size == 1
-            return real(*arguments, world_size=schedule.legs[0][0])
+            return start_run(*arguments, world_size=schedule.legs[0][0])
 
-        start.start_run = as_if
+        pytest.MonkeyPatch().setattr(start, "start_run", as_if)
         run(job(folder / "straight", data, schedule, until=schedule.steps, tokenizer=tokenizer))
 
     assert ranks(1, straight, folder) == [0], (folder / "rank-0").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -22,7 +23,13 @@ from transformer.config.jobs import EvaluateJob, Job, TrainJob, TranslateJob
 Note = Callable[[str, object], None]
 
 LAST, MORE = 4, 6
-RECIPE = {"max_steps": LAST, "save_every": 1, "validate_every": 2, "keep_last": 3, "tokens_per_step": 200}
+RECIPE: dict[str, Any] = {
+    "max_steps": LAST,
+    "save_every": 1,
+    "validate_every": 2,
+    "keep_last": 3,
+    "tokens_per_step": 200,
+}
 TEXT = "one two three\nfour\n\nnine eight seven six\n"
 COMMANDS = ("translate", "evaluate", "train")
 

@@ -12,6 +12,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,7 +132,7 @@ def test_train_refuses_before_the_first_step_where_no_checkpoint_would_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """22,912 parameters, as weights, their moving average and two moments, of four bytes each."""
-    recipe = {"max_steps": 4, "save_every": 4, "validate_every": 4, "ema_decay": 0.9}
+    recipe: dict[str, Any] = {"max_steps": 4, "save_every": 4, "validate_every": 4, "ema_decay": 0.9}
     job = tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), **recipe)
     real = shutil.disk_usage
     needed = 4 * 4 * 22_912
@@ -152,7 +153,7 @@ def test_train_removes_old_checkpoints_before_it_asks_for_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that dies between a commit and its rotation leaves one too many, on a disk that has no room for it."""
-    recipe = {"save_every": 2, "validate_every": 4, "average": 1}
+    recipe: dict[str, Any] = {"save_every": 2, "validate_every": 4, "average": 1}
     data = write_corpus(tmp_path / "corpus")
     run(tiny_job(tmp_path / "a", data, max_steps=8, keep_last=9, **recipe))
     assert steps_of(tmp_path / "a") == [2, 4, 6, 8]

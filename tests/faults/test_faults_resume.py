@@ -33,7 +33,7 @@ from transformer.training import loop
 Note = Callable[[str, object], None]
 
 STEPS = 60
-RECIPE = {"max_steps": STEPS, "save_every": 7, "validate_every": 20, "warmup_steps": 30, "average": 3}
+RECIPE: dict[str, Any] = {"max_steps": STEPS, "save_every": 7, "validate_every": 20, "warmup_steps": 30, "average": 3}
 RECIPE |= {"tokens_per_step": 150, "max_tokens": 80, "ema_decay": 0.9, "log_every": 4}
 
 
@@ -64,7 +64,7 @@ def test_train_is_the_same_stopped_and_resumed_at_every_step(
     corpus: DataConfig, tmp_path: Path, straight: Path, record_property: Note
 ) -> None:
     """One run that is stopped in each of its steps; after each, all is as in a run that saves every step."""
-    every = {**RECIPE, "save_every": 1, "keep_last": STEPS}
+    every: dict[str, Any] = {**RECIPE, "save_every": 1, "keep_last": STEPS}
     saving = run(tiny_job(tmp_path / "saving", corpus, **every))
     job = tiny_job(tmp_path / "stopped", corpus, **RECIPE)
     for step in range(1, STEPS + 1):
@@ -133,7 +133,12 @@ def scripted(corpus: DataConfig, tmp_path: Path) -> Callable[..., tuple[Path, Pa
     """Runs one script twice, in peace and stopped after every validation; the two run directories."""
 
     def train_twice(values: Sequence[tuple[float, float]], metric: Metric, patience: int) -> tuple[Path, Path]:
-        recipe = {"max_steps": len(values) + 1, "validate_every": 1, "metric": metric, "patience": patience}
+        recipe: dict[str, Any] = {
+            "max_steps": len(values) + 1,
+            "validate_every": 1,
+            "metric": metric,
+            "patience": patience,
+        }
         recipe |= {"tokens_per_step": 150, "save_every": 5, "keep_last": 2, "keep_best": 2, "average": 2}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "validate", Script(values, signals=False))

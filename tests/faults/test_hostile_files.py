@@ -89,8 +89,20 @@ def test_evaluate_writes_into_no_linked_folder(job: TrainJob) -> None:
     assert (outside / "test.hyp").read_text(encoding="utf-8") == "mine\n"
 
 
-OTHERS = ("best.json", "data.json", "config.yaml", "hypotheses/test.hyp", "averaged/state.json")
-OTHERS += ("averaged/model.safetensors", "averaged", "hypotheses", "checkpoints", "run.json", "results.json", ".lock")
+OTHERS = (
+    "best.json",
+    "data.json",
+    "config.yaml",
+    "hypotheses/test.hyp",
+    "averaged/state.json",
+    "averaged/model.safetensors",
+    "averaged",
+    "hypotheses",
+    "checkpoints",
+    "run.json",
+    "results.json",
+    ".lock",
+)
 PIPES = ["tokenizer.model", "hypotheses/test.src", "hypotheses/test.ref", "train.log", "metrics.jsonl"]
 
 

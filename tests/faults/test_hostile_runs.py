@@ -7,6 +7,7 @@ import contextlib
 import copy
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -198,11 +199,16 @@ def another_word(path: Path) -> None:
     path.write_text(text.replace(" ", " x", 1), encoding="utf-8")
 
 
+def delete_sources(folder: Path) -> None:
+    for path in folder.glob("*.src"):
+        path.unlink()
+
+
 SETS: dict[str, Callable[[Path], object]] = {
     "reference": lambda folder: another_word(folder / "test.ref"),
     "source": lambda folder: another_word(folder / "test.src"),
-    "deleted": lambda folder: (folder / "test.src").unlink(),
-    "all deleted": lambda folder: [path.unlink() for path in folder.glob("*.src")],
+    "deleted": lambda folder: os.unlink(folder / "test.src"),
+    "all deleted": delete_sources,
     "swapped": lambda folder: [
         (folder / "test.src").rename(folder / "x"),
         (folder / "test.ref").rename(folder / "test.src"),

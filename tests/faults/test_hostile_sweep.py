@@ -143,8 +143,21 @@ class Payload:
         return os.system, (self.command,)
 
 
-FILES = ("tokenizer.model", "run.json", "results.json", "best.json", "train.log", "metrics.jsonl", ".lock", "data.json")
-FILES += ("config.yaml", "hypotheses/test.src", "hypotheses/test.ref", "hypotheses/test.hyp", "hypotheses/dev.src")
+FILES = (
+    "tokenizer.model",
+    "run.json",
+    "results.json",
+    "best.json",
+    "train.log",
+    "metrics.jsonl",
+    ".lock",
+    "data.json",
+    "config.yaml",
+    "hypotheses/test.src",
+    "hypotheses/test.ref",
+    "hypotheses/test.hyp",
+    "hypotheses/dev.src",
+)
 INSIDE = ("model.safetensors", "optimizer.safetensors", "state.json", "config.json", "MANIFEST.json")
 
 

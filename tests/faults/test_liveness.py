@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from support.corpora import is_verified, last_logged, run, step_dir, steps_of, tiny_job, wait_for, write_corpus
 from support.paths import ROOT
@@ -20,9 +21,11 @@ from support.ranks import Ranks, ranks, start_commands, start_ranks
 from transformer import distributed, liveness
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig
+from transformer.data import batch
 from transformer.distributed import Wait, join_world
 from transformer.errors import InputError, PeerError, Stopped
 from transformer.training import loop
+from transformer.training.step import train_step
 
 GONE = 10.0  # seconds after which nothing of a training is left that has lost a rank: 5 on a machine of one's own
 
@@ -91,14 +94,14 @@ def test_report_failure_gives_the_others_the_reason(tmp_path: Path, corpus: Data
     """A rank that fails by itself keeps its own status; the others end with 7, and with its words."""
 
     def fail() -> None:
-        real = loop.train_step
+        real = train_step
 
         def step(*arguments: Any, **options: Any) -> Any:
             if os.environ["RANK"] == "1":
                 raise InputError("corpus.de, line 3: no text")
             return real(*arguments, **options)
 
-        loop.train_step = step
+        pytest.MonkeyPatch().setattr(loop, "train_step", step)
 
     peers = start_commands(3, endless(tmp_path / "a", corpus), tmp_path, fail)
     assert peers.wait(30) == [7, 2, 7]
@@ -137,7 +140,7 @@ def test_keeping_status_ignores_the_launcher_s_sigterm(tmp_path: Path, corpus: D
             os.kill(os.getpid(), signal.SIGTERM)
             return real(watch, symptom)
 
-        liveness.Watch.describe_loss = describe  # type: ignore[method-assign]
+        pytest.MonkeyPatch().setattr(liveness.Watch, "describe_loss", describe)
 
     peers = start_commands(2, endless(tmp_path / "a", corpus), tmp_path, before)
     wait_for(lambda: last_logged(tmp_path / "a") > 0)
@@ -210,16 +213,12 @@ def test_dev_loss_is_interrupted_on_every_rank(tmp_path: Path, corpus: DataConfi
     job = tiny_job(tmp_path / "a", corpus, max_steps=4, save_every=2, validate_every=2, max_tokens=100, average=1)
 
     def before() -> None:
-        from transformer.training import validate
-
-        real = validate.collate
-
         def collate(*arguments: Any, **options: Any) -> Any:
             if os.environ["RANK"] == "1":
                 signal.raise_signal(signal.SIGUSR1)
-            return real(*arguments, **options)
+            return batch.collate(*arguments, **options)
 
-        validate.collate = collate  # type: ignore[attr-defined]
+        pytest.MonkeyPatch().setattr("transformer.training.validate.collate", collate)
 
     peers = start_commands(2, job, tmp_path, before)
     assert peers.wait(30) == [75, 75]
@@ -276,7 +275,8 @@ def test_meeting_in_time_ends_the_ranks_that_wait_for_one_that_died(tmp_path: Pa
 
     def action() -> None:
         liveness.MEETING_SECONDS = 3.0
-        real, made = distributed.dist.new_group, []
+        real = dist.new_group
+        made: list[int] = []
 
         def new_group(*arguments: Any, **options: Any) -> Any:
             made.append(1)
@@ -284,7 +284,7 @@ def test_meeting_in_time_ends_the_ranks_that_wait_for_one_that_died(tmp_path: Pa
                 os._exit(9)
             return real(*arguments, **options)
 
-        distributed.dist.new_group = new_group
+        pytest.MonkeyPatch().setattr(dist, "new_group", new_group)
         with join_world(torch.device("cpu")):
             pass
 

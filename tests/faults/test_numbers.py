@@ -68,7 +68,9 @@ def injected(fault: Fault) -> Iterator[list[int]]:
             case "overflow":  # beyond the range of fp16, on the way back
                 return loss * fault.value, plain
             case "gradient":
-                handle = module.model.get_parameter(WEIGHT).register_hook(lambda gradient: spoil_one(gradient, handle))
+                handle: Any = module.model.get_parameter(WEIGHT).register_hook(
+                    lambda gradient: spoil_one(gradient, handle)
+                )
         return None
 
     def spoil_one(gradient: Tensor, handle: Any) -> Tensor:
@@ -120,7 +122,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 
 def job_for(fault: Fault, run_dir: Path, corpus: DataConfig) -> TrainJob:
-    recipe = {"max_steps": STEPS, "save_every": SAVE, "validate_every": STEPS, "keep_last": STEPS, "ema_decay": 0.9}
+    recipe: dict[str, Any] = {
+        "max_steps": STEPS,
+        "save_every": SAVE,
+        "validate_every": STEPS,
+        "keep_last": STEPS,
+        "ema_decay": 0.9,
+    }
     precision = Precision.fp16 if fault.kind == "overflow" else Precision.fp32
     job = tiny_job(run_dir, corpus, **recipe, precision=precision, average=1)
     return replace(job, search=SearchConfig(beam_size=1, max_extra=1))  # translations are not the point

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,7 +80,13 @@ class Totals:
 
 
 def job_of(folder: Path, name: str, steps: int = STEPS, precision: Precision = Precision.fp32) -> TrainJob:
-    recipe = {"max_steps": steps, "max_tokens": 100, "save_every": 4, "validate_every": 20, "precision": precision}
+    recipe: dict[str, Any] = {
+        "max_steps": steps,
+        "max_tokens": 100,
+        "save_every": 4,
+        "validate_every": 20,
+        "precision": precision,
+    }
     return tiny_job(folder / name, write_corpus(folder / "corpus"), **recipe)
 
 

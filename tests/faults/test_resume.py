@@ -41,8 +41,11 @@ from support.resumed_runs import damage, learned, snapshot, stop_at, tensorboard
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, Decay, Norm, Positions, Precision, SearchConfig
 from transformer.data import prepare
+from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
 from transformer.training import loop
+from transformer.training.step import train_step
+from transformer.training.validate import validate
 
 LAST = 14  # of the reference run: epochs end at 6 and 12, validations at 6, 12 and 14, checkpoints at 4, 8, 12 and 14
 
@@ -213,14 +216,14 @@ def test_patience_outlives_an_interruption(
 ) -> None:
     """Stopped in the step after each validation, a run makes the same decisions."""
     bleu = {2: 5.0, 4: 3.0, 6: 6.0, 8: 1.0, 10: 6.0, 12: 2.0, 14: 9.0}
-    real = loop.validate
+    real = validate
 
     def scripted(*arguments: Any, **options: Any) -> Any:
         found, hypotheses = real(*arguments, **options)
         return replace(found, bleu=bleu[found.step]), hypotheses
 
     monkeypatch.setattr(loop, "validate", scripted)
-    recipe = {"validate_every": 2, "save_every": 4, "patience": patience, "max_steps": LAST}
+    recipe: dict[str, Any] = {"validate_every": 2, "save_every": 4, "patience": patience, "max_steps": LAST}
     calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
     job = tiny_job(tmp_path / "chain", corpus, **recipe)
     end = {2: 10, 3: 12}[patience]
@@ -236,7 +239,7 @@ def test_numbers_that_are_not_finite_end_a_run_whose_checkpoints_are_sound(
 ) -> None:
     """The streak goes on over a resume; what is saved is finite."""
     job = tiny_job(tmp_path / "a", corpus, max_steps=40, validate_every=40)
-    real = loop.train_step
+    real = train_step
 
     stop_at(job, 5)
     before = load_file(step_dir(tmp_path / "a", 5) / "model.safetensors")
@@ -285,9 +288,9 @@ def poison(objective: torch.nn.Module) -> None:
 @pytest.mark.parametrize("step", [2, 7, 9])
 def test_the_loss_scale_goes_on(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Begun far too high and doubled after every third good update, it changes all the time."""
-    scaler = {"init_scale": 2.0**30, "growth_interval": 3}
+    scaler: dict[str, Any] = {"init_scale": 2.0**30, "growth_interval": 3}
     monkeypatch.setattr("transformer.training.state.loss_scaler", lambda *_: torch.amp.GradScaler("cpu", **scaler))
-    recipe = {"precision": Precision.fp16, "max_steps": 20}
+    recipe: dict[str, Any] = {"precision": Precision.fp16, "max_steps": 20}
     calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
     stop_at(tiny_job(tmp_path / "stopped", corpus, **recipe), step)
     run(tiny_job(tmp_path / "stopped", corpus, **recipe))
@@ -311,7 +314,7 @@ def test_gradients_that_no_scale_makes_finite_end_a_run(
     """From 65,536 a scale is 1 at the seventeenth update."""
     monkeypatch.setattr(torch.Tensor, "backward", lambda _loss: poison(objectives[0]))
     objectives: list[torch.nn.Module] = []
-    real = loop.train_step
+    real = train_step
 
     def noted(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
         objectives[:] = [objective]
@@ -325,7 +328,7 @@ def test_gradients_that_no_scale_makes_finite_end_a_run(
 
 # ---- the window between two log lines -------------------------------------------------------------------------------
 
-WINDOW = {"max_steps": 10, "log_every": 4, "save_every": 6, "validate_every": 5}
+WINDOW: dict[str, Any] = {"max_steps": 10, "log_every": 4, "save_every": 6, "validate_every": 5}
 
 
 @pytest.fixture(scope="module")
@@ -363,7 +366,7 @@ def test_log_window_goes_on_after_a_death(
     """After step `last` the process is gone; the checkpoint is that of step 6, and what was logged later is dropped."""
     job = tiny_job(tmp_path / "a", unscored, **WINDOW)
     left = iter(range(last))
-    real = loop.train_step
+    real = train_step
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train_step", lambda *a, **o: die() if next(left, None) is None else real(*a, **o))
         with pytest.raises(Death):
@@ -374,7 +377,7 @@ def test_log_window_goes_on_after_a_death(
 
 # ---- updates that are skipped on the device -------------------------------------------------------------------------
 
-RARE = {"max_steps": 40, "log_every": 1000, "save_every": 1000, "validate_every": 1000}
+RARE: dict[str, Any] = {"max_steps": 40, "log_every": 1000, "save_every": 1000, "validate_every": 1000}
 
 
 @dataclass
@@ -390,7 +393,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], Seen]:
     """Make the gradients of these steps NaN, and watch."""
 
     def begin(bad: range) -> Seen:
-        seen, real = Seen(), loop.train_step
+        seen, real = Seen(), train_step
 
         def step(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
             seen.step += 1
@@ -629,7 +632,7 @@ def test_all_that_is_refused_is_named_in_one_line(copy: TrainJob) -> None:
 
 
 def test_the_length_of_a_run_decides_the_rates_of_linear_decay(corpus: DataConfig, tmp_path: Path) -> None:
-    recipe = {"decay": Decay.linear, "warmup_steps": 2}
+    recipe: dict[str, Any] = {"decay": Decay.linear, "warmup_steps": 2}
     run(tiny_job(tmp_path / "a", corpus, max_steps=4, **recipe))
     with pytest.raises(CheckpointError, match=r"train\.max_steps: 4 -> 6"):
         run(tiny_job(tmp_path / "a", corpus, max_steps=6, **recipe))
@@ -678,7 +681,7 @@ def test_another_tokenizer_of_the_same_text_is_refused(
     job = tiny_job(tmp_path / "a", own_text, max_steps=6)
     stop_at(job, 3)
     shutil.rmtree(str(own_text.store_dir))
-    trained = prepare.train_tokenizer
+    trained = train_tokenizer
     monkeypatch.setattr(prepare, "train_tokenizer", lambda lines, config: trained(list(lines)[:60], config))
     with pytest.raises(CheckpointError, match=r"tokenizer: SentencePiece \S+ trained another one") as refused:
         run(job)
@@ -884,7 +887,7 @@ def test_a_full_disk(job: TrainJob, straight: Path, tmp_path: Path) -> None:
     assert_logged_once(run_dir)
 
 
-LONG = {"max_steps": 30, "save_every": 5, "validate_every": 15, "threads": 2}
+LONG: dict[str, Any] = {"max_steps": 30, "save_every": 5, "validate_every": 15, "threads": 2}
 
 
 def test_a_signal_to_a_process(corpus: DataConfig, tmp_path: Path) -> None:
@@ -911,7 +914,7 @@ def test_a_signal_to_a_process(corpus: DataConfig, tmp_path: Path) -> None:
     assert shown == tensorboard_steps(calm)
 
 
-KILLED = {"max_steps": 80, "save_every": 4, "validate_every": 20}
+KILLED: dict[str, Any] = {"max_steps": 80, "save_every": 4, "validate_every": 20}
 
 
 def test_five_kills(corpus: DataConfig, tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ HYDRA_NODES = {
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested keys, dotted."""
-    leaves = {}
+    leaves: dict[str, Any] = {}
     for key, value in tree.items():
         leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return leaves

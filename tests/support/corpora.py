@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -55,16 +56,22 @@ def write_pair(folder: Path, name: str, pairs: list[tuple[str, str]]) -> PairCon
     return PairConfig(*map(str, paths))
 
 
+def spell(digits: Iterable[int]) -> tuple[str, str]:
+    """Digits in English and in German words."""
+    numbers = list(digits)
+    return " ".join(ENGLISH[digit] for digit in numbers), " ".join(GERMAN[digit] for digit in numbers)
+
+
 def write_corpus(folder: Path, seed: int = 0) -> DataConfig:
     """Training, development and two test sets under `folder`, without a sentence in common."""
     draw, seen, sets = random.Random(seed), set[tuple[int, ...]](), {}
     for name, count in SIZES.items():
-        pairs = []
+        pairs: list[tuple[str, str]] = []
         while len(pairs) < count:
             digits = tuple(draw.randrange(10) for _ in range(draw.randrange(4, 10)))
             if digits not in seen:
                 seen.add(digits)
-                pairs.append(tuple(" ".join(words[digit] for digit in digits) for words in (ENGLISH, GERMAN)))
+                pairs.append(spell(digits))
         sets[name] = write_pair(folder, name, pairs)
     return DataConfig(
         train=sets["train"],
@@ -77,7 +84,7 @@ def write_corpus(folder: Path, seed: int = 0) -> DataConfig:
 
 def tiny_job(run_dir: Path, data: DataConfig, model: dict[str, Any] | None = None, **recipe: Any) -> TrainJob:
     """One layer of width 32, dropout 0.1; 12 steps are two epochs and a half."""
-    settings = {
+    settings: dict[str, Any] = {
         "max_steps": 12,
         "tokens_per_step": 600,
         "max_tokens": 300,
@@ -91,7 +98,7 @@ def tiny_job(run_dir: Path, data: DataConfig, model: dict[str, Any] | None = Non
         "keep_last": 3,
         "average": 3,
     }
-    sizes = {"n_layers": 1, "d_model": 32, "d_ff": 64, "n_heads": 2}
+    sizes: dict[str, Any] = {"n_layers": 1, "d_model": 32, "d_ff": 64, "n_heads": 2}
     return TrainJob(
         run_dir=str(run_dir),
         model=ModelConfig(**sizes | (model or {})),
@@ -253,6 +260,10 @@ def begin_in_a_child(command: str, job: Job, folder: Path, text: str = "") -> in
         child = os.fork()
     if child:
         return child
+
+    def run_job(name: str, _: list[str]) -> None:
+        commands.run(name, job)
+
     try:
         signal.alarm(60)
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
@@ -262,7 +273,7 @@ def begin_in_a_child(command: str, job: Job, folder: Path, text: str = "") -> in
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         logging.getLogger().handlers.clear()  # pytest's
         sys.argv = ["transformer", command]
-        main._enter = lambda name, _: commands.run(name, job)
+        pytest.MonkeyPatch().setattr(main, "_enter", run_job)
         main.main()
     except SystemExit as end:
         sys.stdout.flush()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,7 +146,14 @@ class Killer:
 
 KILL = 0
 NEVER = 10**9  # calls
-STRUCK = {"max_steps": 6, "save_every": 2, "validate_every": 3, "keep_last": 2, "average": 2, "ema_decay": 0.9}
+STRUCK: dict[str, Any] = {
+    "max_steps": 6,
+    "save_every": 2,
+    "validate_every": 3,
+    "keep_last": 2,
+    "average": 2,
+    "ema_decay": 0.9,
+}
 STRUCK |= {"tokens_per_step": 200, "max_tokens": 120}
 
 SERVER = """
@@ -217,9 +225,14 @@ class StruckTrainings:
         self._process.stdin.write(json.dumps(str(folder)) + "\n")
         self._process.stdin.flush()
         status = int(self._answer())
-        end = Ended(status, *((self.folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr")))
+        end = Ended(status, *self._streams())
         hits = self._noted("hit")
         return end, hits[0] if hits else None
+
+    def _streams(self) -> tuple[str, str]:
+        """What the child printed, and what it said on standard error."""
+        printed, said = ((self.folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+        return printed, said
 
     def _noted(self, kind: str) -> list[str]:
         path = self._control.with_name(f"control.{kind}")

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+import pytest
 import torch
 
 from transformer.cli import commands, main
 from transformer.config.jobs import TrainJob
 from transformer.errors import TransformerError
 
-Action = Callable[[], None]
+Action = Callable[[], object]
 STILL_RUNNING = -1000
 
 
@@ -97,13 +98,16 @@ def start_commands(size: int, job: TrainJob, folder: Path, before: Action = lamb
     `before` is called first in each of them, to change what this process is to do.
     """
 
+    def run(name: str, _: list[str]) -> None:
+        commands.run(name, job)
+
     def enter() -> None:
         os.dup2(sys.stdout.fileno(), 2)
         sys.stderr = sys.stdout
         logging.getLogger().handlers.clear()  # those of the test
         sys.argv = ["transformer", "train"]
         before()
-        main._enter = lambda name, _: commands.run(name, job)
+        pytest.MonkeyPatch().setattr(main, "_enter", run)
         try:
             main.main()
         except SystemExit as ended:

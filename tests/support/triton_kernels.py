@@ -324,7 +324,7 @@ def fused(
     targets[5:] = 0
 
     ours = [hidden.clone().requires_grad_(), matrix.clone().requires_grad_()]
-    found = fused_linear_cross_entropy(*ours, targets, label_smoothing=smoothing, rows=rows)
+    found = fused_linear_cross_entropy(ours[0], ours[1], targets, label_smoothing=smoothing, rows=rows)
     gradients = torch.autograd.grad(0.37 * found[0], ours)
 
     exact = [hidden.double().requires_grad_(), matrix.double().requires_grad_()]

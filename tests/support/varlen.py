@@ -353,7 +353,7 @@ def main() -> None:
             allow_flex_attention()
             found = ranks(AttentionKernel.flex)
         case "ranks_triton":
-            from triton_kernels import let_numpy_count
+            from support.triton_kernels import let_numpy_count
 
             let_numpy_count()
             found = ranks(AttentionKernel.triton)

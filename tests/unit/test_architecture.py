@@ -107,7 +107,7 @@ def test_packages_import_nothing() -> None:
     assert checked == when_used != set()
 
 
-def names_of(*nodes: ast.AST) -> set[str]:
+def names_of(*nodes: ast.stmt) -> set[str]:
     """What is imported there, as it is written."""
     return {target for target, _ in imported(ast.Module(body=list(nodes), type_ignores=[]), inside=False)}
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from support.observers import Largest
 from transformer.config.settings import Score
+from transformer.kernels.attention import dense_attention
 from transformer.layout import Histories, Layout, Packed, Padded, pack
 from transformer.model import attention
 from transformer.model.attention import (
@@ -119,7 +120,8 @@ def test_attention_weights_are_the_softmax_written_out(
     """Values and gradients, one pair of positions at a time; rows sum to 1, and hidden keys weigh exactly 0."""
     t, s = max(targets), max(sources)
     q, k = draw(3, t, HEADS, 4, seed=1), draw(3, s, HEADS, 4, seed=2)
-    layouts, options = {"queries": Padded.of(targets, t), "keys": Padded.of(sources, s)}, how(score, 4)
+    layouts: dict[str, Any] = {"queries": Padded.of(targets, t), "keys": Padded.of(sources, s)}
+    options = how(score, 4)
     vector = options["score_vector"]
     ours = attention_weights(q, k, **layouts, causal=causal, **options)
     assert ours.shape == (3, HEADS, t, s)
@@ -225,7 +227,8 @@ def test_attention_over_another_sequence_is_eq1(
 ) -> None:
     t, s = max(targets), max(sources)
     q, k, v = draw_qkv(2, t, s, d_k, d_v)
-    layouts, options = {"queries": Padded.of(targets, t), "keys": Padded.of(sources, s)}, how(score, d_k)
+    layouts: dict[str, Any] = {"queries": Padded.of(targets, t), "keys": Padded.of(sources, s)}
+    options = how(score, d_k)
     ours = attend(q, k, v, **layouts, causal=False, dropout=0.0, **options)
     vector = options["score_vector"]
     theirs = eq1(q, k, v, visible_keys(sources, t, s, causal=False), score, vector)
@@ -242,8 +245,8 @@ def test_a_padded_batch_is_torchs_function_on_each_sentence_alone(causal: bool, 
     ours = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0, **how(Score.scaled, d_k))
     theirs = torch.zeros_like(ours)
     for row, n in enumerate(lengths):
-        parts = (x[row : row + 1, :n].transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(*parts, is_causal=causal).transpose(1, 2)
+        one_q, one_k, one_v = (x[row : row + 1, :n].transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(one_q, one_k, one_v, is_causal=causal).transpose(1, 2)
         theirs = theirs + F.pad(out, (0, 0, 0, 0, 0, 5 - n, row, 2 - row))
     upstream = torch.randn(3, 5, HEADS, d_v, generator=torch.Generator().manual_seed(4)) * real(lengths, 5)
     assert_same(ours, theirs, [q, k, v], upstream)
@@ -256,7 +259,7 @@ def test_a_weighted_mean_computed_by_hand(causal: bool) -> None:
     k = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]).view(1, 2, 1, 4)
     v = torch.tensor([[8.0], [16.0]]).view(1, 2, 1, 1)
     layout = Padded.of([2], 2)
-    options = {"scale": 0.5, "score_vector": None}
+    options: dict[str, Any] = {"scale": 0.5, "score_vector": None}
     out = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0, **options).flatten().tolist()
     assert out == pytest.approx([8.0 if causal else 10.0, 10.0], rel=1e-12)
 
@@ -292,7 +295,7 @@ def test_an_empty_slot_is_finite_and_contributes_nothing(score: Score, causal: b
 @every_score
 def test_an_empty_source_is_finite_for_the_queries_that_read_it(score: Score) -> None:
     q, k, v = draw_qkv(2, 3, 4, 3, 5)
-    layouts = {"queries": Padded.of([3, 3], 3), "keys": Padded.of([0, 4], 4)}
+    layouts: dict[str, Any] = {"queries": Padded.of([3, 3], 3), "keys": Padded.of([0, 4], 4)}
     out = attend(q, k, v, **layouts, causal=False, dropout=0.0, **how(score, 3))
     assert bool(out.isfinite().all())
     for gradient in torch.autograd.grad(out.sum(), [q, k, v]):
@@ -399,6 +402,7 @@ def test_packed_attention_is_eq1_on_each_sentence_alone(
 def weights_times_values(q: Tensor, k: Tensor, v: Tensor, *, queries: Layout, keys: Layout, **options: Any) -> Tensor:
     """What `attend` is to be. Packed sentences are padded and taken a group at a time, as `attention_weights` says."""
     if isinstance(queries, Padded):
+        assert isinstance(keys, Padded)
         weights = attention_weights(q, k, queries=queries, keys=keys, **options)
         return torch.einsum("bhts,bshv->bthv", weights, v)
     assert isinstance(keys, Packed)
@@ -430,6 +434,7 @@ def test_attend_is_attention_weights_times_values(
     monkeypatch.setattr("transformer.layout._SMALL", 0)  # more groups than one
     pairs = [(3, 2), (1, 4), (5, 1), (2, 2)] if role == "cross" else [(3, 3), (1, 1), (5, 5), (2, 2)]
     sides: tuple[Layout, Layout]
+    rows: list[tuple[int, ...]]
     if layout == "packed":
         sides = packed_layouts(pairs, (13, 13))
         rows = [(13,), (13,), (13,)]
@@ -481,7 +486,8 @@ def test_half_precision_is_eq1_but_for_rounding(score: Score, layout: str, causa
         ours = attend(*rows, queries=full, keys=full, causal=causal, dropout=0.0, **options).flatten(0, 1)
     assert ours.dtype == dtype
     exact = [x.detach().double().requires_grad_() for x in [*inputs, *([] if vector is None else [vector])]]
-    theirs = alone(*exact[:3], spans_of(lengths), causal=causal, score=score, vector=exact[-1])
+    q, k, v = exact[:3]
+    theirs = alone(q, k, v, spans_of(lengths), causal=causal, score=score, vector=exact[-1])
     upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(4)).to(dtype)
     got = torch.autograd.grad(ours, [*inputs, *([] if vector is None else [vector])], upstream)
     expected = torch.autograd.grad(theirs, exact, upstream.double())
@@ -502,9 +508,13 @@ def test_half_precision_is_eq1_but_for_rounding(score: Score, layout: str, causa
 def test_the_kernel_of_low_precision_is_used_where_it_pays(
     dtype: torch.dtype, with_gradient: bool, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
-    original = attention.dense_attention
-    monkeypatch.setattr(attention, "dense_attention", lambda *x, **how: calls.append(x) or original(*x, **how))
+    calls: list[Any] = []
+
+    def counted(*x: Any, **options: Any) -> Any:
+        calls.append(x)
+        return dense_attention(*x, **options)
+
+    monkeypatch.setattr(attention, "dense_attention", counted)
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in draw_qkv(2, 3, 3, 4, 4))
     layout = Padded.of([3, 2], 3)
     with torch.set_grad_enabled(with_gradient):
@@ -521,9 +531,14 @@ def test_additive_scores_come_in_chunks_of_queries(elements: int, chunks: int, m
     q, k, vector = draw(2, 3, 7, 4, seed=1), draw(2, 3, 5, 4, seed=2), draw(3, 4, seed=3)
     plain = scores_of(Score.additive, q.transpose(1, 2), k.transpose(1, 2), vector)
     monkeypatch.setattr(attention, "_ADDITIVE_ELEMENTS", elements)
-    calls = []
+    calls: list[Any] = []
     original = attention._additive
-    monkeypatch.setattr(attention, "_additive", lambda *x: calls.append(x) or original(*x))
+
+    def counted(*x: Any) -> Any:
+        calls.append(x)
+        return original(*x)
+
+    monkeypatch.setattr(attention, "_additive", counted)
     with Largest() as largest:
         ours = additive_scores(q, k, vector)
         upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(4))
@@ -540,7 +555,12 @@ def test_additive_scores_keep_no_sums_for_the_backward() -> None:
     """B 2, H 3, T 7, S 5, K 4: all sums are 840 numbers, and what is kept is no larger than the scores."""
     q, k, vector = draw(2, 3, 7, 4, seed=1), draw(2, 3, 5, 4, seed=2), draw(3, 4, seed=3)
     kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         scores = additive_scores(q, k, vector).softmax(-1)
     assert scores.requires_grad
     assert kept, "the softmax keeps its result"

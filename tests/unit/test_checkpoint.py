@@ -142,7 +142,8 @@ def test_what_would_not_load_is_not_written(run: Path) -> None:
             commit(run, step=30, **content(30) | {"config": config})
     with pytest.raises(ValueError, match="not JSON compliant"):
         commit(run, step=30, **content(30) | {"state": {"best": float("nan")}})
-    for tensors in ({"ema": {}}, {"model": {}, "other": {}}):
+    wrong: list[dict[str, dict[str, torch.Tensor]]] = [{"ema": {}}, {"model": {}, "other": {}}]
+    for tensors in wrong:
         with pytest.raises(ValueError, match="files of a checkpoint"):
             commit(run, step=30, **content(30) | {"tensors": tensors})
     shared = torch.ones(4)

@@ -135,6 +135,6 @@ def test_restricted_attention_stays_inside_its_block() -> None:
     blocks = SelfAttention(8, 2, score=Score.scaled, block=4)
     blocks.load_state_dict(whole.state_dict())
     x = torch.randn(3, 12, 8)
-    expected = torch.cat([attended(whole, part) for part in x.split(4, dim=1)], dim=1)  # type: ignore[no-untyped-call]
+    expected = torch.cat([attended(whole, part) for part in x.split(4, dim=1)], dim=1)
     torch.testing.assert_close(attended(blocks, x), expected)
     torch.testing.assert_close(attended(blocks, x[:, :3]), attended(whole, x[:, :3]))

@@ -88,7 +88,7 @@ def test_default_batch_tokens_follows_the_memory(
     assert default_batch_tokens(torch.device(kind)) == expected
 
 
-def test_a_gpu_that_is_absent_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_device_refuses_a_gpu_that_is_absent_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="device=cpu") as caught:
         resolve_device(Device.cuda)
@@ -96,26 +96,28 @@ def test_a_gpu_that_is_absent_is_refused_with_the_remedy(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("asked", [precision for precision in Precision if precision is not Precision.auto])
-def test_a_precision_that_is_asked_for_is_given(asked: Precision) -> None:
+def test_resolve_precision_gives_what_is_asked_for(asked: Precision) -> None:
     assert resolve_precision(asked, CPU) is asked
 
 
 @pytest.mark.parametrize("amx", [False, True])
 @pytest.mark.parametrize("avx512", [False, True])
-def test_auto_precision_on_a_cpu_asks_the_hardware(monkeypatch: pytest.MonkeyPatch, amx: bool, avx512: bool) -> None:
+def test_resolve_precision_auto_on_a_cpu_asks_the_hardware(
+    monkeypatch: pytest.MonkeyPatch, amx: bool, avx512: bool
+) -> None:
     for probe, answer in zip(BF16_PROBES, (amx, avx512), strict=True):
         monkeypatch.setattr(torch.cpu, probe, lambda answer=answer: answer, raising=False)
     assert resolve_precision(Precision.auto, CPU) is (Precision.bf16 if amx or avx512 else Precision.fp32)
 
 
-def test_auto_precision_without_the_private_probes_is_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_precision_auto_without_the_private_probes_is_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     for probe in BF16_PROBES:
         monkeypatch.delattr(torch.cpu, probe, raising=False)
     assert resolve_precision(Precision.auto, CPU) is Precision.fp32
 
 
 @pytest.mark.parametrize("supported", [False, True])
-def test_auto_precision_on_a_gpu_asks_the_gpu(monkeypatch: pytest.MonkeyPatch, supported: bool) -> None:
+def test_resolve_precision_auto_on_a_gpu_asks_the_gpu(monkeypatch: pytest.MonkeyPatch, supported: bool) -> None:
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: supported and not including_emulation
     )
@@ -123,13 +125,13 @@ def test_auto_precision_on_a_gpu_asks_the_gpu(monkeypatch: pytest.MonkeyPatch, s
     assert chosen is (Precision.bf16 if supported else Precision.fp32)
 
 
-def test_parameters_are_never_of_half_the_bytes() -> None:
+def test_dtype_of_parameters_is_never_of_half_the_bytes() -> None:
     kept = {precision: dtype_of(precision) for precision in Precision if precision is not Precision.auto}
     narrow = dict.fromkeys((Precision.fp32, Precision.bf16, Precision.fp16), torch.float32)
     assert kept == {**narrow, Precision.fp64: torch.float64}
 
 
-def test_only_fp16_scales_the_loss() -> None:
+def test_loss_scaler_scales_in_fp16_alone() -> None:
     scalers = {precision: loss_scaler(CPU, precision) for precision in Precision}
     assert [precision for precision, scaler in scalers.items() if scaler.is_enabled()] == [Precision.fp16]
     assert scalers[Precision.fp16].get_scale() == 65536.0

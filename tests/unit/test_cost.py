@@ -81,7 +81,7 @@ def test_count_parameters_is_what_the_model_has_in_each_part(config: ModelConfig
     assert ours.total == cost.parameters(config, 101) == counted(config, 101)
 
 
-def test_additive_attention_has_a_vector_of_width_d_k_for_each_head() -> None:
+def test_parameters_hold_a_vector_of_width_d_k_for_each_head_of_additive_attention() -> None:
     """Six layers of three attentions of eight heads of width 64."""
     assert cost.parameters(replace(BASE, score=Score.additive), 37_000) == 63_045_632 + 18 * 8 * 64
 
@@ -105,12 +105,12 @@ def test_additive_attention_has_a_vector_of_width_d_k_for_each_head() -> None:
         (replace(BASE, d_ff=4096), 90),
     ],
 )
-def test_table_3(config: ModelConfig, millions: int) -> None:
+def test_parameters_of_table_3(config: ModelConfig, millions: int) -> None:
     """41,000 embedding rows reproduce every row within 1 %."""
     assert cost.parameters(config, 41_000) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
-def test_table_3_big() -> None:
+def test_parameters_of_table_3_big() -> None:
     assert cost.parameters(BIG, 41_000) / 1e6 == pytest.approx(213, rel=0.025)
 
 
@@ -179,15 +179,15 @@ def test_step_flops_keep_source_and_target_apart() -> None:
         ("Tesla T4", 65),
     ],
 )
-def test_peak_of_a_known_device(name: str, tera: int) -> None:
+def test_peak_flops_of_a_known_device(name: str, tera: int) -> None:
     assert cost.peak_flops(name) == tera * 1e12
 
 
 @pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 4090", "NVIDIA L40", "AMD Instinct MI300X", ""])
-def test_peak_of_an_unknown_device_is_not_guessed(name: str) -> None:
+def test_peak_flops_of_an_unknown_device_is_not_guessed(name: str) -> None:
     assert cost.peak_flops(name) is None
 
 
 @pytest.mark.parametrize("name", ["NVIDIA RTX A1000 Laptop GPU", "NVIDIA T400 4GB"])
-def test_a_device_is_known_by_a_word_not_by_letters_inside_one(name: str) -> None:
+def test_peak_flops_knows_a_device_by_a_word_not_by_letters_inside_one(name: str) -> None:
     assert cost.peak_flops(name) is None

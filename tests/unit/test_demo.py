@@ -482,8 +482,8 @@ def test_german_is_told_by_english_save_for_synonyms() -> None:
     assert len(NOUNS) == len(lexicon.NOUNS)
     synonyms = Counter(adjective.en for adjective in lexicon.ADJECTIVES)
     assert {word for word, count in synonyms.items() if count > 1} == {"beautiful", "cheap", "clever", "delicious"}
-    german = {key: sorted({v.prefix + v.infinitive for v in lexicon.VERBS if v.key == key}) for key in VERBS}
-    assert {key: verbs for key, verbs in german.items() if len(verbs) > 1} == {
+    by_key = {key: sorted({v.prefix + v.infinitive for v in lexicon.VERBS if v.key == key}) for key in VERBS}
+    assert {key: verbs for key, verbs in by_key.items() if len(verbs) > 1} == {
         "eat": ["essen", "fressen"],
         "wash": ["abwaschen", "waschen"],
         "close": ["schließen", "zumachen"],

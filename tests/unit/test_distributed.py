@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from transformer.data import prepare, store
 from transformer.distributed import Vote, Wait, World, join_world
 from transformer.errors import InputError, PeerError
 from transformer.training import loop
+from transformer.training.step import train_step
 
 
 def state(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
@@ -126,9 +128,9 @@ def test_ranks_share_a_step(tmp_path: Path, lengths: tuple[int, int], seed: int)
     budget = {"tokens_per_step": 60 * lengths[0], "max_tokens": 20 * lengths[0]}
     for name, size in (("four", 4), ("two", 2)):
         start = job(tmp_path / name, corpus, max_steps=1, **budget)
-        assert ranks(2, lambda start=start: run(start), tmp_path) == [0, 0]
+        assert ranks(2, partial(run, start), tmp_path) == [0, 0]
         go_on = job(tmp_path / name, corpus, **budget)
-        assert ranks(size, lambda go_on=go_on: run(go_on), tmp_path) == [0] * size
+        assert ranks(size, partial(run, go_on), tmp_path) == [0] * size
     assert_equal(tmp_path / "two", tmp_path / "four")
 
 
@@ -136,7 +138,8 @@ def test_an_overflow_on_one_rank_is_one_on_all(tmp_path: Path, corpus: DataConfi
     """In fp16 every rank skips the same updates at the same scales, though only one has met the infinity."""
 
     def action() -> None:
-        found, real = [], loop.train_step
+        found: list[tuple[bool, float]] = []
+        real = train_step
 
         def noted(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
             hooks = [
@@ -151,8 +154,8 @@ def test_an_overflow_on_one_rank_is_one_on_all(tmp_path: Path, corpus: DataConfi
                 hook.remove()
             return result
 
-        loop.train_step = noted  # in this process, which ends with the test
-        recipe = {"max_tokens": 100, "max_steps": 4, "average": 1}
+        pytest.MonkeyPatch().setattr(loop, "train_step", noted)  # in this process, which ends with the test
+        recipe: dict[str, Any] = {"max_tokens": 100, "max_steps": 4, "average": 1}
         run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, **recipe))
         sys.stdout.write(f"\n{found}")
 
@@ -206,9 +209,13 @@ def test_train_has_rank_0_alone_read_the_corpus(tmp_path: Path, corpus: DataConf
 
         sys.addaudithook(note)
         hashed: list[Path] = []
-        real = files.digest_file
+
+        def digest(path: Path) -> Any:
+            hashed.append(path)
+            return files.digest_file(path)
+
         for module in (store, prepare):
-            module.digest_file = lambda path: hashed.append(path) or real(path)  # type: ignore[attr-defined]
+            pytest.MonkeyPatch().setattr(module, "digest_file", digest)
         run(job(tmp_path / "a", corpus))
         texts = {corpus.train.src, corpus.train.tgt, corpus.dev.src, corpus.dev.tgt, corpus.test["test"].src}
         sys.stdout.write(f"\n{sorted({Path(path).name for path in opened if path in texts})}; {len(hashed) > 0}")
@@ -272,7 +279,7 @@ def test_train_step_calls_a_peer_that_does_not_answer_by_name(tmp_path: Path, co
 
     def action() -> None:
         with_timeouts(2, 60)
-        real = loop.train_step
+        real = train_step
 
         def step(*arguments: Any, **options: Any) -> Any:
             if os.environ["RANK"] == "1":
@@ -280,7 +287,7 @@ def test_train_step_calls_a_peer_that_does_not_answer_by_name(tmp_path: Path, co
                 os._exit(9)
             return real(*arguments, **options)
 
-        loop.train_step = step
+        pytest.MonkeyPatch().setattr(loop, "train_step", step)
         run(job(tmp_path / "a", corpus))
 
     assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9], (tmp_path / "rank-0").read_text(encoding="utf-8")
@@ -303,7 +310,7 @@ def test_join_world_leaves_no_process_group_where_the_ranks_do_not_meet(tmp_path
         raise RuntimeError("[file.cpp:1] Connection closed by peer")
 
     def meet() -> None:
-        dist.new_group = lose_the_network
+        pytest.MonkeyPatch().setattr(dist, "new_group", lose_the_network)
         with pytest.raises(PeerError, match="do not find each other"), join_world(torch.device("cpu")):
             pass
         assert not dist.is_initialized()

@@ -36,9 +36,10 @@ from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.tools.summary import summarise
 from transformer.training import loop
 from transformer.training.optimizer import move_average
-from transformer.training.validate import dev_loss
+from transformer.training.step import Objective, train_step
+from transformer.training.validate import dev_loss, validate
 
-RECIPE = {"max_steps": 12, "save_every": 2, "keep_last": 6, "validate_every": 6, "ema_decay": 0.3}
+RECIPE: dict[str, Any] = {"max_steps": 12, "save_every": 2, "keep_last": 6, "validate_every": 6, "ema_decay": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_the_average_is_the_recurrence(dtype: torch.dtype, accuracy: float) -> N
     for t in range(200):
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += torch.randn_like(parameter)
+                parameter.add_(torch.randn_like(parameter))
         kept = copies(parameters_by_name(model))
         move(moved, model, decay=0.95, updates=t)
         d = min(0.95, (1 + t) / (10 + t))
@@ -118,7 +119,7 @@ def test_the_average_of_a_training(corpus: DataConfig, tmp_path: Path, monkeypat
     """From the weights that each step left, in float64; a skipped update is no update, and does not count."""
     steps: list[tuple[bool, dict[str, Any]]] = []
     first: dict[str, Any] = {}
-    real = loop.train_step
+    real = train_step
 
     def noted(objective: nn.Module, *arguments: Any, **options: Any) -> Any:
         first.update({} if first else copies(parameters_by_name(objective.model)))  # type: ignore[arg-type]
@@ -212,7 +213,7 @@ def test_validation_judges_the_average(
 ) -> None:
     """Loss and BLEU of every validation are those of the model in ema.safetensors, loaded afresh."""
     seen: list[Any] = []
-    real = loop.validate
+    real = validate
 
     def noted(objective: Any, translator: Translator, dev: Any, world: Any, **options: Any) -> Any:
         seen[:] = [objective, translator.model, dev, world]
@@ -224,8 +225,8 @@ def test_validation_judges_the_average(
     assert same(parameters_by_name(used), weights(again, 12, "ema"))
     for row in results_of(finished)["validations"]:
         fresh = translator_of(finished, f"step-{row['step']}")
-        objective = loop.Objective(fresh.model, 0.1)
-        options = {"max_tokens": 300, "device": torch.device("cpu"), "precision": Precision.fp32}
+        objective = Objective(fresh.model, 0.1)
+        options: dict[str, Any] = {"max_tokens": 300, "device": torch.device("cpu"), "precision": Precision.fp32}
         assert dev_loss(objective, dev.store, world, **options) == (row["loss"], row["nll"])
         scores = measure(fresh.translate(dev.sources), dev.references, tgt_lang="de")
         assert (scores.bleu, scores.chrf) == (row["bleu"], row["chrf"])
@@ -237,13 +238,13 @@ def test_every_rank_holds_the_same(corpus: DataConfig, tmp_path: Path) -> None:
     def action(steps: int) -> Callable[[], None]:
         def train() -> None:
             found: list[nn.Module] = []
-            real = loop.move_average
+            real = move_average
 
             def noted(average: nn.Module, *arguments: Any, **options: Any) -> None:
                 found[:] = [average]
                 real(average, *arguments, **options)
 
-            loop.move_average = noted  # in this process, which ends with the test
+            pytest.MonkeyPatch().setattr(loop, "move_average", noted)  # in this process, which ends with the test
             run(tiny_job(tmp_path / "a", corpus, **RECIPE | {"max_tokens": 100, "max_steps": steps}))
             content = b"".join(tensor.numpy().tobytes() for tensor in parameters_by_name(found[0]).values())
             sys.stdout.write(f"\n{hashlib.sha256(content).hexdigest()}")

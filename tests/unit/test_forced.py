@@ -85,7 +85,8 @@ def test_piece_log_probs_of_what_the_search_found_add_up_to_what_it_said(transla
 def test_score_of_a_blank_side_is_none(translator: Translator) -> None:
     found = translator.score(["a dog", "", " \t", "a cat"], ["", "ein Hund", "", "a"])
     assert [one.log_prob is None for one in found] == [True, True, True, False]
-    assert found[0].pieces == found[0].piece_log_probs == []
+    assert found[0].pieces == []
+    assert found[0].piece_log_probs == []
 
 
 def test_score_refuses_what_is_too_long_or_unequal(translator: Translator) -> None:
@@ -336,9 +337,10 @@ class Mean(Table):
 @pytest.mark.parametrize("seed", range(3))
 def test_ensemble_finds_the_best_under_the_mean_of_probabilities(seed: int) -> None:
     tables = Table(seed, vocab_size=6), Table(seed + 100, vocab_size=6)
-    rows = [(sentence, ()) for sentence in range(3) for _ in range(300)]
+    rows: list[tuple[int, tuple[int, ...]]] = [(sentence, ()) for sentence in range(3) for _ in range(300)]
     models: Any = [TableModel(table) for table in tables]
-    state: Any = EnsembleState([Prefixes(table, rows) for table in tables])  # type: ignore[arg-type]
+    states: list[Any] = [Prefixes(table, rows) for table in tables]
+    state: Any = EnsembleState(states)
     found = beam_search(
         lambda tokens, state: decode_step(models, tokens, state),
         state,

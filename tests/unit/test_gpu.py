@@ -7,9 +7,10 @@ import copy
 import os
 from contextlib import closing
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,7 +189,14 @@ def test_empty_slots_leak_nothing(dtype: torch.dtype, causal: bool) -> None:
     grouped = not has_varlen_kernel(DEVICE, dtype, d_k=32, d_v=32)
     layout, _ = (side.to(DEVICE) for side in pack(lengths, (32, 32), grouped=grouped))
     values = torch.randn(4, 32, 2, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
-    how = {"queries": layout, "keys": layout, "causal": causal, "dropout": 0.0, "scale": 0.2, "score_vector": None}
+    how: dict[str, Any] = {
+        "queries": layout,
+        "keys": layout,
+        "causal": causal,
+        "dropout": 0.0,
+        "scale": 0.2,
+        "score_vector": None,
+    }
 
     def run(filler: float) -> list[Tensor]:
         filled = values.clone()
@@ -295,8 +303,7 @@ def test_flex_attention_is_eq1_on_each_sentence(role: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_triton_attention_drops_what_numpy_drops_and_is_the_same_each_time(dtype: torch.dtype) -> None:
     """Forward and backward, against a mask made on the CPU from the same seed; twice the same bits."""
-    from triton_kernels import DROPOUT, kept_by_philox
-
+    from support.triton_kernels import DROPOUT, kept_by_philox
     from transformer.kernels.gpu.attention import packed_attention
 
     queries, keys = short_sentences("cross", AttentionKernel.triton)
@@ -450,9 +457,9 @@ def test_steps_copied_ahead_are_the_steps_of_the_host() -> None:
                 step.await_copy()
                 if device.type == "cuda":
                     torch.cuda._sleep(20_000_000)  # cycles: about a hundredth of a second
-                parts = []
+                parts: list[Tensor] = []
                 for _, batch in step.micro_batches:
-                    batch.map(lambda tensor: parts.append(tensor.long().sum()) or tensor)  # noqa: B023
+                    batch.map(partial(add_up, parts))
                 found.append(torch.stack(parts))
         return [part.tolist() for part in found]
 
@@ -476,7 +483,13 @@ def test_compiled_is_eager_and_ten_packed_batches_are_one_shape() -> None:
     assert DEVICE.type == "cpu" or seen[0] == seen[-1]
 
 
-def job_on_device(folder: Path, **recipe: object) -> TrainJob:
+def add_up(parts: list[Tensor], tensor: Tensor) -> Tensor:
+    """Note the sum of a tensor of a batch, which stays as it is."""
+    parts.append(tensor.long().sum())
+    return tensor
+
+
+def job_on_device(folder: Path, **recipe: Any) -> TrainJob:
     return tiny_job(folder / "run", write_corpus(folder / "corpus"), device=Device[DEVICE.type], **recipe)
 
 

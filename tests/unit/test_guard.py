@@ -28,14 +28,14 @@ def _handlers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_the_first_signal_is_a_request(number: signal.Signals) -> None:
+def test_signals_take_the_first_as_a_request(number: signal.Signals) -> None:
     with Signals() as signals:
         assert not signals.requested
         signal.raise_signal(number)
         assert signals.requested
 
 
-def test_the_handlers_are_put_back() -> None:
+def test_signals_put_the_handlers_back() -> None:
     def mine(*_: object) -> None:
         """Somebody else's handler."""
 
@@ -82,7 +82,7 @@ def test_main_interrupts_on_every_signal_that_the_loop_serves(ignored: bool) -> 
     signal.raise_signal(signal.SIGHUP)  # a second one, while the process ends
 
 
-def test_handlers_are_left_alone_outside_the_main_thread() -> None:
+def test_signals_leave_handlers_alone_outside_the_main_thread() -> None:
     """Python installs handlers in the main thread alone: elsewhere a signal does what it did before."""
     before = [signal.getsignal(number) for number in NUMBERS]
     seen: list[object] = []
@@ -100,7 +100,7 @@ def test_handlers_are_left_alone_outside_the_main_thread() -> None:
 
 @pytest.mark.parametrize("first", ENDS_AT_SECOND)
 @pytest.mark.parametrize("second", ENDS_AT_SECOND)
-def test_the_second_signal_ends_the_process_at_once(first: signal.Signals, second: signal.Signals) -> None:
+def test_signals_end_the_process_at_once_at_the_second(first: signal.Signals, second: signal.Signals) -> None:
     code = (
         "import atexit, signal, sys, time\n"
         "from transformer.training.guard import Signals\n"
@@ -179,7 +179,7 @@ def test_guard_reports_spikes_once(caplog: pytest.LogCaptureFixture) -> None:
         assert part in record.getMessage()
 
 
-def test_a_stopped_run_says_what_is_saved() -> None:
+def test_stopped_says_what_is_saved() -> None:
     error = stopped(1234)
     assert (type(error), error.exit_status) == (Stopped, 75)
     assert "1234" in str(error)

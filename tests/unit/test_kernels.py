@@ -79,7 +79,7 @@ def test_add_dropout_is_the_residual_plus_dropout(dtype: torch.dtype) -> None:
     upstream = draw(31, 33, seed=4, dtype=dtype)
 
     torch.manual_seed(1)
-    fused = add_dropout(*inputs, 0.3, training=True)
+    fused = add_dropout(inputs[0], inputs[1], 0.3, training=True)
     torch.manual_seed(1)
     plain = inputs[0] + dropout(inputs[1], 0.3, training=True)
 
@@ -151,7 +151,8 @@ def test_dense_attention_is_torchs(hidden: Tensor | None, scale: float) -> None:
     inputs = qkv()
     ours = dense_attention(*inputs, hidden=hidden, scale=scale, dropout=0.0)
     mask = None if hidden is None else ~hidden
-    theirs = F.scaled_dot_product_attention(*inputs, attn_mask=mask, scale=scale)
+    q, k, v = inputs
+    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     assert ours.shape == (B, H, T, 6)
     upstream = draw(B, H, T, 6, seed=9)
     pairs = zip(torch.autograd.grad(ours, inputs, upstream), torch.autograd.grad(theirs, inputs, upstream), strict=True)
@@ -178,7 +179,8 @@ def test_dense_attention_is_exact_but_for_rounding(hidden: Tensor | None, dtype:
     inputs = qkv(dtype)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     ours = dense_attention(*inputs, hidden=hidden, scale=0.5, dropout=0.0)
-    theirs = F.scaled_dot_product_attention(*exact, attn_mask=None if hidden is None else ~hidden, scale=0.5)
+    q, k, v = exact
+    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=None if hidden is None else ~hidden, scale=0.5)
     upstream = draw(B, H, T, 6, seed=9, dtype=dtype)
     got = torch.autograd.grad(ours, inputs, upstream)
     expected = torch.autograd.grad(theirs, exact, upstream.double())
@@ -258,8 +260,8 @@ def test_the_loss_and_its_gradients_are_those_written_out(
 ) -> None:
     monkeypatch.setattr(kernel, "ROWS", rows)
     inputs = [leaf(N, D, seed=1), leaf(V, D, seed=2)]
-    ours, plain = linear_cross_entropy(*inputs, torch.tensor(targets), label_smoothing=eps)
-    expected, nll = written_out(*inputs, targets, eps)
+    ours, plain = linear_cross_entropy(inputs[0], inputs[1], torch.tensor(targets), label_smoothing=eps)
+    expected, nll = written_out(inputs[0], inputs[1], targets, eps)
     assert ours.item() == pytest.approx(expected.item(), rel=1e-12)
     assert plain.item() == pytest.approx(nll.item(), rel=1e-12)
     assert not plain.requires_grad
@@ -281,7 +283,9 @@ def test_the_gradient_of_the_loss_is_the_numerical_one(eps: float) -> None:
 @pytest.mark.parametrize("targets", [[], [0] * N], ids=["no rows", "empty rows"])
 def test_nothing_to_predict_costs_nothing_and_has_a_zero_gradient(targets: list[int], eps: float) -> None:
     inputs = [leaf(len(targets), D, seed=1), leaf(V, D, seed=2)]
-    ours, plain = linear_cross_entropy(*inputs, torch.tensor(targets, dtype=torch.int64), label_smoothing=eps)
+    ours, plain = linear_cross_entropy(
+        inputs[0], inputs[1], torch.tensor(targets, dtype=torch.int64), label_smoothing=eps
+    )
     assert (ours.item(), plain.item()) == (0.0, 0.0)
     for gradient in torch.autograd.grad(ours, inputs):
         assert not gradient.any()
@@ -298,7 +302,7 @@ def test_the_loss_is_exact_but_for_rounding(
     hidden, matrix = leaf(N, D, seed=1, dtype=dtype), leaf(V, D, seed=2, dtype=torch.float32)
     ours, plain = linear_cross_entropy(hidden, matrix, torch.tensor(targets), label_smoothing=eps)
     exact = [hidden.detach().double().requires_grad_(), matrix.detach().double().requires_grad_()]
-    expected, nll = written_out(*exact, targets, eps)
+    expected, nll = written_out(exact[0], exact[1], targets, eps)
     assert ours.dtype == plain.dtype == torch.float32
     real, unit = sum(target != 0 for target in targets), torch.finfo(dtype).eps
     for a, b in ((ours, expected), (plain, nll)):

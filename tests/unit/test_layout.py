@@ -12,11 +12,11 @@ from transformer.layout import Groups, Packed, Padded, pack
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 
-def test_special_ids_are_the_published_ones() -> None:
+def test_vocabulary_has_the_published_special_ids() -> None:
     assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
 
 
-def test_visible_is_the_real_prefix_and_an_empty_slot_sees_itself() -> None:
+def test_padded_visible_is_the_real_prefix_and_an_empty_slot_sees_itself() -> None:
     layout = Padded.of([3, 0, 1, 2], 3)
     assert layout.visible().dtype == torch.bool
     assert layout.visible().tolist() == [
@@ -27,14 +27,14 @@ def test_visible_is_the_real_prefix_and_an_empty_slot_sees_itself() -> None:
     ]
 
 
-def test_positions_count_from_zero() -> None:
+def test_padded_positions_count_from_zero() -> None:
     assert Padded.of([2, 4], 4).positions().tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("lengths", "width", "full"), [([3, 3], 3, True), ([3, 2], 3, False), ([2, 2], 3, False), ([0], 1, False)]
 )
-def test_full_means_no_padding_at_all(lengths: list[int], width: int, full: bool) -> None:
+def test_padded_is_full_without_any_padding(lengths: list[int], width: int, full: bool) -> None:
     layout = Padded.of(lengths, width)
     assert layout.full is full
     assert layout.lengths.tolist() == lengths
@@ -42,14 +42,14 @@ def test_full_means_no_padding_at_all(lengths: list[int], width: int, full: bool
     assert layout.width == width
 
 
-def test_full_rows_are_full_and_see_everything() -> None:
+def test_padded_full_rows_are_full_and_see_everything() -> None:
     layout = Padded.full_rows(2, 3, torch.device("cpu"))
     assert layout.full
     assert layout.lengths.tolist() == [3, 3]
     assert layout.visible().tolist() == [[True] * 3] * 2
 
 
-def test_select_takes_rows_in_the_order_given() -> None:
+def test_padded_select_takes_rows_in_the_order_given() -> None:
     layout = Padded.of([5, 0, 2, 4], 5).select(torch.tensor([2, 0, 2]))
     assert layout.lengths.tolist() == [2, 5, 2]
     assert layout.width == 5
@@ -57,13 +57,13 @@ def test_select_takes_rows_in_the_order_given() -> None:
     assert layout.visible().sum(1).tolist() == [2, 5, 2]
 
 
-def test_select_of_a_full_layout_stays_full() -> None:
+def test_padded_select_of_a_full_layout_stays_full() -> None:
     layout = Padded.of([4, 4, 4], 4).select(torch.tensor([1]))
     assert layout.full
     assert layout.lengths.tolist() == [4]
 
 
-def test_to_keeps_everything() -> None:
+def test_padded_to_keeps_everything() -> None:
     layout = Padded.of([1, 2], 2).to(torch.device("cpu"))
     assert (layout.lengths.tolist(), layout.width, layout.full) == ([1, 2], 2, False)
 
@@ -87,7 +87,7 @@ def exact_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer.layout._WIDTH", 1)
 
 
-def test_the_sides_of_a_group_are_rounded_up_with_empty_rows() -> None:
+def test_packed_groups_are_rounded_up_with_empty_rows() -> None:
     """To 16 rows and a width of 4, so that few shapes ever come."""
     source, target = packed([(2, 5)] * 17, (40, 85))
     for layout, length, width in ((source, 2, 4), (target, 5, 8)):
@@ -126,7 +126,7 @@ def test_packed_sentences_by_hand() -> None:
     assert groups_of(source).unpad([rows]).tolist() == [6, 7, 1, 2, 3, 4, 5, 0, 0]
 
 
-def test_more_sentences_than_one_multiple_lengthen_the_offsets_by_another() -> None:
+def test_packed_offsets_are_lengthened_by_multiples() -> None:
     for count, length in ((255, 256), (256, 512), (511, 512), (512, 768)):
         source, _ = packed([(1, 1)] * count, (1000, 1000))
         assert source.offsets.tolist() == [*range(count), *[count] * (length - count)]
@@ -140,7 +140,7 @@ def random_pairs(state: np.random.Generator) -> list[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("exact_sides")
-def test_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_and_waste_little() -> None:
+def test_packed_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_and_waste_little() -> None:
     state = np.random.default_rng(3)
     several = 0
     for _ in range(80):
@@ -205,7 +205,7 @@ PAIRS = [(2, 1), (5, 3), (2, 2), (1, 7), (4, 4)]
 @pytest.mark.parametrize("capacities", [(14, 17), (19, 20)], ids=["full", "empty slots"])
 @pytest.mark.parametrize("small", [256, 0], ids=["one group", "many groups"])
 @pytest.mark.parametrize("side", [0, 1])
-def test_padding_and_back_have_the_gradients_of_plain_indexing(
+def test_packed_groups_pad_and_unpad_have_the_gradients_of_plain_indexing(
     capacities: tuple[int, int], small: int, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padding holds what nobody must read, and no gradient comes from it, whatever it is asked for."""
@@ -237,7 +237,7 @@ def test_padding_and_back_have_the_gradients_of_plain_indexing(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool])
-def test_there_and_back_is_the_same_in_any_type(dtype: torch.dtype) -> None:
+def test_packed_groups_pad_and_unpad_is_the_same_in_any_type(dtype: torch.dtype) -> None:
     layout, _ = packed(PAIRS, (19, 20))
     x = (torch.arange(19 * 2) % 5).view(19, 2, 1).to(dtype)
     back = groups_of(layout).unpad(groups_of(layout).pad(x))

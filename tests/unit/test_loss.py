@@ -24,7 +24,7 @@ def distribution(target: int, vocab_size: int, eps: float) -> list[float]:
     return [1.0 - eps if v == target else eps / (vocab_size - 1) for v in range(vocab_size)]
 
 
-def test_smoothed_distribution_is_the_papers_table() -> None:
+def test_smoothed_cross_entropy_has_the_distribution_of_the_papers_table() -> None:
     """The gradient of a cross-entropy is softmax minus the target distribution, which therefore can be read off."""
     logits, targets = draw(4, 6)[0], torch.tensor([1, 2, 5, 2])
     smoothed_cross_entropy(logits, targets, label_smoothing=0.1)[0].backward()
@@ -39,7 +39,7 @@ def test_smoothed_distribution_is_the_papers_table() -> None:
 
 
 @pytest.mark.parametrize("eps", EPS)
-def test_sums_of_cross_entropies_written_out(eps: float) -> None:
+def test_smoothed_cross_entropy_is_the_sum_written_out(eps: float) -> None:
     logits, targets = draw(5, 7)
     loss, nll = smoothed_cross_entropy(logits, targets, label_smoothing=eps)
     expected_loss = expected_nll = 0.0
@@ -52,7 +52,7 @@ def test_sums_of_cross_entropies_written_out(eps: float) -> None:
 
 
 @pytest.mark.parametrize("eps", EPS)
-def test_differs_from_a_kl_divergence_by_the_entropy_alone(eps: float) -> None:
+def test_smoothed_cross_entropy_differs_from_a_kl_divergence_by_the_entropy_alone(eps: float) -> None:
     logits, targets = draw(6, 9)
     q = torch.tensor([distribution(target, 9, eps) for target in targets.tolist()])
     kl = F.kl_div(logits.log_softmax(1), q, reduction="sum")
@@ -63,7 +63,7 @@ def test_differs_from_a_kl_divergence_by_the_entropy_alone(eps: float) -> None:
 
 @pytest.mark.parametrize("eps", EPS)
 @pytest.mark.parametrize(("n", "vocab_size"), [(1, 2), (8, 11), (50, 301)])
-def test_equals_torchs_smoothing_at_eps_v_over_v_minus_one(n: int, vocab_size: int, eps: float) -> None:
+def test_smoothed_cross_entropy_equals_torchs_at_eps_v_over_v_minus_one(n: int, vocab_size: int, eps: float) -> None:
     logits, targets = draw(n, vocab_size)
     loss, _ = smoothed_cross_entropy(logits, targets, label_smoothing=eps)
     theirs = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=eps * vocab_size / (vocab_size - 1))
@@ -72,7 +72,7 @@ def test_equals_torchs_smoothing_at_eps_v_over_v_minus_one(n: int, vocab_size: i
     torch.testing.assert_close(ours_grad, their_grad, rtol=1e-12, atol=1e-14)
 
 
-def test_nll_is_plain_and_has_no_gradient() -> None:
+def test_smoothed_cross_entropy_gives_a_plain_nll_without_gradient() -> None:
     logits, targets = draw(5, 7)
     loss, nll = smoothed_cross_entropy(logits, targets, label_smoothing=0.1)
     assert loss.requires_grad
@@ -80,13 +80,13 @@ def test_nll_is_plain_and_has_no_gradient() -> None:
     torch.testing.assert_close(nll, F.cross_entropy(logits.detach(), targets, reduction="sum"), rtol=1e-13, atol=0)
 
 
-def test_without_smoothing_both_are_the_same() -> None:
+def test_smoothed_cross_entropy_without_smoothing_gives_the_nll_twice() -> None:
     loss, nll = smoothed_cross_entropy(*draw(5, 7), label_smoothing=0.0)
     assert torch.equal(loss.detach(), nll)
 
 
 @pytest.mark.parametrize("eps", EPS)
-def test_a_sum_not_a_mean(eps: float) -> None:
+def test_smoothed_cross_entropy_is_a_sum_not_a_mean(eps: float) -> None:
     logits, targets = draw(4, 7)
     whole = smoothed_cross_entropy(logits, targets, label_smoothing=eps)
     twice = smoothed_cross_entropy(logits.repeat(2, 1), targets.repeat(2), label_smoothing=eps)
@@ -97,7 +97,7 @@ def test_a_sum_not_a_mean(eps: float) -> None:
 
 
 @pytest.mark.parametrize("eps", EPS)
-def test_no_tokens_give_zero_with_a_zero_gradient(eps: float) -> None:
+def test_smoothed_cross_entropy_of_no_tokens_is_zero_with_a_zero_gradient(eps: float) -> None:
     weight = torch.randn(7, 3, requires_grad=True)
     loss, nll = smoothed_cross_entropy(
         torch.zeros(0, 3) @ weight.T, torch.zeros(0, dtype=torch.int64), label_smoothing=eps
@@ -108,7 +108,7 @@ def test_no_tokens_give_zero_with_a_zero_gradient(eps: float) -> None:
 
 
 @pytest.mark.parametrize("eps", EPS)
-def test_a_row_of_class_pad_counts_nothing(eps: float) -> None:
+def test_smoothed_cross_entropy_counts_nothing_for_a_row_of_class_pad(eps: float) -> None:
     logits, targets = draw(6, 7)
     targets[[0, 3, 5]] = 0
     found = smoothed_cross_entropy(logits, targets, label_smoothing=eps)
@@ -121,7 +121,7 @@ def test_a_row_of_class_pad_counts_nothing(eps: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("eps", EPS)
-def test_half_precision_logits_are_computed_in_float32(dtype: torch.dtype, eps: float) -> None:
+def test_smoothed_cross_entropy_computes_half_precision_logits_in_float32(dtype: torch.dtype, eps: float) -> None:
     logits, targets = draw(600, 50)
     half = logits.detach().to(dtype).requires_grad_()
     loss, nll = smoothed_cross_entropy(half, targets, label_smoothing=eps)
@@ -137,7 +137,7 @@ def test_half_precision_logits_are_computed_in_float32(dtype: torch.dtype, eps: 
 
 
 @pytest.mark.parametrize("eps", EPS)
-def test_large_logits_do_not_overflow(eps: float) -> None:
+def test_smoothed_cross_entropy_of_large_logits_does_not_overflow(eps: float) -> None:
     logits = torch.tensor([[1e4, 0.0, -1e4]], dtype=torch.float32, requires_grad=True)
     loss, nll = smoothed_cross_entropy(logits, torch.tensor([1]), label_smoothing=eps)
     assert nll.item() == pytest.approx(1e4)

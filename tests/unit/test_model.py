@@ -5,6 +5,8 @@ Also what must never leak (later targets, padding, neighbours), and cached decod
 
 import math
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,8 +74,14 @@ def logits_of(model: Transformer, source: Side, target: Side) -> Tensor:
     return model(source[0], target[0], source_layout=source[1], target_layout=target[1])
 
 
-def assert_close(a: Tensor, b: Tensor) -> None:
+def assert_close(a: Tensor, b: Tensor | None) -> None:
+    assert b is not None
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def named(name: str, message: str) -> str:
+    """What `assert_close` says, behind the name of what it is about."""
+    return f"{name}: {message}"
 
 
 # The paper's formulas for one sentence, from a dictionary of weights.
@@ -136,8 +144,8 @@ def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], t
 
     def attention(name: str, x: Tensor, context: Tensor | None, masked: bool) -> Tensor:
         y = paper_norm(w, f"{name}_norm", x) if pre else x
-        seen, how = y if context is None else context, {"n_heads": n_heads, "masked": masked, "score": config.score}
-        out = x + paper_attention(w, name, y, seen, **how)
+        seen = y if context is None else context
+        out = x + paper_attention(w, name, y, seen, n_heads=n_heads, masked=masked, score=config.score)
         return out if pre else paper_norm(w, f"{name}_norm", out)
 
     def feed_forward(name: str, x: Tensor) -> Tensor:
@@ -185,7 +193,7 @@ def test_a_batch_is_the_papers_formulas_on_each_sentence(config: ModelConfig, la
         expected = weights[name].grad
         assert parameter.grad is not None, name
         assert expected is not None, name
-        torch.testing.assert_close(parameter.grad, expected, rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-12, atol=1e-12, msg=partial(named, name))
 
 
 LONGEST = [*range(1, 13), 1, 2, 3, 4]  # as many tokens as there are positions
@@ -226,7 +234,7 @@ def test_packed_is_padded(
     found, expected = (torch.autograd.grad(out, list(model.parameters()), upstream) for out in (packed, padded))
     for (name, _), a, b in zip(model.named_parameters(), found, expected, strict=True):
         size = max(b.abs().max().item(), 1e-3)
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * size, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * size, msg=partial(named, name))
 
 
 @pytest.mark.parametrize("config", list(SHAPES.values()), ids=list(SHAPES))
@@ -266,7 +274,7 @@ def torch_stack(model: Transformer) -> nn.Transformer:
     with torch.no_grad():
         for name, theirs_name in torch_names(c).items():
             parts = [model.get_parameter(part) for part in name.split("+")]
-            theirs.get_parameter(theirs_name).copy_(torch.cat(parts))
+            theirs.get_parameter(theirs_name).copy_(torch.cat([*parts]))
         for name, parameter in theirs.named_parameters():
             if name.endswith(("in_proj_bias", "out_proj.bias")):
                 parameter.zero_()
@@ -519,7 +527,7 @@ def test_residual_dropout_acts_on_every_sublayer(norm: Norm) -> None:
 
 @pytest.mark.parametrize("setting", ["dropout", "attention_dropout", "relu_dropout"])
 def test_no_dropout_in_evaluation(setting: str) -> None:
-    plain, dropping = build(BASE), build(replace(BASE, **{setting: 0.5}))
+    plain, dropping = build(BASE), build(replace(BASE, **dict[str, Any]({setting: 0.5})))
     batch = pad(SOURCES), pad(TARGETS)
     assert torch.equal(logits_of(dropping.eval(), *batch), logits_of(plain, *batch))
     assert not torch.allclose(logits_of(dropping.train(), *batch), logits_of(plain, *batch))

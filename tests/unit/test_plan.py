@@ -8,6 +8,7 @@ import time
 import tracemalloc
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def plain_plan(
     members = list(range(len(lengths))) if members is None else members
     random_state = np.random.PCG64(seed_for(seed, epoch))
 
-    def shuffled(items: list[int] | LISTS) -> list:
+    def shuffled(items: list[Any]) -> list[Any]:
         numbers = random_state.random_raw(len(items)).tolist()
         return [items[place] for place in sorted(range(len(items)), key=numbers.__getitem__)]
 
@@ -99,7 +100,7 @@ def test_the_plan_is_the_plain_one_for_random_corpora() -> None:
         lengths = random_lengths(state)
         lengths[:, 1] *= state.integers(1, 4)
         budget = int(lengths.max() * state.choice([1, 1.01, 1.5, 3, 30]))
-        where = {"seed": trial, "epoch": trial % 3, "tokens_per_step": budget}
+        where: dict[str, Any] = {"seed": trial, "epoch": trial % 3, "tokens_per_step": budget}
         assert as_lists(plan(lengths, **where)) == plain_plan(lengths, **where)
         pools.add(math.ceil(int(lengths.sum(axis=0).max()) / (100 * budget)))
     assert {1, 2, 3} <= pools
@@ -110,7 +111,7 @@ def test_the_plan_of_a_large_corpus_is_the_plain_one(longest: int) -> None:
     """More pairs than are looked at together, and lengths too large for 16 bits."""
     lengths = np.exp(np.random.default_rng(3).normal(2.0, 0.7, size=(150_000, 2))).clip(1, 40).astype(np.int32)
     lengths[::50_000] = longest
-    where = {"seed": 4, "epoch": 1, "tokens_per_step": max(900, longest)}
+    where: dict[str, Any] = {"seed": 4, "epoch": 1, "tokens_per_step": max(900, longest)}
     assert as_lists(plan(lengths, **where)) == plain_plan(lengths, **where)
 
 
@@ -118,14 +119,14 @@ def test_equal_random_numbers_keep_their_order(monkeypatch: pytest.MonkeyPatch) 
     """They come once in a million epochs, numbers with the same upper bits in every one: here all the time."""
 
     class Coarse(np.random.PCG64):
-        def random_raw(self, size: int) -> np.ndarray:
+        def random_raw(self, size: Any = None, output: Any = True) -> Any:
             return super().random_raw(size) & np.uint64(0xF000_0000_0000_0003)
 
     monkeypatch.setattr(np.random, "PCG64", Coarse)
     state = np.random.default_rng(29)
     for trial in range(50):
         lengths = random_lengths(state)
-        where = {"seed": trial, "epoch": 0, "tokens_per_step": int(lengths.max() * 2)}
+        where: dict[str, Any] = {"seed": trial, "epoch": 0, "tokens_per_step": int(lengths.max() * 2)}
         assert as_lists(plan(lengths, **where)) == plain_plan(lengths, **where)
 
 
@@ -186,7 +187,7 @@ def test_whole_weights_are_exact_copies() -> None:
 
 
 def test_a_mixture_of_weights_1_is_the_plan_of_the_corpus() -> None:
-    where = {"seed": 5, "epoch": 2, "tokens_per_step": 300}
+    where: dict[str, Any] = {"seed": 5, "epoch": 2, "tokens_per_step": 300}
     plans = [
         as_lists(plan(MIXED, mixture=mixture, **where)) for mixture in ([(3_000, 1)], [(1_200, 1.0), (1_800, 1.0)])
     ]
@@ -302,7 +303,8 @@ def test_packed_sentences_go_to_the_emptiest_micro_batch() -> None:
     more = 0
     for _ in range(100):
         lengths = state.integers(1, 12, size=(int(state.integers(1, 25)), 2)).astype(np.int32)
-        capacities = tuple(int(lengths[:, side].max() + state.integers(0, 30)) for side in (0, 1))
+        longest = lengths.max(axis=0)
+        capacities = (int(longest[0] + state.integers(0, 30)), int(longest[1] + state.integers(0, 30)))
         ids = state.permutation(len(lengths))
         parts = as_lists(
             split_step(ids, lengths, max_tokens=max(capacities), micro_batch_multiple=1, capacities=capacities)
@@ -340,7 +342,7 @@ def test_packed_micro_batches_are_as_many_as_ranks(ranks: int) -> None:
     target = np.clip(source * state.lognormal(0.0, 0.3, size=60_000), 1, 200)
     lengths = np.stack((source, target), axis=1).astype(np.int32)
     capacities = packed_capacities(lengths, tokens_per_step=25_000, max_tokens=32_768, micro_batch_multiple=ranks)
-    split = {"max_tokens": 32_768, "micro_batch_multiple": ranks, "capacities": capacities}
+    split: dict[str, Any] = {"max_tokens": 32_768, "micro_batch_multiple": ranks, "capacities": capacities}
     steps = plan(lengths, seed=1, epoch=0, tokens_per_step=25_000)
     assert len(steps) > 50
     assert {len(split_step(step, lengths, **split)) for step in steps} == {ranks}
@@ -353,7 +355,11 @@ def test_packed_micro_batches_hold_the_step_fit_are_even_and_come_in_multiples()
         ids = state.permutation(len(lengths))[: int(state.integers(1, len(lengths) + 1))]
         capacities = tuple(int(lengths[:, side].max() * state.uniform(1, 8)) for side in (0, 1))
         multiple = int(state.integers(1, 9))
-        split = {"max_tokens": max(capacities), "micro_batch_multiple": multiple, "capacities": capacities}
+        split: dict[str, Any] = {
+            "max_tokens": max(capacities),
+            "micro_batch_multiple": multiple,
+            "capacities": capacities,
+        }
         parts = as_lists(split_step(ids, lengths, **split))
         assert parts == as_lists(split_step(ids, lengths, **split))
         assert sorted(itertools.chain.from_iterable(parts)) == sorted(ids.tolist())

@@ -3,6 +3,7 @@
 import re
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,18 +66,19 @@ def test_preview_epoch_is_what_the_loader_then_gives(
     ]
     tokens = sum(step.source_tokens + step.target_tokens for step in steps)
 
+    approx: Any = pytest.approx  # stands where the class declares a number
     found = preview_epoch(store.lengths, batching, model=MODEL, vocab_size=50)
     assert found == Preview(
         pairs=sum(step.sentences for step in steps),
         steps=len(steps),
         is_exact=True,
-        sentences=pytest.approx(mean([step.sentences for step in steps])),
-        source_tokens=pytest.approx(mean([step.source_tokens for step in steps])),
-        target_tokens=pytest.approx(mean([step.target_tokens for step in steps])),
-        micro_batches=pytest.approx(mean([len(step.micro_batches) for step in steps])),
-        padding_share=pytest.approx(1 - tokens / sum(step.slots for step in steps)),
+        sentences=approx(mean([step.sentences for step in steps])),
+        source_tokens=approx(mean([step.source_tokens for step in steps])),
+        target_tokens=approx(mean([step.target_tokens for step in steps])),
+        micro_batches=approx(mean([len(step.micro_batches) for step in steps])),
+        padding_share=approx(1 - tokens / sum(step.slots for step in steps)),
         sampled_steps=len(steps),
-        flops=pytest.approx(sum(flops) / len(flops)),
+        flops=approx(sum(flops) / len(flops)),
     )
 
 

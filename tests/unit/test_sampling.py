@@ -24,7 +24,9 @@ BANNED = torch.tensor([PAD, BOS])
 def draw(
     table: Table, sampling: Sampling, n_samples: int, *, max_lengths: list[int], prefixes: list[list[int]] | None = None
 ) -> list[list[Hypothesis]]:
-    rows = [(sentence, ()) for sentence in range(len(max_lengths)) for _ in range(n_samples)]
+    rows: list[tuple[int, tuple[int, ...]]] = [
+        (sentence, ()) for sentence in range(len(max_lengths)) for _ in range(n_samples)
+    ]
     return sample(
         step,
         Prefixes(table, rows),

@@ -20,7 +20,7 @@ def paper_rate(step: int, d_model: int, warmup: int = WARMUP) -> float:
 @pytest.mark.parametrize("d_model", [512, 1024, 256])
 @pytest.mark.parametrize("warmup", [1, 17, 4_000, 8_000])
 @pytest.mark.parametrize("update", [1, 2, 16, 17, 18, 3_999, 4_000, 4_001, 8_000, 100_000, 300_000])
-def test_step_u_counted_from_zero_uses_eq3_at_u_plus_one(update: int, warmup: int, d_model: int) -> None:
+def test_learning_rate_of_update_u_from_zero_is_eq3_at_u_plus_one(update: int, warmup: int, d_model: int) -> None:
     assert paper_rate(update - 1, d_model, warmup) == pytest.approx(eq3(update, d_model, warmup), rel=1e-12)
 
 
@@ -32,12 +32,12 @@ def test_step_u_counted_from_zero_uses_eq3_at_u_plus_one(update: int, warmup: in
         (100_000, 1.397542e-4),  # 512^-0.5 * 100000^-0.5
     ],
 )
-def test_literals_of_the_base_model(update: int, rate: float) -> None:
+def test_learning_rate_of_the_base_model(update: int, rate: float) -> None:
     assert paper_rate(update - 1, 512) == pytest.approx(rate, rel=1e-6)
 
 
 @pytest.mark.parametrize(("d_model", "peak"), [(512, 6.99e-4), (1024, 4.94e-4)])
-def test_the_papers_peaks_to_three_digits(d_model: int, peak: float) -> None:
+def test_paper_peak_is_the_papers_to_three_digits(d_model: int, peak: float) -> None:
     rates = [paper_rate(step, d_model) for step in range(6_000)]
     assert float(f"{max(rates):.2e}") == peak
     assert rates.index(max(rates)) == WARMUP - 1
@@ -48,14 +48,14 @@ def linear(step: int, *, peak: float = 0.5, warmup_steps: int = 10, max_steps: i
     return learning_rate(step, peak=peak, warmup_steps=warmup_steps, decay=Decay.linear, max_steps=max_steps)
 
 
-def test_linear_rises_from_one_warmup_th_to_the_peak() -> None:
+def test_learning_rate_rises_linearly_from_one_warmup_th_to_the_peak() -> None:
     assert linear(0) == pytest.approx(0.05, rel=1e-12)
     assert linear(4) == pytest.approx(0.25, rel=1e-12)
     assert linear(9) == pytest.approx(0.5, rel=1e-12)
     assert max(linear(step) for step in range(111)) == pytest.approx(0.5, rel=1e-12)
 
 
-def test_linear_falls_to_zero_at_the_last_step_and_stays() -> None:
+def test_learning_rate_falls_linearly_to_zero_at_the_last_step_and_stays() -> None:
     assert linear(10) == pytest.approx(0.5, rel=1e-12)
     assert linear(60) == pytest.approx(0.25, rel=1e-12)
     assert linear(109) == pytest.approx(0.005, rel=1e-12)
@@ -63,10 +63,10 @@ def test_linear_falls_to_zero_at_the_last_step_and_stays() -> None:
     assert linear(1_000) == 0.0
 
 
-def test_linear_has_one_slope_down() -> None:
+def test_learning_rate_falls_linearly_with_one_slope() -> None:
     drops = {round(linear(step) - linear(step + 1), 15) for step in range(10, 110)}
     assert drops == {0.005}
 
 
-def test_a_warmup_longer_than_the_run_still_rises() -> None:
+def test_learning_rate_still_rises_where_the_warmup_outlasts_the_run() -> None:
     assert linear(3, warmup_steps=100, max_steps=5) == pytest.approx(0.5 * 4 / 100, rel=1e-12)

@@ -60,7 +60,7 @@ WORDS = {
 
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("language", WORDS)
-def test_equals_the_command_line(tmp_path: Path, language: str, lowercase: bool) -> None:
+def test_score_equals_the_command_line(tmp_path: Path, language: str, lowercase: bool) -> None:
     draw = random.Random(2)
     words = [*" ".join(REFERENCES).split(), *(3 * WORDS[language]), ""]
     references = REFERENCES + [" ".join(draw.choices(words, k=draw.randint(1, 30))) for _ in range(100)]
@@ -93,7 +93,7 @@ def test_equals_the_command_line(tmp_path: Path, language: str, lowercase: bool)
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("BUPT_rush", "NVIDIA-NeMo", "VolcTrans-AT")),
     ],
 )
-def test_published_scores_of_newstest2021(system: str) -> None:
+def test_score_of_newstest2021_is_the_published_one(system: str) -> None:
     folder = SCORES / "wmt21_en_de"
     rows = [line.split("\t") for line in lines(folder / "published.tsv")]
     published = {reference: float(bleu) for name, reference, bleu in rows if name == system}
@@ -108,7 +108,7 @@ def test_published_scores_of_newstest2021(system: str) -> None:
 
 
 @needs_scores
-def test_tokenised_on_both_sides_passes_on_one_side_does_not() -> None:
+def test_score_takes_text_tokenised_on_both_sides_but_not_on_one() -> None:
     hypotheses, references = (lines(SCORES / "multi_bleu" / name) for name in ("hyp", "ref.tok"))
     assert score(hypotheses, references, tgt_lang="en").bleu == pytest.approx(22.58, abs=0.5)  # by multi-bleu.perl
     plain = [reference.replace(" .", ".").replace(" ,", ",") for reference in references]
@@ -131,7 +131,7 @@ def test_tokenised_on_both_sides_passes_on_one_side_does_not() -> None:
         (["Ein Hund läuft .", "Zwei Frauen , die lachen .", "Wahr ist es .", "Ja !"], REFERENCES, "tokenised"),
     ],
 )
-def test_refuses_what_cannot_be_compared(hypotheses: list[str], references: list[str], message: str) -> None:
+def test_score_refuses_what_cannot_be_compared(hypotheses: list[str], references: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         score(hypotheses, references, tgt_lang="de")
 
@@ -146,7 +146,7 @@ def test_refuses_what_cannot_be_compared(hypotheses: list[str], references: list
         (["a ▁ b"] * 4, ["a ▁ b"] * 4),
     ],
 )
-def test_does_not_mistake_plain_text(hypotheses: list[str], references: list[str]) -> None:
+def test_score_does_not_mistake_plain_text(hypotheses: list[str], references: list[str]) -> None:
     assert score(hypotheses, references, tgt_lang="de") == measure(hypotheses, references, tgt_lang="de")
 
 
@@ -167,7 +167,7 @@ TOKENIZERS = {
 @pytest.mark.parametrize(
     ("language", "tokenizer"), [(code, name) for name, codes in TOKENIZERS.items() for code in codes]
 )
-def test_a_language_is_cut_in_the_same_way_under_each_of_its_codes(language: str, tokenizer: str) -> None:
+def test_score_cuts_a_language_in_the_same_way_under_each_of_its_codes(language: str, tokenizer: str) -> None:
     assert re.search(rf"\|tok:{tokenizer}[^|]*\|", score(HYPOTHESES, REFERENCES, tgt_lang=language).bleu_signature)
 
 

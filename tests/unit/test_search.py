@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -303,7 +304,13 @@ def test_cached_decoding_equals_decoding_anew(beam_size: int) -> None:
     lengths = [7, 3, 5, 1, 7]
     layout = Padded.of(lengths, 7)
     source = torch.randint(4, 20, (5, 7))
-    options = {"beam_size": beam_size, "n_best": beam_size, "penalty": length_penalty(0.6), "bos": BOS, "eos": EOS}
+    options: dict[str, Any] = {
+        "beam_size": beam_size,
+        "n_best": beam_size,
+        "penalty": length_penalty(0.6),
+        "bos": BOS,
+        "eos": EOS,
+    }
     maxima = torch.tensor([9, 14, 12, 20, 6])
     with torch.inference_mode():
         memory = model.encode(source, layout)
@@ -456,7 +463,7 @@ def test_n_best_equals_a_plain_search_of_each_sentence(beam_size: int, n_best: i
     table = Table(beam_size + n_best, vocab_size=12, eos_bias=2.0)
     max_lengths = [1, 2, 25, *random.Random(9).choices(range(1, 13), k=40)]
     found, seen = search_n_best(table, max_lengths, beam_size, n_best=n_best, alpha=alpha)
-    how = {"beam_size": beam_size, "n_best": n_best, "alpha": alpha}
+    how: dict[str, Any] = {"beam_size": beam_size, "n_best": n_best, "alpha": alpha}
     needed = []
     for sentence, max_length in enumerate(max_lengths):
         expected, steps = plain_beam(table, sentence, max_length=max_length, **how)
@@ -610,7 +617,7 @@ def test_sweep_penalties_equals_a_search_of_each_alone(beam_size: int, eos_bias:
 
     needed = []
     for sentence, max_length in enumerate(max_lengths):
-        how = {"beam_size": beam_size, "n_best": 1, "max_length": max_length}
+        how: dict[str, Any] = {"beam_size": beam_size, "n_best": 1, "max_length": max_length}
         plain = [plain_beam(table, sentence, alpha=alpha, **how) for alpha in SWEPT]
         assert all_same(found[sentence], [best for [best], _ in plain])
         needed.append(max(steps for _, steps in plain))
@@ -644,7 +651,7 @@ def test_sweep_penalties_over_a_transformer_equals_a_search_of_each_alone(beam_s
         model.output.mul_(4.0)  # sharper than a new model: some sentences end
     lengths = [7, 3, 5, 1, 7, 6, 2, 4]
     layout = Padded.of(lengths, 7)
-    options = {"beam_size": beam_size, "max_lengths": torch.tensor([9, 14, 12, 20, 6, 16, 8, 11])}
+    options: dict[str, Any] = {"beam_size": beam_size, "max_lengths": torch.tensor([9, 14, 12, 20, 6, 16, 8, 11])}
     with torch.inference_mode():
         memory = model.encode(torch.randint(4, 12, (8, 7)), layout)
         start = model.start(memory, layout, beam_size=beam_size)

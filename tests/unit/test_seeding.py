@@ -4,6 +4,7 @@ The literals come from coreutils (`printf 1,2 | b2sum -l 64`), the two little-en
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,16 +24,16 @@ from transformer.seeding import seed_for
         ((1, 23), 254230777),
     ],
 )
-def test_pinned_values(parts: tuple[int, ...], seed: int) -> None:
+def test_seed_for_gives_pinned_values(parts: tuple[int, ...], seed: int) -> None:
     assert seed_for(*parts) == seed
 
 
-def test_order_grouping_and_number_of_parts_matter() -> None:
+def test_seed_for_depends_on_order_grouping_and_number_of_parts() -> None:
     assert len({seed_for(1, 2), seed_for(2, 1), seed_for(12), seed_for(1, 2, 0), seed_for(0, 1, 2), seed_for(3)}) == 6
     assert seed_for(1, 23) != seed_for(12, 3)
 
 
-def test_distinct_and_32_bit_over_a_grid() -> None:
+def test_seed_for_is_distinct_and_32_bit_over_a_grid() -> None:
     grid = list(itertools.product(range(4), range(5), range(40), range(4)))
     seeds = [seed_for(*parts) for parts in grid]
     assert len(set(seeds)) == len(grid)
@@ -40,13 +41,13 @@ def test_distinct_and_32_bit_over_a_grid() -> None:
     assert max(seeds) > 2**31  # the high bits are used too
 
 
-def test_every_bit_is_used_evenly() -> None:
+def test_seed_for_uses_every_bit_evenly() -> None:
     seeds = np.array([seed_for(1, 0, step, 0) for step in range(4_000)], dtype=np.uint64)
     share = [float(((seeds >> np.uint64(bit)) & np.uint64(1)).mean()) for bit in range(32)]
     assert all(0.46 < s < 0.54 for s in share)  # five standard deviations
 
 
-def test_neighbouring_seeds_draw_unrelated_numbers() -> None:
+def test_seed_for_neighbours_gives_unrelated_numbers() -> None:
     draws = []
     for micro_batch in range(4):
         torch.manual_seed(seed_for(1, 0, 0, micro_batch))
@@ -55,9 +56,10 @@ def test_neighbouring_seeds_draw_unrelated_numbers() -> None:
     assert correlation.abs().max() < 0.12
 
 
-def test_numpy_integers_count_as_integers() -> None:
-    assert seed_for(np.int64(7), np.int32(3), 11, np.uint8(2)) == seed_for(7, 3, 11, 2)
+def test_seed_for_takes_numpy_integers() -> None:
+    numbers: list[Any] = [np.int64(7), np.int32(3), 11, np.uint8(2)]
+    assert seed_for(*numbers) == seed_for(7, 3, 11, 2)
 
 
-def test_large_and_negative_parts() -> None:
+def test_seed_for_takes_large_and_negative_parts() -> None:
     assert len({seed_for(2**70), seed_for(2**70 + 1), seed_for(-1), seed_for(1)}) == 4

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def run(
 ) -> Measured:
     scaler = scaler or GradScaler("cpu", enabled=False)
     loss_scale = scaler.get_scale()
-    settings = {"scaler": scaler, "world_size": 1, "rate": rate, "seed": seed, "clip_norm": clip_norm}
+    settings: dict[str, Any] = {"scaler": scaler, "world_size": 1, "rate": rate, "seed": seed, "clip_norm": clip_norm}
     result = train_step(objective, optimizer, step, **settings, device=CPU, precision=precision)
     assert {x.dtype for x in (result.loss_sum, result.nll_sum, result.grad_norm)} == {torch.float64}
     numbers = (float(result.loss_sum), float(result.nll_sum), float(result.grad_norm))
@@ -155,7 +156,9 @@ SPLITS = {
 
 @pytest.mark.parametrize("parts", list(SPLITS.values()), ids=list(SPLITS))
 @pytest.mark.parametrize("norm", list(Norm), ids=lambda norm: norm.name)
-def test_any_split_gives_the_mean_gradient_over_target_tokens(parts: list[list[Pair]], norm: Norm) -> None:
+def test_train_step_of_any_split_gives_the_mean_gradient_over_target_tokens(
+    parts: list[list[Pair]], norm: Norm
+) -> None:
     objective, optimizer = build(replace(PLAIN, norm=norm))
     loss, nll = written_out(objective.model)
     (loss / TARGET_TOKENS).backward()
@@ -186,7 +189,7 @@ either_layout = pytest.mark.parametrize("capacities", list(LAYOUTS.values()), id
 @pytest.mark.parametrize("norm", list(Norm), ids=lambda norm: norm.name)
 @pytest.mark.parametrize("score", list(Score), ids=lambda score: score.name)
 @pytest.mark.parametrize("small", [256, 0], ids=["one group", "many groups"])
-def test_packed_micro_batches_give_the_mean_gradient_over_target_tokens(
+def test_train_step_of_packed_micro_batches_gives_the_mean_gradient_over_target_tokens(
     capacities: tuple[int, int], count: int, norm: Norm, score: Score, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformer.layout._SMALL", small)
@@ -194,7 +197,7 @@ def test_packed_micro_batches_give_the_mean_gradient_over_target_tokens(
     loss, nll = written_out(objective.model)
     (loss / TARGET_TOKENS).backward()
     expected = gradients(objective)
-    split = {"max_tokens": 99, "micro_batch_multiple": 1, "capacities": capacities}
+    split: dict[str, Any] = {"max_tokens": 99, "micro_batch_multiple": 1, "capacities": capacities}
     parts = split_step(np.arange(len(PAIRS)), STORE.lengths, **split)
     assert len(parts) == count
     batches = [collate(STORE, part, capacities) for part in [*parts, NOBODY]]
@@ -209,7 +212,7 @@ def test_packed_micro_batches_give_the_mean_gradient_over_target_tokens(
 
 
 @either_layout
-def test_evaluation_gives_the_sums_of_training(capacities: tuple[int, int] | None) -> None:
+def test_objective_evaluate_gives_the_sums_of_training(capacities: tuple[int, int] | None) -> None:
     """Without a gradient the loss goes another way."""
     objective, _ = build()
     batch = collate(STORE, np.arange(len(PAIRS)), capacities)
@@ -219,7 +222,7 @@ def test_evaluation_gives_the_sums_of_training(capacities: tuple[int, int] | Non
     torch.testing.assert_close(evaluation, tuple(loss.detach() for loss in training), rtol=1e-13, atol=0)
 
 
-def test_the_divisor_is_the_whole_steps_and_not_this_ranks() -> None:
+def test_train_step_divides_by_the_tokens_of_the_whole_step_and_not_of_this_rank() -> None:
     objective, optimizer = build()
     whole = run(objective, optimizer, step_of([PAIRS]), rate=0.0)
     expected = {name: gradient / 4 for name, gradient in gradients(objective).items()}
@@ -229,7 +232,7 @@ def test_the_divisor_is_the_whole_steps_and_not_this_ranks() -> None:
     assert quarter.loss_sum == pytest.approx(whole.loss_sum, rel=1e-13)  # sums stay sums
 
 
-def test_a_step_does_not_add_to_the_gradient_before_it() -> None:
+def test_train_step_does_not_add_to_the_gradient_before_it() -> None:
     objective, optimizer = build()
     run(objective, optimizer, step_of([PAIRS]), rate=0.0)
     first = gradients(objective)
@@ -240,7 +243,7 @@ def test_a_step_does_not_add_to_the_gradient_before_it() -> None:
 @either_layout
 @pytest.mark.parametrize("score", list(Score), ids=lambda score: score.name)
 @pytest.mark.parametrize("config", [PLAIN, DROPPING], ids=["plain", "dropping"])
-def test_a_rank_without_a_sentence_has_a_zero_gradient_everywhere(
+def test_train_step_of_a_rank_without_a_sentence_has_a_zero_gradient_everywhere(
     capacities: tuple[int, int] | None, score: Score, config: ModelConfig
 ) -> None:
     objective, optimizer = build(replace(config, score=score, attention_dropout=config.dropout))
@@ -253,7 +256,7 @@ def test_a_rank_without_a_sentence_has_a_zero_gradient_everywhere(
     assert (result.loss_sum, result.nll_sum, result.grad_norm, result.applied) == (0.0, 0.0, 0.0, True)
 
 
-def test_the_objective_is_a_sum_over_real_target_tokens() -> None:
+def test_objective_is_a_sum_over_real_target_tokens() -> None:
     objective, _ = build()
     expected_loss, expected_nll = written_out(objective.model)
     loss, nll = objective(batch_of(PAIRS))
@@ -272,12 +275,12 @@ def updated(*, seed: int = 1, epoch: int = 0, index: int = 0, noise: int = 0) ->
     return weights(objective)
 
 
-def test_the_same_place_draws_the_same_masks() -> None:
+def test_train_step_draws_the_same_masks_at_the_same_place() -> None:
     assert same(updated(noise=0), updated(noise=5))
 
 
 @pytest.mark.parametrize("place", [{"seed": 2}, {"epoch": 1}, {"index": 1}], ids=["seed", "epoch", "step"])
-def test_another_place_draws_other_masks(place: dict[str, int]) -> None:
+def test_train_step_draws_other_masks_at_another_place(place: dict[str, int]) -> None:
     assert not same(updated(), updated(**place))
 
 
@@ -291,7 +294,7 @@ def masks(*, numbers: list[int]) -> list[Tensor]:
     return seen
 
 
-def test_each_micro_batch_draws_its_own_masks_by_its_number() -> None:
+def test_train_step_draws_masks_of_its_own_for_each_micro_batch_by_its_number() -> None:
     first, second, third = masks(numbers=[0, 1, 2])
     assert not torch.equal(first, second)
     assert not torch.equal(first, third)
@@ -303,7 +306,7 @@ def test_each_micro_batch_draws_its_own_masks_by_its_number() -> None:
 # Clipping, and what is never applied
 
 
-def test_clipping_shortens_the_gradient_and_keeps_its_direction() -> None:
+def test_train_step_clips_the_gradient_and_keeps_its_direction() -> None:
     objective, optimizer = build()
     free = run(objective, optimizer, step_of([PAIRS]), rate=0.0)
     before = gradients(objective)
@@ -314,7 +317,7 @@ def test_clipping_shortens_the_gradient_and_keeps_its_direction() -> None:
         torch.testing.assert_close(gradient, before[name] / 3, rtol=1e-5, atol=1e-12)
 
 
-def test_a_short_gradient_is_not_clipped() -> None:
+def test_train_step_does_not_clip_a_short_gradient() -> None:
     objective, optimizer = build()
     free = run(objective, optimizer, step_of([PAIRS]), rate=0.0)
     before = gradients(objective)
@@ -327,7 +330,9 @@ def test_a_short_gradient_is_not_clipped() -> None:
 @pytest.mark.parametrize(
     "name", ["embedding", "encoder.0.self_attention.W_v.weight", "decoder.0.feed_forward.W_2.bias"]
 )
-def test_a_number_that_is_not_finite_is_never_applied(name: str, poison: float, clip_norm: float | None) -> None:
+def test_train_step_never_applies_a_number_that_is_not_finite(
+    name: str, poison: float, clip_norm: float | None
+) -> None:
     objective, optimizer = build()
     run(objective, optimizer, step_of([PAIRS]))
     with torch.no_grad():
@@ -355,7 +360,7 @@ def poisoned(objective: Objective, *, part: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("part", ["loss", "gradient", "infinite gradient"])
-def test_one_bad_micro_batch_costs_its_step_and_nothing_else(part: str) -> None:
+def test_train_step_with_one_bad_micro_batch_costs_that_step_and_nothing_else(part: str) -> None:
     (first, first_adam), (second, second_adam) = build(DROPPING), build(DROPPING)
     good = [step_of([PAIRS], index=i) for i in range(3)]
     for objective, optimizer in ((first, first_adam), (second, second_adam)):
@@ -372,7 +377,7 @@ def test_one_bad_micro_batch_costs_its_step_and_nothing_else(part: str) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_costs_its_step_even_where_the_gradient_is(value: float) -> None:
+def test_train_step_skips_a_loss_that_is_not_finite_even_where_the_gradient_is(value: float) -> None:
     """Each rank has a loss of its own, and all share the gradient: so it is the gradient that must tell of it."""
     objective, optimizer = build()
     run(objective, optimizer, step_of([PAIRS]))
@@ -387,7 +392,7 @@ def test_a_loss_that_is_not_finite_costs_its_step_even_where_the_gradient_is(val
 @pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
 @pytest.mark.parametrize("score", list(Score), ids=lambda score: score.name)
 @either_layout
-def test_half_precision_keeps_weights_and_gradients_in_float32(
+def test_train_step_in_half_precision_keeps_weights_and_gradients_in_float32(
     precision: Precision, score: Score, capacities: tuple[int, int] | None
 ) -> None:
     torch.set_default_dtype(torch.float32)
@@ -411,7 +416,7 @@ def test_half_precision_keeps_weights_and_gradients_in_float32(
 @pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
 @pytest.mark.parametrize("norm", list(Norm), ids=lambda norm: norm.name)
 @either_layout
-def test_half_precision_is_the_type_of_the_residual_stream(
+def test_autocast_gives_the_residual_stream_half_precision(
     precision: Precision, norm: Norm, capacities: tuple[int, int] | None
 ) -> None:
     """Where a norm ends each sub-layer; before a norm it is a sum of many, and stays wide."""
@@ -430,7 +435,7 @@ def test_half_precision_is_the_type_of_the_residual_stream(
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5, 1e6])
-def test_a_scaled_loss_makes_the_same_updates(clip_norm: float | None) -> None:
+def test_train_step_with_a_scaled_loss_makes_the_same_updates(clip_norm: float | None) -> None:
     """The gradient is unscaled before it is measured and clipped: by a power of two, so not a bit differs."""
     (plain, first), (scaled, second) = build(DROPPING), build(DROPPING)
     scaler = GradScaler("cpu", init_scale=2.0**16)
@@ -445,7 +450,7 @@ def test_a_scaled_loss_makes_the_same_updates(clip_norm: float | None) -> None:
     assert one.grad_norm > 0.5, "nothing was clipped"
 
 
-def test_an_overflow_halves_the_scale_until_it_fits() -> None:
+def test_train_step_halves_the_scale_until_it_does_not_overflow() -> None:
     """A scale of 2**40 leaves the range of fp16, which ends at 65,504; nothing is applied before it fits."""
     torch.set_default_dtype(torch.float32)
     objective, optimizer = build()
@@ -478,7 +483,7 @@ def kingma_and_ba(
     return theta
 
 
-def test_the_papers_adam_as_published() -> None:
+def test_build_optimizer_is_the_papers_adam_as_published() -> None:
     torch.manual_seed(0)
     module = nn.Linear(4, 3)
     start, rates = module.weight.detach().clone(), [1e-4 * (t + 1) for t in range(12)]
@@ -492,7 +497,7 @@ def test_the_papers_adam_as_published() -> None:
     torch.testing.assert_close(module.weight.detach(), expected, rtol=1e-12, atol=1e-14)
 
 
-def test_adams_settings_come_from_the_config() -> None:
+def test_build_optimizer_takes_its_settings_from_the_config() -> None:
     module = nn.Linear(4, 3, bias=False)
     start, gradient = module.weight.detach().clone(), torch.full((3, 4), 0.5)
     optimizer = build_optimizer(module, TrainConfig(adam_beta1=0.8, adam_beta2=0.9, adam_eps=0.3))
@@ -504,7 +509,7 @@ def test_adams_settings_come_from_the_config() -> None:
     torch.testing.assert_close(module.weight.detach(), expected, rtol=1e-12, atol=1e-14)
 
 
-def test_a_trajectory_is_that_of_torchs_plain_adam() -> None:
+def test_build_optimizer_follows_torchs_plain_adam() -> None:
     objective, optimizer = build()
     theirs = copy.deepcopy(objective.model)
     plain = Adam(theirs.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9, foreach=False, fused=False)
@@ -519,7 +524,7 @@ def test_a_trajectory_is_that_of_torchs_plain_adam() -> None:
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_the_rate_given_is_the_rate_applied() -> None:
+def test_set_rate_gives_the_rate_that_is_applied() -> None:
     """After one update from zero moments every weight with a gradient has moved by the rate."""
     objective, optimizer = build()
     before = weights(objective)
@@ -530,14 +535,14 @@ def test_the_rate_given_is_the_rate_applied() -> None:
         torch.testing.assert_close(moved, torch.full_like(moved, 0.125), rtol=2e-3, atol=0)
 
 
-def test_moments_are_empty_before_the_first_update() -> None:
+def test_moments_by_name_are_empty_before_the_first_update() -> None:
     objective, optimizer = build()
     assert moments_by_name(objective.model, optimizer) == {}
     load_moments(objective.model, optimizer, {})
     assert run(objective, optimizer, step_of([PAIRS])).applied
 
 
-def test_moments_are_the_running_means_by_name() -> None:
+def test_moments_by_name_are_the_running_means() -> None:
     objective, optimizer = build()
     run(objective, optimizer, step_of([PAIRS]))
     moments = moments_by_name(objective.model, optimizer)
@@ -551,7 +556,7 @@ def test_moments_are_the_running_means_by_name() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_moments_travel_bit_for_bit(dtype: torch.dtype) -> None:
+def test_load_moments_restores_bit_for_bit(dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
     precision = Precision.fp64 if dtype == torch.float64 else Precision.fp32
     objective, optimizer = build(DROPPING)
@@ -569,7 +574,7 @@ def test_moments_travel_bit_for_bit(dtype: torch.dtype) -> None:
     assert same(moments_by_name(objective.model, optimizer), moments_by_name(resumed.model, other))
 
 
-def test_loaded_moments_are_copies() -> None:
+def test_load_moments_copies() -> None:
     objective, optimizer = build()
     run(objective, optimizer, step_of([PAIRS]))
     saved = {name: tensor.clone() for name, tensor in moments_by_name(objective.model, optimizer).items()}
@@ -585,7 +590,7 @@ def test_loaded_moments_are_copies() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # inductor's own imports
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled_is_eager_and_new_shapes_compile_nothing(backend: str) -> None:
+def test_objective_compiled_is_eager_and_new_shapes_compile_nothing(backend: str) -> None:
     """Four batches of all kinds warm up; ten more, of shapes never seen, must find everything compiled."""
     torch._dynamo.reset()
     random, eager = Random(5), Objective(Transformer(PLAIN, V).double(), EPS)
@@ -640,14 +645,19 @@ def test_objective_evaluates_without_the_logits_of_the_whole_batch(monkeypatch: 
         monkeypatch.setattr("transformer.training.step.EVAL_LOGITS", 2 * V)
         unembed = objective.model.unembed
         rows: list[int] = []
-        monkeypatch.setattr(objective.model, "unembed", lambda x: rows.append(len(x)) or unembed(x))
+
+        def counted(x: Tensor) -> Tensor:
+            rows.append(len(x))
+            return unembed(x)
+
+        monkeypatch.setattr(objective.model, "unembed", counted)
         in_parts = objective.evaluate(batch)
     torch.testing.assert_close(in_parts, at_once, rtol=1e-13, atol=0)
     assert sum(rows) == len(batch.target_out)
     assert set(rows) <= {1, 2}
 
 
-def test_packed_batches_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objective_compiles_packed_batches_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where attention over packed sentences is one kernel; a plain formula stands in for it here."""
 
     def one_kernel(

@@ -8,17 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from support.observers import watch_disk
 from transformer.data.batch import Batch, collate
 from transformer.data.store import Sentences, Store, StoreWriter
 from transformer.errors import InputError
 from transformer.files import build_once
-from transformer.layout import Packed
+from transformer.layout import Layout, Packed, Padded
 
 SOURCE = [[5, 6, 7], [8], [9, 10], [], [11, 12, 13, 14]]
 FILES = ["source.ids", "source.offsets", "target.ids", "target.offsets", "tokenizer.model", "MANIFEST.json"]
 TARGET = [[20, 21], [22, 23, 24, 25], [26], [27], [28, 29, 30]]
+
+
+def write_store(path: Path) -> None:
+    written(path)
 
 
 def written(path: Path, vocab_size: int = 100, block: int = 2) -> Path:
@@ -31,7 +36,7 @@ def written(path: Path, vocab_size: int = 100, block: int = 2) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_what_was_written_comes_back(kind: str, tmp_path: Path) -> None:
+def test_store_gives_back_what_was_written(kind: str, tmp_path: Path) -> None:
     store = Store.from_pieces(SOURCE, TARGET) if kind == "memory" else Store.open(written(tmp_path / "s"))
     assert len(store) == 5
     assert store.lengths.dtype == np.int32
@@ -47,7 +52,7 @@ def test_what_was_written_comes_back(kind: str, tmp_path: Path) -> None:
     assert (flat.tolist(), counts.tolist()) == ([], [])
 
 
-def test_lengths_are_the_same_in_blocks_and_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_lengths_are_the_same_in_blocks_and_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer.data.store.BLOCK", 2)
     assert Store.from_pieces(SOURCE, TARGET).lengths.tolist() == [[4, 3], [2, 5], [3, 2], [1, 2], [5, 4]]
     monkeypatch.setattr("transformer.data.store.BLOCK", 1_000)
@@ -63,7 +68,7 @@ def test_lengths_are_the_same_in_blocks_and_take_little_memory(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("vocab_size", "width"), [(65_536, 2), (65_537, 4)])
-def test_ids_are_as_narrow_as_the_vocabulary_allows(vocab_size: int, width: int, tmp_path: Path) -> None:
+def test_store_ids_are_as_narrow_as_the_vocabulary_allows(vocab_size: int, width: int, tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.mkdir()
     writer = StoreWriter(path, vocab_size)
@@ -73,23 +78,23 @@ def test_ids_are_as_narrow_as_the_vocabulary_allows(vocab_size: int, width: int,
     assert Store.open(path).gather(np.array([0]), 0)[0].tolist() == [vocab_size - 1]
 
 
-def test_the_bytes_do_not_depend_on_the_blocks(tmp_path: Path) -> None:
+def test_store_writer_writes_the_same_bytes_whatever_the_blocks(tmp_path: Path) -> None:
     digests = [
         json.loads((written(tmp_path / str(block), block=block) / "MANIFEST.json").read_bytes()) for block in (1, 2, 5)
     ]
     assert digests[0] == digests[1] == digests[2]
 
 
-def test_an_empty_store_opens(tmp_path: Path) -> None:
+def test_store_opens_without_a_pair(tmp_path: Path) -> None:
     StoreWriter(tmp_path, 100).finish({})
     assert len(Store.open(tmp_path)) == 0
 
 
-def test_a_store_has_its_name_when_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_has_its_name_when_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, and the manifest behind what it vouches for; a power cut may come at any moment."""
     with monkeypatch.context() as patch:
         events = watch_disk(patch)
-        build_once(tmp_path / "s", written, is_usable=lambda _: False)
+        build_once(tmp_path / "s", write_store, is_usable=lambda _: False)
     *inside, folder, renamed, outside = events
     sizes = {name: (tmp_path / "s" / name).stat().st_size for name in FILES}
     assert {path.name: size for _, path, size in inside} == sizes
@@ -106,7 +111,7 @@ def lengths_or_message(path: Path) -> object:
         return str(error)
 
 
-def test_every_flipped_bit_cut_and_missing_file_is_found(tmp_path: Path) -> None:
+def test_store_open_finds_every_flipped_bit_cut_and_missing_file(tmp_path: Path) -> None:
     path, state, found = written(tmp_path / "s"), random.Random(3), 0
     for file in sorted(path.iterdir()):
         good = file.read_bytes()
@@ -133,7 +138,7 @@ def test_every_flipped_bit_cut_and_missing_file_is_found(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("manifest", [b"", b"[]", b"{}", b'{"format": 2}', b'{"format": 1, "files": 3}', b"\xff"])
-def test_a_foreign_manifest_is_refused(manifest: bytes, tmp_path: Path) -> None:
+def test_store_open_refuses_a_foreign_manifest(manifest: bytes, tmp_path: Path) -> None:
     path = written(tmp_path / "s")
     (path / "MANIFEST.json").write_bytes(manifest)
     with pytest.raises(InputError):
@@ -141,55 +146,64 @@ def test_a_foreign_manifest_is_refused(manifest: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"dtype": "<f4"}, {"files": {}}])
-def test_a_manifest_that_says_something_else_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+def test_store_open_refuses_a_manifest_that_says_something_else(change: dict[str, object], tmp_path: Path) -> None:
     path = written(tmp_path / "s") / "MANIFEST.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | change), encoding="utf-8")
     with pytest.raises(InputError):
         Store.open(path.parent)
 
 
-def test_a_batch_by_hand() -> None:
+def lengths_of(layout: Layout) -> Tensor:
+    """The real positions of each row of a padded batch."""
+    assert isinstance(layout, Padded)
+    return layout.lengths
+
+
+def test_collate_pads_a_batch_by_hand() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.array([2, 1, 0]))
     assert batch.source.tolist() == [[9, 10, 3, 0], [8, 3, 0, 0], [5, 6, 7, 3]]
-    assert batch.source_layout.lengths.tolist() == [3, 2, 4]
+    assert lengths_of(batch.source_layout).tolist() == [3, 2, 4]
+    assert isinstance(batch.source_layout, Padded)
     assert (batch.source_layout.width, batch.source_layout.full) == (4, False)
     assert batch.target_in.tolist() == [[2, 26, 0, 0, 0], [2, 22, 23, 24, 25], [2, 20, 21, 0, 0]]
-    assert batch.target_layout.lengths.tolist() == [2, 5, 3]
+    assert lengths_of(batch.target_layout).tolist() == [2, 5, 3]
     assert batch.target_rows is not None
     assert batch.target_rows.tolist() == [0, 1, 5, 6, 7, 8, 9, 10, 11, 12]
     assert batch.target_out.tolist() == [26, 3, 22, 23, 24, 25, 3, 20, 21, 3]
-    tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out, batch.source_layout.lengths)
+    tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out, lengths_of(batch.source_layout))
     assert {tensor.dtype for tensor in tensors} == {torch.int64}
 
 
-def test_a_batch_of_equal_lengths_is_full_and_one_without_pieces_has_its_end_mark() -> None:
+def test_collate_of_equal_lengths_is_full_and_of_no_pieces_has_its_end_mark() -> None:
     store = Store.from_pieces([[5], [6], []], [[7, 8], [9, 4], []])
-    assert collate(store, np.array([0, 1])).source_layout.full
+    layout = collate(store, np.array([0, 1])).source_layout
+    assert isinstance(layout, Padded)
+    assert layout.full
     batch = collate(store, np.array([2]))
     assert (batch.source.tolist(), batch.target_in.tolist(), batch.target_out.tolist()) == ([[3]], [[2]], [3])
 
 
-def test_the_batch_of_nobody() -> None:
+def test_collate_of_nobody_is_one_empty_slot() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.zeros(0, dtype=np.int64))
     assert (batch.source.tolist(), batch.target_in.tolist()) == ([[0]], [[0]])
-    assert batch.source_layout.lengths.tolist() == batch.target_layout.lengths.tolist() == [0]
+    assert lengths_of(batch.source_layout).tolist() == lengths_of(batch.target_layout).tolist() == [0]
     assert batch.target_rows is not None
     assert (batch.target_rows.tolist(), batch.target_out.tolist()) == ([], [])
 
 
-def test_a_batch_moves_as_a_whole() -> None:
+def test_batch_moves_as_a_whole() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.array([0])).to(torch.device("meta"))
     assert isinstance(batch, Batch)
     assert batch.target_rows is not None
     tensors = (batch.source, batch.target_in, batch.target_rows, batch.target_out)
-    layouts = (batch.source_layout.lengths, batch.target_layout.lengths)
+    layouts = (lengths_of(batch.source_layout), lengths_of(batch.target_layout))
     assert {tensor.device.type for tensor in (*tensors, *layouts)} == {"meta"}
 
 
 # Packed
 
 
-def test_a_packed_batch_by_hand() -> None:
+def test_collate_packs_a_batch_by_hand() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.array([2, 3, 0]), (10, 8))
     assert batch.source.tolist() == [9, 10, 3, 3, 5, 6, 7, 3, 0, 0]
     assert batch.target_in.tolist() == [2, 26, 2, 27, 2, 20, 21, 0]
@@ -205,7 +219,7 @@ def test_a_packed_batch_by_hand() -> None:
     assert {tensor.dtype for tensor in tensors} == {torch.int64}
 
 
-def test_packed_sentences_lie_end_to_end() -> None:
+def test_collate_packs_sentences_end_to_end() -> None:
     state = np.random.default_rng(5)
     for _ in range(100):
         sides = [[state.integers(4, 99, size=state.integers(0, 9)).tolist() for _ in range(12)] for _ in range(2)]
@@ -222,21 +236,21 @@ def test_packed_sentences_lie_end_to_end() -> None:
         assert batch.target_out.tolist() == target_out + [0] * empty[1]
 
 
-def test_the_packed_batch_of_nobody_is_empty() -> None:
+def test_collate_of_nobody_packed_is_empty() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.zeros(0, dtype=np.int64), (6, 5))
     assert batch.source.tolist() == [0] * 6
     assert batch.target_in.tolist() == batch.target_out.tolist() == [0] * 5
     assert batch.target_rows is None
 
 
-def test_sentences_that_do_not_fit_their_slots_are_refused() -> None:
+def test_collate_refuses_sentences_that_do_not_fit_their_slots() -> None:
     store, ids = Store.from_pieces(SOURCE, TARGET), np.array([2, 3, 0])  # 8 and 7 tokens
     for capacities in ((7, 7), (8, 6)):
         with pytest.raises(ValueError, match=r"\[8, 7\] tokens"):
             collate(store, ids, capacities)
 
 
-def test_a_packed_batch_moves_as_a_whole() -> None:
+def test_batch_moves_packed_as_a_whole() -> None:
     batch = collate(Store.from_pieces(SOURCE, TARGET), np.array([0]), (6, 6)).to(torch.device("meta"))
     tensors = (batch.source, batch.target_in, batch.target_out)
     positions = (batch.source_layout.positions(), batch.target_layout.positions())

@@ -282,7 +282,7 @@ def test_a_table_that_is_not_there(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 def test_every_cut_or_damaged_parquet_file_is_named(compression: str, checksums: bool, tmp_path: Path) -> None:
     """Where pages have checksums, no changed text comes out; where they have none, nothing but one line or text."""
-    pairs = [(f"one {n} käse", f"eins {n}") for n in range(200)]
+    pairs: list[tuple[str | None, str | None]] = [(f"one {n} käse", f"eins {n}") for n in range(200)]
     path = tmp_path / "a.parquet"
     write_parquet(path, pairs, compression=compression, row_group_size=50, write_page_checksum=checksums)
     good, state = path.read_bytes(), random.Random(1)

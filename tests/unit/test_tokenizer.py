@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import tracemalloc
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import islice, repeat
 from pathlib import Path
@@ -250,12 +250,13 @@ def test_every_set_of_lines_is_equally_likely(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_line_is_equally_likely_whatever_the_size() -> None:
     """First, middle and last lines, and neighbours together, over the seeds that totals and limits make."""
-    hits, variance = Counter[str](), Counter[str]()
+    hits: defaultdict[str, float] = defaultdict(float)
+    variance: defaultdict[str, float] = defaultdict(float)
     for total in range(20, 220):
         for limit in range(1, total, 7):
             sample = set(sampled(total, limit))
             found = {"first": 0 in sample, "middle": total // 2 in sample, "last": total - 1 in sample}
-            expected = dict.fromkeys(found, limit / total)
+            expected = {name: limit / total for name in found}
             found["neighbours"] = {3, 4} <= sample
             expected["neighbours"] = limit * (limit - 1) / (total * (total - 1))
             for name, share in expected.items():
