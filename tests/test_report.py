@@ -160,7 +160,7 @@ def test_report_draws_the_curves_of_the_metrics(browser: Browser, runs: Path) ->
     logged = {line["step"]: line for line in metrics_of(runs / "a") if "train/loss" in line}
     assert texts(browser, "figure figcaption strong") == [
         *("Loss", "Perplexity", "Dev scores", "Learning rate"),
-        *("Gradient norm", "Speed", "Model FLOP/s", "Lost"),
+        *("Gradient norm", "Speed", "Model TFLOP/s", "Padding and waiting"),
     ]
 
     browser.evaluate("document.querySelector('figure[data-chart=\"Learning rate\"]').focus()")

@@ -1,5 +1,6 @@
 """The sections of a report that are notes and tables, and what they say of each run."""
 
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,12 +17,13 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.records import RunRecord, Validation
+from transformer.tools import significance
 from transformer.tools.compare_format import SIGNIFICANT
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import Block, Cell, Command, Marked, Note, Scale, Score, Table, section
 from transformer.tools.report.reading import RunReading
 from transformer.tools.report.scores import CheckpointScore, Scored, SetScores
-from transformer.tools.significance import RESAMPLES, TRIALS, Interval, MetricComparison, SystemScore
+from transformer.tools.significance import Interval, MetricComparison, SystemScore
 from transformer.training.progress import perplexity
 from transformer.vocabulary import UNK
 
@@ -85,7 +87,7 @@ def _target_tokens(run: RunReading) -> str:
 
 
 def _time(run: RunReading) -> str:
-    if run.results is None:
+    if run.results is None or not math.isfinite(run.results.training_seconds):
         return UNKNOWN
     minutes, seconds = divmod(round(run.results.training_seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -225,11 +227,15 @@ def _range(least: int, most: int | None) -> str:
 def _about_scores(scored: Sequence[Scored]) -> str:
     metrics = [metric for group in scored for of in group.sets for metric in of.scores]
     signatures = dict.fromkeys(f"{metric.metric} {metric.signature}" for metric in metrics)
-    text = f"Each score has its 95 % interval, from {RESAMPLES:,} resamples of the test set. Of TER, less is better."
+    text = (
+        f"Each score has its 95 % interval, from {significance.RESAMPLES:,} resamples of the test set. "
+        "Of TER, less is better."
+    )
     if any(len(group.names) > 1 for group in scored):
         text += (
-            f" p is the probability of such a difference from the first run by chance, by paired bootstrap and by "
-            f"approximate randomisation ({TRIALS:,} trials); it stands out where both are {SIGNIFICANT} or less."
+            " p is the probability of such a difference from the first run by chance, by paired bootstrap and by "
+            f"approximate randomisation, of {significance.TRIALS:,} trials. "
+            f"It stands out where both are {SIGNIFICANT} or less."
         )
     return f"{text} Signatures: {'; '.join(signatures)}."
 
