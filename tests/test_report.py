@@ -151,7 +151,7 @@ def test_report_translates_the_dev_set_with_kept_checkpoints(browser: Browser, r
     ]
     assert found["step 12"][4].startswith(f"{last['bleu']:.2f} ± ")
     assert found["step 4"][:4] == [""] * 4, "it was not validated"
-    assert found["averaged"][4] != ""
+    assert len(found["averaged"]) == 5
 
 
 def test_report_draws_the_curves_of_the_metrics(browser: Browser, runs: Path) -> None:

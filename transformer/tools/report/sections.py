@@ -22,7 +22,7 @@ from transformer.tools.compare_format import SIGNIFICANT
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import Block, Cell, Command, Marked, Note, Scale, Score, Table, section
 from transformer.tools.report.reading import RunReading
-from transformer.tools.report.scores import CheckpointScore, Scored, SetScores
+from transformer.tools.report.scores import AVERAGED, CheckpointScore, Scored, SetScores
 from transformer.tools.significance import Interval, MetricComparison, SystemScore
 from transformer.training.progress import perplexity
 from transformer.vocabulary import UNK
@@ -252,32 +252,34 @@ def checkpoints(runs: Sequence[RunReading], found: Mapping[str, Sequence[Checkpo
         if not steps:
             continue
         scale = Scale.of([of.bleu for of in of_run])
-        rows = [
-            _checkpoint(step, None if step is None else validations.get(step), by_step.get(step), scale)
-            for step in steps
-        ]
-        head = ["checkpoint", "loss", "perplexity", "BLEU then", "chrF then", "BLEU now"]
+        rows = [_measured_then(step, validations) for step in steps]
+        if of_run:
+            for step, row in zip(steps, rows, strict=True):
+                row.append(Score(by_step[step].bleu, scale) if step in by_step else "")
+        head = ["checkpoint", "loss", "perplexity", "BLEU then", "chrF then", *(["BLEU now"] if of_run else [])]
         blocks.append(Table(f"{run.name}, dev set", head, rows, is_numeric=True))
     if not blocks:
         return None
     blocks.append(
         Note(
-            "“Then” is what validation measured during training. “Now” is the dev set translated again with the "
-            "checkpoints that are kept, with its 95 % interval: the same search, greedy. Both are the same text, "
-            "so the two agree unless the machine rounds otherwise.",
+            "“Then” is what validation measured during training. “Now”, where it was asked for, is the dev set "
+            "translated again with checkpoints that are kept, greedily as then, with a 95 % interval: the two agree "
+            "unless this machine rounds otherwise.",
             is_warning=False,
         )
     )
     return section("Checkpoints", blocks)
 
 
-def _checkpoint(step: int | None, then: Validation | None, now: CheckpointScore | None, scale: Scale) -> list[Cell]:
-    name = "averaged" if step is None else f"step {step:,}"
-    measured: list[Cell] = ["", "", "", ""]
-    if then is not None:
-        figures = (then.loss, perplexity(then.nll), then.bleu, then.chrf)
-        measured = [f"{loss:.3f}" if n == 0 else f"{loss:.2f}" for n, loss in enumerate(figures)]
-    return [name, *measured, "" if now is None else Score(now.bleu, scale)]
+def _measured_then(step: int | None, validations: Mapping[int, Validation]) -> list[Cell]:
+    """The name of a checkpoint, and what validation measured there, if it did."""
+    if step is None:
+        return [AVERAGED, "", "", "", ""]
+    name = f"step {step:,}"
+    if step not in validations:
+        return [name, "", "", "", ""]
+    then = validations[step]
+    return [name, f"{then.loss:.3f}", f"{perplexity(then.nll):.2f}", f"{then.bleu:.2f}", f"{then.chrf:.2f}"]
 
 
 # ---- data -----------------------------------------------------------------------------------------------------------
