@@ -151,7 +151,7 @@ def test_report_translates_the_dev_set_with_kept_checkpoints(browser: Browser, r
     ]
     assert found["step 12"][4].startswith(f"{last['bleu']:.2f} ± ")
     assert found["step 4"][:4] == [""] * 4, "it was not validated"
-    assert found["averaged"][4] != ""
+    assert len(found["averaged"]) == 5
 
 
 def test_report_draws_the_curves_of_the_metrics(browser: Browser, runs: Path) -> None:
@@ -160,7 +160,7 @@ def test_report_draws_the_curves_of_the_metrics(browser: Browser, runs: Path) ->
     logged = {line["step"]: line for line in metrics_of(runs / "a") if "train/loss" in line}
     assert texts(browser, "figure figcaption strong") == [
         *("Loss", "Perplexity", "Dev scores", "Learning rate"),
-        *("Gradient norm", "Speed", "Model FLOP/s", "Lost"),
+        *("Gradient norm", "Speed", "Model TFLOP/s", "Padding and waiting"),
     ]
 
     browser.evaluate("document.querySelector('figure[data-chart=\"Learning rate\"]').focus()")

@@ -29,14 +29,8 @@ from transformer.evaluation.sets import check_kept, read_set
 from transformer.files import digest_file
 from transformer.records import Results
 from transformer.run_dir import HYPOTHESIS, RunDir
-from transformer.tools.significance import (
-    RESAMPLES,
-    TRIALS,
-    MetricComparison,
-    Metrics,
-    compare_systems,
-    resampling_seed,
-)
+from transformer.tools import significance
+from transformer.tools.significance import MetricComparison, Metrics, compare_systems, resampling_seed
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +144,8 @@ def compare(job: CompareJob) -> Comparison:
     return Comparison(
         systems=job.runs or job.hypotheses,
         test_sets=test_sets,
-        resamples=RESAMPLES,
-        trials=TRIALS,
+        resamples=significance.RESAMPLES,
+        trials=significance.TRIALS,
         seed=seed,
         notes=notes,
     )

@@ -73,7 +73,11 @@ def _components(runs: Sequence[RunReading], job: ReportJob) -> Iterator[Componen
     attention = attention_section(runs, job)
     of_data = sections.data(runs)
     sampled = [
-        samples(group.names, [of.samples for of in group.sets if of.samples is not None])
+        samples(
+            "Samples" if len(scored) == 1 else f"Samples of {shorten(', '.join(group.names))}",
+            group.names,
+            [of.samples for of in group.sets if of.samples is not None],
+        )
         for group in scored
         if any(of.samples is not None for of in group.sets)
     ]

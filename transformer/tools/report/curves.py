@@ -63,11 +63,11 @@ CHARTS = (
         (Line("speed/utilisation", "utilisation", "solid"),),
         is_logarithmic=False,
     ),
-    Chart("Model FLOP/s", "in tera", (Line("speed/model_tflops", "TFLOP/s", "solid"),), is_logarithmic=False),
+    Chart("Model TFLOP/s", "by count", (Line("speed/model_tflops", "TFLOP/s", "solid"),), is_logarithmic=False),
     Chart(
-        "Lost",
-        "share of slots that are padding, of time that waits for data",
-        (Line("speed/padding_share", "padding", "solid"), Line("speed/data_wait_share", "waiting", "dotted")),
+        "Padding and waiting",
+        "share of the slots, share of the time",
+        (Line("speed/padding_share", "padding", "solid"), Line("speed/data_wait_share", "waiting for data", "dotted")),
         is_logarithmic=False,
     ),
 )

@@ -13,7 +13,6 @@ from transformer.config.languages import language_of
 from transformer.terminal import JOINERS
 from transformer.tools.compare import Texts
 from transformer.tools.page import Component
-from transformer.tools.plots import head_colors
 from transformer.tools.report.blocks import shorten
 from transformer.tools.significance import Metrics
 
@@ -159,12 +158,10 @@ def _sample(texts: Texts, metrics: Metrics, place: int, *, by_character: bool) -
     }
 
 
-def samples(runs: Sequence[str], sets: Sequence[SampleSet]) -> Component:
-    """The section with the samples of the runs on each test set."""
+def samples(heading: str, runs: Sequence[str], sets: Sequence[SampleSet]) -> Component:
+    """A section with the samples of some runs on each test set."""
     data: Mapping[str, object] = {
         "runs": [shorten(run) for run in runs],
-        "colors": head_colors(len(runs)),
         "sets": [{"name": of.name, "note": of.note, "samples": of.samples} for of in sets],
     }
-    heading = "Samples" if len(runs) == 1 else f"Samples of {', '.join(map(shorten, runs))}"
     return Component("report/samples", heading, data)

@@ -1,5 +1,6 @@
 """The sections of a report that are notes and tables, and what they say of each run."""
 
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,12 +17,13 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.records import RunRecord, Validation
+from transformer.tools import significance
 from transformer.tools.compare_format import SIGNIFICANT
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import Block, Cell, Command, Marked, Note, Scale, Score, Table, section
 from transformer.tools.report.reading import RunReading
-from transformer.tools.report.scores import CheckpointScore, Scored, SetScores
-from transformer.tools.significance import RESAMPLES, TRIALS, Interval, MetricComparison, SystemScore
+from transformer.tools.report.scores import AVERAGED, CheckpointScore, Scored, SetScores
+from transformer.tools.significance import Interval, MetricComparison, SystemScore
 from transformer.training.progress import perplexity
 from transformer.vocabulary import UNK
 
@@ -85,7 +87,7 @@ def _target_tokens(run: RunReading) -> str:
 
 
 def _time(run: RunReading) -> str:
-    if run.results is None:
+    if run.results is None or not math.isfinite(run.results.training_seconds):
         return UNKNOWN
     minutes, seconds = divmod(round(run.results.training_seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -225,11 +227,15 @@ def _range(least: int, most: int | None) -> str:
 def _about_scores(scored: Sequence[Scored]) -> str:
     metrics = [metric for group in scored for of in group.sets for metric in of.scores]
     signatures = dict.fromkeys(f"{metric.metric} {metric.signature}" for metric in metrics)
-    text = f"Each score has its 95 % interval, from {RESAMPLES:,} resamples of the test set. Of TER, less is better."
+    text = (
+        f"Each score has its 95 % interval, from {significance.RESAMPLES:,} resamples of the test set. "
+        "Of TER, less is better."
+    )
     if any(len(group.names) > 1 for group in scored):
         text += (
-            f" p is the probability of such a difference from the first run by chance, by paired bootstrap and by "
-            f"approximate randomisation ({TRIALS:,} trials); it stands out where both are {SIGNIFICANT} or less."
+            " p is the probability of such a difference from the first run by chance, by paired bootstrap and by "
+            f"approximate randomisation, of {significance.TRIALS:,} trials. "
+            f"It stands out where both are {SIGNIFICANT} or less."
         )
     return f"{text} Signatures: {'; '.join(signatures)}."
 
@@ -246,32 +252,34 @@ def checkpoints(runs: Sequence[RunReading], found: Mapping[str, Sequence[Checkpo
         if not steps:
             continue
         scale = Scale.of([of.bleu for of in of_run])
-        rows = [
-            _checkpoint(step, None if step is None else validations.get(step), by_step.get(step), scale)
-            for step in steps
-        ]
-        head = ["checkpoint", "loss", "perplexity", "BLEU then", "chrF then", "BLEU now"]
+        rows = [_measured_then(step, validations) for step in steps]
+        if of_run:
+            for step, row in zip(steps, rows, strict=True):
+                row.append(Score(by_step[step].bleu, scale) if step in by_step else "")
+        head = ["checkpoint", "loss", "perplexity", "BLEU then", "chrF then", *(["BLEU now"] if of_run else [])]
         blocks.append(Table(f"{run.name}, dev set", head, rows, is_numeric=True))
     if not blocks:
         return None
     blocks.append(
         Note(
-            "“Then” is what validation measured during training. “Now” is the dev set translated again with the "
-            "checkpoints that are kept, with its 95 % interval: the same search, greedy. Both are the same text, "
-            "so the two agree unless the machine rounds otherwise.",
+            "“Then” is what validation measured during training. “Now”, where it was asked for, is the dev set "
+            "translated again with checkpoints that are kept, greedily as then, with a 95 % interval: the two agree "
+            "unless this machine rounds otherwise.",
             is_warning=False,
         )
     )
     return section("Checkpoints", blocks)
 
 
-def _checkpoint(step: int | None, then: Validation | None, now: CheckpointScore | None, scale: Scale) -> list[Cell]:
-    name = "averaged" if step is None else f"step {step:,}"
-    measured: list[Cell] = ["", "", "", ""]
-    if then is not None:
-        figures = (then.loss, perplexity(then.nll), then.bleu, then.chrf)
-        measured = [f"{loss:.3f}" if n == 0 else f"{loss:.2f}" for n, loss in enumerate(figures)]
-    return [name, *measured, "" if now is None else Score(now.bleu, scale)]
+def _measured_then(step: int | None, validations: Mapping[int, Validation]) -> list[Cell]:
+    """The name of a checkpoint, and what validation measured there, if it did."""
+    if step is None:
+        return [AVERAGED, "", "", "", ""]
+    name = f"step {step:,}"
+    if step not in validations:
+        return [name, "", "", "", ""]
+    then = validations[step]
+    return [name, f"{then.loss:.3f}", f"{perplexity(then.nll):.2f}", f"{then.bleu:.2f}", f"{then.chrf:.2f}"]
 
 
 # ---- data -----------------------------------------------------------------------------------------------------------
