@@ -10,7 +10,6 @@ of its own.
 Behind each limit stands the most that was seen on sound corpora: Multi30k en-de and en-fr, Tatoeba, newstest2013, KFTT.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,8 +33,6 @@ MOST_POOR = 0.25  # of the pairs may gain no more than with a far sentence; seen
 RATIO = 4.0  # a pair whose lengths are so many times further apart than is usual is an outlier
 SHORT = 40  # characters: shorter pairs may have any lengths
 MOST_OUTLIERS = 0.02  # of the pairs; seen: 0.004 (KFTT)
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

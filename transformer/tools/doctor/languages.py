@@ -1,9 +1,9 @@
 """Whether each side is in its language: swapped sides, sides left untranslated, another language, another script.
 
 Three signs, since each sees what the others do not. The trigrams of all sets tell the two languages apart, whichever
-they are: swapped and untranslated pairs show, and a set whose side is further from the same side of `dev` than half of
-the way to the other language. Function words tell a few common languages by name: a third language in some of the
-lines, or a corpus that is swapped as a whole. The script is known for most languages that are not written in Latin.
+they are: swapped and untranslated pairs show, and a set whose side is far from the same side of `dev`, on the way to
+the other language. Function words tell a few common languages by name: a third language in some of the lines, or a
+corpus that is swapped as a whole. The script is known for most languages that are not written in Latin.
 
 Behind each limit stands the most that was seen on sound corpora: Multi30k en-de and en-fr, Tatoeba, newstest2013, KFTT.
 """
@@ -28,7 +28,9 @@ KEYS = ("src_lang", "tgt_lang")
 EVIDENCE = 12.0  # nats by which trigrams must speak for the other language
 MOST_SWAPPED = 0.005  # of the pairs; seen: 0
 MOST_UNTRANSLATED = 0.01  # seen: 0.004 (two of 500 pairs of newstest2013), elsewhere 0.001
-MOST_DISTANCE = 0.5  # of the way from one language to the other; seen: 0.32 (KFTT), and 1.04 from German to French
+# Of the way from one language to the other. Seen: 0.04 within a corpus, 0.41 from captions to Tatoeba's questions, and
+# 1.06 from German to French.
+MOST_DISTANCE = 0.6
 FEWEST_LINES = 200  # whose trigrams make a profile
 
 LEAST_WORDS = 3  # different function words of another language, and none of its own, make a line foreign
@@ -142,17 +144,23 @@ def _check_sides(survey: Survey, evidence: Evidence) -> list[Check]:
 
 
 def _check_profiles(surveys: Sequence[Survey]) -> list[Check]:
-    """How far each side of each set is from that side of dev, and dev from the first training set."""
+    """How far each side of each set is from that side of dev, on the way to dev's other side.
+
+    Two parts of one text are apart, too, the further the shorter it is and the more characters it has: what the halves
+    of dev come to is taken off.
+    """
     dev = next(survey for survey in surveys if survey.name == "dev")
-    profiles = {survey.name: [_profile(survey.side(side)) for side in (0, 1)] for survey in surveys}
-    between = distance(*profiles["dev"])
+    profiles = [_profile(dev.side(side)) for side in (0, 1)]
+    by_chance = [distance(_profile(dev.side(side)[::2]), _profile(dev.side(side)[1::2])) for side in (0, 1)]
+    between = distance(*profiles)
 
     checks = []
     for survey in surveys:
-        if survey is dev or min(len(survey.lines), len(dev.lines)) < FEWEST_LINES or between == 0.0:
+        if survey is dev or min(len(survey.lines), len(dev.lines)) < FEWEST_LINES or between <= max(by_chance):
             continue
         for side in (0, 1):
-            found = distance(profiles[survey.name][side], profiles["dev"][side]) / between
+            apart = distance(_profile(survey.side(side)), profiles[side])
+            found = max(0.0, apart - by_chance[side]) / (between - by_chance[side])
             checks.append(
                 judged(
                     "language",

@@ -11,7 +11,7 @@ from transformer.config.jobs import TrainJob
 from transformer.data.prepare import Prepared
 from transformer.data.round_trip import RoundTrip
 from transformer.data.tokenizer import Tokenizer
-from transformer.tools.doctor.findings import Check, Level, Place, failed, judged, passed, percent, place
+from transformer.tools.doctor.findings import Check, Level, failed, judged, passed, percent, place
 from transformer.tools.doctor.survey import Survey
 from transformer.training.preview import Preview, describe_preview
 from transformer.vocabulary import EOS, UNK
@@ -178,12 +178,8 @@ def check_dropped(prepared: Prepared, job: TrainJob) -> Check:
         level=Level.warning,
         remedy=f"raise data.filter.max_length={filters.max_length} or data.filter.max_ratio={filters.max_ratio:g}, or "
         "mend the text: blank lines, and sentences of unlike lengths",
-        places=[_train_place(prepared)],
+        places=[],
     )
-
-
-def _train_place(prepared: Prepared) -> Place:
-    return place(next(iter(prepared.report.sets["train"].files.values())).path, [])
 
 
 def check_plan(preview: Preview, job: TrainJob) -> Check:

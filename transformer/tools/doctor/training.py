@@ -285,9 +285,10 @@ def _check_time(
 
     a_step = seconds * preview.micro_batches
     hours = a_step * job.train.max_steps / 3600
+    how = "one micro-batch, not compiled" if resolved.compile else "one micro-batch"
     found = (
-        f"{a_step:.2f} s a step by one micro-batch, uncompiled, so {hours:,.1f} hours for train.max_steps="
-        f"{job.train.max_steps:,}, without validations"
+        f"{a_step:.2f} s a step by {how}, so {hours:,.1f} hours for train.max_steps={job.train.max_steps:,}, "
+        "without validations"
     )
     if is_finite:
         return passed("time", "machine", found=found)
