@@ -458,7 +458,7 @@ STAGES: dict[str, dict[str, Part]] = {
     "learn": {"kftt": Part(kftt, 510)},
     "kernels": {
         "facts": Part(script("micro", "facts", dry="facts --size=tiny"), 20),
-        "tests": Part(new_kernel_tests, 120),
+        "tests": Part(new_kernel_tests, 115),
         "attention": Part(script("micro", "short_attention", dry="short_attention --size=tiny"), 120),
         "loss": Part(script("micro", "fused_loss", dry="fused_loss --size=tiny"), 50),
         "variants": Part(
@@ -468,7 +468,7 @@ STAGES: dict[str, dict[str, Part]] = {
                 "--rounds=4",
                 dry="--variants=packed-eager --size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1",
             ),
-            210,
+            205,
         ),
     },
 }

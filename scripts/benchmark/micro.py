@@ -34,7 +34,7 @@ from transformer.data.batch import Batch, collate
 from transformer.data.plan import packed_capacities, plan_epoch
 from transformer.kernels.fused_loss import fused_linear_cross_entropy
 from transformer.kernels.loss import linear_cross_entropy
-from transformer.layout import Packed, pack
+from transformer.layout import pack
 from transformer.model.attention import attend
 
 CACHE = 2**28  # bytes: no cache of a device is larger
@@ -416,10 +416,26 @@ def one_attention(scale: Scale, device: torch.device, *, kernel: AttentionKernel
 
     inputs = [(make(), make(), make()) for _ in range(scale.layers)]
     upstream = [torch.randn_like(q) for q, _, _ in inputs]
-    run = torch.compile(partial(attend_in_layers, queries=queries, keys=keys, causal=role == "causal", dropout=dropout))
+
+    @torch.compile
+    def run() -> list[Tensor]:
+        return [
+            attend(
+                q,
+                k,
+                v,
+                queries=queries,
+                keys=keys,
+                causal=role == "causal",
+                dropout=dropout,
+                scale=q.shape[-1] ** -0.5,
+                score_vector=None,
+            )
+            for q, k, v in inputs
+        ]
 
     def both() -> None:
-        torch.autograd.grad(run(inputs), [x for layer in inputs for x in layer], upstream)
+        torch.autograd.grad(run(), [x for layer in inputs for x in layer], upstream)
 
     begun = time.monotonic()
     both()
@@ -434,26 +450,6 @@ def one_attention(scale: Scale, device: torch.device, *, kernel: AttentionKernel
         "sentences": len(lengths),
         "tokens": int(lengths.sum()),
     }
-
-
-def attend_in_layers(
-    inputs: list[tuple[Tensor, Tensor, Tensor]], *, queries: Packed, keys: Packed, causal: bool, dropout: float
-) -> list[Tensor]:
-    """Each layer's attention on queries, keys and values of its own."""
-    return [
-        attend(
-            q,
-            k,
-            v,
-            queries=queries,
-            keys=keys,
-            causal=causal,
-            dropout=dropout,
-            scale=q.shape[-1] ** -0.5,
-            score_vector=None,
-        )
-        for q, k, v in inputs
-    ]
 
 
 # ---- the loss

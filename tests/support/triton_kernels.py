@@ -372,10 +372,10 @@ def machine_code(folder: Path) -> Iterator[Kernel]:
         for width, rate in ((64, 0.0), (64, 0.1), (128, 0.1)):
             like = torch.empty(1, 1, width, dtype=torch.bfloat16)
             values = attention_kernels.constants(like, like, dropout=rate, scale=0.125)
-            for kernel in (
-                attention_kernels._forward_kernel,
-                attention_kernels._queries_backward_kernel,
-                attention_kernels._keys_backward_kernel,
+            for kernel, warps in (
+                (attention_kernels._forward_kernel, attention_kernels.warps(like, like)),
+                (attention_kernels._queries_backward_kernel, attention_kernels.warps(like, like)),
+                (attention_kernels._keys_backward_kernel, attention_kernels.KEYS_WARPS),
             ):
                 yield _compile(
                     kernel,
@@ -383,7 +383,7 @@ def machine_code(folder: Path) -> Iterator[Kernel]:
                     arch=arch,
                     width=width,
                     rate=rate,
-                    warps=attention_kernels.warps(like, like),
+                    warps=warps,
                     stages=attention_kernels.STAGES,
                     folder=folder,
                 )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from transformer.checkpoint import Checkpoint, first_not_finite, load_checkpoint, newest_finite
 from transformer.config.jobs import ReplayJob, TrainJob
-from transformer.config.settings import TrainConfig
+from transformer.config.settings import AttentionKernel, TrainConfig
 from transformer.data.batch import Batch
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching, plan_epoch, split_step
@@ -166,6 +166,8 @@ def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
     if checkpoint is not None:
         job = replace(job, train=checkpoint.settings("train", TrainConfig))  # as it was when this was committed
     resolved = resolve_again(job, record.resolved)
+    if resolved.attention_kernel is AttentionKernel.flex:  # it must be compiled, and a replay is not: groups instead
+        resolved = replace(resolved, attention_kernel=None)
     device = torch.device(resolved.device.name)
     torch.set_num_threads(resolved.threads)
 

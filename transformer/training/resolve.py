@@ -128,6 +128,8 @@ def _obstacles(job: TrainJob, device: torch.device, precision: Precision) -> dic
         obstacles[AttentionKernel.triton] = f"holds heads of at most {WIDEST}, and here they have {max(widths)}"
     if job.train.compile is False or not has_compiler(device):
         obstacles[AttentionKernel.flex] = "must be compiled (train.compile, and a C++ compiler)"
+    if job.train.fit_memory:
+        obstacles[AttentionKernel.flex] = "must be compiled, and train.fit_memory tries steps that are not"
     return obstacles
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 ROWS = 64  # of a tile: queries forward and for their own gradient, keys for theirs; and of what it reads at a time
 SMALLEST = 16  # numbers a row that the matrix units can multiply
+KEYS_WARPS = 8  # of a block of threads that sums up two gradients at once
 STAGES = 2  # loads that are under way at once: a tile reads two or three times, so that more would wait for nothing
 
 # The picture. Most sentences are shorter than a tile of 64 query rows, so that a tile holds several, here a, b and the
@@ -422,7 +423,7 @@ def packed_attention_backward(
         n_keys,
         *_strides(q, k, v),
         *constants(q, v, dropout=dropout, scale=scale),
-        num_warps=warps(q, v),
+        num_warps=KEYS_WARPS,
         num_stages=STAGES,
     )
     return d_q, d_k, d_v
@@ -476,7 +477,7 @@ def _strides(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
 
 
 def warps(q: Tensor, v: Tensor) -> int:
-    """Of a block of threads: with four, heads of more than 64 do not fit the registers."""
+    """Of a block of threads of the two other kernels: with four, heads of more than 64 do not fit the registers."""
     return 4 if max(q.shape[2], v.shape[2]) <= 64 else 8
 
 
