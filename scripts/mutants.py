@@ -280,14 +280,14 @@ REPORTED = (
         "tracking.py",
         "purge_step=step + 1",
         "purge_step=None",
-        "unit/test_tracking.py::test_no_step_stands_twice_and_none_is_missing[falls back]",
+        "unit/test_tracking.py::test_tracker_writes_no_step_twice_and_misses_none[falls back]",
     ),
     Mutant(
         "metrics.jsonl keeps the steps after the checkpoint",
         "tracking.py",
         "if _step_of(line) <= step]",
         "]",
-        "unit/test_tracking.py::test_no_step_stands_twice_and_none_is_missing[falls back]",
+        "unit/test_tracking.py::test_tracker_writes_no_step_twice_and_misses_none[falls back]",
     ),
     Mutant(
         "the gradient is a mean of micro-batches, not over the step's tokens",

@@ -32,7 +32,7 @@ def number(text: str) -> str:
     return "".join(c for c in text if c.isdigit())
 
 
-def test_one_strange_thing_anywhere_shifts_no_pair(tmp_path: Path) -> None:
+def test_read_pairs_shifts_no_pair_whatever_strange_thing_is_in_one(tmp_path: Path) -> None:
     state = random.Random(1)
     for trial in range(100):
         sides = [numbered(20, "de"), numbered(20, "en")]
@@ -74,7 +74,7 @@ def test_one_strange_thing_anywhere_shifts_no_pair(tmp_path: Path) -> None:
         (b"\xf0\x9f\x98\x80 \n", ["\U0001f600 "]),
     ],
 )
-def test_lines_by_hand(content: bytes, expected: list[str], suffix: str, tmp_path: Path) -> None:
+def test_read_lines_by_hand(content: bytes, expected: list[str], suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"text{suffix}"
     path.write_bytes(gzip.compress(content) if suffix else content)
     assert list(read_lines(path)) == expected
@@ -83,7 +83,7 @@ def test_lines_by_hand(content: bytes, expected: list[str], suffix: str, tmp_pat
 @pytest.mark.parametrize("difference", [-19, -1, 1, 25])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("size", [16, 1 << 20])
-def test_unequal_files_are_refused_with_both_counts(
+def test_read_pairs_refuses_unequal_files_with_both_counts(
     difference: int, suffix: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformer.data.corpus._BUFFER", size)  # of some lines, or all
@@ -107,7 +107,7 @@ def test_unequal_files_are_refused_with_both_counts(
     ],
 )
 @pytest.mark.parametrize("line", [1, 3, 20])
-def test_what_is_not_utf8_is_named_by_line_and_byte(
+def test_read_lines_names_what_is_not_utf8_by_line_and_byte(
     bad: bytes, byte: int, value: str, line: int, tmp_path: Path
 ) -> None:
     lines = numbered(20, "de")
@@ -120,7 +120,7 @@ def test_what_is_not_utf8_is_named_by_line_and_byte(
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_lines_are_the_same_however_they_lie_in_blocks(
+def test_read_lines_gives_the_same_however_they_lie_in_blocks(
     size: int, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Characters, CRLF and lines across blocks, and the line number of what is wrong in a later one."""
@@ -140,7 +140,7 @@ def lines_or_message(path: Path) -> list[str] | str:
         return str(error)
 
 
-def test_every_cut_or_damaged_gzip_file_is_an_input_error(tmp_path: Path) -> None:
+def test_read_lines_refuses_every_cut_or_damaged_gzip_file(tmp_path: Path) -> None:
     state, good, path = random.Random(2), gzip.compress(b"\n".join(numbered(500, "de"))), tmp_path / "a.gz"
     whole = [line.decode() for line in numbered(500, "de")]
     for size in [*range(1, 30), *state.sample(range(30, len(good)), 30)]:
@@ -158,14 +158,14 @@ def test_every_cut_or_damaged_gzip_file_is_an_input_error(tmp_path: Path) -> Non
         list(read_lines(path))
 
 
-def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_read_lines_names_what_cannot_be_opened(tmp_path: Path) -> None:
     for path in (tmp_path / "missing", tmp_path, tmp_path / "missing.gz"):
         with pytest.raises(InputError) as caught:
             list(read_lines(path))
         assert str(caught.value).startswith(f"{path}: cannot be read (")
 
 
-def test_reading_is_the_same_under_any_locale(tmp_path: Path) -> None:
+def test_read_lines_is_the_same_under_any_locale(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes("Käse\u2028€\n".encode())
     code = (
@@ -177,7 +177,7 @@ def test_reading_is_the_same_under_any_locale(tmp_path: Path) -> None:
     assert result.stdout.strip() == rb"['K\xe4se\u2028\u20ac']"
 
 
-def test_reading_is_streaming() -> None:
+def test_read_lines_streams() -> None:
     """A pipe that never ends can be read from: nothing waits for the end of the file."""
     reader, writer = os.pipe()
     os.write(writer, b"one\ntwo\n" + b"x" * (1 << 10) + b"\n")
@@ -210,14 +210,16 @@ PAIRS = [
     ],
 )
 @pytest.mark.parametrize("border", [0, 1, 5, 6, 9])
-def test_pairs_are_judged_whole(identical: bool, duplicates: bool, dropped: dict[int, int], border: int) -> None:
+def test_screen_pairs_judges_pairs_whole(
+    identical: bool, duplicates: bool, dropped: dict[int, int], border: int
+) -> None:
     """Wherever a second corpus begins, what came in the first is a duplicate in the second."""
     config = FilterConfig(drop_identical=identical, drop_duplicates=duplicates)
     expected = bytes(EMPTY if n in (1, 2, 3, 8) else dropped.get(n, KEPT) for n in range(9))
     assert screen_pairs([PAIRS[:border], PAIRS[border:]], config) == [expected[:border], expected[border:]]
 
 
-def test_the_first_of_many_duplicates_is_kept() -> None:
+def test_screen_pairs_keeps_the_first_of_many_duplicates() -> None:
     config = FilterConfig(drop_duplicates=True)
     pairs = [("x", str(n % 7)) for n in range(700)]
     assert screen_pairs([pairs[:500], pairs[500:]], config) == [
@@ -237,6 +239,6 @@ def test_the_first_of_many_duplicates_is_kept() -> None:
         ("kftt/dev.ja.gz", "kftt/dev.en.gz", 1_166),
     ],
 )
-def test_real_corpora_have_their_published_sizes(source: str, target: str, count: int) -> None:
+def test_read_pairs_of_real_corpora_has_their_published_sizes(source: str, target: str, count: int) -> None:
     root = Path(os.environ["TRANSFORMER_DATA"])
     assert sum(1 for _ in read_pairs(root / source, root / target)) == count

@@ -77,7 +77,7 @@ def text(step: Step) -> tuple[object, ...]:
     return (step.epoch, step.index, batches, step.target_tokens, step.source_tokens, step.sentences, step.slots)
 
 
-def test_two_epochs_hold_every_sentence_once_in_another_order() -> None:
+def test_load_steps_gives_every_sentence_once_an_epoch_in_another_order() -> None:
     epochs: dict[int, list[int]] = {0: [], 1: []}
     for step in load():
         if step.epoch == 2:
@@ -87,7 +87,7 @@ def test_two_epochs_hold_every_sentence_once_in_another_order() -> None:
     assert epochs[0] != epochs[1]
 
 
-def test_starting_at_any_position_goes_on_as_if_never_stopped() -> None:
+def test_load_steps_goes_on_from_any_position_as_if_never_stopped() -> None:
     stream = [text(step) for step in islice(load(), 30)]
     per_epoch = sum(1 for step in stream if step[0] == 0)
     assert 5 < per_epoch < 15
@@ -98,7 +98,7 @@ def test_starting_at_any_position_goes_on_as_if_never_stopped() -> None:
     assert (behind.epoch, behind.index) == (1, 0)
 
 
-def test_a_mixture_of_corpora_is_loaded_and_resumed() -> None:
+def test_load_steps_loads_and_resumes_a_mixture_of_corpora() -> None:
     mixture = ((20, 2.0), (40, 0.5))
     stream = list(islice(load(mixture=mixture), 40))
     counts = [Counter(i for step in stream if step.epoch == epoch for i in seen(step)) for epoch in (0, 1)]
@@ -112,7 +112,7 @@ def test_a_mixture_of_corpora_is_loaded_and_resumed() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])
-def test_prefetching_changes_nothing(prefetch: int) -> None:
+def test_load_steps_gives_the_same_with_any_prefetch(prefetch: int) -> None:
     stream = load(prefetch=prefetch)
     assert [text(step) for step in islice(stream, 40)] == [text(step) for step in islice(load(), 40)]
     stream.close()
@@ -123,7 +123,9 @@ either_layout = pytest.mark.parametrize("capacities", [None, (24, 20)], ids=["pa
 
 @pytest.mark.parametrize(("world_size", "multiple"), [(1, 1), (2, 2), (3, 3), (4, 2), (2, 4), (3, 1), (7, 1)])
 @either_layout
-def test_ranks_share_out_each_step(world_size: int, multiple: int, capacities: tuple[int, int] | None) -> None:
+def test_load_steps_shares_out_each_step_among_ranks(
+    world_size: int, multiple: int, capacities: tuple[int, int] | None
+) -> None:
     how: dict[str, Any] = {"multiple": multiple, "capacities": capacities}
     whole = list(islice(load(**how), 20))
     ranks = [list(islice(load(rank=r, world_size=world_size, **how), 20)) for r in range(world_size)]
@@ -139,7 +141,7 @@ def test_ranks_share_out_each_step(world_size: int, multiple: int, capacities: t
             assert (share.sentences, share.slots) == (step.sentences, step.slots)
 
 
-def test_the_numbers_of_a_step_are_those_of_its_tensors() -> None:
+def test_step_has_the_numbers_of_its_tensors() -> None:
     for step in islice(load(multiple=2), 20):
         batches = [batch for _, batch in step.micro_batches]
         assert step.target_tokens == sum(len(batch.target_out) for batch in batches)
@@ -148,7 +150,7 @@ def test_the_numbers_of_a_step_are_those_of_its_tensors() -> None:
         assert step.slots == sum(batch.source.numel() + batch.target_in.numel() for batch in batches)
 
 
-def test_the_numbers_of_a_packed_step_are_those_of_its_tensors() -> None:
+def test_step_has_the_numbers_of_its_packed_tensors() -> None:
     for step in islice(load(multiple=2, capacities=(24, 20)), 20):
         batches = [batch for _, batch in step.micro_batches]
         assert {(batch.source.shape, batch.target_in.shape) for batch in batches} == {((24,), (20,))}  # for ever
@@ -158,7 +160,7 @@ def test_the_numbers_of_a_packed_step_are_those_of_its_tensors() -> None:
         assert step.slots == 44 * len(batches)
 
 
-def test_the_sentences_of_a_step_do_not_depend_on_how_it_is_split() -> None:
+def test_step_has_the_same_sentences_however_it_is_split() -> None:
     streams = [
         [sorted(seen(step)) for step in islice(load(max_tokens=max_tokens, multiple=multiple, capacities=packed), 20)]
         for max_tokens, multiple, packed in [
@@ -289,7 +291,7 @@ def loaders() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "loader"]
 
 
-def test_closing_ends_the_thread() -> None:
+def test_load_steps_ends_its_thread_when_closed() -> None:
     for taken in range(6):
         stream = load(prefetch=2)
         list(islice(stream, taken))
@@ -299,7 +301,7 @@ def test_closing_ends_the_thread() -> None:
         assert not loaders()
 
 
-def test_dropping_the_stream_ends_the_thread() -> None:
+def test_load_steps_ends_its_thread_when_dropped() -> None:
     stream = load(prefetch=2)
     next(stream)
     assert len(loaders()) == 1
@@ -308,7 +310,7 @@ def test_dropping_the_stream_ends_the_thread() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_errors_arrive_at_the_consumer(prefetch: int) -> None:
+def test_load_steps_raises_errors_of_its_thread(prefetch: int) -> None:
     with pytest.raises(InputError, match=r"train\.tokens_per_step=5"):
         next(load(tokens_per_step=5, prefetch=prefetch))
     with pytest.raises(InputError, match="no sentence pair"):
@@ -316,7 +318,7 @@ def test_errors_arrive_at_the_consumer(prefetch: int) -> None:
     assert not loaders()
 
 
-def test_an_error_behind_good_steps_comes_behind_them() -> None:
+def test_load_steps_raises_an_error_behind_the_good_steps_before_it() -> None:
     store = numbered(30)
     stream = load(store=store, prefetch=4)
     good = len([step for step in islice(load(store=store), 40) if step.epoch == 0])

@@ -64,7 +64,7 @@ def refusal(path: Path, columns: tuple[str, str] = COLUMNS) -> str:
         ("a.tsv.en", False),
     ],
 )
-def test_a_table_is_known_by_its_name(name: str, expected: bool) -> None:
+def test_is_table_goes_by_the_name(name: str, expected: bool) -> None:
     assert is_table(name) is expected
 
 
@@ -74,7 +74,7 @@ def test_a_table_is_known_by_its_name(name: str, expected: bool) -> None:
 @pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
-def test_cells_of_a_tsv_are_taken_as_they_are(bom: bytes, end: bytes, suffix: str, tmp_path: Path) -> None:
+def test_read_table_takes_cells_of_a_tsv_as_they_are(bom: bytes, end: bytes, suffix: str, tmp_path: Path) -> None:
     rows = [f"{n}\t{target}\t{source}".encode() for n, (source, target) in enumerate(PAIRS)]
     path = write(tmp_path / f"a{suffix}", bom + end.join([b"id\tde\ten", *rows]) + end)
     assert list(read_table(path, COLUMNS)) == PAIRS
@@ -94,7 +94,7 @@ def test_cells_of_a_tsv_are_taken_as_they_are(bom: bytes, end: bytes, suffix: st
         (b"a\t\n\tb\n", [("a", ""), ("", "b")]),
     ],
 )
-def test_a_tsv_has_no_quoting(content: bytes, expected: list[Pair], tmp_path: Path) -> None:
+def test_read_table_knows_no_quoting_in_a_tsv(content: bytes, expected: list[Pair], tmp_path: Path) -> None:
     assert list(read_table(write(tmp_path / "a.tsv", content), ("1", "2"))) == expected
 
 
@@ -114,11 +114,13 @@ def test_a_tsv_has_no_quoting(content: bytes, expected: list[Pair], tmp_path: Pa
         (b"a\tb\na\tcaf\xe9\n", ("1", "2"), ":2: not UTF-8: byte 6 of the line is 0xe9"),
     ],
 )
-def test_a_bad_tsv_is_named_by_line(content: bytes, columns: tuple[str, str], message: str, tmp_path: Path) -> None:
+def test_read_table_names_the_line_of_a_bad_tsv(
+    content: bytes, columns: tuple[str, str], message: str, tmp_path: Path
+) -> None:
     assert refusal(write(tmp_path / "a.tsv", content), columns).startswith(message)
 
 
-def test_a_cut_tsv_is_damaged(tmp_path: Path) -> None:
+def test_read_table_refuses_a_cut_tsv(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv.gz"
     path.write_bytes(gzip.compress(b"a\tb\n" * 9)[:-3])
     assert ": damaged gzip file (" in refusal(path, ("1", "2"))
@@ -130,7 +132,9 @@ def test_a_cut_tsv_is_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
 @pytest.mark.parametrize("escaped", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
-def test_texts_of_json_lines_stay_in_their_pair(nested: bool, escaped: bool, suffix: str, tmp_path: Path) -> None:
+def test_read_table_keeps_texts_of_json_lines_in_their_pair(
+    nested: bool, escaped: bool, suffix: str, tmp_path: Path
+) -> None:
     rows: list[dict[str, Any]] = [{"id": n, "de": pair[1], "en": pair[0]} for n, pair in enumerate(PAIRS)]
     rows = [{"id": 1, "translation": row} for row in rows] if nested else rows
     lines = "".join(f"{json.dumps(row, ensure_ascii=escaped)}\r\n" for row in rows)
@@ -154,7 +158,7 @@ def test_texts_of_json_lines_stay_in_their_pair(nested: bool, escaped: bool, suf
         (" ", ("", "")),
     ],
 )
-def test_a_json_line_by_hand(line: str, expected: Pair, tmp_path: Path) -> None:
+def test_read_table_of_a_json_line_by_hand(line: str, expected: Pair, tmp_path: Path) -> None:
     content = f'{{"en": "1", "de": "2"}}\n{line}\n{{"en": "3", "de": "4"}}'.encode()
     assert list(read_table(write(tmp_path / "a.jsonl", content), COLUMNS)) == [("1", "2"), expected, ("3", "4")]
 
@@ -184,12 +188,12 @@ def test_a_json_line_by_hand(line: str, expected: Pair, tmp_path: Path) -> None:
         ("\ufeff{}", "not valid JSON ("),
     ],
 )
-def test_a_bad_json_line_is_named(line: str, message: str, tmp_path: Path) -> None:
+def test_read_table_names_a_bad_json_line(line: str, message: str, tmp_path: Path) -> None:
     content = f'{{"en": "1", "de": "2"}}\n\n{line}\n'.encode()
     assert refusal(write(tmp_path / "a.jsonl", content)).startswith(f":3: {message}")
 
 
-def test_however_deep_a_json_line_is_nested_it_is_one_line(tmp_path: Path) -> None:
+def test_read_table_refuses_a_deeply_nested_json_line_in_one_line(tmp_path: Path) -> None:
     """At some depths Python can still read it, and no longer write it."""
     path = tmp_path / "a.jsonl"
     for depth in range(700, 1_001):
@@ -197,7 +201,7 @@ def test_however_deep_a_json_line_is_nested_it_is_one_line(tmp_path: Path) -> No
         assert refusal(path).startswith((":1: not valid JSON (", ":1: column 'en' holds ["))
 
 
-def test_every_cut_of_a_json_line_is_named(tmp_path: Path) -> None:
+def test_read_table_names_every_cut_of_a_json_line(tmp_path: Path) -> None:
     line = json.dumps({"translation": {"en": 'a "b" \u2028 \n', "de": "é"}}, ensure_ascii=False).encode()
     for size in range(1, len(line)):
         message = refusal(write(tmp_path / "a.jsonl", b'{"en": "1", "de": "2"}\n' + line[:size]))
@@ -215,7 +219,7 @@ def write_parquet(path: Path, pairs: list[tuple[str | None, str | None]], **opti
 
 @pytest.mark.parametrize("rows", [1, 5, 1000], ids=lambda rows: f"{rows} rows a group")
 @pytest.mark.parametrize("kind", ["string", "large_string", "dictionary", "translation"])
-def test_texts_of_a_parquet_file_stay_in_their_pair(
+def test_read_table_keeps_texts_of_a_parquet_file_in_their_pair(
     kind: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformer.data.table.BLOCK", 7)  # rows are read by blocks across groups
@@ -231,7 +235,7 @@ def test_texts_of_a_parquet_file_stay_in_their_pair(
     assert list(read_table(path, ("de", "en"))) == [(target, source) for source, target in PAIRS]
 
 
-def test_nulls_and_newlines_of_a_parquet_file(tmp_path: Path) -> None:
+def test_read_table_of_nulls_and_newlines_in_a_parquet_file(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [(None, "b"), ("a\nb", None), (None, None), ("c", "d")])
     assert list(read_table(path, COLUMNS)) == [("", "b"), ("a b", ""), ("", ""), ("c", "d")]
     rows = [{"translation": None, "de": "b"}, {"translation": {"en": "a"}, "de": "c"}]
@@ -252,25 +256,27 @@ def test_nulls_and_newlines_of_a_parquet_file(tmp_path: Path) -> None:
         (("en", "id"), "row 1: column 'id' holds 0, not text: choose a text column"),
     ],
 )
-def test_a_column_that_a_parquet_file_lacks(columns: tuple[str, str], message: str, tmp_path: Path) -> None:
+def test_read_table_names_a_column_that_a_parquet_file_lacks(
+    columns: tuple[str, str], message: str, tmp_path: Path
+) -> None:
     path = write_parquet(tmp_path / "a.parquet", [("a", "b"), ("c", "d")])
     assert refusal(path, columns).endswith(f": {message}")
 
 
-def test_a_key_that_a_translation_lacks(tmp_path: Path) -> None:
+def test_read_table_names_a_key_that_a_translation_lacks(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"translation": [{"en": "a", "fr": "b"}], "id": [1]}), path)
     assert refusal(path) == ": no column 'de', only 'translation.en, translation.fr, id': name two of these"
 
 
 @pytest.mark.parametrize("content", [b"", b"a\tb\n", b"PAR1", b"PAR1" * 20, b"\0" * 100, b"PAR1\xff\xff\xff\x7fPAR1"])
-def test_what_is_no_parquet_file(content: bytes, tmp_path: Path) -> None:
+def test_read_table_refuses_what_is_no_parquet_file(content: bytes, tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", content)
     assert refusal(path).startswith(": cannot be read as Parquet (")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.tsv", "a.jsonl", "a.jsonl.gz"])
-def test_a_table_that_is_not_there(name: str, tmp_path: Path) -> None:
+def test_read_table_names_a_file_that_is_not_there(name: str, tmp_path: Path) -> None:
     absent = refusal(tmp_path / name, ("1", "2"))
     assert "No such file" in absent
     assert ": check the path" in absent
@@ -280,7 +286,7 @@ def test_a_table_that_is_not_there(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("checksums", [True, False])
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
-def test_every_cut_or_damaged_parquet_file_is_named(compression: str, checksums: bool, tmp_path: Path) -> None:
+def test_read_table_names_every_cut_or_damaged_parquet_file(compression: str, checksums: bool, tmp_path: Path) -> None:
     """Where pages have checksums, no changed text comes out; where they have none, nothing but one line or text."""
     pairs: list[tuple[str | None, str | None]] = [(f"one {n} käse", f"eins {n}") for n in range(200)]
     path = tmp_path / "a.parquet"

@@ -38,7 +38,7 @@ def trained(**settings: object) -> Tokenizer:
 TOKENIZER = trained()
 
 
-def test_ids_and_pieces() -> None:
+def test_tokenizer_ids_and_pieces() -> None:
     assert [TOKENIZER.piece(i) for i in range(4)] == ["<pad>", "<unk>", "<s>", "</s>"]
     assert TOKENIZER.vocab_size == 80
     (ids,) = TOKENIZER.encode(["The big house"])
@@ -48,13 +48,13 @@ def test_ids_and_pieces() -> None:
     assert TOKENIZER.encode([]) == []
 
 
-def test_text_comes_back_and_special_ids_do_not() -> None:
+def test_tokenizer_decodes_text_and_no_special_ids() -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(LINES)) == LINES
     (ids,) = TOKENIZER.encode(["The tree"])
     assert TOKENIZER.decode([[2, *ids, 3, 0, 0], [], [3]]) == ["The tree", "", ""]
 
 
-def test_special_names_in_the_text_are_text() -> None:
+def test_tokenizer_takes_special_names_in_the_text_as_text() -> None:
     for name in ("</s>", "<s>", "<pad>", "<unk>"):
         (ids,) = TOKENIZER.encode([f"tree {name} tree"])
         assert not {0, 2, 3} & set(ids)
@@ -68,7 +68,7 @@ def test_special_names_in_the_text_are_text() -> None:
         (Normalization.nmt_nfkc, "(a):?-,...1⁄22TMNofié x y"),
     ],
 )
-def test_normalization_decides_what_comes_back(normalization: Normalization, decoded: str) -> None:
+def test_tokenizer_normalization_decides_what_comes_back(normalization: Normalization, decoded: str) -> None:
     text = "（ａ）：？－，…½²™№ﬁe\u0301\u00a0x\u200by"
     tokenizer = trained(normalization=normalization, byte_fallback=True, vocab_size=400)
     assert tokenizer.decode(tokenizer.encode([text])) == [decoded]
@@ -76,7 +76,7 @@ def test_normalization_decides_what_comes_back(normalization: Normalization, dec
     assert tokenizer.changed(["The  tree", text]) == ([(text, decoded)] if is_changed else [])
 
 
-def test_whitespace_of_any_kind_is_a_space() -> None:
+def test_tokenizer_takes_whitespace_of_any_kind_as_a_space() -> None:
     spaces = [chr(code) for code in range(0x110000) if chr(code).isspace()]
     assert len(spaces) > 20
     texts = [f"The{space}big{space}{space}tree{space}" for space in spaces]
@@ -84,7 +84,7 @@ def test_whitespace_of_any_kind_is_a_space() -> None:
     assert train_tokenizer([line.replace(" ", "\u00a0") for line in LINES], SMALL) == train_tokenizer(LINES, SMALL)
 
 
-def test_every_character_comes_back_but_sentencepiece_s_own_sign_for_a_space() -> None:
+def test_tokenizer_decodes_every_character_but_sentencepiece_s_own_sign_for_a_space() -> None:
     codes = [*range(0xD800), *range(0xE000, 0x10000), *range(0x10000, 0x110000, 97)]
     texts = [f"a{chr(code)}b" for code in codes]
     assert trained(byte_fallback=True, vocab_size=400).changed(texts) == [("a▁b", "a b")]
@@ -116,7 +116,7 @@ def bleu_after_the_round_trip(lines: list[str], language: str, normalization: No
     return float(BLEU(trg_lang=language, force=True).corpus_score(decoded, [lines]).score)
 
 
-def test_chinese_comes_back_as_the_scorer_sees_it() -> None:
+def test_tokenizer_decodes_chinese_as_the_scorer_sees_it() -> None:
     assert bleu_after_the_round_trip(CHINESE, "zh", Normalization.identity) == pytest.approx(100.0)
     assert bleu_after_the_round_trip(CHINESE, "zh", Normalization.nmt_nfkc) < 70.0
 
@@ -136,14 +136,14 @@ def test_chinese_comes_back_as_the_scorer_sees_it() -> None:
         ("kftt/dev.ja.gz", 89.74),
     ],
 )
-def test_references_come_back_as_the_scorer_sees_them(name: str, nmt_nfkc: float) -> None:
+def test_tokenizer_decodes_references_as_the_scorer_sees_them(name: str, nmt_nfkc: float) -> None:
     language = name.removesuffix(".gz")[-2:]
     lines = list(islice(read_lines(Path(os.environ["TRANSFORMER_DATA"], name)), 1_166))  # all of kftt's dev set
     assert bleu_after_the_round_trip(lines, language, Normalization.identity) == pytest.approx(100.0)
     assert bleu_after_the_round_trip(lines, language, Normalization.nmt_nfkc) == pytest.approx(nmt_nfkc, abs=0.01)
 
 
-def test_unknown_characters() -> None:
+def test_tokenizer_decodes_unknown_characters() -> None:
     assert TOKENIZER.encode(["漢字"])[0].count(1) == 1  # one for the run
     fallback = trained(byte_fallback=True, vocab_size=400)
     texts = ["漢字 😀 tree", "ÄÖÜ", "x\0y"]
@@ -151,13 +151,13 @@ def test_unknown_characters() -> None:
     assert not any(1 in ids for ids in fallback.encode(texts))
 
 
-def test_half_a_surrogate_pair_is_cleaned() -> None:
+def test_tokenizer_cleans_half_a_surrogate_pair() -> None:
     fallback = trained(byte_fallback=True, vocab_size=400)
     assert fallback.encode(["a\ud800b", "plain", "\udfff"]) == fallback.encode(["a\ufffdb", "plain", "\ufffd"])
     assert fallback.decode(fallback.encode(["a\ud800b"])) == ["a\ufffdb"]
 
 
-def test_no_id_sequence_decodes_to_two_lines() -> None:
+def test_tokenizer_decodes_no_id_sequence_to_two_lines() -> None:
     fallback = trained(byte_fallback=True, vocab_size=400)
     byte = {fallback.piece(i): i for i in range(fallback.vocab_size)}
     spelt = [byte["<0x41>"], byte["<0x0A>"], byte["<0x0D>"], byte["<0x42>"]]
@@ -170,7 +170,7 @@ def test_no_id_sequence_decodes_to_two_lines() -> None:
         text.encode("utf-8")
 
 
-def test_random_text_never_breaks_encoding() -> None:
+def test_tokenizer_encodes_random_text() -> None:
     state = random.Random(9)
     texts = ["".join(chr(state.randrange(0x11000)) for _ in range(state.randrange(30))) for _ in range(500)]
     assert len(TOKENIZER.encode(texts)) == 500
@@ -178,7 +178,7 @@ def test_random_text_never_breaks_encoding() -> None:
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))
-def test_a_small_corpus_softens_the_size(algorithm: Algorithm) -> None:
+def test_train_tokenizer_softens_the_size_for_a_small_corpus(algorithm: Algorithm) -> None:
     tokenizer = trained(vocab_size=37_000, algorithm=algorithm)
     assert 30 < tokenizer.vocab_size < 1_000
     assert tokenizer.decode(tokenizer.encode(LINES)) == LINES
@@ -191,7 +191,7 @@ def digests() -> list[str]:
     return [hashlib.sha256(train_tokenizer(lines, config)).hexdigest() for config in configs]
 
 
-def test_another_process_trains_the_same_bytes_in_silence() -> None:
+def test_train_tokenizer_gives_the_same_bytes_in_another_process_in_silence() -> None:
     code = "import sys; sys.path[:0] = sys.argv[1:2]; import test_tokenizer; print(*test_tokenizer.digests())"
     arguments = [sys.executable, "-c", code, str(Path(__file__).parent)]
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
@@ -201,7 +201,7 @@ def test_another_process_trains_the_same_bytes_in_silence() -> None:
     assert len(set(digests())) == 2
 
 
-def test_no_path_or_user_is_in_the_model(tmp_path: Path) -> None:
+def test_train_tokenizer_puts_no_path_or_user_into_the_model(tmp_path: Path) -> None:
     model = train_tokenizer(LINES, SMALL)
     for trace in (tmp_path.parent, Path.cwd(), Path.home(), Path(__file__).parent):
         assert f"{trace}/".encode() not in model
@@ -212,7 +212,7 @@ def sampled(total: int, limit: int) -> list[int]:
     return [int(line) for line in sample_lines(map(str, range(total)), total=total, limit=limit)]
 
 
-def test_the_sample_is_a_uniform_one_in_order() -> None:
+def test_sample_lines_is_uniform_and_in_order() -> None:
     assert sampled(10_000, 10_000) == list(range(10_000))
     sample = sampled(10_000, 2_500)
     assert len(sample) == 2_500
@@ -223,7 +223,7 @@ def test_the_sample_is_a_uniform_one_in_order() -> None:
 
 
 @pytest.mark.parametrize("total", [0, 1, 2, 3, 64, 1_000])
-def test_the_sample_has_as_many_lines_as_it_may(total: int) -> None:
+def test_sample_lines_gives_as_many_lines_as_it_may(total: int) -> None:
     for limit in {1, 2, total // 2, total - 1, total, total + 1, 10**9} - {-1, 0}:
         sample = sampled(total, limit)
         assert len(sample) == min(total, limit)
@@ -232,13 +232,13 @@ def test_the_sample_has_as_many_lines_as_it_may(total: int) -> None:
         assert sample == sampled(total, limit)
 
 
-def test_the_sample_is_the_same_for_ever() -> None:
+def test_sample_lines_is_the_same_for_ever() -> None:
     """Another one is another tokenizer, and so another prepared corpus."""
     assert sampled(20, 5) == [1, 3, 5, 7, 11]  # checked by hand against the random numbers
     assert sampled(21, 5) != [1, 3, 5, 7, 11]
 
 
-def test_every_set_of_lines_is_equally_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_lines_gives_every_set_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chi-square of the 20 sets of 3 of 6 lines, over 20,000 seeds: above 43.8 once in a thousand times."""
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(20_000):
@@ -248,7 +248,7 @@ def test_every_set_of_lines_is_equally_likely(monkeypatch: pytest.MonkeyPatch) -
     assert sum((count - 1_000) ** 2 / 1_000 for count in counts.values()) < 43.8
 
 
-def test_every_line_is_equally_likely_whatever_the_size() -> None:
+def test_sample_lines_gives_every_line_equally_often_whatever_the_size() -> None:
     """First, middle and last lines, and neighbours together, over the seeds that totals and limits make."""
     hits: defaultdict[str, float] = defaultdict(float)
     variance: defaultdict[str, float] = defaultdict(float)
@@ -266,7 +266,7 @@ def test_every_line_is_equally_likely_whatever_the_size() -> None:
         assert abs(deviation) < 4 * math.sqrt(variance[name]), name
 
 
-def test_sampling_keeps_nothing_in_memory() -> None:
+def test_sample_lines_keeps_nothing_in_memory() -> None:
     """Of ten million lines, the first half million or so: to trace what is allocated for each is slow."""
     tracemalloc.start()
     try:
@@ -288,7 +288,9 @@ def test_sampling_keeps_nothing_in_memory() -> None:
         (LINES, TokenizerConfig(vocab_size=3_000_000_000), 'INVALID_ARGUMENT: cannot parse "3000000000" as int'),
     ],
 )
-def test_training_that_cannot_work_is_one_line(lines: list[str], config: TokenizerConfig, reason: str) -> None:
+def test_train_tokenizer_refuses_what_cannot_work_in_one_line(
+    lines: list[str], config: TokenizerConfig, reason: str
+) -> None:
     with pytest.raises(InputError) as caught:
         train_tokenizer(lines, config)
     message = str(caught.value)
@@ -319,7 +321,7 @@ def foreign_ids() -> bytes:
     return model.getvalue()
 
 
-def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
+def test_tokenizer_from_bytes_refuses_bad_models_by_name(tmp_path: Path) -> None:
     good, path = train_tokenizer(LINES, SMALL), tmp_path / "spm.model"
     path.write_bytes(good)
     assert Tokenizer.load(path).encode(LINES) == TOKENIZER.encode(LINES)

@@ -55,7 +55,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
-def test_no_step_stands_twice_and_none_is_missing(tmp_path: Path, runs: list[tuple[int, int]]) -> None:
+def test_tracker_writes_no_step_twice_and_misses_none(tmp_path: Path, runs: list[tuple[int, int]]) -> None:
     expected: dict[int, float] = {}
     for start, (first, last) in enumerate(runs):
         expected = {step: value for step, value in expected.items() if step < first}
@@ -74,7 +74,7 @@ def test_no_step_stands_twice_and_none_is_missing(tmp_path: Path, runs: list[tup
 
 
 @pytest.mark.parametrize("cut", [b'{"step": 3, "ti', b'{"step": 3}\n\xff\xfe', b"\n\n", b"[]\nnull\n"])
-def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path, cut: bytes) -> None:
+def test_tracker_drops_a_line_that_a_crash_cut_short(tmp_path: Path, cut: bytes) -> None:
     tracker = Tracker(RunDir(tmp_path), 0)
     tracker.scalars(1, {"loss": 1.0})
     tracker.scalars(2, {"loss": 2.0})
@@ -87,7 +87,7 @@ def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path, cut: bytes) ->
     assert [(line["step"], line["loss"]) for line in metrics(tmp_path)] == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
+def test_tracker_keeps_what_was_written_through_a_kill(tmp_path: Path) -> None:
     code = (
         "import os, sys, pathlib\n"
         "from transformer.run_dir import RunDir\nfrom transformer.tracking import Tracker\n"
@@ -127,7 +127,7 @@ def use(tracker: Tracker) -> None:
     tracker.close()
 
 
-def test_numbers_that_are_not_finite_leave_strict_json(tmp_path: Path) -> None:
+def test_tracker_writes_strict_json_for_numbers_that_are_not_finite(tmp_path: Path) -> None:
     tracker = Tracker(RunDir(tmp_path), 0)
     tracker.scalars(1, {"norm": float("nan"), "perplexity": float("inf"), "loss": 1.0})
     tracker.close()
@@ -135,7 +135,7 @@ def test_numbers_that_are_not_finite_leave_strict_json(tmp_path: Path) -> None:
     assert (line["step"], line["loss"]) == (1, 1.0)
 
 
-def test_texts_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_tracker_shows_texts_as_they_are(tmp_path: Path) -> None:
     tracker = Tracker(RunDir(tmp_path), 0)
     tracker.text(4, "dev/samples", ["a | b *c* é", "", "# d"])
     tracker.close()
@@ -209,13 +209,13 @@ def test_log_to_appends_and_lets_go(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert caplog.messages == (["first é", "outside", "second", "outside"] if is_shown else [])
 
 
-def test_the_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(10, 3, unit="step", shown=True) as bar:
         bar.update()
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_bar_starts_where_the_run_resumes(
+def test_progress_bar_starts_where_the_run_resumes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
