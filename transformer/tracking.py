@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
 from torch import Tensor
 from tqdm import tqdm
@@ -219,12 +219,30 @@ class _Parents(logging.Handler):
             self._parent.callHandlers(record)
 
 
+ProgressBar: TypeAlias = "tqdm[Any]"
+
+# `extra` of a log line that nobody needs who sees the progress bar: where there is one, it goes to train.log alone.
+BESIDE_BAR = {"is_beside_bar": True}
+
+
 @contextmanager
-def progress_bar(total: int | None, step: int, *, unit: str, shown: bool) -> "Iterator[tqdm[Any]]":
+def progress_bar(total: int | None, step: int, *, unit: str, shown: bool) -> Iterator[ProgressBar]:
     """A bar over the steps, or other units, on a terminal only; log lines pass above it. The total may be unknown."""
     hidden = not (shown and sys.stderr.isatty())
     with (
         tqdm(total=total, initial=step, unit=unit, disable=hidden, dynamic_ncols=True) as bar,
-        nullcontext() if hidden else logging_redirect_tqdm(),
+        nullcontext() if hidden else _lines_above_bar(),
     ):
         yield bar
+
+
+@contextmanager
+def _lines_above_bar() -> Iterator[None]:
+    """Let log lines pass above a bar on the terminal, but for those that nobody needs beside it."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    with logging_redirect_tqdm():
+        for handler in root.handlers:
+            if handler not in before:  # it stands for one that writes to the terminal, for as long as this lasts
+                handler.addFilter(lambda record: not getattr(record, "is_beside_bar", False))
+        yield

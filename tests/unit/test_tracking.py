@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import ModelConfig, TrainConfig
 from transformer.errors import StorageError
 from transformer.run_dir import RunDir
-from transformer.tracking import Tracker, log_to, progress_bar
+from transformer.tracking import BESIDE_BAR, Tracker, log_to, progress_bar
 
 RUNS = {  # each start resumes after `first - 1` and ends at `last`, ahead of its last checkpoint
     "once": [(1, 6)],
@@ -213,6 +214,31 @@ def test_progress_bar_is_silent_where_there_is_no_terminal(capsys: pytest.Captur
     with progress_bar(10, 3, unit="step", shown=True) as bar:
         bar.update()
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_bar_keeps_lines_that_nobody_needs_beside_it_off_the_terminal(
+    is_terminal: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in train.log all the same, and the handlers of the process are as they were."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    handler = logging.StreamHandler(sys.stderr)
+    logging.getLogger().addHandler(handler)
+    try:
+        with log_to(tmp_path / "train.log"), progress_bar(10, 3, unit="step", shown=True):
+            logging.getLogger("transformer").warning("step 4: saved", extra=BESIDE_BAR)
+            logging.getLogger("transformer").warning("step 4: dev loss 1.5")
+        logging.getLogger("transformer").warning("step 5: saved", extra=BESIDE_BAR)
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+    shown = capsys.readouterr().err
+    assert ("step 4: saved" in shown) == (not is_terminal)
+    assert "step 4: dev loss 1.5" in shown
+    assert "step 5: saved" in shown
+    logged = (tmp_path / "train.log").read_text(encoding="utf-8")
+    assert re.findall(r"step \d: .*", logged) == ["step 4: saved", "step 4: dev loss 1.5"]
+    assert handler.filters == []
 
 
 def test_progress_bar_starts_where_the_run_resumes(

@@ -31,7 +31,7 @@ from transformer.evaluation.sets import write_sets
 from transformer.machine import trim_heap
 from transformer.records import Best, CheckpointState, Progress, Results
 from transformer.run_dir import DEV, RunDir, list_steps
-from transformer.tracking import Tracker, progress_bar
+from transformer.tracking import BESIDE_BAR, ProgressBar, Tracker, progress_bar
 from transformer.training.finish import is_finished, results_of
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 from transformer.training.optimizer import move_average, rate_of, updates_applied
@@ -145,7 +145,7 @@ def train_loop(run: Run, world: World) -> None:
             if is_log_due or is_validation_due or is_commit_due or is_read_due:
                 _read_device(run, world, guard, clock=clock, tracker=tracker)
             if is_log_due:
-                _log(run, world, tracker)
+                _log(run, world, tracker, bar)
             if run.device.type == "cpu" and time.monotonic() > trimmed + TRIM_SECONDS:
                 trim_heap()
                 trimmed = time.monotonic()
@@ -167,7 +167,7 @@ def train_loop(run: Run, world: World) -> None:
             if is_commit_due or is_among_best or stopping or has_ended:
                 _read_device(run, world, guard, clock=clock, tracker=tracker)
                 if has_ended and not is_log_due:
-                    _log(run, world, tracker)  # the last window may be a short one
+                    _log(run, world, tracker, bar)  # the last window may be a short one
                 _commit(run, world, tracker)
                 clock.lap()
 
@@ -293,12 +293,16 @@ def _with_advice(error: NumericalError, run: Run, world: World) -> NumericalErro
     return NumericalError(f"{error}: {world.from_rank0(lambda: advice(run.directory.path))}")
 
 
-def _log(run: Run, world: World, tracker: Tracker) -> None:
-    """Log the window that ends here, and begin the next one."""
+def _log(run: Run, world: World, tracker: Tracker, bar: ProgressBar) -> None:
+    """Log the window that ends here, show it on the bar, and begin the next one."""
     totals = run.state.window.totals(world)
     rate = rate_of(run.job.train, run.job.model.d_model, step=run.progress.step - 1)
-    log_window(totals, tracker, run.progress, rate=rate, device=run.device)
+    text = log_window(totals, tracker, run.progress, rate=rate, device=run.device)
     run.state.window.clear()
+
+    if run.progress.validations:
+        text += f", BLEU {run.progress.validations[-1].bleu:.2f}"
+    bar.set_postfix_str(text, refresh=False)
 
 
 # ---- validation -----------------------------------------------------------------------------------------------------
@@ -373,7 +377,7 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
             state=to_json(state),
             config=to_json(run.job),
         )
-        log.info("step %d: saved", run.progress.step)
+        log.info("step %d: saved", run.progress.step, extra=BESIDE_BAR)
         _rotate(run.directory, run.job.train, run.progress)
 
     with memory_errors_named("saving", remedy="end what else uses it"):

@@ -16,7 +16,7 @@ from transformer.cost import peak_flops
 from transformer.data.loader import Step
 from transformer.distributed import World
 from transformer.records import Progress, Validation, WindowTotals
-from transformer.tracking import Tracker
+from transformer.tracking import BESIDE_BAR, Tracker
 from transformer.training.step import StepResult
 
 log = logging.getLogger(__name__)
@@ -114,10 +114,8 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def log_window(
-    totals: WindowTotals, tracker: Tracker, progress: Progress, *, rate: float, device: torch.device
-) -> None:
-    """Log the means over a window that ends at this step."""
+def log_window(totals: WindowTotals, tracker: Tracker, progress: Progress, *, rate: float, device: torch.device) -> str:
+    """Log the means over a window that ends at this step; what a progress bar shows of them."""
     # Means over the updates that were applied; NaN if all were skipped.
     tokens = totals.applied_tokens or math.nan
     loss = totals.loss / tokens
@@ -155,7 +153,9 @@ def log_window(
         target_tokens_per_second,
         progress.epoch,
         time.strftime("%H:%M:%S", time.gmtime(progress.seconds)),
+        extra=BESIDE_BAR,
     )
+    return f"loss {loss:.3f}, {target_tokens_per_second:,.0f} tokens/s"
 
 
 def validation_scalars(validation: Validation) -> dict[str, float]:

@@ -27,7 +27,7 @@ from transformer.model.inspection import Role, attention_maps, draw
 from transformer.model.transformer import Transformer
 from transformer.records import Validation
 from transformer.run_dir import DEV
-from transformer.tracking import Tracker
+from transformer.tracking import BESIDE_BAR, Tracker
 from transformer.training.guard import Interrupted
 from transformer.training.step import Objective
 
@@ -159,7 +159,7 @@ def show_samples(dev: DevSet, hypotheses: Sequence[str], tracker: Tracker, *, st
 
     tracker.text(step, "dev/samples", lines)
     for line in lines:
-        log.info("  %s", line)
+        log.info("  %s", line, extra=BESIDE_BAR)
 
 
 def show_attention(
