@@ -35,8 +35,9 @@ from transformer.training.trial import check_memory
 
 PAIRS = 4  # that the model is to learn by heart
 LONGEST = 24  # tokens of each
-UPDATES = 120  # at most
-RATE = 0.01  # times d_model^-0.5: low enough for six post-norm layers without dropout
+UPDATES = 200  # at most
+WARMUP = 20  # updates
+RATE = 0.005  # times d_model^-0.5: low enough for six post-norm layers without dropout
 LEARNED = 1 / 3  # of the loss at the start; to know no more than how often each piece occurs in the pairs leaves half
 LEAK = 1e-3  # by which a log-probability may change with a token to come: rounding, if anything
 
@@ -143,7 +144,7 @@ def check_overfit(job: TrainJob, store: Store, *, vocab_size: int, batching: Bat
             _step(batch, index=len(losses), tokens=tokens),
             scaler=scaler,
             world_size=1,
-            rate=RATE * job.model.d_model**-0.5 * min(1.0, (len(losses) + 1) / 10),
+            rate=RATE * job.model.d_model**-0.5 * min(1.0, (len(losses) + 1) / WARMUP),
             seed=job.train.seed,
             clip_norm=1.0,
             device=device,
