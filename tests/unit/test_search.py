@@ -670,5 +670,5 @@ def test_sweep_penalties_of_no_sentence_returns_nothing() -> None:
 
 
 def test_sweep_penalties_needs_a_penalty() -> None:
-    with pytest.raises(ValueError, match="no penalty"):
+    with pytest.raises(ValueError, match="penalties is empty"):
         search_sweep(Table(0, 6), [3], 2, alphas=())
