@@ -288,6 +288,7 @@ def document(kind: type) -> dict[str, Any]:
             "resolved": {**resolved, "compile": False, "micro_batch_multiple": 1},
             "config": to_json(TrainJob()),
             "memory": {"max_tokens": 300, "is_estimate": True, "needed": 4_000, "available": 90_000},
+            **{"machine": "a processor, 2 cores, 24 GiB", "commit": "c" * 40},
         },
     }
     return copy.deepcopy(documents[kind])
