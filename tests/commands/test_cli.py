@@ -687,12 +687,13 @@ def test_the_overview_lists_every_command() -> None:
 @pytest.mark.parametrize("command", JOBS)
 def test_cfg_job_shows_what_is_in_force(command: str) -> None:
     names = [field.name for field in fields(JOBS[command])]
-    key = "run_dir" if "run_dir" in names else "data.tgt_lang"
+    key = next(name for name in ("run_dir", "output", "data") if name in names)
+    key = "data.tgt_lang" if key == "data" else key
     result = enter(command, "--cfg", "job", f"{key}=mine, ü")
     composed = yaml.safe_load(result.out)
     assert (result.status, result.err, result.jobs) == (0, "", [])
     assert list(composed) == names
-    assert (composed["run_dir"] if "run_dir" in names else composed["data"]["tgt_lang"]) == "mine, ü"
+    assert (composed["data"]["tgt_lang"] if key == "data.tgt_lang" else composed[key]) == "mine, ü"
 
 
 # ---- paths in place of keys -----------------------------------------------------------------------------------------

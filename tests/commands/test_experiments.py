@@ -88,6 +88,7 @@ NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
     ),
     *(f"train.{key}" for key in ("deterministic", "prefetch", "log_every", "validate_every", "keep_last", "keep_best")),
     *("train.metric", "train.samples", "train.attention_images", "search.batch_tokens"),
+    *("train.attention_kernel", "train.fused_loss"),
 }
 
 

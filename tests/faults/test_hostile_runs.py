@@ -285,7 +285,10 @@ def document(kind: type) -> dict[str, Any]:
             **{"format": 2, "id": "x", "started": "2026", "versions": {"torch": "2.13"}, "data_digest": "d" * 64},
             **{"prepare_version": 2, "tokenizer_sha256": "f" * 64},
             "init_from": {"path": "a", "step": 4, "manifest_sha256": "f" * 64},
-            "resolved": {**resolved, "compile": False, "micro_batch_multiple": 1},
+            "resolved": {
+                **{**resolved, "compile": False, "micro_batch_multiple": 1},
+                **{"attention_kernel": "varlen", "loss_rows": 4_096},
+            },
             "config": to_json(TrainJob()),
             "memory": {"max_tokens": 300, "is_estimate": True, "needed": 4_000, "available": 90_000},
             **{"machine": "a processor, 2 cores, 24 GiB", "commit": "c" * 40},

@@ -178,7 +178,7 @@ REFUSED = {
     "missing =": ("average", ["last"], ["last", "EQUAL"]),
     "sweep, empty": ("evaluate", ["sweep.beam_size="], ["sweep.beam_size names no value"]),
     "sweep, empty list": ("evaluate", ["sweep.beam_size=[]"], ["sweep.beam_size names no value"]),
-    "sweep, below": ("evaluate", ["sweep.beam_size=4,0"], ["sweep.beam_size=[4, 0]", "at least 1"]),
+    "sweep, below": ("evaluate", ["sweep.beam_size=4,0"], ["sweep.beam_size=[4, 0]", "from 1 to 1024"]),
     "sweep, float for int": ("evaluate", ["sweep.beam_size=[1.5]"], ["sweep.beam_size", "1.5", "Integer"]),
     "sweep, text": ("evaluate", ["sweep.length_penalty=much"], ["sweep.length_penalty", "much", "Float"]),
     "sweep, one value twice set": ("evaluate", ["sweep.beam_size=1", "search.beam_size=2"], ["cannot both be set"]),

@@ -328,6 +328,8 @@ ON_RESUME = {
     "train.device": "n",
     "train.layout": "r",
     "train.compile": "n",
+    "train.attention_kernel": "n",
+    "train.fused_loss": "n",
     "train.threads": "n",
     "train.deterministic": "r",
     "train.prefetch": "a",
