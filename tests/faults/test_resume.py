@@ -44,7 +44,6 @@ from transformer.data import prepare
 from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
 from transformer.training import loop
-from transformer.training.step import train_step
 from transformer.training.validate import validate
 
 LAST = 14  # of the reference run: epochs end at 6 and 12, validations at 6, 12 and 14, checkpoints at 4, 8, 12 and 14
@@ -239,7 +238,7 @@ def test_numbers_that_are_not_finite_end_a_run_whose_checkpoints_are_sound(
 ) -> None:
     """The streak goes on over a resume; what is saved is finite."""
     job = tiny_job(tmp_path / "a", corpus, max_steps=40, validate_every=40)
-    real = train_step
+    real = vars(loop)["train_step"]  # which may have been replaced already
 
     stop_at(job, 5)
     before = load_file(step_dir(tmp_path / "a", 5) / "model.safetensors")
@@ -314,7 +313,7 @@ def test_gradients_that_no_scale_makes_finite_end_a_run(
     """From 65,536 a scale is 1 at the seventeenth update."""
     monkeypatch.setattr(torch.Tensor, "backward", lambda _loss: poison(objectives[0]))
     objectives: list[torch.nn.Module] = []
-    real = train_step
+    real = vars(loop)["train_step"]  # which may have been replaced already
 
     def noted(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
         objectives[:] = [objective]
@@ -366,7 +365,7 @@ def test_log_window_goes_on_after_a_death(
     """After step `last` the process is gone; the checkpoint is that of step 6, and what was logged later is dropped."""
     job = tiny_job(tmp_path / "a", unscored, **WINDOW)
     left = iter(range(last))
-    real = train_step
+    real = vars(loop)["train_step"]  # which may have been replaced already
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train_step", lambda *a, **o: die() if next(left, None) is None else real(*a, **o))
         with pytest.raises(Death):
@@ -393,7 +392,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], Seen]:
     """Make the gradients of these steps NaN, and watch."""
 
     def begin(bad: range) -> Seen:
-        seen, real = Seen(), train_step
+        seen, real = Seen(), vars(loop)["train_step"]
 
         def step(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
             seen.step += 1

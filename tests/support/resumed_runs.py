@@ -17,14 +17,13 @@ from support.corpora import (
 from transformer.config.jobs import TrainJob
 from transformer.errors import Stopped
 from transformer.training import loop
-from transformer.training.step import train_step
 
 
 def stop_at(job: TrainJob, step: int, number: int = signal.SIGTERM) -> Path:
     """Run until a signal arrives during this step."""
     run_dir = Path(job.run_dir)
     done = max(steps_of(run_dir), default=0)
-    real = train_step
+    real = vars(loop)["train_step"]  # which may have been replaced already
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         nonlocal done
