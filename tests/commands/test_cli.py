@@ -687,8 +687,8 @@ def test_the_overview_lists_every_command() -> None:
 @pytest.mark.parametrize("command", JOBS)
 def test_cfg_job_shows_what_is_in_force(command: str) -> None:
     names = [field.name for field in fields(JOBS[command])]
-    key = next(name for name in ("run_dir", "output", "data") if name in names)
-    key = "data.tgt_lang" if key == "data" else key
+    keys = {"run_dir": "run_dir", "output": "output", "data": "data.tgt_lang"}
+    key = next(keys[name] for name in keys if name in names)
     result = enter(command, "--cfg", "job", f"{key}=mine, ü")
     composed = yaml.safe_load(result.out)
     assert (result.status, result.err, result.jobs) == (0, "", [])
