@@ -47,7 +47,7 @@ from transformer.files import (
     temporary_name,
     write_new,
 )
-from transformer.records import CheckpointState
+from transformer.records import CHECKPOINT_FORMAT, CheckpointState
 from transformer.run_dir import (
     CONFIG,
     EMA,
@@ -65,7 +65,6 @@ from transformer.run_dir import (
 
 T = TypeVar("T")
 
-FORMAT = 3
 DAMAGED = ".bad-"  # begins the name of a damaged checkpoint
 ATTEMPTS = 3  # to write a checkpoint: a network disk may fail once
 
@@ -249,7 +248,7 @@ def _fill(
         file_name = tensor_file(name)
         digests[file_name] = write_new(folder / file_name, _to_bytes(group))
 
-    manifest = Manifest(FORMAT, step, dict(sorted(digests.items())))
+    manifest = Manifest(CHECKPOINT_FORMAT, step, dict(sorted(digests.items())))
     _check_names(manifest)
     write_new(folder / MANIFEST, encode_json(to_json(manifest)))
     sync(folder)
@@ -464,9 +463,9 @@ def _read_manifest(path: Path, folder: int) -> Manifest:
     with _errors_named(path / MANIFEST), open_regular(path / MANIFEST, folder) as file:
         data = parse_json(file)
         match data:
-            case {"format": int(number)} if number < FORMAT:
+            case {"format": int(number)} if number < CHECKPOINT_FORMAT:
                 raise ValueError(f"format {number} is of an unreleased version of this package: start a new run")
-            case {"format": int(number)} if number > FORMAT:
+            case {"format": int(number)} if number > CHECKPOINT_FORMAT:
                 raise ValueError(f"format {number} is of a later version of this package: update it")
 
         manifest = from_json(Manifest, data, complete=True)

@@ -21,7 +21,8 @@ from transformer.config.settings import (
     require,
 )
 
-RUN_FORMAT = 2
+RUN_FORMAT = 2  # of run.json, and so of the directory
+CHECKPOINT_FORMAT = 3
 MOST_THREADS = 1 << 16  # more than any machine has: a larger number is damage
 MOST_RANKS = 1 << 16
 

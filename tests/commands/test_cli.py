@@ -38,7 +38,7 @@ from support.command_line import (
     write_experiment,
 )
 from support.paths import ROOT
-from transformer import errors
+from transformer import __version__, errors
 from transformer.cli import commands
 from transformer.cli.completion import complete
 from transformer.cli.overrides import parse_arguments
@@ -624,6 +624,15 @@ def test_completion_works_in_bash(line: str, reply: list[str]) -> None:
     show = 'printf "%s\\n" "${COMPREPLY[@]}"'
     shell = ["bash", "--norc", "-c", "; ".join((program, evaluate, ask, show))]
     assert subprocess.check_output(shell, cwd=ROOT, text=True).split("\n") == [*reply, ""]
+
+
+def test_version_names_the_formats_and_what_it_computes_with() -> None:
+    result = enter("--version")
+    assert (result.status, result.err) == (0, "")
+    first, second, third = result.out.splitlines()
+    assert first == f"transformer {__version__}"
+    assert second == "run directories of format 2, checkpoints of format 3"
+    assert re.fullmatch(r"Python 3\.\d+\.\d+, torch 2\.\S+, sentencepiece 0\.\S+, sacrebleu 2\.\S+", third)
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")

@@ -7,10 +7,12 @@ import contextlib
 import errno
 import logging
 import os
+import platform
 import signal
 import sys
 import threading
 import traceback
+from importlib.metadata import version
 from types import FrameType
 from typing import NoReturn
 
@@ -110,7 +112,7 @@ def _enter(command: str, arguments: list[str]) -> None:
         sys.stdout.write(overview())
         return
     if command == "--version":
-        sys.stdout.write(f"transformer {__version__}\n")
+        sys.stdout.write(_versions())
         return
     if command in ("--completion", "--complete"):
         _complete(command, *arguments[:1] or [""])
@@ -133,6 +135,18 @@ def _enter(command: str, arguments: list[str]) -> None:
     if command in ("train", "table"):  # a search alone has few shapes, and uses each of them again at once
         limit_kernel_caches()
     run_application(command, parsed)
+
+
+def _versions() -> str:
+    """This package, the formats that it writes, and what it computes with."""
+    from transformer.records import CHECKPOINT_FORMAT, RUN_FORMAT
+
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "sentencepiece", "sacrebleu"))
+    return (
+        f"transformer {__version__}\n"
+        f"run directories of format {RUN_FORMAT}, checkpoints of format {CHECKPOINT_FORMAT}\n"
+        f"Python {platform.python_version()}, {packages}\n"
+    )
 
 
 def _complete(flag: str, argument: str) -> None:
