@@ -231,6 +231,22 @@ def test_doctor_is_silent_on_a_slice_of_multi30k(tmp_path: Path) -> None:
 
 
 @needs_corpora
+@pytest.mark.parametrize(("dev", "test"), [(17, 117), (1, 34), (51, 99)])
+def test_doctor_is_silent_on_small_sets(dev: int, test: int, tmp_path: Path) -> None:
+    """Sizes for which the last block has one pair, or as many as lie between a pair and a far one."""
+    corpus = Corpus.of(SLICE)
+    for name, size in (("dev", dev), ("test", test)):
+        corpus.sets[name] = [lines[:size] for lines in corpus.sets[name]]
+    diagnosis = doctor(job_of(corpus.write(tmp_path / "c"), tmp_path / "a", vocab_size=4000, text_only=True))
+    assert findings_of(diagnosis) == {}
+    told = {check.where for check in diagnosis.checks if check.name == "alignment" and "too few pairs" in check.found}
+    assert told == {"dev", "test.flickr"} - ({"test.flickr"} if test >= 100 else set())
+    poor = [check for check in diagnosis.checks if (check.name, check.where) == ("poor pairs", "test.flickr")]
+    assert all(check.value is not None and check.value < 0.1 for check in poor)
+    assert bool(poor) == (test >= 100)
+
+
+@needs_corpora
 @pytest.mark.parametrize("name", [*FAULTS, *OTHER_FAULTS])
 def test_doctor_finds_a_planted_fault(name: str, tmp_path: Path) -> None:
     fault = (FAULTS | OTHER_FAULTS)[name]

@@ -251,6 +251,19 @@ def test_report_of_an_unfinished_run_says_what_is_missing(browser: Browser, runs
     assert found["step 12"][:3] == figures
 
 
+def test_report_marks_settings_that_differ_from_the_first_run_that_can_be_read(browser: Browser, runs: Path) -> None:
+    """And the command line at its end makes this page again."""
+    (runs / "a" / "run.json").write_text("{", encoding="utf-8")
+    job = ReportJob(runs=["a", "b"], samples=0, attention=0, checkpoints=0, output="x.html")
+    show(browser, job)
+    assert ["model.d_ff", "2048", "unknown", "96"] in table(browser, "Different from the paper's base")
+    assert texts(browser, "td.marked") == []
+    (again,) = [text for text in texts(browser, "pre, code") if "transformer report" in text]
+    assert (
+        again.strip() == "transformer report a b output=x.html samples=0 checkpoints=0 attention=0 device=cpu threads=1"
+    )
+
+
 def test_report_of_a_run_that_has_only_its_metrics(browser: Browser, runs: Path) -> None:
     for path in (runs / "a").iterdir():
         if path.is_dir():
@@ -334,10 +347,11 @@ def test_report_refuses_an_output_that_cannot_be_written(runs: Path) -> None:
 
 def test_report_leaves_runs_as_they_are_and_says_the_same_again(runs: Path) -> None:
     before = {path: path.read_bytes() for path in sorted((runs / "a").rglob("*")) if path.is_file()}
-    for name in ("one.html", "two.html"):
-        job = ReportJob(runs=["a"], output=name, samples=2, checkpoints=1, attention=1, threads=1)
-        run_command("report", job)
-    assert (runs / "one.html").read_bytes() == (runs / "two.html").read_bytes()
+    pages = []
+    for _ in range(2):
+        run_command("report", ReportJob(runs=["a"], samples=2, checkpoints=1, attention=1, threads=1))
+        pages.append((runs / "report.html").read_bytes())
+    assert pages[0] == pages[1]
     assert {path: path.read_bytes() for path in sorted((runs / "a").rglob("*")) if path.is_file()} == before
 
 

@@ -28,6 +28,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from support.corpora import forge_tensors, overrides, reseal, start, step_dir, tiny_job, write_pair
 from support.hostile_runs import LAST, RAW, assert_refused, edit, enter
+from support.observers import PeakMemory
 from support.paths import ROOT
 from transformer.config.compose import compose
 from transformer.config.jobs import TrainJob, TranslateJob
@@ -407,10 +408,12 @@ def translate_with(job: TrainJob, line: str, *, megabytes: int) -> tuple[int, li
     ):
         assert process.stdout is not None
         assert process.stderr is not None
+        memory = PeakMemory(process.pid)
         printed, said = process.stdout.read(), process.stderr.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, printed.split("\n")[:-1], said, usage.ru_maxrss // 1024
+        process.wait()
+    memory.join()
+    assert memory.kilobytes > 0
+    return process.returncode, printed.split("\n")[:-1], said, memory.kilobytes // 1024
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import torch
 
 from support.corpora import forge_tensors, read, reseal, start, step_dir
 from support.hostile_runs import LAST, RAW, enter, places, put_at
+from support.observers import PeakMemory
 from support.paths import ROOT
 from transformer.config.jobs import TrainJob
 
@@ -353,11 +354,12 @@ def test_twenty_thousand_hostile_lines(
     overrides = (f"run_dir={finished.run_dir}", "threads=1", "search.beam_size=2", "search.max_extra=5")
     with paths[0].open("rb") as given, paths[1].open("wb") as out, paths[2].open("wb") as err:
         process = start("translate", *overrides, cwd=ROOT, stdin=given, stdout=out, stderr=err, text=False)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        memory = PeakMemory(process.pid)
+        process.wait()
+    memory.join()
     found = paths[1].read_bytes().split(b"\n")
     said = paths[2].read_text(encoding="utf-8")
-    sys.stderr.write(f"\n{LINES} lines in {usage.ru_utime:.0f} s and {usage.ru_maxrss >> 10} MB\n")
+    sys.stderr.write(f"\n{LINES} lines in {memory.kilobytes >> 10} MB\n")
     record_property("hostile lines", LINES)
     assert process.returncode == 0, said[-1000:]
     assert len(found) == LINES + 1
@@ -372,4 +374,4 @@ def test_twenty_thousand_hostile_lines(
     assert "Traceback" not in said
     bad = [number for number, line in enumerate(lines, 1) if line.decode("utf-8", "ignore").encode() != line]
     assert [int(n) for n in re.findall(r"^line (\d+): not UTF-8", said, re.MULTILINE)] == bad
-    assert usage.ru_maxrss >> 10 < 1000
+    assert 0 < memory.kilobytes >> 10 < 1000

@@ -1,6 +1,9 @@
-"""What code does while it runs: how large its tensors become, and what reaches the disk."""
+"""What code does while it runs: how large its tensors become, how much memory it takes, and what reaches the disk."""
 
 import os
+import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,28 @@ class Largest(TorchDispatchMode):
         for x in out if isinstance(out, (tuple, list)) else [out]:
             self.elements = max(self.elements, x.numel() if isinstance(x, Tensor) else 0)
         return out
+
+
+class PeakMemory(threading.Thread):
+    """The most memory that a process has had: its own. `ru_maxrss` begins with that of the process it was made by."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._status = Path(f"/proc/{pid}/status")
+        self.kilobytes = 0
+        self.start()
+
+    def run(self) -> None:
+        """Look every ten milliseconds, until the process has ended."""
+        while found := re.search(r"^VmHWM:\s*(\d+) kB$", self._read(), re.MULTILINE):
+            self.kilobytes = int(found[1])
+            time.sleep(0.01)
+
+    def _read(self) -> str:
+        try:
+            return self._status.read_text()
+        except OSError:
+            return ""
 
 
 def watch_disk(patch: pytest.MonkeyPatch) -> list[tuple[str, Path, int]]:

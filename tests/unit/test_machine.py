@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.observers import PeakMemory
 from transformer.compute import resolve_precision
 from transformer.config.settings import Precision
 from transformer.machine import (
@@ -127,10 +128,10 @@ def test_training_a_small_model_stays_small(tmp_path: Path) -> None:
     keys = ["model.d_model=32", "model.d_ff=128", "train.max_steps=60", f"run_dir={tmp_path / 'run'}"]
     command = [sys.executable, "-m", "transformer", "train", *keys]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    assert usage.ru_maxrss < 600_000  # kilobytes
+    memory = PeakMemory(process.pid)
+    assert process.wait() == 0
+    memory.join()
+    assert 0 < memory.kilobytes < 600_000
 
 
 def test_preparing_imports_no_torch() -> None:

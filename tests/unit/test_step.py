@@ -688,7 +688,7 @@ def test_objective_compiles_packed_batches_as_one_graph(monkeypatch: pytest.Monk
         return [loss.item() for loss in found]
 
     expected = losses(eager, grouped=True)
-    monkeypatch.setattr("transformer.model.attention._attend_packed_kernel", one_kernel)
+    monkeypatch.setattr("transformer.model.attention._attend_varlen", one_kernel)
     with torch._dynamo.config.patch(error_on_recompile=True):
         assert losses(compiled, grouped=False) == pytest.approx(expected, rel=1e-12)
     for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):

@@ -132,6 +132,8 @@ class Translator:
         not as many as texts, or longer than a translation may be.
         """
         beam_size = self.search.beam_size
+        if not isinstance(n_best, Integral):
+            raise InputError(f"n_best={n_best!r} must be a whole number")
         if not 1 <= n_best <= beam_size:
             raise InputError(f"n_best={n_best} must be from 1 to search.beam_size={beam_size}: raise that, or lower it")
 
@@ -173,6 +175,8 @@ class Translator:
         raised, are as for `translate_n_best`.
         """
         sampling = _sampling(temperature, top_k=top_k, top_p=top_p, seed=seed)
+        if not isinstance(n_samples, Integral):
+            raise InputError(f"n_samples={n_samples!r} must be a whole number")
         if not 1 <= n_samples <= MOST_BEAM:
             raise InputError(f"n_samples={n_samples} must be from 1 to {MOST_BEAM}")
 
@@ -597,6 +601,8 @@ def _lengths(pairs: Sequence[Pair]) -> list[int]:
 
 def _sampling(temperature: float, *, top_k: int | None, top_p: float | None, seed: int) -> Sampling:
     """The settings that a user gave, checked: Python's annotations let a text through in the place of a number."""
+    if temperature is None:
+        raise InputError("temperature=None must be a number: 1 for the model's own probabilities")
     for name, value in {"top_k": top_k, "seed": seed}.items():
         if not isinstance(value, Integral | None):
             raise InputError(f"{name}={value!r} must be a whole number")

@@ -153,7 +153,7 @@ def show_samples(dev: DevSet, hypotheses: Sequence[str], tracker: Tracker, *, st
     lines = []
     triples = zip(dev.sources, hypotheses, dev.references, strict=True)
     for source, hypothesis, reference in islice(triples, count):
-        lines.append(f"source     {source}")
+        lines.append(f"source      {source}")
         lines.append(f"translation {hypothesis}")
         lines.append(f"reference   {reference}")
 

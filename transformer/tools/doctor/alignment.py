@@ -65,10 +65,11 @@ def check_alignment(surveys: Sequence[Survey]) -> list[Check]:
             found, learned = _check_and_learn(survey, sides)
             checks += found
             lexicons = lexicons or learned
+        elif len(survey.lines) < FEWEST_KNOWN:
+            checks.append(passed("alignment", survey.name, found=f"too few pairs to tell ({len(survey.lines):,})"))
         else:
             gains = _gains_of(survey, sides, lexicons)
-            is_told = len(survey.lines) >= FEWEST_KNOWN and not _is_shifted_whole(gains)
-            if is_told and _certainty(gains.own - gains.far) < CERTAIN:
+            if not _is_shifted_whole(gains) and _certainty(gains.own - gains.far) < CERTAIN:
                 checks.append(_nothing_goes_together(survey))
             else:
                 checks += _judge_blocks(survey, gains, usual=None)
@@ -160,7 +161,9 @@ def _gains_of(survey: Survey, sides: _Sides, lexicons: tuple[Lexicon, Lexicon]) 
     blocks = -(-count // BLOCK)
     every = np.arange(count)
     sizes = np.minimum(BLOCK, count - every // BLOCK * BLOCK)  # of the block that a pair is in
-    far = every // BLOCK * BLOCK + (every % BLOCK + FAR) % sizes
+    distances = np.where(sizes > 2 * FAR, FAR, sizes // 2)  # the last block may be too short for FAR
+    far = every // BLOCK * BLOCK + (every % BLOCK + distances) % sizes
+    has_far = np.flatnonzero(sizes > 1)
 
     def gains(left: Ids, right: Ids) -> Floats:
         found = np.full(blocks * BLOCK, np.nan)
@@ -175,7 +178,7 @@ def _gains_of(survey: Survey, sides: _Sides, lexicons: tuple[Lexicon, Lexicon]) 
     for shift in SHIFTS:
         left = _within_blocks(count, shift)
         shifted[shift] = gains(left, left + shift)
-    return _Gains(own=gains(every, every), far=gains(every, far), shifted=shifted)
+    return _Gains(own=gains(every, every), far=gains(has_far, far[has_far]), shifted=shifted)
 
 
 def _certainty(differences: Floats) -> float:

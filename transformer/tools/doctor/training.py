@@ -18,7 +18,7 @@ from transformer.compute import autocast, dtype_of, loss_scaler, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.data.batch import Batch, collate
 from transformer.data.loader import Position, Step, load_steps
-from transformer.data.plan import Batching
+from transformer.data.plan import SLOTS, Batching
 from transformer.data.prepare import Prepared
 from transformer.data.store import Store
 from transformer.distributed import World
@@ -111,9 +111,9 @@ def _few(store: Store, batching: Batching) -> Batch:
     chosen = ids[: 50 * PAIRS : 50] if len(ids) >= 50 * PAIRS else ids[:PAIRS]
     capacities = None
     if batching.capacities is not None:
-        needed = store.lengths[chosen].sum(axis=0)
-        capacities = (int(needed[0]), int(needed[1]))
-    return collate(store, np.sort(chosen), capacities, grouped=batching.grouped)
+        source, target = (np.ceil(store.lengths[chosen].sum(axis=0) / SLOTS).astype(int) * SLOTS).tolist()
+        capacities = (source, target)
+    return collate(store, np.sort(chosen), capacities, grouped=batching.grouped, kernel=batching.kernel)
 
 
 def _without_dropout(job: TrainJob) -> TrainJob:
@@ -130,7 +130,7 @@ def check_overfit(job: TrainJob, store: Store, *, vocab_size: int, batching: Bat
     precision = resolved.precision
     model = draw_model(_without_dropout(job).model, seed=job.train.seed, vocab_size=vocab_size)
     model = model.to(device, dtype_of(precision))
-    objective = Objective(model, label_smoothing=0.0).train()
+    objective = Objective(model, label_smoothing=0.0, loss_rows=resolved.loss_rows).train()
     optimizer = build_optimizer(model, job.train)
     scaler = loss_scaler(device, precision)
     batch = _few(store, batching)
@@ -190,7 +190,7 @@ def check_cost(
     state = TrainState.at_start(
         job.model, job.train, vocab_size=vocab_size, device=device, precision=resolved.precision, source=None
     )
-    objective = Objective(state.model, job.train.label_smoothing).train()
+    objective = Objective(state.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
     try:
         resolved, memory = check_memory(
             job,
@@ -212,7 +212,7 @@ def check_cost(
             "memory",
             "machine",
             found=f"{memory.needed / 2**30:.2f} GiB {how} for a step of train.max_tokens={memory.max_tokens:,}; "
-            f"{memory.available / 2**30:.2f} GiB are free",
+            f"there are {memory.available / 2**30:.2f} GiB",
             value=memory.needed / max(1, memory.available),
             limit=1.0,
             level=Level.error,

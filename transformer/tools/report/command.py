@@ -94,7 +94,7 @@ def _components(runs: Sequence[RunReading], job: ReportJob) -> Iterator[Componen
         attention,
         of_data,
         sections.provenance(runs),
-        sections.commands(runs),
+        sections.commands(runs, job),
     ]
     yield from (component for component in optional if component is not None)
 

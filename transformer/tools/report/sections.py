@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from transformer import __version__
-from transformer.config.jobs import TrainJob
+from transformer.config.jobs import ReportJob, TrainJob
 from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
 from transformer.cost import parameters
@@ -151,9 +151,10 @@ def settings(runs: Sequence[RunReading]) -> Component:
 
 
 def _setting(key: str, paper: Mapping[str, Any], of_runs: Sequence[Mapping[str, Any] | None]) -> list[Cell]:
-    """The key, the paper's value, and that of each run; marked in a run that differs from the first."""
+    """The key, the paper's value, and that of each run; marked where it differs from the first that is known."""
     values = [UNKNOWN if of is None else as_typed(of.get(key)) for of in of_runs]
-    cells: list[Cell] = [Marked(value) if value != values[0] else value for value in values]
+    first = next((value for value in values if value != UNKNOWN), UNKNOWN)
+    cells: list[Cell] = [Marked(value) if value not in (UNKNOWN, first) else value for value in values]
     return [key, as_typed(paper.get(key)), *cells]
 
 
@@ -423,7 +424,7 @@ def _facts(run: RunReading) -> dict[str, str]:
     return facts
 
 
-def commands(runs: Sequence[RunReading]) -> Component:
+def commands(runs: Sequence[RunReading], job: ReportJob) -> Component:
     """The command lines that train, score and compare the same again."""
     blocks: list[Block] = []
     for run in runs:
@@ -434,8 +435,15 @@ def commands(runs: Sequence[RunReading]) -> Component:
     names = [run.name for run in runs]
     if len(names) > 1:
         blocks.append(Command("Compare the runs:", _line("compare", names)))
-    blocks.append(Command(f"Make this page again (transformer-mt {__version__}):", _line("report", names)))
+    blocks.append(Command(f"Make this page again (transformer-mt {__version__}):", _line("report", _arguments(job))))
     return section("Commands", blocks)
+
+
+def _arguments(job: ReportJob) -> list[str]:
+    """What was given to `transformer report`: the runs, and the keys that are not at their defaults."""
+    defaults = leaves(to_json(ReportJob()))
+    given = {key: value for key, value in leaves(to_json(job)).items() if key != "runs" and value != defaults[key]}
+    return [*job.runs, *(f"{key}={as_typed(value)}" for key, value in given.items())]
 
 
 def _training_command(run: RunReading, record: RunRecord) -> Command:
