@@ -132,8 +132,8 @@ class Progress:
     """How far training has come: all that is needed beside weights and moments to go on exactly."""
 
     step: int = 0  # steps that are done
-    epoch: int = 0  # of the next step, as is `step_in_epoch`
-    step_in_epoch: int = 0
+    epoch: int = 0  # in which the last step was, from 0
+    step_in_epoch: int = 0  # of the next step; behind an epoch's last one, that is the next epoch's first
     sentences: int = 0  # trained on, as are `target_tokens`
     target_tokens: int = 0
     seconds: float = 0.0
@@ -156,7 +156,7 @@ class Progress:
             require(value <= self.step, f"progress.{name}={value} is more than the {self.step} steps that are done")
 
     def advance(self, *, epoch: int, step_in_epoch: int, sentences: int, target_tokens: int) -> None:
-        """Count one more step; `epoch` and `step_in_epoch` are those of the next one."""
+        """Count one more step, of this epoch; `step_in_epoch` is that of the next one."""
         self.step += 1
         self.epoch = epoch
         self.step_in_epoch = step_in_epoch
@@ -290,7 +290,7 @@ class Results:
     test_sets: dict[str, Scores]
     averaged: list[int]
     steps: int
-    epochs: int
+    epochs: int  # before the one in which the last step was
     sentences: int
     skipped_updates: int
     target_tokens: int

@@ -233,6 +233,33 @@ def test_patience_outlives_an_interruption(
     assert_same_end(tmp_path / "chain", calm)
 
 
+def test_last_window_is_logged_although_a_signal_cut_the_last_validation_short(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Patience ends the run at step 10, in the middle of a window; the resumed run only makes up for the validation."""
+    bleu = {2: 5.0, 4: 3.0, 6: 6.0, 8: 1.0, 10: 6.0}
+    real = validate
+    signals: list[int] = []
+
+    def scripted(*arguments: Any, **options: Any) -> Any:
+        if options["step"] == 10 and signals:
+            signal.raise_signal(signals.pop())
+        found, hypotheses = real(*arguments, **options)
+        return replace(found, bleu=bleu[found.step]), hypotheses
+
+    monkeypatch.setattr(loop, "validate", scripted)
+    recipe: dict[str, Any] = {"validate_every": 2, "save_every": 4, "log_every": 4, "patience": 2, "max_steps": LAST}
+    calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
+    assert [row["step"] for row in learned(calm) if "train/loss" in row] == [4, 8, 10]
+
+    signals.append(signal.SIGTERM)
+    job = tiny_job(tmp_path / "cut", corpus, **recipe)
+    with pytest.raises(Stopped, match="step 10 is saved"):
+        run(job)
+    assert_same_end(run(job), calm)
+    assert learned(tmp_path / "cut") == learned(calm)
+
+
 def test_numbers_that_are_not_finite_end_a_run_whose_checkpoints_are_sound(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

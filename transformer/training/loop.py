@@ -109,6 +109,8 @@ def train_loop(run: Run, world: World) -> None:
         # Make up for a validation that a signal cut short, or in which the process died.
         if progress.step and _is_validation_due(config, progress):
             _validate(run, world, tracker=tracker, signals=signals)
+            if progress.has_ended(config) and not state.window.is_empty:
+                _log(run, world, tracker, bar)  # patience has ended, and no step will come to log the window
             _commit(run, world, tracker)
 
         clock.lap()

@@ -62,6 +62,11 @@ class LogWindow:
         self._host.waited += waited
         self._host.flops += flops
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there has been no step since the last log line."""
+        return self._host.target_tokens == 0
+
     def add_seconds(self, seconds: float) -> None:
         """Time that the steps took, measured where the host had waited for the device."""
         self._host.seconds += seconds

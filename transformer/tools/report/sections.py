@@ -83,7 +83,7 @@ def _parameters(run: RunReading) -> str:
 def _target_tokens(run: RunReading) -> str:
     if run.results is None:
         return UNKNOWN
-    return f"{run.results.target_tokens:,}, in {run.results.epochs} whole epochs and a part"
+    return f"{run.results.target_tokens:,}, up to epoch {run.results.epochs + 1}"
 
 
 def _time(run: RunReading) -> str:
