@@ -149,7 +149,7 @@ def qkv(dtype: torch.dtype = torch.float64, d_k: int = 4, d_v: int = 6) -> list[
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.5])
 def test_dense_attention_is_torchs(hidden: Tensor | None, scale: float) -> None:
     inputs = qkv()
-    ours = dense_attention(*inputs, hidden=hidden, scale=scale, dropout=0.0)
+    ours = dense_attention(*inputs, masked=hidden, scale=scale, dropout=0.0)
     mask = None if hidden is None else ~hidden
     q, k, v = inputs
     theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
@@ -165,7 +165,7 @@ def test_dense_attention_takes_heads_that_lie_behind_positions() -> None:
     inputs = qkv()
     moved = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
     assert not moved[0].is_contiguous()
-    ours, theirs = (dense_attention(*x, hidden=None, scale=0.5, dropout=0.0) for x in (moved, inputs))
+    ours, theirs = (dense_attention(*x, masked=None, scale=0.5, dropout=0.0) for x in (moved, inputs))
     upstream = draw(B, T, H, 6, seed=9).transpose(1, 2)
     for a, b in zip(
         torch.autograd.grad(ours, inputs, upstream), torch.autograd.grad(theirs, inputs, upstream), strict=True
@@ -178,7 +178,7 @@ def test_dense_attention_takes_heads_that_lie_behind_positions() -> None:
 def test_dense_attention_is_exact_but_for_rounding(hidden: Tensor | None, dtype: torch.dtype) -> None:
     inputs = qkv(dtype)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    ours = dense_attention(*inputs, hidden=hidden, scale=0.5, dropout=0.0)
+    ours = dense_attention(*inputs, masked=hidden, scale=0.5, dropout=0.0)
     q, k, v = exact
     theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=None if hidden is None else ~hidden, scale=0.5)
     upstream = draw(B, H, T, 6, seed=9, dtype=dtype)
@@ -195,12 +195,12 @@ def test_the_dropout_of_dense_attention_is_the_same_on_the_way_back(hidden: Tens
     q, k, v = inputs = qkv()
     torch.manual_seed(5)
     weights = dense_attention(
-        q, k, torch.eye(S, dtype=q.dtype).expand(B, H, S, S), hidden=hidden, scale=0.5, dropout=0.4
+        q, k, torch.eye(S, dtype=q.dtype).expand(B, H, S, S), masked=hidden, scale=0.5, dropout=0.4
     )
     kept = (weights != 0).double()
     assert 0.2 < kept.mean() < 0.8
     torch.manual_seed(5)
-    ours = dense_attention(*inputs, hidden=hidden, scale=0.5, dropout=0.4)
+    ours = dense_attention(*inputs, masked=hidden, scale=0.5, dropout=0.4)
     scores = torch.einsum("bhtk,bhsk->bhts", q, k) * 0.5
     scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
     theirs = (scores.softmax(-1) * kept / 0.6) @ v
@@ -216,7 +216,7 @@ def test_the_dropout_of_dense_attention_is_on_its_weights(p: float) -> None:
     torch.manual_seed(0)
     q, k, v = draw(8, 4, 25, 6, seed=1), draw(8, 4, 25, 6, seed=2), torch.eye(25, dtype=torch.float64)
     v = v.expand(8, 4, 25, 25)
-    plain, dropped = (dense_attention(q, k, v, hidden=None, scale=0.4, dropout=rate) for rate in (0.0, p))
+    plain, dropped = (dense_attention(q, k, v, masked=None, scale=0.4, dropout=rate) for rate in (0.0, p))
     kept = dropped != 0
     torch.testing.assert_close(dropped, plain / (1 - p) * kept, rtol=1e-12, atol=0)
     count = kept.numel()

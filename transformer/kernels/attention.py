@@ -13,13 +13,13 @@ from transformer.compute import at_least_fp32
 from transformer.kernels.dropout import keep_mask
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor | None, scale: float, dropout: float) -> Tensor:
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, masked: Tensor | None, scale: float, dropout: float) -> Tensor:
     """`softmax(scale q k^T) v` for q `(B, H, T, K)`, k `(B, H, S, K)`, v `(B, H, S, W)` -> `(B, H, T, W)`.
 
-    `hidden` says which keys may not be seen, as bool that broadcasts against `(B, H, T, S)`. The softmax is in fp32
+    `masked` says which keys may not be seen, as bool that broadcasts against `(B, H, T, S)`. The softmax is in fp32
     (fp64 stays fp64). `dropout` is on the weights.
     """
-    return _DenseAttention.apply(q, k, v, hidden, scale, dropout)  # type: ignore[no-untyped-call]
+    return _DenseAttention.apply(q, k, v, masked, scale, dropout)  # type: ignore[no-untyped-call]
 
 
 class _DenseAttention(torch.autograd.Function):
@@ -31,7 +31,7 @@ class _DenseAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scale: float, dropout: float
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, masked: Tensor | None, scale: float, dropout: float
     ) -> Tensor:
         heads = q.shape[:2]  # B, H
         shape = (*q.shape[:3], k.shape[2])  # B, H, T, S
@@ -42,8 +42,8 @@ class _DenseAttention(torch.autograd.Function):
         # The weights. A sum hides keys several times as fast as `masked_fill_` does.
         scores = torch.bmm(q, k.transpose(1, 2)).view(shape)
         scores = at_least_fp32(scores).mul_(scale)
-        if hidden is not None:
-            scores += torch.zeros(hidden.shape, dtype=scores.dtype).masked_fill_(hidden, -torch.inf)
+        if masked is not None:
+            scores += torch.zeros(masked.shape, dtype=scores.dtype).masked_fill_(masked, -torch.inf)
         weights = torch.softmax(scores, -1)
 
         # Dropout on the weights.

@@ -41,7 +41,7 @@ def attention_weights(
     q `(B, T, H, K)`, k `(B, S, H, K)` -> `(B, H, T, S)`, in fp32 at least. The score is `scale q . k`, or, with a
     `score_vector` `(H, K)`, the additive `score_vector . tanh(q + k)` (Bahdanau et al., 2015), which has no scale.
 
-    Every row sums to 1, and a hidden key weighs exactly 0. An empty row of `keys` shows its first position, so that no
+    Every row sums to 1, and a masked key weighs exactly 0. An empty row of `keys` shows its first position, so that no
     row is ever NaN. Rows of padding queries are finite, and mean nothing.
 
     This is the plain form of `attend`, for padded layouts. A packed caller pads both sides (`Groups.pad`) and asks for
@@ -55,9 +55,9 @@ def attention_weights(
     else:
         scores = at_least_fp32(additive_scores(q, k, score_vector))
 
-    hidden = _hidden_keys(queries, keys, causal=causal)
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, -torch.inf)
+    masked = _masked_keys(queries, keys, causal=causal)
+    if masked is not None:
+        scores = scores.masked_fill(masked, -torch.inf)
 
     return torch.softmax(scores, dim=-1)
 
@@ -87,7 +87,7 @@ def _additive(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
     return torch.einsum("bhtsk,hk->bhts", sums, score_vector)
 
 
-def _hidden_keys(queries: Padded, keys: Padded | Histories, *, causal: bool) -> Tensor | None:
+def _masked_keys(queries: Padded, keys: Padded | Histories, *, causal: bool) -> Tensor | None:
     """The keys that a query may not see, as bool that broadcasts against `(B, H, T, S)`; None where all are visible."""
     if isinstance(keys, Histories):
         return ~keys.visible()  # (B, 1, T, S)
@@ -289,8 +289,8 @@ def _attend_dense_groups(
 
     outputs = []
     for group_q, group_k, group_v, group_queries, group_keys in groups:
-        hidden = _hidden_keys(group_queries, group_keys, causal=causal)
-        output = dense_attention(group_q, group_k, group_v, hidden=hidden, scale=scale, dropout=dropout)
+        masked = _masked_keys(group_queries, group_keys, causal=causal)
+        output = dense_attention(group_q, group_k, group_v, masked=masked, scale=scale, dropout=dropout)
         outputs.append(output)  # (b, H, t, d_v)
 
     return queries.unpad_heads(outputs)
@@ -340,7 +340,7 @@ def _attend_dense(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        hidden=_hidden_keys(queries, keys, causal=causal),
+        masked=_masked_keys(queries, keys, causal=causal),
         scale=scale,
         dropout=dropout,
     )  # (B, H, T, d_v)

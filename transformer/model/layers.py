@@ -193,13 +193,13 @@ class DecoderLayer(nn.Module):
         *,
         start: int,
         histories: Histories,
-        memory: KeyValueCache,
+        memory_kv: KeyValueCache,
         memory_layout: Padded,
     ) -> Tensor:
         """The next position of the `K` hypotheses of each sentence, `(B, K, D)` -> `(B, K, D)`.
 
         `cache` holds `start` keys and values of the positions before. Those of this position are written behind them,
-        K for each sentence, and `histories` say which of them all each hypothesis sees. `memory` holds the keys and
+        K for each sentence, and `histories` say which of them all each hypothesis sees. `memory_kv` holds the keys and
         values of the encoder's output, once for each sentence, whatever the number of its hypotheses.
         """
         n_sentences, beam_size, _ = x.shape
@@ -214,7 +214,7 @@ class DecoderLayer(nn.Module):
 
         # Encoder-decoder attention.
         y = self.cross_attention_norm.before(x)
-        y = self.cross_attention(y, memory.read(memory.size), queries=queries, keys=memory_layout, causal=False)
+        y = self.cross_attention(y, memory_kv.read(memory_kv.size), queries=queries, keys=memory_layout, causal=False)
         x = self.cross_attention_norm(x, y)
 
         # Feed-forward.

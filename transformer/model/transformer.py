@@ -42,7 +42,7 @@ class DecoderState:
 
     past: list[KeyValueCache]  # of each layer: keys and values of the targets so far
     is_past: Tensor  # (B, K, n) bool: which of the n keys written so far belong to the past of each hypothesis
-    memory: list[KeyValueCache]  # of each layer: keys and values of the encoder's output
+    memory_kv: list[KeyValueCache]  # of each layer: keys and values of the encoder's output
     memory_layout: Padded
 
     @property
@@ -70,7 +70,7 @@ class DecoderState:
         return replace(
             state,
             past=[layer.select(sentences) for layer in self.past],
-            memory=[layer.select(sentences) for layer in self.memory],
+            memory_kv=[layer.select(sentences) for layer in self.memory_kv],
             memory_layout=self.memory_layout.select(sentences),
         )
 
@@ -159,7 +159,7 @@ class Transformer(nn.Module):
         return DecoderState(
             past=[KeyValueCache.empty(kv, 0) for kv in memory_kv],
             is_past=torch.zeros(len(memory), beam_size, 0, dtype=torch.bool, device=memory.device),
-            memory=[KeyValueCache.of(kv) for kv in memory_kv],
+            memory_kv=[KeyValueCache.of(kv) for kv in memory_kv],
             memory_layout=layout,
         )
 
@@ -178,13 +178,13 @@ class Transformer(nn.Module):
         if n_written == past[0].size:
             past = [cache.grow(2 * n_written or _FIRST_POSITIONS * beam_size) for cache in past]
 
-        for layer, cache, memory in zip(self._decoder_layers(), past, state.memory, strict=True):
+        for layer, cache, memory_kv in zip(self._decoder_layers(), past, state.memory_kv, strict=True):
             x = layer.step(
                 x,
                 cache,
                 start=n_written,
                 histories=Histories(is_past),
-                memory=memory,
+                memory_kv=memory_kv,
                 memory_layout=state.memory_layout,
             )  # (B, K, D)
 
