@@ -301,6 +301,7 @@ class Results:
     data_digest: str
     test_digest: str
     validations: list[Validation]
+    dev: Scores | None = None  # where there is no test set: the averaged model, on the dev set
 
     def __post_init__(self) -> None:
         check_names("results.test_sets", self.test_sets)

@@ -679,10 +679,25 @@ def test_development_and_test_sets_leave_no_trace_in_the_model(corpus: DataConfi
 
 
 def test_a_run_without_a_test_set(corpus: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told what the averaged model scores on the dev set, and which validation was best."""
     run_command("train", tiny_job(tmp_path / "a", replace(corpus, test={}), max_steps=4))
     results = results_of(tmp_path / "a")
     assert (results["test_sets"], results["averaged"]) == ({}, [4])
-    assert "no test set" in capsys.readouterr().out
+
+    # The score is that of the translations that are kept.
+    translations = lines_of(tmp_path / "a" / "hypotheses" / "dev.hyp")
+    dev = results["dev"]
+    assert dev["bleu"] == sacrebleu.corpus_bleu(translations, [lines_of(corpus.dev.tgt)], force=True).score
+    best = results["validations"][0]
+    assert capsys.readouterr().out.splitlines() == [
+        f"dev  BLEU {dev['bleu']:.2f}, chrF {dev['chrf']:.2f}",
+        f"  model: {tmp_path / 'a'}, mean of steps 4, seed 1, data {results['data_digest'][:12]}",
+        "  search: beam 4, alpha 0.6, source + 12 at most",
+        f"  best validation: step 4, greedy BLEU {best['bleu']:.2f}, chrF {best['chrf']:.2f}",
+        "  there is no test set (data.test.NAME.src, data.test.NAME.tgt)",
+        f"  BLEU: {dev['bleu_signature']}",
+        f"  chrF: {dev['chrf_signature']}",
+    ]
 
 
 # ---- the public commands --------------------------------------------------------------------------------------------
@@ -706,7 +721,7 @@ def test_the_commands(corpus: DataConfig, tmp_path: Path, empty_folder: Path) ->
     out, err = finish(start("train", *overrides(job), cwd=empty_folder), 0)
     here = empty_folder / "runs" / "a"
     results = results_of(here)
-    assert [line.partition(":")[0] for line in out.splitlines()] == list(results["test_sets"])
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == list(results["test_sets"])
     assert f"BLEU {results['test_sets']['test']['bleu']:.2f}" in out
     assert "step 8: saved" in err
     assert {path.name for path in (empty_folder / "runs").iterdir()} == {"a", ".store"}
@@ -721,8 +736,8 @@ def test_the_commands(corpus: DataConfig, tmp_path: Path, empty_folder: Path) ->
     assert translation.communicate(source, timeout=300)[0] == expected
     printed, _ = finish(evaluation, 0)
     for name, scores in results["test_sets"].items():
-        assert f"{name}: BLEU {scores['bleu']:.2f} (nrefs:1" in printed
-        assert f"chrF {scores['chrf']:.2f}" in printed
+        assert f"{name}  BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}\n" in printed
+    assert f"  BLEU: {results['test_sets']['test']['bleu_signature']}\n" in printed
 
 
 def pairs_of(pair: PairConfig) -> list[tuple[str, str]]:

@@ -668,10 +668,15 @@ def test_evaluate_scores_the_run_s_sets(run_dir: Path) -> None:
     assert list(results.test_sets) == ["news", "talks"]
     assert results.averaged == [20, 30]
     assert results.search == SEARCH
-    printed = format_results(run_dir, results).split("\n")
-    assert [line.partition(":")[0] for line in printed] == ["news", "talks", ""]
-    for part in ("BLEU ", "tok:13a", "chrF ", "nc:6", "beam 4", "alpha 0.6", "mean of steps 20, 30", str(run_dir)):
-        assert part in printed[0]
+    news, talks = results.test_sets["news"], results.test_sets["talks"]
+    assert format_results(run_dir, results).splitlines() == [
+        f"news   BLEU {news.bleu:.2f}, chrF {news.chrf:.2f}",
+        f"talks  BLEU {talks.bleu:.2f}, chrF {talks.chrf:.2f}",
+        f"  model: {run_dir}, mean of steps 20, 30, seed 1, data unknown",
+        "  search: beam 4, alpha 0.6, source + 8 at most",
+        f"  BLEU: {news.bleu_signature}",
+        f"  chrF: {news.chrf_signature}",
+    ]
     hypotheses = (run_dir / "hypotheses" / "talks.hyp").read_bytes().split(b"\n")
     assert len(hypotheses) == 7
     assert hypotheses[5:] == [b"", b""]
@@ -707,7 +712,7 @@ def test_evaluate_scores_other_files(run_dir: Path, tmp_path: Path) -> None:
     results = evaluate(evaluation(run_dir, checkpoint="step-20", test={"mine": PairConfig(str(src), str(tgt))}))
     assert list(results.test_sets) == ["mine"]
     assert (results.averaged, results.steps, results.checkpoint) == ([], 20, "step-00000020")
-    assert format_results(run_dir, results).endswith(f"; {run_dir}, step 20, seed 1, data unknown\n")
+    assert f"\n  model: {run_dir}, step 20, seed 1, data unknown\n" in format_results(run_dir, results)
     assert list(read_sets(RunDir(run_dir))) == ["news", "talks"]
     tgt.write_bytes(b"ein Hund\n")
     with pytest.raises(InputError, match=r"2 lines, .* 1"):

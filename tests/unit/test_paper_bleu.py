@@ -8,7 +8,7 @@ import pytest
 
 from transformer.errors import InputError
 from transformer.evaluation.paper_bleu import choose_scorer, multi_bleu, split_hyphens
-from transformer.evaluation.score import format_scores, score
+from transformer.evaluation.score import format_scores, format_signatures, score
 from transformer.records import PaperScores, Scores
 
 DATA = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data")) / "scores"
@@ -77,8 +77,8 @@ def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
     # 8 of 9 words, 7 of 8 pairs, 6 of 7, 5 of 6
     assert both.paper_bleu == pytest.approx(100 * (8 / 9 * 7 / 8 * 6 / 7 * 5 / 6) ** 0.25)
     assert both.paper_bleu_signature.startswith("nrefs:1|case:mixed|eff:no|tok:moses-de+hyphens-split|sacremoses:")
-    assert f"; as papers count, BLEU {both.paper_bleu:.2f} ({both.paper_bleu_signature})" in format_scores(both)
-    assert format_scores(both).startswith(format_scores(plain))
+    assert format_scores(both) == f"{format_scores(plain)}, BLEU as papers count {both.paper_bleu:.2f}"
+    assert format_signatures(both) == [*format_signatures(plain), f"BLEU as papers count: {both.paper_bleu_signature}"]
 
 
 @needs_scores

@@ -112,10 +112,12 @@ def _evaluate(job: EvaluateJob) -> None:
 
 def _score_files(job: EvaluateJob) -> None:
     from transformer.evaluation.files import score_files
-    from transformer.evaluation.score import format_scores
+    from transformer.evaluation.score import format_scores, format_signatures
 
     scores = score_files(job)
-    text = f"{format_scores(scores)}; {job.hypotheses} against {', '.join(job.references)}\n"
+    files = f"files: {job.hypotheses} against {', '.join(job.references)}"
+    lines = [format_scores(scores), *(f"  {line}" for line in (files, *format_signatures(scores)))]
+    text = "".join(f"{line}\n" for line in lines)
     _write_result(scores, text, as_json=job.format is Format.json)
 
 

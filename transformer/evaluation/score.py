@@ -83,11 +83,19 @@ def check_language(tgt_lang: str) -> None:
 
 
 def format_scores(scores: Scores) -> str:
-    """The scores with their signatures, for people."""
-    line = f"BLEU {scores.bleu:.2f} ({scores.bleu_signature}), chrF {scores.chrf:.2f} ({scores.chrf_signature})"
+    """The scores, for people. Print `format_signatures` near them: a score means nothing without."""
+    line = f"BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}"
     if isinstance(scores, PaperScores):
-        line += f"; as papers count, BLEU {scores.paper_bleu:.2f} ({scores.paper_bleu_signature})"
+        line += f", BLEU as papers count {scores.paper_bleu:.2f}"
     return line
+
+
+def format_signatures(scores: Scores) -> list[str]:
+    """How each of the scores was made, a line each."""
+    lines = [f"BLEU: {scores.bleu_signature}", f"chrF: {scores.chrf_signature}"]
+    if isinstance(scores, PaperScores):
+        lines.append(f"BLEU as papers count: {scores.paper_bleu_signature}")
+    return lines
 
 
 def bleu_metric(tgt_lang: str, *, lowercase: bool) -> BLEU:

@@ -16,14 +16,14 @@ import torch
 
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import EvaluateJob
-from transformer.config.settings import DataConfig, TrainConfig
+from transformer.config.settings import DataConfig, Metric, TrainConfig
 from transformer.data.corpus import Pair, read_pairs
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.loading import build_translator
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.paper_bleu import choose_scorer
-from transformer.evaluation.score import Scorer, format_scores
+from transformer.evaluation.score import Scorer, format_scores, format_signatures
 from transformer.files import open_regular, remove, write_file
 from transformer.machine import resolve_threads
 from transformer.records import Evaluation, Results, Scores
@@ -121,15 +121,29 @@ def evaluate_sets(run: RunDir, translator: Translator, sets: Sets, *, scorer: Sc
 
 
 def format_results(run_dir: Path, results: Results | Evaluation) -> str:
-    """One line for each test set: its scores with their signatures, the search, and the checkpoints."""
+    """A line of scores for each test set; below them what they depend on: model, search, and signatures.
+
+    For a run without a test set, the scores are those of its dev set.
+    """
     search = results.search
-    decoding = f"beam {search.beam_size}, alpha {search.length_penalty}, source + {search.max_extra} at most"
     origin = describe_origin(results.averaged, steps=results.steps, seed=results.seed, data_digest=results.data_digest)
-    lines = [
-        f"{name}: {format_scores(scores)}; {decoding}; {run_dir}, {origin}"
-        for name, scores in results.test_sets.items()
+    depends_on = [
+        f"model: {run_dir}, {origin}",
+        f"search: beam {search.beam_size}, alpha {search.length_penalty}, source + {search.max_extra} at most",
     ]
-    lines = lines or [f"{run_dir}: {origin}; no test set to score (data.test.NAME.src, data.test.NAME.tgt)"]
+
+    sets = results.test_sets
+    if isinstance(results, Results) and not sets:
+        best = results.best_validation(Metric.bleu)
+        depends_on.append(f"best validation: step {best.step}, greedy BLEU {best.bleu:.2f}, chrF {best.chrf:.2f}")
+        depends_on.append("there is no test set (data.test.NAME.src, data.test.NAME.tgt)")
+        sets = {} if results.dev is None else {DEV: results.dev}
+
+    width = max(map(len, sets), default=0)
+    lines = [f"{name:<{width}}  {format_scores(scores)}" for name, scores in sets.items()]
+    for scores in list(sets.values())[:1]:  # all sets are scored alike
+        depends_on += format_signatures(scores)
+    lines += [f"  {line}" for line in depends_on]
     return "".join(f"{printable(line)}\n" for line in lines)  # names and digests are what files say
 
 

@@ -10,6 +10,7 @@ from transformer.errors import CheckpointError
 from transformer.evaluation.score import measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets
 from transformer.records import Results
+from transformer.run_dir import DEV
 from transformer.training.start import Run
 
 
@@ -36,7 +37,7 @@ def results_of(run: Run) -> Results:
 
 
 def _evaluate(run: Run) -> Results:
-    """Average the last checkpoints, and translate each test set once with the result."""
+    """Average the last checkpoints, and translate each test set once with the result; the dev set, if there is none."""
     job = run.job
     progress = run.progress
 
@@ -60,6 +61,9 @@ def _evaluate(run: Run) -> Results:
     )
     scorer = partial(measure, tgt_lang=job.data.tgt_lang)
     test_sets = evaluate_sets(run.directory, translator, run.test, scorer=scorer)
+    dev = None
+    if not test_sets:
+        dev = evaluate_sets(run.directory, translator, {DEV: run.dev.pairs}, scorer=scorer)[DEV]
 
     return Results(
         test_sets=test_sets,
@@ -76,4 +80,5 @@ def _evaluate(run: Run) -> Results:
         data_digest=run.data_digest,
         test_digest=digest_sets(run.test),
         validations=progress.validations,
+        dev=dev,
     )
