@@ -25,7 +25,7 @@ from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.paper_bleu import choose_scorer
 from transformer.evaluation.score import Scorer, format_scores, format_signatures
 from transformer.files import open_regular, remove, write_file
-from transformer.machine import resolve_threads
+from transformer.machine import resolve_threads, trim_heap
 from transformer.records import Evaluation, Results, Scores
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
 from transformer.terminal import printable
@@ -114,6 +114,7 @@ def evaluate_sets(run: RunDir, translator: Translator, sets: Sets, *, scorer: Sc
     run.check_folders()
     scores = {}
     for name, pairs in sets.items():
+        trim_heap()  # of what a training, or the set before, has left
         hypotheses = translator.translate([source for source, _ in pairs])
         _write_lines(run.text(name, HYPOTHESIS), hypotheses)
         scores[name] = scorer(hypotheses, [reference for _, reference in pairs])
