@@ -161,7 +161,7 @@ def test_attention_describes_heads_in_every_format(
     [
         (
             {"set": "nowhere", "sentences": 2},
-            "keeps no set of this name, but dev, other, test: or use text=... or file=",
+            "keeps no set of this name, only dev, other, test: name one of these, or use text=... or file=",
         ),
         ({"text": "  "}, "the sentence has no visible text: choose another"),
         ({"text": "\u200b"}, "the sentence has no visible text: choose another"),
@@ -198,7 +198,9 @@ def test_attention_refuses_links_beyond_the_sentence(trained: Path, tmp_path: Pa
     alignments = tmp_path / "a.align"
     alignments.write_text("0-0\n77-0\n", encoding="utf-8")
     job = job_of(trained, tmp_path, set="dev", forced=True, sentences=2, alignments=str(alignments))
-    with pytest.raises(InputError, match=r"a\.align:2: the link 77-0 is beyond the \d and \d words"):
+    with pytest.raises(
+        InputError, match=r"a\.align:2: the link 77-0 is beyond the sentence, which has \d source and \d target words"
+    ):
         attention(job)
 
 
