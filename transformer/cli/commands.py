@@ -246,15 +246,17 @@ COMMANDS = {
     "prepare": Command(_prepare, "read, filter and tokenise a corpus, ready for training"),
     "train": Command(_train, "train a model, or go on with one; then average checkpoints and score the test sets"),
     "translate": Command(_translate, "translate standard input to standard output, line for line"),
-    "score": Command(_score, "log-probability of translations that are given, pair by pair; and their perplexity"),
-    "evaluate": Command(_evaluate, "score the test sets with sacreBLEU, or files; or compare search settings"),
+    "score": Command(_score, "measure the log-probability of given translations, pair by pair, and their perplexity"),
+    "evaluate": Command(_evaluate, "score the test sets, or files, with sacreBLEU; or compare search settings"),
     "compare": Command(_compare, "compare the translations of runs, or files, with tests of significance"),
-    "report": Command(_report, "one page on runs: settings, curves, scores, samples, attention, data, origin"),
+    "report": Command(_report, "make one page on runs: settings, curves, scores, samples, attention, data, origin"),
     "average": Command(_average, "average a run's newest checkpoints, or its best"),
-    "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
-    "doctor": Command(_doctor, "examine corpus, tokenizer, model and machine before a training; status 8 for findings"),
+    "summary": Command(_summary, "tell the parameters, FLOPs, memory and hours of a training"),
+    "doctor": Command(
+        _doctor, "check corpus, tokenizer, model and machine before a training; exit status 8 for findings"
+    ),
     "replay": Command(_replay, "run one step of a training again, to find where numbers are not finite"),
     "export": Command(_export, "write a model for CTranslate2, Hugging Face or ONNX, and check what was written"),
     "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),
-    "attention": Command(_attention, "who attends to whom: figures, a page and the weights; or what each head does"),
+    "attention": Command(_attention, "show who attends to whom: figures, a page, the weights; or what each head does"),
 }
