@@ -143,7 +143,7 @@ def test_compare_takes_the_seed_of_sacrebleu(
     assert found != usual
 
     monkeypatch.setenv("SACREBLEU_SEED", "seven")
-    with pytest.raises(InputError, match=r"^SACREBLEU_SEED=seven: not a seed"):
+    with pytest.raises(InputError, match=r"^SACREBLEU_SEED=seven: this is not a seed"):
         compared(capsys, *arguments)
 
 

@@ -115,7 +115,7 @@ def test_read_alignments_takes_sure_and_possible_links(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("0-0\n1:2\n", "a.align:2: '1:2' is not a link; write 0-1, or 0p1 for one that is only possible"),
-        ("0-0\n", "a.align: 1 lines for 2 sentences: it needs one for each"),
+        ("0-0\n", "a.align: it has 1 lines for 2 sentences, and each sentence needs one"),
         ("0-9999999\n\n", "is not a link"),
     ],
 )
@@ -172,7 +172,7 @@ def test_attention_describes_heads_in_every_format(
         ({"text": "one", "heads": [3]}, "heads=3: the model has 2"),
         (
             {"text": "one", "target": "eins", "word": "two"},
-            "word=two: not a word of the sentence or of its translation",
+            "word=two: this is no word of the sentence or of its translation",
         ),
         ({"file": "/nowhere.txt"}, "/nowhere.txt: cannot be read"),
     ],

@@ -139,13 +139,15 @@ def check_figures(job: AttentionJob, inspected: Inspected) -> None:
 
     is_known = any(_rows_of_word(inspected.words(role).queries, job.word) for role in Role)
     if not is_known:
-        raise InputError(f"word={job.word}: not a word of the sentence or of its translation: {inspected.translation}")
+        raise InputError(
+            f"word={job.word}: this is no word of the sentence or of its translation: {inspected.translation}"
+        )
 
 
 def _check_numbers(key: str, numbers: Sequence[int] | None, count: int) -> None:
     beyond = [str(number) for number in numbers or [] if number > count]
     if beyond:
-        raise InputError(f"{key}={','.join(beyond)}: the model has {count}")
+        raise InputError(f"{key}={','.join(beyond)}: the model has {count} {key}")
 
 
 def write_figures(folder: Path, inspected: Inspected, job: AttentionJob) -> list[Path]:

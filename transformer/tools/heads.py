@@ -151,7 +151,7 @@ def read_alignments(path: Path, count: int) -> list[Gold]:
     for number, line in enumerate(islice(read_lines(path), count), 1):
         alignments.append(_parse_alignment(line, f"{path}:{number}"))
     if len(alignments) < count:
-        raise InputError(f"{path}: {len(alignments)} lines for {count} sentences: it needs one for each")
+        raise InputError(f"{path}: it has {len(alignments)} lines for {count} sentences, and each sentence needs one")
     return alignments
 
 

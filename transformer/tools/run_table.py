@@ -41,7 +41,7 @@ def make_run_table(job: TableJob) -> Table:
     """
     folder = Path(job.table)
     if job.rows is not None or job.seeds != 1:
-        raise InputError(f"table={folder}: all runs that are there are measured: leave rows and seeds out")
+        raise InputError(f"table={folder}: the table of a folder has all of its runs: leave rows and seeds out")
 
     make_output(output_of(job))
 
@@ -55,7 +55,7 @@ def make_run_table(job: TableJob) -> Table:
             left_out.append(f"Left out: {error}.")
     if not runs:
         why = left_out[0] if left_out else "there is no run directory in it, nor in a folder of it."
-        raise InputError(f"table={folder}: no finished run: {why} `transformer train --multirun` makes some")
+        raise InputError(f"table={folder}: there is no finished run: {why} `transformer train --multirun` makes some")
 
     metric = runs[0].job.train.metric
     return Table(
@@ -76,7 +76,7 @@ def _find_runs(folder: Path) -> list[Path]:
 def _read(run: RunDir) -> _Finished:
     """The run, measured. Raises InputError where it is not finished, CheckpointError where it is damaged."""
     if not run.results.exists():
-        raise InputError(f"{run.path}: not finished")
+        raise InputError(f"{run.path}: the run is not finished")
     job = replace(run.read_record().config, run_dir=str(run.path))
     return _Finished(job, measure(job, run.read_results()))
 

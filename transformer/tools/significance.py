@@ -123,7 +123,7 @@ def resampling_seed() -> str:
     """The seed of sacreBLEU's tests: digits, or `none`. Raises InputError for what sacreBLEU could not read."""
     seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
     if re.fullmatch("[0-9]+|none", seed) is None:
-        raise InputError(f"SACREBLEU_SEED={seed}: not a seed: set the variable to a whole number, or unset it")
+        raise InputError(f"SACREBLEU_SEED={seed}: this is not a seed: set the variable to a whole number, or unset it")
     return seed
 
 

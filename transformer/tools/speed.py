@@ -93,11 +93,14 @@ def read_rates(path: Path, resolved: Resolved, *, tokens_per_step: int) -> Rates
             continue
         if rates.tokens_per_step != tokens_per_step:
             raise InputError(
-                f"rates={path}: measured in steps of {rates.tokens_per_step} tokens: measure with "
+                f"rates={path}: the rates were measured in steps of {rates.tokens_per_step} tokens: measure them with "
                 f"scripts/benchmark/predict.py --tokens {tokens_per_step}"
             )
         return rates
 
+    # There are none for this machine.
     wanted = f"{resolved.device.name} in {resolved.precision.name}"
     known = ", ".join(f"{rates.device.name} in {rates.precision.name}" for rates in measured)
-    raise InputError(f"rates={path}: nothing for {wanted}, only for {known or 'nothing'}: set train.precision")
+    raise InputError(
+        f"rates={path}: there are rates for {known or 'nothing'}, and none for {wanted}: set train.precision"
+    )

@@ -119,8 +119,8 @@ def _read_dev(run: RunDir) -> list[Pair]:
     training = None if last is None else last.run_state().training
     if training is not None and digest_sets({DEV: dev}) != training.dev_digest:
         raise CheckpointError(
-            f"{source}: not the text that the run was validated on (its sha256 differs): copy it again from where the "
-            "run came from"
+            f"{source}: this is not the text that the run was validated on (its sha256 differs): copy it again from "
+            "where the run came from"
         )
     return dev
 

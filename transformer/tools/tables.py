@@ -221,8 +221,8 @@ def measure(job: TrainJob, results: Results) -> Measured:
         # `evaluate` with another search replaces the translations.
         if not math.isclose(scores[name].bleu, scored.bleu, abs_tol=1e-9):
             raise CheckpointError(
-                f"{run.text(name, HYPOTHESIS)}: not the translations that {run.results.name} was scored on: remove "
-                f"{run.results}; the same command translates them again"
+                f"{run.text(name, HYPOTHESIS)}: these are not the translations that {run.results.name} has the scores "
+                f"of: remove {run.results}; the same command translates them again"
             )
 
     # Perplexity per piece and per word: the same loss is spread over fewer words than pieces.
