@@ -101,6 +101,5 @@ def read_rates(path: Path, resolved: Resolved, *, tokens_per_step: int) -> Rates
     # There are none for this machine.
     wanted = f"{resolved.device.name} in {resolved.precision.name}"
     known = ", ".join(f"{rates.device.name} in {rates.precision.name}" for rates in measured)
-    raise InputError(
-        f"rates={path}: there are rates for {known or 'nothing'}, and none for {wanted}: set train.precision"
-    )
+    others = f", only for {known}" if known else ""
+    raise InputError(f"rates={path}: it has no rates for {wanted}{others}: set train.precision")
