@@ -17,8 +17,8 @@ def format_comparison(comparison: Comparison) -> str:
     """The comparison for people: for each test set its scores, its tables by length and rarity, and what changed."""
     baseline, *others = comparison.systems
     parts = [f"# {', '.join(others)} against {baseline}\n"]
-    parts += [f"{note}\n" for note in comparison.notes]
-    parts.append(_about_tests(comparison))
+    for note in (*comparison.notes, _about_tests(comparison)):
+        parts.append(f"{note}\n")
     for name, test_set in comparison.test_sets.items():
         parts.append(f"## {name}: {test_set.sentences:,} sentences\n")
         parts += _format_set(comparison.systems, test_set)
