@@ -163,7 +163,7 @@ def word_splitter(metrics: Metrics, *, lowercase: bool) -> Tokenise:
 
 
 def other_translations(test_set: str, texts: Texts, compared: Sequence[MetricComparison]) -> list[str]:
-    """A note for each run whose translations are not those of its results: `evaluate` writes over them."""
+    """A note for each run whose translations are not the ones that its results are about: `evaluate` replaces them."""
     bleu = compared[0]  # the first metric
     measured = {name: system.score for name, system in zip(texts.translations, bleu.systems, strict=True)}
     return [
@@ -178,11 +178,13 @@ def other_translations(test_set: str, texts: Texts, compared: Sequence[MetricCom
 
 
 def _read_files(job: CompareJob) -> Material:
+    """The files that the job names, as one test set. Raises InputError where they cannot be compared."""
     _check_names(job.hypotheses, "hypotheses=[A,B] references=C data.tgt_lang=..")
     files = read_parallel([*job.hypotheses, *job.references])
     if not files[0]:
         raise InputError(f"{job.hypotheses[0]}: there are no sentences to compare")
 
+    # The first files are the systems', the others are references.
     n_systems = len(job.hypotheses)
     translations = dict(zip(job.hypotheses, files[:n_systems], strict=True))
     references = files[n_systems:]
@@ -270,6 +272,7 @@ def _check_names(names: Sequence[str], usage: str) -> None:
 
 
 def _read_results(run: RunDir) -> Results:
+    """The results of a run. Raises InputError where it is not finished, CheckpointError where they are damaged."""
     if not run.path.is_dir():
         raise InputError(f"{run.path}: no such run directory")
     if not run.results.exists():
