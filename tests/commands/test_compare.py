@@ -143,7 +143,7 @@ def test_compare_takes_the_seed_of_sacrebleu(
     assert found != usual
 
     monkeypatch.setenv("SACREBLEU_SEED", "seven")
-    with pytest.raises(InputError, match=r"^SACREBLEU_SEED=seven: not a seed"):
+    with pytest.raises(InputError, match=r"^SACREBLEU_SEED=seven: this is not a seed"):
         compared(capsys, *arguments)
 
 
@@ -429,7 +429,7 @@ def test_compare_refuses_runs_that_cannot_be_compared(
 
 def test_compare_refuses_test_sets_of_another_text(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tiny_job(runs / "c", write_corpus(runs / "corpus", seed=1), max_steps=2, save_every=2, average=1))
-    with pytest.raises(InputError, match=r"^test is not the same test set in a and c: line 1 is another sentence$"):
+    with pytest.raises(InputError, match=r"^test is not the same test set in a and c: they differ in line 1$"):
         compared(capsys, "runs=[a,c]")
 
 

@@ -115,7 +115,7 @@ def test_read_alignments_takes_sure_and_possible_links(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("0-0\n1:2\n", "a.align:2: '1:2' is not a link; write 0-1, or 0p1 for one that is only possible"),
-        ("0-0\n", "a.align: 1 lines for 2 sentences: it needs one for each"),
+        ("0-0\n", "a.align: it has 1 lines for 2 sentences, and each sentence needs one"),
         ("0-9999999\n\n", "is not a link"),
     ],
 )
@@ -161,7 +161,7 @@ def test_attention_describes_heads_in_every_format(
     [
         (
             {"set": "nowhere", "sentences": 2},
-            "keeps no set of this name, but dev, other, test: or use text=... or file=",
+            "keeps no set of this name, only dev, other, test: name one of these, or use text=... or file=",
         ),
         ({"text": "  "}, "the sentence has no visible text: choose another"),
         ({"text": "\u200b"}, "the sentence has no visible text: choose another"),
@@ -172,7 +172,7 @@ def test_attention_describes_heads_in_every_format(
         ({"text": "one", "heads": [3]}, "heads=3: the model has 2"),
         (
             {"text": "one", "target": "eins", "word": "two"},
-            "word=two: not a word of the sentence or of its translation",
+            "word=two: this is no word of the sentence or of its translation",
         ),
         ({"file": "/nowhere.txt"}, "/nowhere.txt: cannot be read"),
     ],
@@ -198,7 +198,9 @@ def test_attention_refuses_links_beyond_the_sentence(trained: Path, tmp_path: Pa
     alignments = tmp_path / "a.align"
     alignments.write_text("0-0\n77-0\n", encoding="utf-8")
     job = job_of(trained, tmp_path, set="dev", forced=True, sentences=2, alignments=str(alignments))
-    with pytest.raises(InputError, match=r"a\.align:2: the link 77-0 is beyond the \d and \d words"):
+    with pytest.raises(
+        InputError, match=r"a\.align:2: the link 77-0 is beyond the sentence, which has \d source and \d target words"
+    ):
         attention(job)
 
 

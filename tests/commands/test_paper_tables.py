@@ -412,7 +412,7 @@ def test_table_reports_a_damaged_run_and_keeps_the_others(grown: tuple[Path, Tab
         report.write_text(report_kept)
 
     assert [(len(row.runs), len(row.errors)) for row in table.rows] == [(1, 1), (2, 0)]
-    assert "test.hyp: not the translations that results.json was scored on" in str(errors[0])
+    assert "test.hyp: these are not the translations that results.json has the scores of" in str(errors[0])
     assert "test.hyp: cannot be read" in str(errors_of_missing[0])
     assert "data.json: " in str(errors_of_report[0])
     assert "copy it again" in str(errors_of_report[0])

@@ -230,7 +230,7 @@ def test_report_says_why_runs_are_not_compared(browser: Browser, runs: Path, tmp
     show(browser, ReportJob(runs=["a", "c"], samples=0, attention=0, checkpoints=0))
     (warning,) = texts(browser, ".warning")
     assert warning.startswith("The runs are not compared: ")
-    assert "is not the same test set in a and c: line 1 is another sentence" in warning
+    assert "is not the same test set in a and c: they differ in line 1" in warning
     assert texts(browser, "table caption").count("test: 12 sentences") == 2
 
 

@@ -52,7 +52,7 @@ def test_table_of_a_folder_measures_its_runs_best_first(runs: Path, capsys: pyte
     assert [cell.strip("| ") for cell in second[:3]] == ["2", "`model.d_ff=64`", "20.00"]
     assert "of 3 seeds" in second[5]
     assert "- Sorted by the dev bleu of each run's best checkpoint, the best row first.\n" in out
-    assert f"- Left out: {runs}/begun: not finished.\n" in out
+    assert f"- Left out: {runs}/begun: the run is not finished.\n" in out
     assert (runs / "table.md").read_text(encoding="utf-8") == out
 
     table = json.loads((runs / "table.json").read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def test_table_of_a_folder_sorts_by_the_metric_of_the_runs(runs: Path, capsys: p
     [
         (TableJob(rows="a"), "leave rows and seeds out"),
         (TableJob(seeds=2), "leave rows and seeds out"),
-        (TableJob(), "no finished run: Left out: .*/begun: not finished"),
+        (TableJob(), "no finished run: Left out: .*/begun: the run is not finished"),
     ],
     ids=["rows", "seeds", "none finished"],
 )

@@ -130,8 +130,11 @@ def test_summary_predicts_the_hours_from_the_rates_of_a_machine(tmp_path: Path) 
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
         ("{}", "cannot be read"),
-        (json.dumps({"rates": []}), "nothing for cpu in fp64, only for nothing"),
-        (json.dumps({"rates": [{"device": "cpu", "precision": "fp32", **RATES}]}), "only for cpu in fp32"),
+        (json.dumps({"rates": []}), "it has no rates for cpu in fp64: set train.precision"),
+        (
+            json.dumps({"rates": [{"device": "cpu", "precision": "fp32", **RATES}]}),
+            "only for cpu in fp32",
+        ),
         (json.dumps({"rates": [{"device": "cpu", "precision": "fp64"}]}), "Rates has no key"),
         (
             json.dumps(

@@ -1,7 +1,11 @@
 """One command as a Hydra application: runs, sweeps (`--multirun`), and what is only shown (`--cfg`, `--info`).
 
-Hydra reads its arguments from `sys.argv`, and would print lines of its own about errors: the command's error is carried
-past it, for `main` to report. A run of a sweep that fails does not stop the others; a signal does.
+    run_application     arguments -> Hydra, which composes the settings
+    _Application.run    settings -> typed job -> the command; called by Hydra for each run
+
+Hydra reads its arguments from `sys.argv`, and would print lines of its own about errors. So the application keeps the
+command's error, and `run_application` raises it for `main` to report. A run of a sweep that fails does not stop the
+others; a signal does.
 """
 
 import logging
@@ -29,98 +33,126 @@ from transformer.seeding import seed_for
 
 log = logging.getLogger(__name__)
 
+LONGEST_NAME = 150  # characters of a run's directory in a sweep; a hash tells longer names apart
+
 OPTUNA = "hydra/sweeper=optuna"
+OPTUNA_GRID = "hydra/sweeper/sampler=grid"
 OPTUNA_SEED = "hydra.sweeper.sampler.seed"
 OPTUNA_DIRECTION = "hydra.sweeper.direction"
 
 
 @dataclass
-class _Outcome:
-    """How far the application came, and the errors that ended its command, or some of a sweep's runs."""
+class _Application:
+    """What Hydra calls with the composed settings: once, or once for each run of a sweep.
 
-    is_composed: bool = False
-    error: Exception | None = None
+    It keeps the errors of the command, since Hydra would print them.
+    """
+
+    command: str
+    overrides: Sequence[str]  # as they were typed
+    is_composed: bool = False  # whether the settings of a run made a job
+    error: Exception | None = None  # what ended the command
     runs: int = 0
-    failures: list[tuple[str, Exception]] = field(default_factory=list)  # with what the run changes
+    failures: list[tuple[str, Exception]] = field(default_factory=list)  # of a sweep: what the run changes, its error
+
+    def run(self, config: DictConfig) -> float | None:
+        """Run the command with these settings; what a sweep makes best, if the command has it."""
+        is_sweep = HydraConfig.get().mode is RunMode.MULTIRUN
+        self.runs += 1
+        try:
+            job = typed_job(self.command, config)
+            if is_sweep:
+                _set_run_dir(self.command, job, self.overrides)
+            self.is_composed = True
+            return commands.run(self.command, job)
+        except Exception as error:
+            ends_all_runs = isinstance(error, Stopped | PeerError)
+            if is_sweep and not ends_all_runs:
+                self._add_failure(error)
+                return None  # Optuna takes this for a trial that failed
+            self.error = error
+            sys.exit(1)  # Hydra prints a line about an exception, and none about this
+
+    def _add_failure(self, error: Exception) -> None:
+        """Log and keep the error of one run of a sweep."""
+        changes = ", ".join(_changed_overrides(self.overrides))
+        log.error("run %d of the sweep failed (%s): %s", self.runs, changes, error)
+        self.failures.append((changes, error))
+
+    def sweep_error(self) -> Exception:
+        """The error with which a sweep ends: of the class of the first failure. A bug is reported as it is."""
+        changes, first = self.failures[0]
+        if self.runs == 1 or not isinstance(first, TransformerError):
+            return first
+        others = "" if len(self.failures) == 1 else ", the first"
+        return type(first)(f"{len(self.failures)} of {self.runs} runs failed{others} with {changes}: {first}")
 
 
 def run_application(command: str, arguments: Arguments) -> None:
     """Do what the arguments ask for. Raises InputError for what cannot be composed, and the command's own errors."""
     if arguments.config_dir is not None:
         check_config_dir(command, arguments.config_dir)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra lets errors through, and does not print them
+
+    # Hydra reads its arguments from here; with this setting it passes errors on, and does not print them.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     overrides = [*arguments.overrides, *_optuna_settings(arguments.overrides)]
     sys.argv = [f"transformer {command}", *overrides, *arguments.flags]
-    outcome = _Outcome()
 
-    def task(config: DictConfig) -> float | None:
-        is_sweep = HydraConfig.get().mode is RunMode.MULTIRUN
-        outcome.runs += 1
-        try:
-            job = typed_job(command, config)
-            if is_sweep:
-                _set_run_dir(command, job, arguments.overrides)
-            outcome.is_composed = True
-            return commands.run(command, job)
-        except Exception as error:
-            if is_sweep and not isinstance(error, Stopped | PeerError):
-                what = _changed_overrides(arguments.overrides)
-                log.error("run %d of the sweep failed (%s): %s", outcome.runs, ", ".join(what), error)
-                outcome.failures.append((", ".join(what), error))
-                return None  # Optuna takes this for a trial that failed
-            outcome.error = error
-            sys.exit(1)  # Hydra prints a line about an exception, and none about this
-
-    application = hydra.main(
+    application = _Application(command, arguments.overrides)
+    hydra_main = hydra.main(
         version_base="1.3", config_path=str(shipped("configs")), config_name=primary_config(command)
     )
     try:
-        with tempfile.TemporaryDirectory() as scratch:  # where a sweep leaves its notes
+        with tempfile.TemporaryDirectory() as scratch:  # where Hydra leaves its notes on a sweep
             sweep = {"sweep": {"dir": scratch, "subdir": "."}}
             with stored_configs(command, arguments.overrides, sweep):
-                application(task)()
+                hydra_main(application.run)()
     except SystemExit:
-        if outcome.error is not None:
-            raise outcome.error from None
+        if application.error is not None:
+            raise application.error from None
         raise
     except Exception as error:
-        if outcome.failures:  # Optuna raises one where every trial has failed
-            raise _sweep_error(outcome) from error
+        if application.failures:  # Optuna raises an error of its own where every trial has failed
+            raise application.sweep_error() from error
+
+        # An error of the command, or of writing what --cfg shows, is passed on. Any other is about the settings.
         cannot_print = isinstance(error, OSError) and not isinstance(error, HydraException)
-        if outcome.is_composed or cannot_print:
+        if application.is_composed or cannot_print:
             raise
         raise composing_error(error, arguments.overrides) from error
-    if outcome.failures:
-        raise _sweep_error(outcome)
+
+    if application.failures:
+        raise application.sweep_error()
 
 
 # ---- sweeps ---------------------------------------------------------------------------------------------------------
 
 
-def _sweep_error(outcome: _Outcome) -> Exception:
-    """The error with which a sweep ends: of the kind of the first that there was. A bug is reported as it is."""
-    what, first = outcome.failures[0]
-    if outcome.runs == 1 or not isinstance(first, TransformerError):
-        return first
-    others = "" if len(outcome.failures) == 1 else ", the first"
-    return type(first)(f"{len(outcome.failures)} of {outcome.runs} runs failed{others} with {what}: {first}")
-
-
 def _set_run_dir(command: str, job: Job, given: Sequence[str]) -> None:
     """Give each run of a sweep a directory of its own, named after what the sweep changes."""
-    if isinstance(job, TrainJob) and command in ("prepare", "train"):
-        changed = [override for override in _changed_overrides(given) if not override.startswith("run_dir=")]
-        name = re.sub(r"[^A-Za-z0-9._,+-]", "-", ",".join(changed).replace('"', ""))
-        if len(name) > 150:
-            name = f"{name[:150]}-{seed_for(*name.encode()):08x}"
-        job.run_dir += f"/{name}" if name else ""
+    if not isinstance(job, TrainJob) or command not in ("prepare", "train"):
+        return
+
+    changed = [override for override in _changed_overrides(given) if not override.startswith("run_dir=")]
+    changes = ",".join(changed).replace('"', "")
+    name = re.sub(r"[^A-Za-z0-9._,+-]", "-", changes)
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:LONGEST_NAME]}-{seed_for(*name.encode()):08x}"
+    if name:
+        job.run_dir += f"/{name}"
 
 
 def _changed_overrides(given: Sequence[str]) -> list[str]:
-    """The overrides of this run of a sweep, sorted, without those that all of its runs have."""
+    """The overrides of this run of a sweep, sorted, without the ones that all of its runs have."""
     parsed = OverridesParser.create().parse_overrides(list(given))
     fixed = {override.key_or_group for override in parsed if not override.is_sweep_override()}
-    return sorted(o for o in HydraConfig.get().overrides.task if o.lstrip("+").partition("=")[0] not in fixed)
+    of_run = HydraConfig.get().overrides.task
+    return sorted(override for override in of_run if _key_of(override) not in fixed)
+
+
+def _key_of(override: str) -> str:
+    """The key of an override, without the plus signs that add it."""
+    return override.lstrip("+").partition("=")[0]
 
 
 def _optuna_settings(given: Sequence[str]) -> list[str]:
@@ -130,11 +162,10 @@ def _optuna_settings(given: Sequence[str]) -> list[str]:
     """
     if OPTUNA not in given:
         return []
+
     settings = {OPTUNA_DIRECTION: '"${optuna_direction:${train.metric}}"'}
-    if "hydra/sweeper/sampler=grid" not in given:  # which has no seed
+    if OPTUNA_GRID not in given:  # which has no seed
         settings[OPTUNA_SEED] = "1"
-    return [
-        f"{key}={value}"
-        for key, value in settings.items()
-        if not any(override.lstrip("+").startswith(f"{key}=") for override in given)
-    ]
+
+    keys = {_key_of(override) for override in given}
+    return [f"{key}={value}" for key, value in settings.items() if key not in keys]

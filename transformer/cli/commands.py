@@ -1,7 +1,11 @@
 """The commands: each calls one function of the package, and prints what it returned.
 
-Only here is anything written to standard output. A command's module is imported inside its function, so that `--help`
-does not wait for torch.
+    application    settings -> typed job
+    this module    job -> the function of the command -> standard output
+    tools, core    do the work, and never write to standard output
+
+A command's module is imported inside its function, so that `--help` does not wait for torch. A new command is a
+function here, a line in COMMANDS, and a class in `config/jobs`.
 """
 
 import io
@@ -48,12 +52,12 @@ WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.jso
 class Command:
     """What a command does with its job, and the line that `--help` says of it."""
 
-    run: Callable[[Any], float | None]  # the job is of the class that JOBS names
+    run: Callable[[Any], float | None]  # takes a job of the class that JOBS names for the command
     help: str
 
 
 def run(command: str, job: Job) -> float | None:
-    """Run a command, and bring out what it printed. Returns what a sweep makes best, if the command has it."""
+    """Run a command, and flush what it printed. Returns what a sweep makes best, if the command has such a figure."""
     figure = COMMANDS[command].run(job)
     sys.stdout.flush()
     return figure
@@ -66,7 +70,7 @@ def _prepare(job: TrainJob) -> None:
 
 
 def _train(job: TrainJob) -> float | None:
-    """Train; the best dev BLEU, or dev loss, by `train.metric`. Every rank returns the same, None for no number."""
+    """Train, and return the best dev BLEU or dev loss, by `train.metric`: equal on every rank, None if not finite."""
     from transformer.distributed import is_rank0
     from transformer.evaluation.sets import format_results
     from transformer.training.loop import train
@@ -91,9 +95,12 @@ def _translate(job: TranslateJob) -> None:
 def _score(job: ScoreJob) -> None:
     from transformer.decoding.score_stream import run as score
 
-    if sys.stdin is None and job.src is None:
+    if sys.stdin is not None:
+        score(job, sys.stdin.buffer, sys.stdout.buffer)
+    elif job.src is not None:
+        score(job, io.BytesIO(), sys.stdout.buffer)  # the files of the job are scored
+    else:
         raise InputError("standard input is closed: there is nothing to score")
-    score(job, io.BytesIO() if sys.stdin is None else sys.stdin.buffer, sys.stdout.buffer)
 
 
 def _evaluate(job: EvaluateJob) -> None:
@@ -124,8 +131,8 @@ def _score_files(job: EvaluateJob) -> None:
 def _sweep(job: EvaluateJob) -> None:
     from transformer.tools.sweep import format_sweep, sweep
 
-    found = sweep(job)
-    _write_result(found, format_sweep(Path(job.run_dir), found), as_json=job.format is Format.json)
+    result = sweep(job)
+    _write_result(result, format_sweep(Path(job.run_dir), result), as_json=job.format is Format.json)
 
 
 def _compare(job: CompareJob) -> None:
@@ -145,8 +152,9 @@ def _report(job: ReportJob) -> None:
 def _average(job: AverageJob) -> None:
     from transformer.average import average
 
-    averaged = average(job)
-    _write(json.dumps({"averaged": averaged.run_state().averaged, "path": str(averaged.path)}) + "\n")
+    checkpoint = average(job)
+    averaged = checkpoint.run_state().averaged  # the steps of the checkpoints that it is the mean of
+    _write(json.dumps({"averaged": averaged, "path": str(checkpoint.path)}) + "\n")
 
 
 def _summary(job: SummaryJob) -> None:
@@ -187,27 +195,32 @@ def _table(job: TableJob) -> None:
     from transformer.tools.table_format import format_layers, format_markdown, write_layer_table, write_table
     from transformer.tools.tables import is_folder, make_layer_table, make_table, output_of
 
+    # Table 1 is counted and timed; nothing is trained.
     if job.table == "1":
         layers = make_layer_table(job)
         write_layer_table(output_of(job), layers)
         _write(format_layers(layers))
         return
 
+    # The runs of a folder are measured; the rows of any other table are trained first.
     errors: list[Exception] = []
     if is_folder(job):
         table = make_run_table(job)
     else:
         table, errors = make_table(job)
+
     if is_rank0():
         if job.table == SCORES:
-            study, not_observed = study_scores(job, table)
-            errors += not_observed
+            study, study_errors = study_scores(job, table)
+            errors += study_errors
             write_study(output_of(job), study)
             _write(format_study(study))
         else:
             write_table(output_of(job), table)
             _write(format_markdown(table))
         sys.stdout.flush()
+
+    # The table shows what did work. The command still fails where a row has failed.
     if errors:
         raise errors[0]
 
@@ -220,11 +233,14 @@ def _attention(job: AttentionJob) -> None:
 
 def _write_result(result: object, text: str, *, as_json: bool) -> None:
     """Write a result to standard output: its text for people, or the result itself as JSON for programs."""
-    _write(json.dumps(to_json(result), indent=2) + "\n" if as_json else text)
+    if as_json:
+        _write(json.dumps(to_json(result), indent=2) + "\n")
+    else:
+        _write(text)
 
 
 def _write(text: str) -> None:
-    """Write lines to standard output, where a terminal may show them."""
+    """Write lines to standard output, without the control characters that a terminal would obey."""
     sys.stdout.write(printable(text, keep="\n"))
 
 
@@ -232,15 +248,17 @@ COMMANDS = {
     "prepare": Command(_prepare, "read, filter and tokenise a corpus, ready for training"),
     "train": Command(_train, "train a model, or go on with one; then average checkpoints and score the test sets"),
     "translate": Command(_translate, "translate standard input to standard output, line for line"),
-    "score": Command(_score, "log-probability of translations that are given, pair by pair; and their perplexity"),
-    "evaluate": Command(_evaluate, "score the test sets with sacreBLEU, or files; or compare search settings"),
+    "score": Command(_score, "measure the log-probability of given translations, pair by pair, and their perplexity"),
+    "evaluate": Command(_evaluate, "score the test sets, or files, with sacreBLEU; or compare search settings"),
     "compare": Command(_compare, "compare the translations of runs, or files, with tests of significance"),
-    "report": Command(_report, "one page on runs: settings, curves, scores, samples, attention, data, origin"),
+    "report": Command(_report, "make one page on runs: settings, curves, scores, samples, attention, data, origin"),
     "average": Command(_average, "average a run's newest checkpoints, or its best"),
-    "summary": Command(_summary, "parameters, FLOPs, memory and hours of a training"),
-    "doctor": Command(_doctor, "examine corpus, tokenizer, model and machine before a training; status 8 for findings"),
+    "summary": Command(_summary, "tell the parameters, FLOPs, memory and hours of a training"),
+    "doctor": Command(
+        _doctor, "check corpus, tokenizer, model and machine before a training; exit status 8 for findings"
+    ),
     "replay": Command(_replay, "run one step of a training again, to find where numbers are not finite"),
     "export": Command(_export, "write a model for CTranslate2, Hugging Face or ONNX, and check what was written"),
     "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),
-    "attention": Command(_attention, "who attends to whom: figures, a page and the weights; or what each head does"),
+    "attention": Command(_attention, "show who attends to whom: figures, a page, the weights; or what each head does"),
 }

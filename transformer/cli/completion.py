@@ -1,7 +1,10 @@
 """Tab completion in bash and zsh: commands, flags, keys, their choices, experiments and recipes.
 
-It is answered without Hydra and without torch, in the time of `--help`. File names are left to the shell, which offers
-them where nothing is found here.
+    script      what the user's shell evaluates once; at each tab it runs `transformer --complete LINE`
+    complete    the line so far -> the words that its last word may become
+
+It imports neither Hydra nor torch, and so answers as fast as `--help` does. File names are left to the shell, which
+offers them where there is no candidate here.
 """
 
 from enum import Enum
@@ -14,7 +17,7 @@ from transformer.config.jobs import JOBS, TrainJob
 from transformer.config.keys import GROUPS, generic_key, keys_of, names_in
 from transformer.errors import InputError
 
-# bash hands over the line up to the cursor, and replaces what follows the last `=` or `:` of the word.
+# bash passes the line up to the cursor, and replaces only what follows the last `=` or `:` of the word.
 BASH = r"""_transformer() {
   local IFS=$'\n' line=${COMP_LINE:0:COMP_POINT}
   local word=${line##* }
@@ -25,7 +28,7 @@ complete -o nospace -o default -F _transformer transformer
 """
 
 
-# zsh hands over the line in the same way, and takes whole words: those that end in a space are complete.
+# zsh passes the line in the same way, and takes whole words: the ones that end in a space are complete.
 ZSH = r"""_transformer() {
   local -a words_found complete_words
   words_found=("${(@f)$("${words[1]/#\~/$HOME}" --complete "$LBUFFER" 2>/dev/null)}")
@@ -42,14 +45,14 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH}
 
 
 def script(shell: str) -> str:
-    """What a shell evaluates to have completion. Raises InputError for any shell but these two."""
+    """What bash or zsh evaluates to have completion. Raises InputError for any other shell."""
     if shell not in SCRIPTS:
         raise InputError(f"--completion {shell}: choose one of {', '.join(SCRIPTS)}")
     return SCRIPTS[shell]
 
 
 def complete(line: str) -> list[str]:
-    """What the last word of a command line may become; a space ends those that are complete.
+    """What the last word of a command line may become; a complete word ends in a space.
 
     `line` begins with the program, and ends where the cursor stands.
     """
@@ -57,59 +60,62 @@ def complete(line: str) -> list[str]:
     word = words.pop() if words and not line.endswith(" ") else ""
 
     match words:
-        case []:
-            found = []
         case [_]:
-            found = [f"{name} " for name in (*COMMANDS, "--help", "--version")]
+            candidates = [f"{name} " for name in (*COMMANDS, "--help", "--version")]
         case [_, command, *before] if command in COMMANDS:
-            found = _arguments(command, before, word)
+            candidates = _arguments(command, before, word)
         case _:
-            found = []
-    return [candidate for candidate in found if candidate.startswith(word)]
+            candidates = []
+    return [candidate for candidate in candidates if candidate.startswith(word)]
 
 
 def _arguments(command: str, before: list[str], word: str) -> list[str]:
-    """The flags, keys or values that a word of a command may be; `before` are the words between the two."""
+    """The flags, keys or values that `word` may become; `before` are the arguments that stand before it."""
     if word.startswith("-"):
         return [f"{flag} " for flag in FLAGS]
 
     key, equals, value = word.partition("=")
     if not equals:
         return _keys(command, key)
-    listed, comma, _ = value.rpartition(",")  # of several values, the last is in progress
+
+    listed, comma, _ = value.rpartition(",")  # of several values, the last one is being typed
     return [f"{key}={listed}{comma}{choice} " for choice in _choices(command, key, before)]
 
 
 def _keys(command: str, begun: str) -> list[str]:
     """The keys, up to their next dot: there are more than anybody wants to see at once."""
+    candidates: dict[str, None] = {}  # in order, each once
+    if _has_groups(command):
+        candidates.update(dict.fromkeys(f"{group}=" for group in GROUPS))
+
     prefix = begun[: begun.rfind(".") + 1]
     generic = generic_key(prefix)
-    found = [f"{group}=" for group in GROUPS if _has_groups(command)]
-
     for key in keys_of(JOBS[command]):
         if key.startswith(generic):
             part, dot, _ = key.removeprefix(generic).partition(".")
-            found.append(f"{prefix}{part}{dot or '='}")
-    return [name for name in dict.fromkeys(found) if not name.endswith(".NAME.")]  # that name is the user's
+            candidates[f"{prefix}{part}{dot or '='}"] = None
+    return [name for name in candidates if not name.endswith(".NAME.")]  # the user chooses that name
 
 
 def _choices(command: str, key: str, before: list[str]) -> list[str]:
     """The values that a key can have, where they can be listed."""
     if key in GROUPS and _has_groups(command):
         return names_in(key, _config_dir(before))
-    known = keys_of(JOBS[command]).get(generic_key(key))
-    return [] if known is None else _values(known.kind)
+    known_key = keys_of(JOBS[command]).get(generic_key(key))
+    return [] if known_key is None else _values(known_key.kind)
 
 
 def _values(kind: Any) -> list[str]:
-    """The words for the values of a type: of a choice, of yes or no, and of either where it may also be null."""
+    """The values of a type as one types them: of an enum, of a bool, and of either with null. Else none."""
     if kind is bool:
         return ["true", "false"]
     if kind is type(None):
         return ["null"]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return list(kind.__members__)
-    values = [value for one in get_args(kind) for value in _values(one)]
+
+    # A union: the values of its members. Null alone is no help where any number or text may stand.
+    values = [value for member in get_args(kind) for value in _values(member)]
     return [] if values == ["null"] else values
 
 
@@ -122,4 +128,7 @@ def _config_dir(words: list[str]) -> str | None:
     for flag, value in pairwise(words):
         if flag in ("-cd", "--config-dir"):
             return value
-    return next((word.partition("=")[2] for word in words if word.startswith("--config-dir=")), None)
+    for word in words:
+        if word.startswith("--config-dir="):
+            return word.partition("=")[2]
+    return None

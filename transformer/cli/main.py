@@ -1,6 +1,11 @@
-"""The entry point: dispatch, exit statuses, signals. Every error ends in one line and in the status of its class.
+"""The entry point: dispatch, exit statuses, signals.
 
-TRANSFORMER_DEBUG=1 shows the traceback of any of them. An exception that nobody expected is a bug, and is called one.
+    main            sets up signals and the log, and exits with the status of
+    _dispatch       which turns every error into one line and an exit status, and calls
+    _enter          which answers --help and --version itself, and hands any other command to `application`
+
+A TransformerError brings its own exit status. Any exception that nobody expected is a bug, and its message says so.
+TRANSFORMER_DEBUG=1 shows the traceback of either.
 """
 
 import contextlib
@@ -25,8 +30,8 @@ from transformer.terminal import PrintableFormatter, printable
 
 BUG = 1  # the exit status of an exception that nobody expected; Python's own
 
-# What a file system answers where it cannot be written. Any other OSError that arrives here is a bug: errors about the
-# user's own paths become a TransformerError where they arise.
+# The errors of a file system that cannot be written. Any other OSError that arrives here is a bug: errors about paths
+# that the user gave become a TransformerError where they arise.
 CANNOT_BE_WRITTEN = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EIO, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ESTALE),
@@ -38,13 +43,16 @@ def main() -> NoReturn:
     _fill_closed_descriptors()
     _interrupt_on_signals()
     _log_to_stderr()
-    logging.getLogger("transformer").setLevel(logging.INFO)  # not the root: the hub's client tells of every request
+    logging.getLogger("transformer").setLevel(logging.INFO)  # not the root: the hub's client logs every request
     threading.excepthook = _end_thread
     sys.exit(_dispatch(sys.argv[1:]))
 
 
 def _fill_closed_descriptors() -> None:
-    """Open what a shell closed (`<&-`), or the first files of the run would take the numbers 0 to 2, and their text."""
+    """Open the standard streams that a shell closed (`<&-`).
+
+    Otherwise the first files of the run would get the descriptors 0 to 2, and with them what is printed.
+    """
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= 2:
         descriptor = os.open(os.devnull, os.O_RDWR)
@@ -54,17 +62,17 @@ def _fill_closed_descriptors() -> None:
 
 
 def _log_to_stderr() -> None:
-    logging.raiseExceptions = False  # where standard error cannot be written, a traceback cannot, either
+    logging.raiseExceptions = False  # where standard error cannot be written, neither can a traceback
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("%(message)s"))
     logging.basicConfig(handlers=[handler])
 
 
 def _interrupt_on_signals() -> None:
-    """Every signal that asks for the end is a KeyboardInterrupt, as SIGINT is; the steps of a training delay it."""
+    """Make every signal that asks for the end a KeyboardInterrupt, as SIGINT is; training delays it to a step's end."""
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGUSR1, _interrupt)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored
         signal.signal(signal.SIGHUP, _interrupt)
 
 
@@ -75,7 +83,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _end_thread(failure: threading.ExceptHookArgs) -> None:
-    """TensorBoard writes from a thread of its own: where it cannot, the run is told at the next step, in one line."""
+    """Show the traceback of a thread, unless it could not write.
+
+    TensorBoard writes from a thread of its own. Where that fails, the next step of the training says so in one line.
+    """
     if not issubclass(failure.exc_type, OSError):
         threading.__excepthook__(failure)
 
@@ -91,7 +102,8 @@ def _dispatch(arguments: list[str]) -> int:
     except TransformerError as error:
         return _fail(error, str(error), error.exit_status)
     except KeyboardInterrupt as error:
-        status = Stopped.exit_status if command in ("prepare", "train", "table") else 128 + signal.SIGINT
+        can_go_on = command in ("prepare", "train", "table")
+        status = Stopped.exit_status if can_go_on else 128 + signal.SIGINT
         return _fail(error, "stopped; the same command starts again", status)
     except BrokenPipeError:  # the reader of our output has gone
         _drop_output()
@@ -108,6 +120,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _enter(command: str, arguments: list[str]) -> None:
+    """Answer what needs no command, or run the command."""
+    # Help, versions and completion.
     if command in ("", "-h", "--help", "help"):
         sys.stdout.write(overview())
         return
@@ -115,8 +129,10 @@ def _enter(command: str, arguments: list[str]) -> None:
         sys.stdout.write(_versions())
         return
     if command in ("--completion", "--complete"):
-        _complete(command, *arguments[:1] or [""])
+        _complete(command, arguments[0] if arguments else "")
         return
+
+    # The command and its arguments.
     if command not in COMMANDS:
         raise InputError(
             f"unknown command {command!r}{did_you_mean(command, COMMANDS)}; `transformer --help` lists them"
@@ -132,7 +148,7 @@ def _enter(command: str, arguments: list[str]) -> None:
     from transformer.cli.application import run_application  # Hydra takes a third of a second, which help does not
     from transformer.machine import limit_kernel_caches
 
-    if command in ("train", "table"):  # a search alone has few shapes, and uses each of them again at once
+    if command in ("train", "table"):  # a search alone has few shapes, and uses each of them many times
         limit_kernel_caches()
     run_application(command, parsed)
 
@@ -153,26 +169,32 @@ def _complete(flag: str, argument: str) -> None:
     """Write the script that a shell evaluates, or the words that it asks for while somebody types."""
     from transformer.cli.completion import complete, script
 
-    text = script(argument) if flag == "--completion" else "".join(f"{word}\n" for word in complete(argument))
-    sys.stdout.write(text)
+    if flag == "--completion":
+        sys.stdout.write(script(argument))
+    else:
+        sys.stdout.write("".join(f"{word}\n" for word in complete(argument)))
 
 
 def _drop_output() -> None:
-    """Let what is still to be written vanish: the interpreter would try once more when it ends, and fail again."""
+    """Drop what is still to be written: the interpreter would try once more when it ends, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail_as_bug(error: Exception) -> int:
+    """Report an exception that nobody expected; the exit status."""
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    how = "please report it with the output of TRANSFORMER_DEBUG=1, which shows where it happened"
-    return _fail(error, f"this is a bug: {message}; {how}", BUG)
+    remedy = "please report it with the output of TRANSFORMER_DEBUG=1, which shows where it happened"
+    return _fail(error, f"this is a bug: {message}; {remedy}", BUG)
 
 
 def _fail(error: BaseException, message: str, status: int) -> int:
-    """Report an error in one line; the status. A rank gives both away: torchrun's own status is always 1."""
+    """Report an error in one line on standard error, and return the exit status.
+
+    One of several ranks also writes its rank and status, since torchrun itself always ends with 1.
+    """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         message = f"{message} (rank {os.environ.get('RANK')}: exit status {status})"
-    with contextlib.suppress(OSError):  # a full disk: the status still says it
+    with contextlib.suppress(OSError):  # where the disk is full, the status still tells
         if os.environ.get("TRANSFORMER_DEBUG") == "1":
             sys.stderr.write(printable("".join(traceback.format_exception(error)), keep="\n"))
         sys.stderr.write(f"transformer: error: {printable(message)}\n")

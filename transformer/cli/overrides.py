@@ -1,4 +1,11 @@
-"""The arguments of a command: flags and overrides, checked; and the help that lists them."""
+"""The arguments of a command: flags and overrides, checked; and the help that lists them.
+
+    transformer train model.d_model=256 --cfg job
+                      override          flag and its value
+
+Flags are Hydra's own (`--cfg`, `--multirun`). Overrides are `key=value`, with the keys of `config/jobs`. Both are
+checked here, before Hydra is imported, so that help and errors come at once.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +15,8 @@ from transformer.config.jobs import JOBS, TrainJob
 from transformer.config.keys import GROUPS, check_override, did_you_mean, keys_of, list_override, names_in
 from transformer.errors import InputError
 
-# Hydra's flags, each with the values that it takes: none, any (empty), or one of these. Hydra has two more:
-# --experimental-rerun unpickles a file, and --shell-completion knows nothing of our commands.
+# Hydra's flags, each with the values that it takes: None for no value, an empty tuple for any, or the choices. Two of
+# Hydra's flags are left out: --experimental-rerun unpickles a file, and --shell-completion does not know our commands.
 SHOWN = ("job", "hydra", "all")
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FLAGS: dict[str, tuple[str, ...] | None] = {
@@ -35,30 +42,37 @@ class Arguments:
 
 
 def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
-    """Tell flags from overrides, wherever they stand, and check both. Raises InputError."""
+    """Separate flags, overrides and paths, in whatever order they stand, and check them. Raises InputError."""
     overrides: list[str] = []
     paths: list[str] = []
     flags: list[str] = []
     config_dir = None
 
+    # Separate them.
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
-        if not argument.startswith("-"):
-            is_path = command in TAKES_PATHS and "=" not in argument
-            (paths if is_path else overrides).append(argument)
-            continue
-        flag, value = _flag(argument, rest)
-        flags += [flag] if value is None else [flag, value]
-        config_dir = value if flag in ("-cd", "--config-dir") else config_dir
+        if argument.startswith("-"):
+            flag, value = _flag(argument, rest)
+            flags.append(flag)
+            if value is not None:
+                flags.append(value)
+            if flag in ("-cd", "--config-dir"):
+                config_dir = value
+        elif command in TAKES_PATHS and "=" not in argument:
+            paths.append(argument)
+        else:
+            overrides.append(argument)
 
+    # Check the overrides. Paths become one more of them.
     is_multirun = not {"-m", "--multirun"}.isdisjoint(flags)
     keys = keys_of(JOBS[command])
     checked = [check_override(override, keys, is_multirun=is_multirun) for override in overrides]
     if paths:
         if any(override.startswith("runs=") for override in checked):
-            raise InputError(f"{paths[0]}: runs= names the runs already: write all of them in one of the two ways")
+            raise InputError(f"{paths[0]}: runs= names the runs already: give all runs as paths, or all by runs=")
         checked.append(list_override("runs", paths))
+
     return Arguments(
         overrides=checked,
         flags=flags,
@@ -68,19 +82,22 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
 
 
 def _flag(argument: str, rest: list[str]) -> tuple[str, str | None]:
-    """A flag and its value, which may be the next argument: then it is taken off `rest`."""
+    """A flag and its value, if it takes one. The value may be the next argument, which is then removed from `rest`."""
     flag, equals, value = argument.partition("=")
     if flag not in FLAGS:
         raise InputError(f"unknown flag {flag}{did_you_mean(flag, FLAGS)}; settings are written key=value")
 
+    # A flag without a value.
     choices = FLAGS[flag]
     if choices is None:
         if equals:
             raise InputError(f"{argument}: {flag} takes no value")
         return flag, None
 
+    # A flag with a value: behind an equals sign, or the next argument.
     if not equals:
-        if flag in ("-i", "--info") and (not rest or rest[0] not in choices):
+        may_stand_alone = flag in ("-i", "--info")
+        if may_stand_alone and (not rest or rest[0] not in choices):
             return flag, None
         if not rest:
             raise InputError(f"{flag} needs a value")
@@ -90,7 +107,9 @@ def _flag(argument: str, rest: list[str]) -> tuple[str, str | None]:
     return flag, value
 
 
-# The keys that every set of sentence pairs has, which --help explains once.
+# ---- help -----------------------------------------------------------------------------------------------------------
+
+# Every set of sentence pairs has the keys of data.train, which --help therefore explains once.
 LIKE_TRAIN = ("data.dev.", "data.test.NAME.", "data.extra.NAME.")
 LAST_OF_TRAIN = "data.train.split"
 OF_OTHER_SETS = (
@@ -111,13 +130,13 @@ def overview() -> str:
 def command_help(command: str, config_dir: str | None) -> str:
     """The help of a command: its recipes and experiments, and every key with its default and its meaning."""
     job = JOBS[command]
-    names = "".join(f"{group}: {', '.join(names_in(group, config_dir))}\n" for group in GROUPS)
-    groups = (
-        f"groups (group=option), in the order in which they are applied:\n{names}\n"
-        if issubclass(job, TrainJob)
-        else ""
-    )
     paths = " [RUN_DIR ...]" if command in TAKES_PATHS else ""
+
+    groups = ""
+    if issubclass(job, TrainJob):
+        names = "".join(f"{group}: {', '.join(names_in(group, config_dir))}\n" for group in GROUPS)
+        groups = f"groups (group=option), in the order in which they are applied:\n{names}\n"
+
     return (
         f"usage: transformer {command}{paths} [key=value ...]\n\n{COMMANDS[command].help}\n\n{groups}"
         "options, with their defaults (a recipe or experiment may set others; --cfg job shows what is in force):\n"
@@ -127,15 +146,20 @@ def command_help(command: str, config_dir: str | None) -> str:
 
 
 def _options(job: type) -> str:
-    """Every key with its default and its meaning, group by group; those that each data set has, once."""
+    """Every key with its default and its meaning, group by group; the keys that all data sets have, once."""
     keys = keys_of(job)
-    groups: dict[str, list[str]] = {"": []}
+    groups: dict[str, list[str]] = {"": []}  # the lines of each group; first the keys without a group
     for name, key in keys.items():
-        if name.startswith(LIKE_TRAIN) and f"data.train.{name.rpartition('.')[2]}" in keys:
+        last_part = name.rpartition(".")[2]
+        if name.startswith(LIKE_TRAIN) and f"data.train.{last_part}" in keys:
             continue
+
         group = name.partition(".")[0] if "." in name else ""
         lines = groups.setdefault(group, [])
         lines.append(f"  {name}={key.default}\n      {key.help}")
         if name == LAST_OF_TRAIN:
-            lines.append(f"  {' '.join(f'{prefix}KEY' for prefix in LIKE_TRAIN)}\n      {OF_OTHER_SETS}")
-    return "\n".join(f"{group}\n" + "\n".join(lines) + "\n" for group, lines in groups.items() if lines).lstrip("\n")
+            other_sets = " ".join(f"{prefix}KEY" for prefix in LIKE_TRAIN)
+            lines.append(f"  {other_sets}\n      {OF_OTHER_SETS}")
+
+    paragraphs = [f"{group}\n" + "\n".join(lines) + "\n" for group, lines in groups.items() if lines]
+    return "\n".join(paragraphs).lstrip("\n")

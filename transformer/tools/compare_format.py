@@ -1,9 +1,13 @@
-"""A comparison of systems as Markdown, in columns that can be read in a terminal, too."""
+"""A comparison of systems as Markdown: what `compare` returns in, one text out.
+
+Its tables have columns of one width, so that they can be read in a terminal, too.
+"""
 
 from collections.abc import Sequence
 
 from transformer.terminal import printable
-from transformer.tools.compare import Change, Comparison, LengthRow, RarityRow, SetComparison
+from transformer.tools.compare import Change, Comparison, LengthRow, SetComparison
+from transformer.tools.compare_words import RarityRow
 from transformer.tools.significance import MetricComparison, SystemScore
 
 SIGNIFICANT = 0.05  # p-values up to here are marked, as sacreBLEU marks them
@@ -13,33 +17,41 @@ def format_comparison(comparison: Comparison) -> str:
     """The comparison for people: for each test set its scores, its tables by length and rarity, and what changed."""
     baseline, *others = comparison.systems
     parts = [f"# {', '.join(others)} against {baseline}\n"]
-    parts += [f"{note}\n" for note in [*comparison.notes, _about_tests(comparison)]]
-    for name, found in comparison.test_sets.items():
-        parts += [f"## {name}: {found.sentences:,} sentences\n", *_format_set(comparison.systems, found)]
-    return "\n".join([*parts, _format_signatures(comparison)])
+    for note in (*comparison.notes, _about_tests(comparison)):
+        parts.append(f"{note}\n")
+    for name, test_set in comparison.test_sets.items():
+        parts.append(f"## {name}: {test_set.sentences:,} sentences\n")
+        parts += _format_set(comparison.systems, test_set)
+    parts.append(_format_signatures(comparison))
+    return "\n".join(parts)
 
 
-def _format_set(systems: Sequence[str], found: SetComparison) -> list[str]:
+def _format_set(systems: Sequence[str], test_set: SetComparison) -> list[str]:
+    """The paragraphs of one test set."""
     names = ", ".join(systems)
     parts = [
-        _format_scores(systems, found.scores),
+        _format_scores(systems, test_set.scores),
         f"### By length of the reference, in words: BLEU and chrF of {names}\n",
-        _format_lengths(found.by_length),
-        f"### By how often a word occurs in {found.counted_in}: F1 of {names}\n",
-        _format_rarity(found.by_rarity),
+        _format_lengths(test_set.by_length),
+        f"### By how often a word occurs in {test_set.counted_in}: F1 of {names}\n",
+        _format_rarity(test_set.by_rarity),
     ]
-    for name, changes in found.changed.items():
+    for name, changes in test_set.changed.items():
         parts.append(f"### What changed most in {name}\n")
         parts += [_format_change(change, systems[0], name) for change in changes]
-        parts += [] if changes else ["Nothing, or nothing is to be shown.\n"]
+        if not changes:
+            parts.append("Nothing, or nothing is to be shown.\n")
     return parts
 
 
+# ---- scores ---------------------------------------------------------------------------------------------------------
+
+
 def _format_scores(systems: Sequence[str], scores: Sequence[MetricComparison]) -> str:
-    """A row for each system with its scores, and below it two rows with its p-values."""
-    rows = [["", *(f"{of.metric} (μ ± 95% CI)" for of in scores)]]
+    """A row for each system with its scores; all but the baseline have two rows with p-values below it."""
+    rows = [["", *(f"{of_metric.metric} (μ ± 95% CI)" for of_metric in scores)]]
     for number, system in enumerate(systems):
-        of_system = [of.systems[number] for of in scores]
+        of_system = [of_metric.systems[number] for of_metric in scores]
         rows.append([system, *(_format_score(score) for score in of_system)])
         if number > 0:
             rows.append(["p, paired bootstrap", *(_format_p(score.p_bootstrap) for score in of_system)])
@@ -54,7 +66,8 @@ def _format_score(score: SystemScore) -> str:
 def _format_p(p: float | None) -> str:
     if p is None:
         return "same text"
-    return f"{p:.4f}" + ("*" if p <= SIGNIFICANT else "")
+    mark = "*" if p <= SIGNIFICANT else ""
+    return f"{p:.4f}{mark}"
 
 
 def _about_tests(comparison: Comparison) -> str:
@@ -67,28 +80,30 @@ def _about_tests(comparison: Comparison) -> str:
 
 def _format_signatures(comparison: Comparison) -> str:
     """The signatures of the scores, each once."""
-    scores = [of for found in comparison.test_sets.values() for of in found.scores]
-    lines = dict.fromkeys(f"- {of.metric} signature: `{of.signature}`\n" for of in scores)
+    lines: dict[str, None] = {}  # in order, each once
+    for test_set in comparison.test_sets.values():
+        for of_metric in test_set.scores:
+            lines[f"- {of_metric.metric} signature: `{of_metric.signature}`\n"] = None
     return "".join(lines)
 
 
+# ---- lengths and frequencies ----------------------------------------------------------------------------------------
+
+
 def _format_lengths(rows: Sequence[LengthRow]) -> str:
-    header = ["words", "sentences", "BLEU", "chrF"]
-    return _format_table(
-        [
-            header,
-            *(
-                [_format_range(row.least, row.most), str(row.sentences), _format_all(row.bleu), _format_all(row.chrf)]
-                for row in rows
-            ),
-        ]
-    )
+    cells = [["words", "sentences", "BLEU", "chrF"]]
+    for row in rows:
+        words = _format_range(row.least, row.most)
+        cells.append([words, str(row.sentences), _format_all(row.bleu), _format_all(row.chrf)])
+    return _format_table(cells)
 
 
 def _format_rarity(rows: Sequence[RarityRow]) -> str:
-    header = ["times", "words", "F1"]
-    lines = [[_format_range(row.least, row.most), f"{row.words:,}", _format_all(row.f1)] for row in rows]
-    return _format_table([header, *lines])
+    cells = [["times", "words", "F1"]]
+    for row in rows:
+        times = _format_range(row.least, row.most)
+        cells.append([times, f"{row.words:,}", _format_all(row.f1)])
+    return _format_table(cells)
 
 
 def _format_range(least: int, most: int | None) -> str:
@@ -101,32 +116,37 @@ def _format_all(figures: Sequence[float]) -> str:
     return ", ".join(f"{figure:.2f}" for figure in figures)
 
 
+# ---- changes --------------------------------------------------------------------------------------------------------
+
+
 def _format_change(change: Change, baseline: str, system: str) -> str:
     """A list item: what was to be translated, the reference, and both translations with their chrF."""
     width = max(len(baseline), len(system), len("reference"))
-    lines = [] if change.source is None else [f"{'source':{width}}        {change.source}"]
+    lines = []
+    if change.source is not None:
+        lines.append(f"{'source':{width}}        {change.source}")
     lines += [f"{'reference':{width}}        {reference}" for reference in change.references]
     lines.append(f"{baseline:{width}} {change.baseline_chrf:6.2f} {change.baseline}")
     lines.append(f"{system:{width}} {change.chrf:6.2f} {change.translation}")
-    indented = "".join(f"      {printable(line)}\n" for line in lines)  # as code: no character of it is Markdown
+
+    indented = "".join(f"      {printable(line)}\n" for line in lines)  # as code, in which no character is Markdown
     return f"- line {change.line}: chrF {change.chrf - change.baseline_chrf:+.2f}\n\n{indented}"
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
 
 
 def _format_table(rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table of which the first row is the header; all columns but the first are to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    header, *body = [
-        "| "
-        + " | ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        + " |\n"
-        for row in rows
-    ]
-    rule = "| " + " | ".join(_rule(width, is_first=column == 0) for column, width in enumerate(widths)) + " |\n"
-    return "".join([header, rule, *body])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+
+    header, *body = rows
+    return "".join(_format_row(row, widths) for row in (header, rule, *body))
 
 
-def _rule(width: int, *, is_first: bool) -> str:
-    return "-" * width if is_first else "-" * (width - 1) + ":"
+def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """A line of a table, its cells as wide as the columns."""
+    first = cells[0].ljust(widths[0])
+    others = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+    return "| " + " | ".join([first, *others]) + " |\n"

@@ -1,15 +1,21 @@
 
-// The explorer of attention weights. Positions, layers and heads are counted from 0 here, from 1 in the address.
+// The explorer of attention weights of one sentence pair. `explorer.py` makes `data`; `page.js` has component() and make().
+//
+//   state            what is chosen: role, layer, heads, a pinned word, and what the pointer is over
+//   change(...)      a new choice: unpacks the layer, fills the word lists, draws, and notes the choice in the address
+//   draw()           everything that depends on the state
+//
+// Positions, layers and heads are counted from 0 here, from 1 in the address.
 component("explorer", (element, data) => {
   const ROLES = [
     { key: "encoder_self", name: "Encoder self", from: "source", to: "source", queries: data.source, keys: data.source },
     { key: "decoder_self", name: "Decoder self", from: "read", to: "read so far", queries: data.reads, keys: data.reads },
     { key: "cross", name: "Cross", from: "predicted", to: "source", queries: data.predicts, keys: data.source },
   ];
-  const SHOWN = 0.004; // weights below are drawn as no line; while all words are drawn, five times that
+  const FAINTEST = 0.004; // weights below are not drawn as lines; while all words are drawn, five times that
   const LONG = 40; // more words than this stand closer
   const allHeads = () => Array.from({ length: data.heads }, (_, head) => head);
-  const unpacked = new Map();
+  const unpacked = new Map(); // the layers that have been shown
   const prefix = element.id ? `${element.id}-` : ""; // where a page has several explorers
 
   const state = { role: 0, layer: 0, heads: allHeads(), pin: null, query: null, key: null };
@@ -17,6 +23,7 @@ component("explorer", (element, data) => {
 
   // ---- numbers
 
+  // The weights of a layer in thousandths, unpacked when they are first shown: see `_pack` in explorer.py.
   async function unpack(role, layer) {
     const name = `${role} ${layer}`;
     if (!unpacked.has(name)) {
@@ -86,6 +93,7 @@ component("explorer", (element, data) => {
 
   // ---- changes
 
+  // Choose a head alone, or all heads where it was alone; with `isAdded`, add it to the others or take it away.
   function chooseHead(head, isAdded) {
     const isOnly = state.heads.length === 1 && state.heads[0] === head;
     if (!isAdded) return change({ heads: isOnly ? allHeads() : [head] });
@@ -96,9 +104,9 @@ component("explorer", (element, data) => {
 
   async function change(changes) {
     Object.assign(state, { query: null, key: null }, changes);
-    const found = await unpack(role().key, state.layer);
-    if (found !== unpacked.get(`${role().key} ${state.layer}`)) return; // another change came in between
-    weights = found;
+    const layerWeights = await unpack(role().key, state.layer);
+    if (layerWeights !== unpacked.get(`${role().key} ${state.layer}`)) return; // another change came in between
+    weights = layerWeights;
     const last = role().queries.length - 1;
     if (state.pin !== null) state.pin = Math.max(0, Math.min(state.pin, last));
     fillLists();
@@ -107,6 +115,7 @@ component("explorer", (element, data) => {
     element.dataset.ready = "true";
   }
 
+  // The pointer is over this query and this key; null where it is over none.
   function point(query, key) {
     if (state.query === query && state.key === key) return;
     state.query = query;
@@ -114,8 +123,10 @@ component("explorer", (element, data) => {
     draw();
   }
 
+  // Only an explorer that is alone on its page keeps its state in the address, and hears keys from the whole page.
   const isAlone = document.querySelectorAll('[data-component="explorer"]').length === 1;
 
+  // Write the state into the page's address, so that a link shows the same.
   function remember() {
     if (!isAlone) return;
     const parts = [`role=${role().key}`, `layer=${state.layer + 1}`];
@@ -124,20 +135,21 @@ component("explorer", (element, data) => {
     history.replaceState(null, "", `#${parts.join("&")}`);
   }
 
+  // The state that the address asks for; what it does not name, or names wrongly, is the default.
   function recall() {
-    const asked = isAlone ? new URLSearchParams(location.hash.slice(1)) : new URLSearchParams();
+    const address = isAlone ? new URLSearchParams(location.hash.slice(1)) : new URLSearchParams();
     const within = (text, count) => {
       const number = Number.parseInt(text, 10) - 1;
       return number >= 0 && number < count ? number : null;
     };
-    const named = ROLES.findIndex((one) => one.key === asked.get("role"));
-    const heads = (asked.get("head") ?? "").split(",").map((text) => within(text, data.heads)).filter((n) => n !== null);
+    const named = ROLES.findIndex((one) => one.key === address.get("role"));
+    const heads = (address.get("head") ?? "").split(",").map((text) => within(text, data.heads)).filter((n) => n !== null);
     const chosen = named < 0 ? 0 : named;
     return {
       role: chosen,
-      layer: within(asked.get("layer"), data.layers) ?? 0,
+      layer: within(address.get("layer"), data.layers) ?? 0,
       heads: heads.length ? [...new Set(heads)].sort((a, b) => a - b) : allHeads(),
-      pin: within(asked.get("pin"), ROLES[chosen].queries.length),
+      pin: within(address.get("pin"), ROLES[chosen].queries.length),
     };
   }
 
@@ -186,16 +198,16 @@ component("explorer", (element, data) => {
     const quoted = (word) => make("q", { dir: "auto" }, unmarked(word));
     if (query === null) {
       const strongest = strongestOf(queries.length, (n) => mean(n, state.key));
-      const found = strongest.map((n) => valueOf(quoted(queries[n]), mean(n, state.key)));
-      readout.replaceChildren(quoted(keys[state.key]), " is looked at most by", make("div", { className: "values" }, ...found));
+      const values = strongest.map((n) => valueOf(quoted(queries[n]), mean(n, state.key)));
+      readout.replaceChildren(quoted(keys[state.key]), " is looked at most by", make("div", { className: "values" }, ...values));
       return;
     }
     const about = [quoted(queries[query])];
     if (role().key === "cross") about.push(" (predicted, having read ", quoted(data.reads[query]), ")");
     if (state.key === null) {
       const strongest = strongestOf(keys.length, (n) => mean(query, n));
-      const found = strongest.map((n) => valueOf(quoted(keys[n]), mean(query, n)));
-      readout.replaceChildren(...about, " looks most at", make("div", { className: "values" }, ...found));
+      const values = strongest.map((n) => valueOf(quoted(keys[n]), mean(query, n)));
+      readout.replaceChildren(...about, " looks most at", make("div", { className: "values" }, ...values));
       return;
     }
     const heads = state.heads.map((head) => {
@@ -211,6 +223,7 @@ component("explorer", (element, data) => {
 
   const valueOf = (name, value) => make("span", {}, name, ` ${value.toFixed(3)}`);
 
+  // The places of the six largest values.
   function strongestOf(count, value) {
     return Array.from({ length: count }, (_, n) => n).sort((a, b) => value(b) - value(a)).slice(0, 6);
   }
@@ -258,7 +271,7 @@ component("explorer", (element, data) => {
         for (let key = 0; key < keys.length; key++) {
           if (only === null && state.key !== null && key !== state.key) continue;
           const value = weight(head, query, key);
-          if (value < (only === null && state.key === null ? 5 * SHOWN : SHOWN)) continue;
+          if (value < (only === null && state.key === null ? 5 * FAINTEST : FAINTEST)) continue;
           context.globalAlpha = Math.min(1, 0.1 + value);
           context.lineWidth = 0.5 + 4 * value;
           context.beginPath();

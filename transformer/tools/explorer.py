@@ -1,4 +1,6 @@
-"""The explorer of attention weights, as a component of a page: what the script in explorer.js is given.
+"""The explorer of attention weights, as a component of a page: the data that explorer.js shows.
+
+    AttentionMaps -> explorer -> Component -> `page`
 
 Weights are rounded to thousandths. Those of a layer are compressed together, and the browser unpacks a layer when it
 shows it, so that a page grows by less than a byte for each weight.
@@ -29,10 +31,10 @@ def explorer(
     `source` are the pieces of the source and EOS, `reads` and `predicts` what the decoder reads and predicts at each of
     its positions.
     """
-    layers, heads = maps.cross.shape[:2]
+    n_layers, n_heads = maps.cross.shape[:2]
     data = {
-        "layers": layers,
-        "heads": heads,
+        "layers": n_layers,
+        "heads": n_heads,
         "source": list(source),
         "reads": list(reads),
         "predicts": list(predicts),

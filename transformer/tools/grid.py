@@ -1,8 +1,11 @@
-"""Many trainings, one after another: the rows of a table, or the points of a sweep, each with several seeds.
+"""Many trainings, one after another: the rows of a table, each with several seeds.
 
-A job for each run goes in, and what became of it comes out. A run that is finished is not trained again, one that was
-interrupted goes on, and one that fails is reported while the others go on: the same call, again, does what is left.
-Several processes may share a grid: a run that one of them holds fails for the others, which go on with the next.
+    with_changes    a job and what a row changes -> the job of the row
+    run_grid        a job for each run -> the results of each, or the error that ended it
+
+A run that is finished is not trained again, one that was interrupted goes on, and one that fails is reported while the
+others go on: the same call, again, does what is left. Several processes may share a grid: a run that one of them holds
+fails for the others, which go on with the next.
 """
 
 import logging
@@ -35,7 +38,7 @@ def run_grid(jobs: Mapping[str, TrainJob]) -> dict[str, Results | Exception]:
 
 
 def _run(name: str, job: TrainJob) -> Results | Exception:
-    """One run. An error ends it, and not the grid, whatever its kind: the other runs do not depend on it."""
+    """One run. An error of any kind ends it and not the grid: the other runs do not depend on it."""
     try:
         return train(job)
     except (Stopped, PeerError):
@@ -65,21 +68,21 @@ def _merge(settings: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     for key, value in changes.items():
         before = merged.get(key)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
-            merged[key] = _merge(before, value)
+            merged[key] = _merge(before, value)  # a group of settings
         else:
             merged[key] = value
     return merged
 
 
 def differences(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes that make `other` of `base`; both are nested settings with the same keys."""
+    """The changes that turn `base` into `other`; both are nested settings with the same keys."""
     changes = {}
     for key, value in other.items():
         before = base[key]
         if isinstance(before, Mapping) and isinstance(value, Mapping):
-            below = differences(before, value)
-            if below:
-                changes[key] = below
+            in_group = differences(before, value)
+            if in_group:
+                changes[key] = in_group
         elif value != before:
             changes[key] = value
     return changes

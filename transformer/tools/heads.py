@@ -1,5 +1,9 @@
 """What each attention head does, from many sentences; and how well cross-attention aligns words (AER).
 
+    weights of a sentence -> HeadMeter         means of six measures of each head
+                          -> AlignmentMeter    alignment error rates, where true alignments are known
+    both                  -> HeadReport        as Markdown and CSV
+
 A head is described by means over all positions that look, of all sentences: the entropy of its weights, how far it
 looks, and the share of its weight on the positions before, at and behind its own, and on the end mark. Between source
 and target, whose lengths differ, the own position is the one at the same share of the sentence.
@@ -9,8 +13,10 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
+from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -37,6 +43,10 @@ class Head:
     same: float  # on the own
     next: float  # on the one behind
     mark: float  # on EOS; in the decoder, which never reads it, on BOS
+
+    def measure(self, name: str) -> float:
+        """The measure of this name, one of MEASURES."""
+        return cast(float, getattr(self, name))
 
 
 MEASURES = ("entropy", "distance", "previous", "same", "next", "mark")
@@ -82,18 +92,24 @@ class HeadMeter:
         """Count the weights of a sentence."""
         for role in Role:
             weights = maps.of(role).double()
-            measures = torch.stack(measure_heads(weights, mark=0 if role is Role.decoder_self else -1), dim=-1)
-            total = measures.sum(2)  # over the queries
-            self._sums[role] = self._sums[role] + total if role in self._sums else total
+            mark = 0 if role is Role.decoder_self else -1  # BOS comes first, EOS last
+            measures = torch.stack(measure_heads(weights, mark=mark), dim=-1)  # (L, H, queries, measures)
+            total = measures.sum(2)  # (L, H, measures)
+            if role in self._sums:
+                self._sums[role] = self._sums[role] + total
+            else:
+                self._sums[role] = total
             self._positions[role] += weights.shape[2]
 
     def heads(self) -> list[Head]:
         """The means so far, role by role and layer by layer."""
-        found = []
+        heads = []
         for role, sums in self._sums.items():
-            for layer, of_layer in enumerate((sums / self._positions[role]).tolist(), 1):
-                found += [Head(role.value, layer, head, *measures) for head, measures in enumerate(of_layer, 1)]
-        return found
+            means = (sums / self._positions[role]).tolist()
+            for layer, of_layer in enumerate(means, 1):
+                for head, measures in enumerate(of_layer, 1):
+                    heads.append(Head(role.value, layer, head, *measures))
+        return heads
 
 
 def measure_heads(weights: Tensor, *, mark: int) -> tuple[Tensor, ...]:
@@ -101,14 +117,18 @@ def measure_heads(weights: Tensor, *, mark: int) -> tuple[Tensor, ...]:
 
     `mark` is the place of the end mark among the keys.
     """
-    queries, keys = weights.shape[2:]
-    own = (torch.arange(queries) * (keys - 1) / max(1, queries - 1)).round().long()  # (queries,)
-    places = torch.arange(keys)
+    # The place of each query's own position among the keys.
+    n_queries, n_keys = weights.shape[2:]
+    own = (torch.arange(n_queries) * (n_keys - 1) / max(1, n_queries - 1)).round().long()  # (queries,)
+    own = own[:, None]  # (queries, 1)
+    places = torch.arange(n_keys)  # (keys,)
 
     entropy = -torch.special.xlogy(weights, weights).sum(-1) / torch.log(torch.tensor(2.0))
-    distance = (weights * (places - own[:, None]).abs()).sum(-1)
-    shares = [(weights * (places == own[:, None] + step)).sum(-1) for step in (-1, 0, 1)]
-    return entropy, distance, *shares, weights[..., mark]
+    distance = (weights * (places - own).abs()).sum(-1)
+    previous = (weights * (places == own - 1)).sum(-1)
+    same = (weights * (places == own)).sum(-1)
+    following = (weights * (places == own + 1)).sum(-1)
+    return entropy, distance, previous, same, following, weights[..., mark]
 
 
 # ---- alignments -----------------------------------------------------------------------------------------------------
@@ -127,18 +147,17 @@ def read_alignments(path: Path, count: int) -> list[Gold]:
 
     A link names a source and a target word, parted by spaces and counted from 0. Raises InputError for another format.
     """
-    found = []
-    for number, line in enumerate(read_lines(path), 1):
-        if number > count:
-            break
-        found.append(_parse_alignment(line, f"{path}:{number}"))
-    if len(found) < count:
-        raise InputError(f"{path}: {len(found)} lines for {count} sentences: it needs one for each")
-    return found
+    alignments = []
+    for number, line in enumerate(islice(read_lines(path), count), 1):
+        alignments.append(_parse_alignment(line, f"{path}:{number}"))
+    if len(alignments) < count:
+        raise InputError(f"{path}: it has {len(alignments)} lines for {count} sentences, and each sentence needs one")
+    return alignments
 
 
 def _parse_alignment(line: str, place: str) -> Gold:
-    sure, possible = set[Link](), set[Link]()
+    sure = set[Link]()
+    possible = set[Link]()
     for item in line.split():
         match = re.fullmatch(r"(\d{1,6})([-p])(\d{1,6})", item)
         if match is None:
@@ -153,9 +172,11 @@ def _parse_alignment(line: str, place: str) -> Gold:
 def word_of_each(pieces: Sequence[str]) -> list[int]:
     """The word that each piece belongs to, counted from 0; a word begins with the mark of a space."""
     words: list[int] = []
+    word = 0
     for piece in pieces:
-        begins = piece.startswith(SPACE) or not words
-        words.append(words[-1] + 1 if begins and words else words[-1] if words else 0)
+        if piece.startswith(SPACE) and words:
+            word += 1
+        words.append(word)
     return words
 
 
@@ -165,60 +186,86 @@ def align_words(weights: Tensor, *, source: Sequence[int], target: Sequence[int]
     Weights `(target pieces, source pieces)`, without marks; `source` and `target` name the word of each piece. The
     pieces of a source word are added up, those of a target word averaged.
     """
-    by_source = torch.zeros(len(target), max(source) + 1, dtype=weights.dtype)
+    n_source_words = max(source) + 1
+    n_target_words = max(target) + 1
+
+    # Add up the pieces of each source word, then those of each target word: a mean is largest where the sum is.
+    by_source = torch.zeros(len(target), n_source_words, dtype=weights.dtype)
     by_source.index_add_(1, torch.tensor(source), weights)
-    by_word = torch.zeros(max(target) + 1, max(source) + 1, dtype=weights.dtype)
-    by_word.index_add_(0, torch.tensor(target), by_source)  # the mean has its maximum where the sum has it
-    return {(link, word) for word, link in enumerate(by_word.argmax(1).tolist())}
+    by_word = torch.zeros(n_target_words, n_source_words, dtype=weights.dtype)
+    by_word.index_add_(0, torch.tensor(target), by_source)
+
+    return {(source_word, target_word) for target_word, source_word in enumerate(by_word.argmax(1).tolist())}
 
 
 @dataclass
 class _Counts:
-    """What the alignment error rate is made of."""
+    """What the alignment error rate is made of: links of the model (A), sure ones (S) and possible ones (P)."""
 
-    found: int = 0
+    aligned: int = 0
     sure: int = 0
-    found_sure: int = 0
-    found_possible: int = 0
+    aligned_sure: int = 0
+    aligned_possible: int = 0
 
     def add(self, links: set[Link], gold: Gold) -> None:
-        self.found += len(links)
+        """Count the model's links of a sentence."""
+        self.aligned += len(links)
         self.sure += len(gold.sure)
-        self.found_sure += len(links & gold.sure)
-        self.found_possible += len(links & gold.possible)
+        self.aligned_sure += len(links & gold.sure)
+        self.aligned_possible += len(links & gold.possible)
 
     @property
     def error_rate(self) -> float:
         """`1 - (|A & S| + |A & P|) / (|A| + |S|)` (Och and Ney, 2003)."""
-        return 1 - (self.found_sure + self.found_possible) / max(1, self.found + self.sure)
+        return 1 - (self.aligned_sure + self.aligned_possible) / max(1, self.aligned + self.sure)
+
+
+@dataclass
+class _HeadCounts:
+    """The counts of a head: of words aligned while they are predicted, and of words aligned once they are read."""
+
+    predicted: _Counts = field(default_factory=_Counts)
+    read: _Counts = field(default_factory=_Counts)
+
+    @property
+    def lower_rate(self) -> float:
+        """The lower of the two error rates."""
+        return min(self.predicted.error_rate, self.read.error_rate)
 
 
 class AlignmentMeter:
     """Compares the cross-attention of every head and layer with true alignments, sentence by sentence."""
 
     def __init__(self, n_layers: int, n_heads: int) -> None:
-        self._counts = [
-            [(_Counts(), _Counts()) for _ in range(n_heads + 1)] for _ in range(n_layers)
-        ]  # predicted and read, of each head, and last of their mean
+        # For each layer the counts of each head, and last of the mean of the heads.
+        self._counts = [[_HeadCounts() for _ in range(n_heads + 1)] for _ in range(n_layers)]
 
     def add(self, maps: AttentionMaps, gold: Gold, *, source: Sequence[int], target: Sequence[int]) -> None:
         """Count a sentence; `source` and `target` name the word of each piece."""
-        cross = maps.cross.double()[..., : len(source)]  # without EOS
-        cross = torch.cat((cross, cross.mean(1, keepdim=True)), dim=1)
-        predicted, read = cross[:, :, : len(target)], cross[:, :, 1:]
+        cross = maps.cross.double()[..., : len(source)]  # (L, H, T, S - 1): without EOS
+        cross = torch.cat((cross, cross.mean(1, keepdim=True)), dim=1)  # (L, H + 1, T, S - 1)
+        predicted = cross[:, :, : len(target)]  # at each position, the piece that is predicted there
+        read = cross[:, :, 1:]  # without BOS: the piece that is read there
         for layer, of_layer in enumerate(self._counts):
             for head, counts in enumerate(of_layer):
-                for count, weights in zip(counts, (predicted, read), strict=True):
-                    count.add(align_words(weights[layer, head], source=source, target=target), gold)
+                counts.predicted.add(align_words(predicted[layer, head], source=source, target=target), gold)
+                counts.read.add(align_words(read[layer, head], source=source, target=target), gold)
 
     def layers(self) -> list[LayerAlignment]:
         """The error rates so far."""
-        found = []
-        for layer, of_layer in enumerate(self._counts, 1):
-            rates = [(predicted.error_rate, read.error_rate) for predicted, read in of_layer]
-            best = min(range(len(rates) - 1), key=lambda head: min(rates[head]))
-            found.append(LayerAlignment(layer, *rates[-1], best + 1, min(rates[best])))
-        return found
+        alignments = []
+        for layer, (*heads, mean) in enumerate(self._counts, 1):
+            best = min(range(len(heads)), key=lambda head: heads[head].lower_rate)
+            alignments.append(
+                LayerAlignment(
+                    layer,
+                    aer_predicted=mean.predicted.error_rate,
+                    aer_read=mean.read.error_rate,
+                    best_head=best + 1,
+                    best_head_aer=heads[best].lower_rate,
+                )
+            )
+        return alignments
 
 
 # ---- for people and programs ----------------------------------------------------------------------------------------
@@ -226,48 +273,49 @@ class AlignmentMeter:
 
 def format_heads_markdown(report: HeadReport) -> str:
     """The report as Markdown tables."""
-    read = "references" if report.is_forced else "the model's own translations"
+    target = "references" if report.is_forced else "the model's own translations"
     lines = [
         f"# What the heads of {report.run_dir} do",
         "",
-        f"Means over {report.sentences} sentences, the decoder reading {read}. Entropy in bits, distance in pieces; "
+        f"Means over {report.sentences} sentences, the decoder reading {target}. Entropy in bits, distance in pieces; "
         "the others are shares of the weight: on the position before, the own, the one behind, and the end mark (BOS "
         "in decoder self-attention). In cross-attention the own position is that at the same share of the source.",
         "",
-        *_table(("attention", "layer", "head", *MEASURES), [_cells(head) for head in report.heads]),
+        *_table(("attention", "layer", "head", *MEASURES), [_head_cells(head) for head in report.heads]),
     ]
     if report.alignments is not None:
-        rows = [
-            (
-                str(row.layer),
-                f"{row.aer_predicted:.3f}",
-                f"{row.aer_read:.3f}",
-                str(row.best_head),
-                f"{row.best_head_aer:.3f}",
-            )
-            for row in report.alignments
-        ]
         lines += [
             "",
             "Alignment error rate (Och and Ney, 2003) of cross-attention, 0 at best: each target word aligned to the "
             "source word that the mean of the heads looks at most while the word is predicted, or once it is read.",
             "",
-            *_table(("layer", "AER, predicted", "AER, read", "best head", "its AER"), rows),
+            *_table(
+                ("layer", "AER, predicted", "AER, read", "best head", "its AER"),
+                [_alignment_cells(layer) for layer in report.alignments],
+            ),
         ]
     return "\n".join(lines) + "\n"
 
 
-def _cells(head: Head) -> list[str]:
-    measures = [f"{getattr(head, name):.2f}" for name in MEASURES]
+def _head_cells(head: Head) -> list[str]:
+    measures = [f"{head.measure(name):.2f}" for name in MEASURES]
     return [head.role, str(head.layer), str(head.head), *measures]
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def _alignment_cells(layer: LayerAlignment) -> list[str]:
     return [
-        "| " + " | ".join(titles) + " |",
-        "| " + " | ".join("---:" if n else "---" for n in range(len(titles))) + " |",
-        *("| " + " | ".join(row) + " |" for row in rows),
+        str(layer.layer),
+        f"{layer.aer_predicted:.3f}",
+        f"{layer.aer_read:.3f}",
+        str(layer.best_head),
+        f"{layer.best_head_aer:.3f}",
     ]
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table; all columns but the first are to the right."""
+    rule = ["---", *("---:" for _ in titles[1:])]
+    return ["| " + " | ".join(cells) + " |" for cells in (titles, rule, *rows)]
 
 
 def format_heads_csv(report: HeadReport) -> str:

@@ -1,8 +1,11 @@
-"""A self-contained HTML page: its components, their data, scripts and styles in one file that asks no network.
+"""A self-contained HTML page: its components, their data, scripts and styles in one file that needs no network.
 
-A component is an element that a script fills with data. Data are text that others wrote, so they stand in the page as
-JSON in which no tag can begin, and the page's own policy lets no script run but the one whose digest it names. Scripts
-put text into the page as text, never as HTML.
+    Component("explorer", heading, data)    an element, the data for it as JSON,
+                                            and explorer.js and explorer.css, which show the data in the element
+
+The data hold text that others wrote, so they stand in the page as JSON in which no tag can begin. The page's policy
+names the digest of its one script, and the browser runs no other. Scripts put text into the page as text, never as
+HTML.
 """
 
 import base64
@@ -32,9 +35,13 @@ class Component:
 
 def format_page(title: str, components: Sequence[Component]) -> str:
     """The page with these components, below one another."""
-    kinds = list(dict.fromkeys(kind for component in components for kind in (component.assets, *component.also)))
-    style = "\n".join(_read(f"{name}.css") for name in ("page", *kinds))
-    script = "\n".join(_read(f"{name}.js") for name in ("page", *kinds)) + "\nfillComponents();\n"
+    # The styles and scripts of the page and of each kind of component, once.
+    kinds: dict[str, None] = {"page": None}
+    for component in components:
+        kinds.update(dict.fromkeys((component.assets, *component.also)))
+    style = "\n".join(_read(f"{kind}.css") for kind in kinds)
+    script = "\n".join(_read(f"{kind}.js") for kind in kinds) + "\nfillComponents();\n"
+
     policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}"
     sections = "".join(_format_component(component) for component in components)
     return (
@@ -47,6 +54,7 @@ def format_page(title: str, components: Sequence[Component]) -> str:
 
 
 def _format_component(component: Component) -> str:
+    """The section of a component: the element that its script fills, and its data."""
     return (
         f'<section>\n<h2>{html.escape(component.heading)}</h2>\n<div data-component="{component.assets}"></div>\n'
         f'<script type="application/json">{_as_script_data(component.data)}</script>\n</section>\n'
@@ -60,7 +68,8 @@ def _as_script_data(data: object) -> str:
 
 def _digest(text: str) -> str:
     """What a content security policy names a script or a style by."""
-    return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
+    digest = sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _read(name: str) -> str:

@@ -1,4 +1,7 @@
-"""What the paper prints: the figures of Tables 2 and 3, and what it concludes from them (sections 6.1 and 6.2)."""
+"""What the paper prints: the figures of Tables 2 and 3, and what it concludes from them (sections 6.1 and 6.2).
+
+The rows have the names of their experiments in configs/experiment/table3, by which `tables` trains them.
+"""
 
 from dataclasses import dataclass
 
@@ -18,6 +21,7 @@ TABLE_2 = {
     "base": Published(perplexity=None, bleu=27.3, millions=None, flops=3.3e18),
     "big": Published(perplexity=None, bleu=28.4, millions=None, flops=2.3e19),
 }
+# Perplexity, BLEU, millions of parameters, FLOPs.
 TABLE_3 = {
     "base": Published(4.92, 25.8, 65, None),
     "A_h1": Published(5.29, 24.9, None, None),

@@ -1,4 +1,10 @@
-"""Plots, with matplotlib where it is installed (`pip install 'transformer-mt[plots]'`), as SVG or PNG."""
+"""Plots, with matplotlib where it is installed (`pip install 'transformer-mt[plots]'`), as SVG or PNG.
+
+    plot_points, plot_times, plot_panels     whole figures, for `table_format` and `score_study`
+    new_figure, add_lines, as_svg, as_png    what `attention_figures` draws with
+
+It is the only module that imports matplotlib. Without it a function that draws returns None.
+"""
 
 import colorsys
 import io
@@ -23,8 +29,16 @@ INCHES_A_ROW = 0.28
 
 # Ten colours that are told apart on light and on dark paper (Tableau's).
 TEN_COLORS = (
-    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
-    *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
+    "#1f77b4",  # blue
+    "#ff7f0e",  # orange
+    "#2ca02c",  # green
+    "#d62728",  # red
+    "#9467bd",  # purple
+    "#8c564b",  # brown
+    "#e377c2",  # pink
+    "#7f7f7f",  # grey
+    "#bcbd22",  # olive
+    "#17becf",  # cyan
 )
 
 
@@ -32,8 +46,16 @@ def head_colors(n_heads: int) -> list[str]:
     """A colour for each attention head, as `#1f77b4`: where there are more than ten, hues around the circle."""
     if n_heads <= len(TEN_COLORS):
         return list(TEN_COLORS[:n_heads])
-    circle = [colorsys.hls_to_rgb(head / n_heads, 0.4 if head % 2 else 0.55, 0.65) for head in range(n_heads)]
-    return ["#" + "".join(f"{round(255 * part):02x}" for part in color) for color in circle]
+    return [_hue(head / n_heads, lightness=0.4 if head % 2 else 0.55) for head in range(n_heads)]
+
+
+def _hue(angle: float, *, lightness: float) -> str:
+    """A colour of the circle, `angle` from 0 to 1, as `#1f77b4`."""
+    red, green, blue = colorsys.hls_to_rgb(angle, lightness, 0.65)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+
+
+# ---- whole figures --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -54,14 +76,15 @@ def plot_points(points: Sequence[Point], *, title: str) -> bytes | None:
     first = points[0]
     origin = fmean(score.bleu for score in first.measured)
 
-    for height, point in enumerate(points):
+    for height, point in enumerate(points):  # from top to bottom
+        is_first = height == 0  # only its labels are in the legend
         axes.errorbar(
             [score.bleu - origin for score in point.measured],
             [height] * len(point.measured),
             xerr=[score.half_width for score in point.measured],
             fmt="o",
             color="tab:blue",
-            label="measured, with 95 % of test sampling" if height == 0 else None,
+            label="measured, with 95 % of test sampling" if is_first else None,
         )
         if point.published is not None and first.published is not None:
             axes.plot(
@@ -71,7 +94,7 @@ def plot_points(points: Sequence[Point], *, title: str) -> bytes | None:
                 linestyle="none",
                 fillstyle="none",
                 color="tab:orange",
-                label="the paper" if height == 0 else None,
+                label="the paper" if is_first else None,
             )
 
     axes.axvline(0.0, color="grey", linewidth=0.8)
@@ -91,7 +114,9 @@ def plot_times(times: Mapping[str, Sequence[tuple[int, float]]], *, title: str) 
         return None
     axes = figure.add_subplot()
     for name, line in times.items():
-        axes.plot([length for length, _ in line], [milliseconds for _, milliseconds in line], marker="o", label=name)
+        lengths = [length for length, _ in line]
+        milliseconds = [time for _, time in line]
+        axes.plot(lengths, milliseconds, marker="o", label=name)
 
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -117,7 +142,8 @@ def plot_panels(panels: Sequence[Panel], *, x_label: str) -> bytes | None:
     if figure is None:
         return None
 
-    for axes, panel in zip(figure.subplots(len(panels), sharex=True, squeeze=False).flat, panels, strict=True):
+    all_axes = figure.subplots(len(panels), sharex=True, squeeze=False).flat
+    for axes, panel in zip(all_axes, panels, strict=True):
         for name, line in panel.lines.items():
             if line:
                 axes.plot([x for x, _ in line], [y for _, y in line], marker="o", label=name)
@@ -135,6 +161,9 @@ def plot_panels(panels: Sequence[Panel], *, x_label: str) -> bytes | None:
     return as_svg(figure, text_as_text=False)
 
 
+# ---- figures and their formats --------------------------------------------------------------------------------------
+
+
 def new_figure(*, width: float, height: float) -> Any:  # a Figure, or None without matplotlib
     """An empty figure of this size in inches; None, with a log line, without matplotlib."""
     try:
@@ -146,6 +175,7 @@ def new_figure(*, width: float, height: float) -> Any:  # a Figure, or None with
 
 
 def _new_figure(*, height: float) -> Any:
+    """A figure of the width of a page, whose parts leave room for one another."""
     figure = new_figure(width=7.0, height=height)
     if figure is not None:
         figure.set_layout_engine("constrained")
@@ -153,20 +183,21 @@ def _new_figure(*, height: float) -> Any:
 
 
 def as_svg(figure: Any, *, text_as_text: bool) -> bytes:
-    """The figure as text, without a date or random names: the same table, the same file.
+    """The figure as SVG, without a date or random names, so that the same figure gives the same file.
 
-    Words are outlines, unless `text_as_text` leaves it to whoever shows the figure to have their fonts.
+    Words are outlines; with `text_as_text` they are text, for which the reader's machine must have the fonts.
     """
     from matplotlib import rc_context
 
     content = io.BytesIO()
-    with rc_context({"svg.hashsalt": "table", "svg.fonttype": "none" if text_as_text else "path"}):
+    font_type = "none" if text_as_text else "path"
+    with rc_context({"svg.hashsalt": "table", "svg.fonttype": font_type}):
         figure.savefig(content, format="svg", metadata={"Date": None})
     return content.getvalue()
 
 
 def as_png(figure: Any, *, dpi: float) -> bytes:
-    """The figure as pixels, so many to an inch."""
+    """The figure as PNG, with `dpi` pixels to an inch."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=dpi, metadata={"Software": None})
     return content.getvalue()
@@ -177,8 +208,13 @@ def add_lines(axes: Any, segments: Numbers, *, color: str, opacities: Numbers, w
     from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgb
 
-    colors = [(*to_rgb(color), min(1.0, 0.08 + opacity)) for opacity in opacities.tolist()]
-    axes.add_collection(LineCollection(list(segments), colors=colors, linewidths=widths), autolim=False)
+    rgb = to_rgb(color)
+    colors = [(*rgb, min(1.0, 0.08 + opacity)) for opacity in opacities.tolist()]  # the faintest can still be seen
+    lines = LineCollection(list(segments), colors=colors, linewidths=widths)
+    axes.add_collection(lines, autolim=False)
+
+
+# ---- fonts ----------------------------------------------------------------------------------------------------------
 
 
 def fonts_for(text: str) -> tuple[list[str], set[str]]:
@@ -191,31 +227,35 @@ def fonts_for(text: str) -> tuple[list[str], set[str]]:
     except ImportError:
         return [], set()
 
-    families = ["DejaVu Sans"]
-    missing = _lacking({*text}, font_manager.findfont("DejaVu Sans"))
-    for path in sorted(font_manager.findSystemFonts()) if missing else []:
-        still = _lacking(missing, path)
-        if len(still) < len(missing):
+    families = ["DejaVu Sans"]  # matplotlib's own
+    missing = _without_glyph({*text}, font_manager.findfont("DejaVu Sans"))
+    if not missing:
+        return families, missing
+
+    # Add every installed font that has some of the missing characters.
+    for path in sorted(font_manager.findSystemFonts()):
+        still_missing = _without_glyph(missing, path)
+        if len(still_missing) < len(missing):
             font_manager.fontManager.addfont(path)  # matplotlib's own list may be older than the font
             families.append(font_manager.get_font(path).family_name)
-            missing = still
+            missing = still_missing
     return families, missing
 
 
-def _lacking(characters: set[str], font: str) -> set[str]:
-    """Those of the characters that a font file has no glyph for."""
+def _without_glyph(characters: set[str], font: str) -> set[str]:
+    """The characters that a font file has no glyph for."""
     from matplotlib.font_manager import get_font
 
     try:
         face = get_font(font)
-    except (OSError, RuntimeError):  # a font that cannot be read has none
+    except (OSError, RuntimeError):  # a font that cannot be read has no glyph
         return characters
     return {character for character in characters if face.get_char_index(ord(character)) == 0}
 
 
 @contextmanager
 def text_errors_silenced() -> Iterator[None]:
-    """Say nothing of characters without a glyph: what is drawn as text gets its fonts later."""
+    """Let matplotlib not warn of characters without a glyph: what is drawn as text gets its fonts later."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield

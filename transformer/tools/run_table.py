@@ -1,7 +1,9 @@
-"""`transformer table table=DIR`: the runs of a folder, such as those of a sweep, as a table; nothing is trained.
+"""`transformer table table=DIR`: the runs of a folder, such as the runs of a sweep, as a table; nothing is trained.
+
+    a folder -> its finished runs -> measured, by `tables` -> grouped by settings -> rows, the best first
 
 Runs that differ only in their seed share a row. The rows are sorted by what the runs were validated by, the best first:
-that is how to choose among them, and not by the test sets.
+choose among them by that, and not by the test sets.
 """
 
 import json
@@ -39,9 +41,11 @@ def make_run_table(job: TableJob) -> Table:
     """
     folder = Path(job.table)
     if job.rows is not None or job.seeds != 1:
-        raise InputError(f"table={folder}: all runs that are there are measured: leave rows and seeds out")
+        raise InputError(f"table={folder}: the table of a folder has all of its runs: leave rows and seeds out")
 
     make_output(output_of(job))
+
+    # Measure every run that is finished.
     runs: list[_Finished] = []
     left_out: list[str] = []
     for path in _find_runs(folder):
@@ -50,8 +54,8 @@ def make_run_table(job: TableJob) -> Table:
         except TransformerError as error:
             left_out.append(f"Left out: {error}.")
     if not runs:
-        found = left_out[0] if left_out else "there is no run directory in it, nor in a folder of it."
-        raise InputError(f"table={folder}: no finished run: {found} `transformer train --multirun` makes some")
+        why = left_out[0] if left_out else "there is no run directory in it, nor in a folder of it."
+        raise InputError(f"table={folder}: there is no finished run: {why} `transformer train --multirun` makes some")
 
     metric = runs[0].job.train.metric
     return Table(
@@ -65,55 +69,62 @@ def make_run_table(job: TableJob) -> Table:
 def _find_runs(folder: Path) -> list[Path]:
     """The run directories in a folder, and in the folders of it, where a table has its seeds."""
     name = RunDir(folder).record.name
-    return sorted(path.parent for pattern in (f"*/{name}", f"*/*/{name}") for path in folder.glob(pattern))
+    records = [*folder.glob(f"*/{name}"), *folder.glob(f"*/*/{name}")]
+    return sorted(record.parent for record in records)
 
 
 def _read(run: RunDir) -> _Finished:
-    """Raises InputError for a run that is not finished, CheckpointError for one that is damaged."""
+    """The run, measured. Raises InputError where it is not finished, CheckpointError where it is damaged."""
     if not run.results.exists():
-        raise InputError(f"{run.path}: not finished")
+        raise InputError(f"{run.path}: the run is not finished")
     job = replace(run.read_record().config, run_dir=str(run.path))
     return _Finished(job, measure(job, run.read_results()))
 
 
 def _rows(runs: Sequence[_Finished], metric: Metric) -> list[TableRow]:
     """A row for all runs with the same settings but for the seed; the best first."""
+    # The keys in which the runs differ.
     settings = [_settings(run.job) for run in runs]
-    varied = [key for key in dict.fromkeys(key for of in settings for key in of) if _varies(key, settings)]
+    keys = dict.fromkeys(key for of_run in settings for key in of_run)
+    varied = [key for key in keys if _varies(key, settings)]
 
-    rows: dict[str, list[Measured]] = {}
-    for run, of in zip(runs, settings, strict=True):
-        changes = " ".join(f"{key}={as_typed(of.get(key))}" for key in varied)
-        rows.setdefault(changes, []).append(run.measured)
+    # The runs that share their settings.
+    groups: dict[str, list[Measured]] = {}
+    for run, of_run in zip(runs, settings, strict=True):
+        changes = " ".join(f"{key}={as_typed(of_run.get(key))}" for key in varied)
+        groups.setdefault(changes, []).append(run.measured)
 
-    sign = -1.0 if metric is Metric.bleu else 1.0
-    ranked = sorted(rows.items(), key=lambda row: sign * fmean(_finite(run.best_dev, sign) for run in row[1]))
+    # The best group first.
+    ranked = sorted(groups.items(), key=lambda group: _mean_rank(group[1], metric))
     return [
-        TableRow(str(number), changes, published=None, runs=sorted(of_row, key=lambda run: run.seed), errors=[])
-        for number, (changes, of_row) in enumerate(ranked, 1)
+        TableRow(str(number), changes, published=None, runs=sorted(group, key=lambda run: run.seed), errors=[])
+        for number, (changes, group) in enumerate(ranked, 1)
     ]
 
 
-def _finite(figure: float, sign: float) -> float:
-    """The figure, or the worst there is: a run that has diverged comes last."""
-    return figure if math.isfinite(figure) else sign * math.inf
+def _mean_rank(runs: Sequence[Measured], metric: Metric) -> float:
+    """The mean of what the runs were validated by, less for better runs; infinite where one of them has diverged."""
+    sign = -1.0 if metric is Metric.bleu else 1.0
+    return fmean(sign * run.best_dev if math.isfinite(run.best_dev) else math.inf for run in runs)
 
 
 def _settings(job: TrainJob) -> dict[str, Any]:
+    """The settings by which runs are compared, under their full keys."""
     return {key: value for key, value in leaves(to_json(job)).items() if key not in NOT_COMPARED}
 
 
 def _varies(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
-    return len({json.dumps(of.get(key)) for of in settings}) > 1
+    """Whether the runs differ in a key."""
+    return len({json.dumps(of_run.get(key)) for of_run in settings}) > 1
 
 
 def _notes(runs: Sequence[_Finished], metric: Metric) -> list[str]:
     """What the figures depend on."""
-    steps = sorted({run.measured.steps for run in runs})
     corpora = sorted({run.job.data.train.dataset or run.job.data.train.src for run in runs})
+    steps = sorted({run.measured.steps for run in runs})
+    budget = f"{steps[0]:,} steps" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps"
     return [
-        f"{len(runs)} runs on {', '.join(corpora)}; "
-        + (f"{steps[0]:,} steps." if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps."),
+        f"{len(runs)} runs on {', '.join(corpora)}; {budget}.",
         f"Sorted by the dev {metric.name} of each run's best checkpoint, the best row first.",
         "Perplexities are of the development set at the last step; a word ends at a space, and the end of a sentence "
         "counts as one. BLEU is that of the averaged model on the test sets.",

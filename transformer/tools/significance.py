@@ -1,5 +1,8 @@
 """How far a score may be off because the test set is one sample of many, and whether two systems really differ.
 
+    bootstrap_bleu      one system: BLEU and its 95 % interval
+    compare_systems     several systems: BLEU, chrF and TER, and for each system two tests against the first one
+
 Every figure is sacreBLEU's: its intervals, its paired bootstrap and its approximate randomisation. Its seed is 12345,
 or what the environment variable SACREBLEU_SEED says, as on its own command line.
 """
@@ -20,8 +23,9 @@ from transformer.config.languages import language_of
 from transformer.errors import InputError
 from transformer.evaluation.score import bleu_metric
 
-RESAMPLES = 1000  # sacreBLEU's own numbers
-TRIALS = 10_000
+# sacreBLEU's own numbers.
+RESAMPLES = 1000  # of the sentences, for intervals and for the paired bootstrap
+TRIALS = 10_000  # of approximate randomisation
 
 
 # ---- one system -----------------------------------------------------------------------------------------------------
@@ -55,22 +59,22 @@ def bootstrap_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tgt_
 
 @dataclass(frozen=True)
 class SystemScore:
-    """A score, 0 to 100, the mean and the half-width of the 95 % interval of its resamples, and two p-values.
+    """The score of a system by one metric, and two tests against the first system.
 
     A p-value is the probability of a difference from the first system that is at least as large, were the two systems
     alike. It is None for the first system, and for one that has translated everything as the first one did.
     """
 
-    score: float
-    mean: float
-    half_width: float
+    score: float  # 0 to 100
+    mean: float  # of the scores of its resamples
+    half_width: float  # of the 95 % interval of its resamples
     p_bootstrap: float | None
     p_randomisation: float | None
 
 
 @dataclass(frozen=True)
 class MetricComparison:
-    """The scores of all systems, in their order, by one metric. The signature has the seed, and the resamples."""
+    """The scores of all systems, in their order, by one metric; the signature names the seed and the resamples too."""
 
     metric: str
     signature: str
@@ -79,10 +83,10 @@ class MetricComparison:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What systems are compared by: sacreBLEU's metrics, as their defaults are unless it says otherwise.
+    """What systems are compared by: sacreBLEU's metrics.
 
-    BLEU and chrF are those of `evaluate`. TER is sacreBLEU's default, without regard to case, but for Chinese and
-    Japanese, which have no spaces: there it counts characters, `--ter-normalized --ter-asian-support`.
+    BLEU and chrF are those of `evaluate`. TER has sacreBLEU's default settings, and so ignores case. Chinese and
+    Japanese have no spaces between words, so that TER counts their characters: `--ter-normalized --ter-asian-support`.
     """
 
     bleu: Any  # sacreBLEU's BLEU; its `tokenizer` is set at run time
@@ -101,10 +105,10 @@ class Metrics:
 
 
 class _Ter(TER):
-    """TER that counts the edits of a translation once, for that takes longer than all the rest.
+    """TER that counts the edits of a translation once, since that takes longer than all the rest.
 
-    Both tests ask for them, and systems often agree on a sentence. The method is private to sacreBLEU: should it get
-    another name one day, nothing changes but the time.
+    Both tests need them, and systems often agree on a sentence. The method that is overridden is private to sacreBLEU:
+    should its name change one day, the results stay the same and take longer.
     """
 
     def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
@@ -119,7 +123,7 @@ def resampling_seed() -> str:
     """The seed of sacreBLEU's tests: digits, or `none`. Raises InputError for what sacreBLEU could not read."""
     seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
     if re.fullmatch("[0-9]+|none", seed) is None:
-        raise InputError(f"SACREBLEU_SEED={seed}: not a seed: set the variable to a whole number, or unset it")
+        raise InputError(f"SACREBLEU_SEED={seed}: this is not a seed: set the variable to a whole number, or unset it")
     return seed
 
 
@@ -130,6 +134,7 @@ def compare_systems(
 
     The systems are by name; the references are one or several lists of as many texts.
     """
+    # Both tests score all systems by all metrics; the resamples are those of the bootstrap.
     by_name: dict[str, Metric] = {"BLEU": metrics.bleu, "CHRF": metrics.chrf, "TER": metrics.ter}
     named = list(systems.items())
     bootstrap = PairedTest(named, by_name, references, test_type="bs", n_samples=RESAMPLES)
@@ -137,25 +142,20 @@ def compare_systems(
     signatures, resampled = bootstrap()
     _, randomised = randomisation()
 
-    baseline = named[0][1]
+    # Systems with the same translations are not tested.
+    _, baseline = named[0]
     is_tested = [list(translations) != list(baseline) for translations in systems.values()]
-    return [
-        MetricComparison(
-            metric=name,
-            signature=str(signature),
-            systems=[
-                _system_score(by_resampling, by_randomisation, is_tested=tested)
-                for by_resampling, by_randomisation, tested in zip(
-                    resampled[name], randomised[name], is_tested, strict=True
-                )
-            ],
-        )
-        for name, signature in signatures.items()
-    ]
+
+    comparisons = []
+    for name, signature in signatures.items():
+        results = zip(resampled[name], randomised[name], is_tested, strict=True)
+        scores = [_system_score(bootstrapped, permuted, is_tested=tested) for bootstrapped, permuted, tested in results]
+        comparisons.append(MetricComparison(metric=name, signature=str(signature), systems=scores))
+    return comparisons
 
 
 def _system_score(resampled: Any, randomised: Any, *, is_tested: bool) -> SystemScore:
-    """The two results of a system; what sacreBLEU returns beside floats are NumPy's, which JSON does not take."""
+    """The results of both tests for a system. sacreBLEU returns some of them as NumPy's floats, which JSON rejects."""
     return SystemScore(
         score=float(resampled.score),
         mean=float(resampled.mean),

@@ -1,5 +1,8 @@
 """How long a training step takes, predicted from what it does.
 
+    model and batch -> step_work -> Work
+    a file          -> read_rates -> Rates of this machine      Rates.seconds(work) is the prediction
+
 The time of a step grows with three numbers that a summary knows: the FLOPs of its matrix products, the bytes that are
 written and read between them, and the parameters that are updated. How much a machine needs for each of them is
 measured once, by `scripts/benchmark/predict.py`, and holds for models that were not measured.
@@ -28,10 +31,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine takes for each, in seconds.
+    """The seconds that a machine takes for each part of the work.
 
-    In steps of one size, FLOPs grow as parameters do, and which of the two takes the time cannot be told: so the rates
-    hold for steps of that size alone.
+    In steps of one size, FLOPs grow with the parameters, so that a measurement cannot tell which of the two takes the
+    time. The rates therefore hold for steps of that size alone.
     """
 
     device: Device
@@ -46,7 +49,7 @@ class Rates:
         require(min(rates) >= 0 and max(rates) > 0, f"rates {rates} must be 0 or more, and not all 0")
 
     def seconds(self, work: Work) -> float:
-        """How long a step takes that does so much."""
+        """How long a step with this work takes."""
         return (
             self.seconds_per_flop * work.flops
             + self.seconds_per_byte * work.bytes
@@ -74,26 +77,29 @@ def step_work(
 
 
 def read_rates(path: Path, resolved: Resolved, *, tokens_per_step: int) -> Rates:
-    """What a file has for this device, precision and size of a step.
+    """The rates that a file has for this device, precision and size of a step.
 
-    Raises InputError where it has nothing, or is no such file.
+    Raises InputError where it has none, or cannot be read.
     """
     try:
         document = json.loads(path.read_bytes())
-        found = [from_json(Rates, item, complete=True) for item in document["rates"]]
+        measured = [from_json(Rates, item, complete=True) for item in document["rates"]]
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(f"rates={path}: cannot be read ({error}): scripts/benchmark/predict.py writes one") from error
 
-    for rates in found:
-        if (rates.device, rates.precision) != (resolved.device, resolved.precision):
+    for rates in measured:
+        is_wanted = rates.device is resolved.device and rates.precision is resolved.precision
+        if not is_wanted:
             continue
         if rates.tokens_per_step != tokens_per_step:
             raise InputError(
-                f"rates={path}: measured in steps of {rates.tokens_per_step} tokens: measure with "
+                f"rates={path}: the rates were measured in steps of {rates.tokens_per_step} tokens: measure them with "
                 f"scripts/benchmark/predict.py --tokens {tokens_per_step}"
             )
         return rates
 
+    # There are none for this machine.
     wanted = f"{resolved.device.name} in {resolved.precision.name}"
-    known = ", ".join(f"{rates.device.name} in {rates.precision.name}" for rates in found)
-    raise InputError(f"rates={path}: nothing for {wanted}, only for {known or 'nothing'}: set train.precision")
+    known = ", ".join(f"{rates.device.name} in {rates.precision.name}" for rates in measured)
+    others = f", only for {known}" if known else ""
+    raise InputError(f"rates={path}: it has no rates for {wanted}{others}: set train.precision")

@@ -1,5 +1,7 @@
 """`evaluate` with `sweep.*`: search settings compared on the development set; the test sets are left alone.
 
+    the run's dev set and model -> a trial for each beam size and length penalty -> the best, and a command to use it
+
 Every beam size is tried with every length penalty (alpha), but decoded only once: see `Translator.translate_sweep`.
 """
 
@@ -61,7 +63,7 @@ def sweep(job: EvaluateJob) -> Sweep:
 
     Raises InputError where there is no model or no development set; CheckpointError where one of them is damaged.
     """
-    # The model, and the text that it is tried on.
+    # The model, and the text that it translates.
     run = RunDir(Path(job.run_dir))
     checkpoint = find_checkpoint(run.path, job.checkpoint)
     data = checkpoint.settings("data", DataConfig)
@@ -80,8 +82,8 @@ def sweep(job: EvaluateJob) -> Sweep:
     for beam_size in beam_sizes:
         started = time.perf_counter()
         of_beam = replace(translator, search=replace(translator.search, beam_size=beam_size))
-        found, signature = _try_alphas(of_beam, dev, alphas, tgt_lang=tgt_lang, lowercase=job.lowercase)
-        trials += found
+        trials_of_beam, signature = _try_alphas(of_beam, dev, alphas=alphas, tgt_lang=tgt_lang, lowercase=job.lowercase)
+        trials += trials_of_beam
         log.info("beam %d: %d dev sentences in %.1f s", beam_size, len(dev), time.perf_counter() - started)
 
     # The choice, with all that it depends on.
@@ -103,7 +105,11 @@ def sweep(job: EvaluateJob) -> Sweep:
 
 
 def _read_dev(run: RunDir) -> list[Pair]:
-    """The development set that the run keeps, and was validated on, as far as a checkpoint tells."""
+    """The development set that the run keeps.
+
+    Raises InputError where there is none; CheckpointError where it is not the one that the run was validated on, as far
+    as its newest checkpoint tells.
+    """
     source = run.text(DEV, SOURCE)
     if not source.exists():
         raise InputError(f"{source}: the run keeps no development set to compare settings on")
@@ -113,40 +119,44 @@ def _read_dev(run: RunDir) -> list[Pair]:
     training = None if last is None else last.run_state().training
     if training is not None and digest_sets({DEV: dev}) != training.dev_digest:
         raise CheckpointError(
-            f"{source}: not the text that the run was validated on (its sha256 differs): copy it again from where the "
-            "run came from"
+            f"{source}: this is not the text that the run was validated on (its sha256 differs): copy it again from "
+            "where the run came from"
         )
     return dev
 
 
 def _try_alphas(
-    translator: Translator, dev: Sequence[Pair], alphas: Sequence[float], *, tgt_lang: str, lowercase: bool
+    translator: Translator, dev: Sequence[Pair], *, alphas: Sequence[float], tgt_lang: str, lowercase: bool
 ) -> tuple[list[Trial], str]:
     """A trial for each alpha, and the signature of their BLEU."""
+    sources = [source for source, _ in dev]
     references = [reference for _, reference in dev]
-    found = translator.translate_sweep([source for source, _ in dev], alphas)
-    scores = {
-        alpha: measure_bleu(hypotheses, references, tgt_lang=tgt_lang, lowercase=lowercase)
-        for alpha, hypotheses in found.items()
-    }
-    trials = [
-        Trial(translator.search.beam_size, alpha, bleu=bleu.score, length_ratio=bleu.length_ratio)
-        for alpha, bleu in scores.items()
-    ]
-    return trials, next(iter(scores.values())).signature
+
+    trials = []
+    signature = ""
+    for alpha, hypotheses in translator.translate_sweep(sources, alphas).items():
+        bleu = measure_bleu(hypotheses, references, tgt_lang=tgt_lang, lowercase=lowercase)
+        trials.append(Trial(translator.search.beam_size, alpha, bleu=bleu.score, length_ratio=bleu.length_ratio))
+        signature = bleu.signature  # the same for all
+    return trials, signature
 
 
 def choose(trials: Sequence[Trial]) -> Trial:
     """The trial of the highest BLEU, to the two decimals that are shown.
 
-    Of equals it is the one with the smaller beam, then the one whose alpha is nearer to the paper's 0.6.
+    Among equals it is the one with the smaller beam, then the one whose alpha is nearer to the paper's 0.6.
     """
-    alpha = SearchConfig().length_penalty
-    return min(trials, key=lambda trial: (-round(trial.bleu, 2), trial.beam_size, abs(trial.length_penalty - alpha)))
+    return min(trials, key=_preference)
+
+
+def _preference(trial: Trial) -> tuple[float, int, float]:
+    """What decides between two trials; the lesser is chosen."""
+    distance = abs(trial.length_penalty - SearchConfig().length_penalty)
+    return -round(trial.bleu, 2), trial.beam_size, distance
 
 
 def _command(job: EvaluateJob, best: Trial) -> str:
-    """The command line that evaluates the run's test sets with the best settings, the job's others kept."""
+    """The command line that evaluates the run's test sets with the best settings, and else with those of the job."""
     chosen = replace(
         job,
         sweep=SweepConfig(),
@@ -157,22 +167,26 @@ def _command(job: EvaluateJob, best: Trial) -> str:
     for name, key in keys_of(EvaluateJob).items():
         if name != "run_dir" and not name.startswith("test."):
             value = as_typed(attrgetter(name)(chosen))
-            words += [f"{name}={value}"] if value != key.default else []
+            if value != key.default:
+                words.append(f"{name}={value}")
     return shlex.join(["transformer", "evaluate", *words])
 
 
 def format_sweep(run_dir: Path, result: Sweep) -> str:
     """A table with a row for each beam size and a column for each alpha, and what to do with the best of them."""
+    # The cells.
     by_settings = {(trial.beam_size, trial.length_penalty): trial for trial in result.trials}
     beam_sizes = sorted({beam_size for beam_size, _ in by_settings})
     alphas = sorted({alpha for _, alpha in by_settings})
-
     rows = [["", *(f"alpha {alpha:g}" for alpha in alphas)]]
     for beam_size in beam_sizes:
-        row = [by_settings[beam_size, alpha] for alpha in alphas]
-        rows.append([f"beam {beam_size}", *(f"{trial.bleu:.2f} ({trial.length_ratio:.3f})" for trial in row)])
+        trials = [by_settings[beam_size, alpha] for alpha in alphas]
+        rows.append([f"beam {beam_size}", *(f"{trial.bleu:.2f} ({trial.length_ratio:.3f})" for trial in trials)])
+
+    # In columns of one width.
     width = max(len(cell) for row in rows for cell in row) + 2
-    table = "".join("".join(cell.ljust(width) for cell in row).rstrip() + "\n" for row in rows)
+    lines = ["".join(cell.ljust(width) for cell in row).rstrip() for row in rows]
+    table = "".join(f"{line}\n" for line in lines)
 
     best = result.best
     origin = describe_origin(result.averaged, steps=result.steps, seed=result.seed, data_digest=result.data_digest)

@@ -1,11 +1,18 @@
-"""A measured table as Markdown, as CSV and as a plot, with what the paper concludes beside what these runs say."""
+"""A measured table as Markdown, as CSV, as JSON and as a plot.
+
+    write_table          all of them, as OUTPUT/table.*
+    format_markdown      what it depends on, the rows, and what the paper concludes beside what these runs say
+    format_csv           a line for each run and test set
+
+Table 1 has rows of another kind, and functions of its own: `write_layer_table` and `format_layers`.
+"""
 
 import csv
 import io
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -13,17 +20,18 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
 from transformer.files import write_file, write_json
 from transformer.tools.complexity import LayerTime, format_complexity, format_times
-from transformer.tools.paper import CONCLUSIONS, Conclusion
+from transformer.tools.paper import CONCLUSIONS, Conclusion, Published
 from transformer.tools.plots import Point, plot_points, plot_times
 from transformer.tools.significance import Interval
 from transformer.tools.tables import LayerTable, Measured, Table, TableRow
 
 log = logging.getLogger(__name__)
 
-CSV_COLUMNS = (
-    *("row", "changes", "seed", "set", "bleu", "bleu_half_width", "bleu_signature", "perplexity"),
-    *("word_perplexity", "parameters", "steps", "flops", "seconds", "run_dir"),
-)
+ROW_COLUMNS = ("row", "changes", "seed")
+SET_COLUMNS = ("set", "bleu", "bleu_half_width", "bleu_signature")
+RUN_COLUMNS = ("perplexity", "word_perplexity", "parameters", "steps", "flops", "seconds", "run_dir")
+
+TEXT_COLUMNS = 2  # of the Markdown table: the first columns, which are not figures
 
 
 def write_table(output: Path, table: Table) -> None:
@@ -45,9 +53,10 @@ def _plot(table: Table) -> bytes | None:
 
     points = []
     for row in table.rows:
-        measured = [run.scores[names[0]] for run in row.runs if names[0] in run.scores]
+        measured = _scores_on(row, names[0])
         if measured:
-            points.append(Point(row.name, None if row.published is None else row.published.bleu, measured))
+            published = None if row.published is None else row.published.bleu
+            points.append(Point(row.name, published, measured))
     return plot_points(points, title=table.title)
 
 
@@ -56,12 +65,14 @@ def write_layer_table(output: Path, table: LayerTable) -> None:
     write_json(output / "table.json", to_json(table))
     write_file(output / "table.md", format_layers(table).encode())
 
+    # table.csv
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(LayerTime)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(asdict(row) for row in table.timed)
     write_file(output / "table.csv", text.getvalue().encode())
 
+    # table.svg
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in table.timed:
         lines.setdefault(row.layer, []).append((row.n, row.forward_backward))
@@ -87,96 +98,144 @@ def format_csv(table: Table) -> str:
     """A line for each run and each test set, or one for a run without a test set; for programs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    writer.writerow([*ROW_COLUMNS, *SET_COLUMNS, *RUN_COLUMNS])
     for row in table.rows:
         for run in row.runs:
             of_row = (row.name, row.changes, run.seed)
-            of_run = (run.perplexity, run.word_perplexity, run.parameters, run.steps, run.flops, run.seconds)
-            of_sets: list[tuple[str | float, ...]]
-            of_sets = [(name, score.bleu, score.half_width, score.signature) for name, score in run.scores.items()]
-            for of_set in of_sets or [("", "", "", "")]:
-                writer.writerow([*of_row, *of_set, *of_run, run.run_dir])
+            of_run = (
+                run.perplexity,
+                run.word_perplexity,
+                run.parameters,
+                run.steps,
+                run.flops,
+                run.seconds,
+                run.run_dir,
+            )
+            for name, score in run.scores.items():
+                of_set = (name, score.bleu, score.half_width, score.signature)
+                writer.writerow([*of_row, *of_set, *of_run])
+            if not run.scores:
+                writer.writerow([*of_row, *("" for _ in SET_COLUMNS), *of_run])
     return text.getvalue()
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Column:
+    """A column of the Markdown table: its title, and its cell in each row."""
+
+    title: str
+    cell: Callable[[TableRow], str]
+    is_published: bool = False  # the paper's figures: shown only where there are some
+
+
+def _columns(table: Table) -> list[_Column]:
+    """All columns; one of the paper's stands before the measured one."""
+    columns = [
+        _Column("row", lambda row: row.name),
+        _Column("what it changes", lambda row: f"`{row.changes}`" if row.changes else ""),
+    ]
+
+    match table.best_first:
+        case Metric.bleu:
+            columns.append(_Column("BLEU, dev", lambda row: _mean(row, lambda run: run.best_dev, ".2f")))
+        case Metric.loss:
+            columns.append(_Column("loss, dev", lambda row: _mean(row, lambda run: run.best_dev, ".4f")))
+        case None:
+            pass
+
+    columns += [
+        _published_column("PPL", lambda paper: paper.perplexity, ".2f"),
+        _Column("PPL per piece", lambda row: _mean(row, lambda run: run.perplexity, ".2f")),
+        _Column("PPL per word", lambda row: _mean(row, lambda run: run.word_perplexity, ".2f")),
+        _published_column("BLEU", lambda paper: paper.bleu, ".1f"),
+        *(_bleu_column(name) for name in _set_names(table)),
+        _published_column("10^6 parameters", lambda paper: paper.millions, ".0f"),
+        _Column("10^6 parameters", lambda row: _mean(row, lambda run: run.parameters / 1e6, ".2f")),
+        _published_column("FLOPs", lambda paper: paper.flops, ".1e"),
+        _Column("FLOPs", lambda row: _mean(row, lambda run: run.flops, ".2e")),
+        _Column("minutes", lambda row: _mean(row, lambda run: run.seconds / 60, ".1f")),
+    ]
+    return columns
+
+
+def _published_column(title: str, figure: Callable[[Published], float | None], form: str) -> _Column:
+    """A figure of the paper's; empty where it prints none."""
+
+    def cell(row: TableRow) -> str:
+        published = None if row.published is None else figure(row.published)
+        return "" if published is None else format(published, form)
+
+    return _Column(f"{title}, paper", cell, is_published=True)
+
+
+def _bleu_column(test_set: str) -> _Column:
+    return _Column(f"BLEU, {test_set}", lambda row: _format_bleu(_scores_on(row, test_set)))
+
+
 def _format_rows(table: Table) -> str:
-    """The rows as a Markdown table; a column of the paper's stands before the measured one where it has figures."""
-    columns: list[tuple[str, Callable[[TableRow], str]]] = [
-        ("row", lambda row: row.name),
-        ("what it changes", lambda row: f"`{row.changes}`" if row.changes else ""),
-        *([] if table.best_first is None else [_dev_column(table.best_first)]),
-        ("PPL, paper", lambda row: _published(row, "perplexity", ".2f")),
-        ("PPL per piece", lambda row: _mean(row, lambda run: run.perplexity, ".2f")),
-        ("PPL per word", lambda row: _mean(row, lambda run: run.word_perplexity, ".2f")),
-        ("BLEU, paper", lambda row: _published(row, "bleu", ".1f")),
-        *((f"BLEU, {name}", _bleu_column(name)) for name in _set_names(table)),
-        ("10^6 parameters, paper", lambda row: _published(row, "millions", ".0f")),
-        ("10^6 parameters", lambda row: _mean(row, lambda run: run.parameters / 1e6, ".2f")),
-        ("FLOPs, paper", lambda row: _published(row, "flops", ".1e")),
-        ("FLOPs", lambda row: _mean(row, lambda run: run.flops, ".2e")),
-        ("minutes", lambda row: _mean(row, lambda run: run.seconds / 60, ".1f")),
-    ]
+    """The rows as a Markdown table, and a list of what has failed."""
+    # A column of the paper's figures is shown where one of the rows has any.
+    shown = []
+    for column in _columns(table):
+        if not column.is_published or any(column.cell(row) for row in table.rows):
+            shown.append(column)
 
-    cells = [[cell(row) for _, cell in columns] for row in table.rows]
-    shown = [
-        index for index, (title, _) in enumerate(columns) if "paper" not in title or any(line[index] for line in cells)
-    ]
-    lines = [
-        "| " + " | ".join(columns[index][0] for index in shown) + " |",
-        "| " + " | ".join("---" if index < 2 else "---:" for index in shown) + " |",
-        *("| " + " | ".join(line[index] for index in shown) + " |" for line in cells),
-    ]
+    titles = [column.title for column in shown]
+    rule = ["---" if number < TEXT_COLUMNS else "---:" for number in range(len(shown))]
+    cells = [[column.cell(row) for column in shown] for row in table.rows]
+    lines = ["| " + " | ".join(line) + " |" for line in (titles, rule, *cells)]
+
     failed = [f"- {row.name} failed: {error}" for row in table.rows for error in row.errors]
-    return "\n".join([*lines, *([""] if failed else []), *failed]) + "\n"
-
-
-def _published(row: TableRow, figure: str, form: str) -> str:
-    value = None if row.published is None else getattr(row.published, figure)
-    return "" if value is None else format(value, form)
-
-
-def _dev_column(metric: Metric) -> tuple[str, Callable[[TableRow], str]]:
-    title = "BLEU, dev" if metric is Metric.bleu else "loss, dev"
-    return title, lambda row: _mean(row, lambda run: run.best_dev, ".2f" if metric is Metric.bleu else ".4f")
+    if failed:
+        lines += ["", *failed]
+    return "\n".join(lines) + "\n"
 
 
 def _mean(row: TableRow, figure: Callable[[Measured], float], form: str) -> str:
+    """The mean of a figure over the seeds of a row; empty where no run has finished."""
     return format(fmean(map(figure, row.runs)), form) if row.runs else ""
 
 
-def _bleu_column(name: str) -> Callable[[TableRow], str]:
-    return lambda row: _format_bleu([run.scores[name] for run in row.runs if name in run.scores])
+def _scores_on(row: TableRow, test_set: str) -> list[Interval]:
+    """The scores of a row's runs on a test set, of the runs that have it."""
+    return [run.scores[test_set] for run in row.runs if test_set in run.scores]
 
 
 def _format_bleu(scores: Sequence[Interval]) -> str:
     """The mean with its sampling interval, and with the standard deviation over seeds where there are several."""
     if not scores:
         return ""
-    interval = f"{fmean(score.bleu for score in scores):.2f} ± {fmean(score.half_width for score in scores):.2f}"
+
+    mean = fmean(score.bleu for score in scores)
+    half_width = fmean(score.half_width for score in scores)
+    interval = f"{mean:.2f} ± {half_width:.2f}"
     if len(scores) == 1:
         return interval
     return f"{interval}, sd {stdev(score.bleu for score in scores):.2f} of {len(scores)} seeds"
 
 
 def _about_intervals(table: Table) -> str:
+    """What the figures behind BLEU mean."""
     sampling = "± is half of the 95 % bootstrap interval of BLEU, from 1,000 resamples of the test sentences"
-    if max((len(row.runs) for row in table.rows), default=0) > 1:
+    most_seeds = max((len(row.runs) for row in table.rows), default=0)
+    if most_seeds > 1:
         return f"{sampling}; sd is the standard deviation over seeds."
     return f"{sampling}: test sampling only, for there is one seed, and another might differ by more."
 
 
 def _set_names(table: Table) -> list[str]:
+    """The test sets that any of the runs was scored on."""
     names = [name for row in table.rows for run in row.runs for name in run.scores]
     return list(dict.fromkeys(names))
 
 
 def _format_signatures(table: Table) -> str:
     """The signatures of the scores, each once."""
-    scores = [score for row in table.rows for run in row.runs for score in run.scores.values()]
-    signatures = list(dict.fromkeys(score.signature for score in scores))
+    runs = [run for row in table.rows for run in row.runs]
+    signatures = dict.fromkeys(score.signature for run in runs for score in run.scores.values())
     return "".join(f"\nBLEU signature: `{signature}`\n" for signature in signatures)
 
 
@@ -195,27 +254,30 @@ def _format_conclusions(table: Table) -> str:
         return ""
 
     header = "| the paper says | rows | BLEU, paper | BLEU, here | PPL, paper | PPL, here | do these runs say so? |"
+    body = "".join(f"{line}\n" for line in lines)
     return (
         "\n## What the paper concludes\n\n"
         "Each line compares two rows: the first less the second. A difference in BLEU counts where it is larger than "
         "what sampling the test sentences explains (the two intervals added as independent errors), and, with several "
         "seeds, than twice the standard error of the difference of means.\n\n"
-        f"{header}\n| --- | --- | ---: | ---: | ---: | ---: | --- |\n" + "".join(f"{line}\n" for line in lines)
+        f"{header}\n| --- | --- | ---: | ---: | ---: | ---: | --- |\n{body}"
     )
 
 
 def _format_conclusion(conclusion: Conclusion, row: TableRow, other: TableRow) -> str:
+    """A line of the conclusions; both rows are of the paper."""
+    # The differences that these runs show.
     bleu = mean_bleu(row) - mean_bleu(other)
     error = error_of_difference(row, other)
-    perplexity = fmean(run.perplexity for run in row.runs) - fmean(run.perplexity for run in other.runs)
+    perplexity = _mean_perplexity(row) - _mean_perplexity(other)
 
-    published, published_other = row.published, other.published
-    assert published is not None
-    assert published_other is not None
-    paper_bleu = f"{published.bleu - published_other.bleu:+.1f}"
+    # Those of the paper.
+    assert row.published is not None
+    assert other.published is not None
+    paper_bleu = f"{row.published.bleu - other.published.bleu:+.1f}"
     paper_perplexity = ""
-    if published.perplexity is not None and published_other.perplexity is not None:
-        paper_perplexity = f"{published.perplexity - published_other.perplexity:+.2f}"
+    if row.published.perplexity is not None and other.published.perplexity is not None:
+        paper_perplexity = f"{row.published.perplexity - other.published.perplexity:+.2f}"
 
     return (
         f"| {conclusion.statement} | {row.name}, {other.name} | {paper_bleu} | {bleu:+.2f} ± {error:.2f} "
@@ -224,8 +286,12 @@ def _format_conclusion(conclusion: Conclusion, row: TableRow, other: TableRow) -
 
 
 def mean_bleu(row: TableRow) -> float:
-    """On the first test set, over seeds."""
+    """BLEU on the first test set, as the mean over seeds."""
     return fmean(_first_score(run).bleu for run in row.runs)
+
+
+def _mean_perplexity(row: TableRow) -> float:
+    return fmean(run.perplexity for run in row.runs)
 
 
 def _first_score(run: Measured) -> Interval:
@@ -234,14 +300,25 @@ def _first_score(run: Measured) -> Interval:
 
 def error_of_difference(row: TableRow, other: TableRow) -> float:
     """What a difference in BLEU must exceed: the sampling of the sentences, or of the seeds, whichever is larger."""
-    sampling = math.hypot(*(fmean(_first_score(run).half_width for run in each.runs) for each in (row, other)))
+    sampling = math.hypot(_mean_half_width(row), _mean_half_width(other))
     if min(len(row.runs), len(other.runs)) < 2:
         return sampling
-    variances = [stdev(_first_score(run).bleu for run in each.runs) ** 2 / len(each.runs) for each in (row, other)]
-    return max(sampling, 2 * math.sqrt(sum(variances)))
+
+    variance = _variance_of_mean(row) + _variance_of_mean(other)
+    return max(sampling, 2 * math.sqrt(variance))
+
+
+def _mean_half_width(row: TableRow) -> float:
+    return fmean(_first_score(run).half_width for run in row.runs)
+
+
+def _variance_of_mean(row: TableRow) -> float:
+    """The variance of the mean BLEU over seeds, of which there are two or more."""
+    return stdev(_first_score(run).bleu for run in row.runs) ** 2 / len(row.runs)
 
 
 def _verdict(difference: float, error: float, *, alike: bool) -> str:
+    """Whether a difference in BLEU says what the paper says: that the rows are alike, or that the first is better."""
     is_small = abs(difference) <= error
     if alike:
         return "yes: no difference that counts" if is_small else "no: they differ"

@@ -11,7 +11,7 @@ from transformer.decoding.translator import Translator, is_blank
 from transformer.errors import TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.run_dir import DEV
-from transformer.tools.attention import inspect
+from transformer.tools.attention_sentence import inspect
 from transformer.tools.explorer import explorer
 from transformer.tools.page import Component
 from transformer.tools.plots import head_colors
