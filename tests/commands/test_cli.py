@@ -10,6 +10,7 @@ import pty
 import random
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -523,15 +524,20 @@ def shown(value: object) -> str:
     return names[value] if value is None or isinstance(value, bool) else str(value)
 
 
+def unwrapped(text: str) -> str:
+    """Help with the lines that were too long put together again: their rest is indented by 2 or by 8."""
+    return re.sub(r"(?<=[^:])\n(  |        )(?=\S)(?!\S+=|transformer|data\.)", " ", text)
+
+
 @pytest.mark.parametrize("command", JOBS)
 def test_help_lists_every_key_with_default_and_meaning(printed: Printed, command: str) -> None:
     for key, kind, default, meaning in leaves(JOBS[command]):
         if key.startswith("data.dev."):
-            assert f"{key}=" not in printed.texts[command], "explained once, for data.train"
+            assert f"\n  {key}=" not in printed.texts[command], "explained once, for data.train"
             assert "data.dev.KEY data.test.NAME.KEY data.extra.NAME.KEY\n" in printed.texts[command]
             continue
         pattern = rf"^ +{re.escape(f'{key}={shown(default)}')}\n +{re.escape(meaning)}(.*)$"
-        line = re.search(pattern, printed.texts[command], re.MULTILINE)
+        line = re.search(pattern, unwrapped(printed.texts[command]), re.MULTILINE)
         assert meaning, key
         assert line, key
         choices = list(kind.__members__) if isinstance(kind, type) and issubclass(kind, Enum) else []
@@ -540,10 +546,34 @@ def test_help_lists_every_key_with_default_and_meaning(printed: Printed, command
 
 @pytest.mark.parametrize("command", JOBS)
 def test_help_offers_experiments_where_they_can_be_chosen(printed: Printed, command: str) -> None:
-    lines = re.findall(r"^experiment:(.*)$", printed.texts[command], re.MULTILINE)
+    text = unwrapped(printed.texts[command])
+    lines = re.findall(r"^experiment:(.*)$", text, re.MULTILINE)
     assert lines == ([" " + ", ".join(EXPERIMENTS)] if issubclass(JOBS[command], TrainJob) else [])
-    lines = re.findall(r"^recipe:(.*)$", printed.texts[command], re.MULTILINE)
+    lines = re.findall(r"^recipe:(.*)$", text, re.MULTILINE)
     assert lines == ([" " + ", ".join(RECIPES)] if issubclass(JOBS[command], TrainJob) else [])
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_help_has_lines_that_fit_a_terminal(printed: Printed, command: str) -> None:
+    too_long = [line for line in printed.texts[command].splitlines() if len(line) > 100 and "=" not in line]
+    assert too_long == []
+
+
+EXAMPLES = [example for command in commands.COMMANDS.values() for example in command.examples]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_help_shows_examples_that_compose(
+    example: str, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("base: {}\n")
+    program, command, *arguments = shlex.split(example.partition(" < ")[0])
+    assert program == "transformer"
+    assert f"\n  {example}\n" in printed.texts[command]
+
+    result = enter(command, *arguments)
+    assert (result.status, result.err, len(result.jobs)) == (0, "", 1)
 
 
 def test_help_is_instant(printed: Printed) -> None:
@@ -559,7 +589,7 @@ def test_help_comes_first(flags: list[str]) -> None:
 
 def test_help_lists_the_experiments_of_a_folder(tmp_path: Path) -> None:
     folder = write_experiment(tmp_path, "run_dir: runs/mine")
-    out = enter("train", "--help", "--config-dir", folder).out
+    out = unwrapped(enter("train", "--help", "--config-dir", folder).out)
     assert "\nexperiment: " + ", ".join(sorted([*EXPERIMENTS, "mine"])) + "\n" in out
 
 

@@ -50,10 +50,11 @@ WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.jso
 
 @dataclass(frozen=True)
 class Command:
-    """What a command does with its job, and the line that `--help` says of it."""
+    """What a command does with its job, and what `--help` says of it."""
 
     run: Callable[[Any], float | None]  # takes a job of the class that JOBS names for the command
-    help: str
+    help: str  # one line
+    examples: tuple[str, ...]
 
 
 def run(command: str, job: Job) -> float | None:
@@ -244,21 +245,100 @@ def _write(text: str) -> None:
     sys.stdout.write(printable(text, keep="\n"))
 
 
+OWN_TEXT = "data.train.src=train.en data.train.tgt=train.de data.dev.src=dev.en data.dev.tgt=dev.de"
+
 COMMANDS = {
-    "prepare": Command(_prepare, "read, filter and tokenise a corpus, ready for training"),
-    "train": Command(_train, "train a model, or go on with one; then average checkpoints and score the test sets"),
-    "translate": Command(_translate, "translate standard input to standard output, line for line"),
-    "score": Command(_score, "measure the log-probability of given translations, pair by pair, and their perplexity"),
-    "evaluate": Command(_evaluate, "score the test sets, or files, with sacreBLEU; or compare search settings"),
-    "compare": Command(_compare, "compare the translations of runs, or files, with tests of significance"),
-    "report": Command(_report, "make one page on runs: settings, curves, scores, samples, attention, data, origin"),
-    "average": Command(_average, "average a run's newest checkpoints, or its best"),
-    "summary": Command(_summary, "tell the parameters, FLOPs, memory and hours of a training"),
-    "doctor": Command(
-        _doctor, "check corpus, tokenizer, model and machine before a training; exit status 8 for findings"
+    "prepare": Command(
+        _prepare,
+        "read, filter and tokenise a corpus, ready for training",
+        (f"transformer prepare experiment=small run_dir=runs/mine {OWN_TEXT}",),
     ),
-    "replay": Command(_replay, "run one step of a training again, to find where numbers are not finite"),
-    "export": Command(_export, "write a model for CTranslate2, Hugging Face or ONNX, and check what was written"),
-    "table": Command(_table, "train and measure the rows of a table: the paper's tables, or your own"),
-    "attention": Command(_attention, "show who attends to whom: figures, a page, the weights; or what each head does"),
+    "train": Command(
+        _train,
+        "train a model, or go on with one; then average checkpoints and score the test sets",
+        (
+            "transformer train",
+            f"transformer train experiment=small run_dir=runs/mine {OWN_TEXT}",
+            "transformer train experiment=multi30k_en_de data.root=corpora train.seed=2 run_dir=runs/second",
+        ),
+    ),
+    "translate": Command(
+        _translate,
+        "translate standard input to standard output, line for line",
+        (
+            "transformer translate run_dir=runs/mine < in.txt > out.txt",
+            "transformer translate run_dir=runs/mine n_best=4 format=jsonl < in.txt > out.jsonl",
+        ),
+    ),
+    "score": Command(
+        _score,
+        "measure the log-probability of given translations, pair by pair, and their perplexity",
+        (
+            "transformer score run_dir=runs/mine src=test.en tgt=test.de",
+            "transformer score run_dir=runs/mine format=jsonl < pairs.tsv",
+        ),
+    ),
+    "evaluate": Command(
+        _evaluate,
+        "score the test sets, or files, with sacreBLEU; or compare search settings",
+        (
+            "transformer evaluate run_dir=runs/mine checkpoint=best search.beam_size=8",
+            "transformer evaluate hypotheses=out.de references=ref.de data.tgt_lang=de",
+            "transformer evaluate run_dir=runs/mine sweep.beam_size=1,4,8 sweep.length_penalty=0,0.6,1",
+        ),
+    ),
+    "compare": Command(
+        _compare,
+        "compare the translations of runs, or files, with tests of significance",
+        (
+            "transformer compare runs/a runs/b",
+            "transformer compare hypotheses=a.de,b.de references=ref.de data.tgt_lang=de",
+        ),
+    ),
+    "report": Command(
+        _report,
+        "make one page on runs: settings, curves, scores, samples, attention, data, origin",
+        ("transformer report runs/a runs/b",),
+    ),
+    "average": Command(
+        _average,
+        "average a run's newest checkpoints, or its best",
+        ("transformer average run_dir=runs/mine best=5",),
+    ),
+    "summary": Command(
+        _summary,
+        "tell the parameters, FLOPs, memory and hours of a training",
+        ("transformer summary experiment=base tokens_per_second=1800",),
+    ),
+    "doctor": Command(
+        _doctor,
+        "check corpus, tokenizer, model and machine before a training; exit status 8 for findings",
+        (f"transformer doctor experiment=small {OWN_TEXT}",),
+    ),
+    "replay": Command(
+        _replay,
+        "run one step of a training again, to find where numbers are not finite",
+        ("transformer replay run_dir=runs/mine step=1234",),
+    ),
+    "export": Command(
+        _export,
+        "write a model for CTranslate2, Hugging Face or ONNX, and check what was written",
+        ("transformer export run_dir=runs/mine to=ctranslate2 output=model",),
+    ),
+    "table": Command(
+        _table,
+        "train and measure the rows of a table: the paper's tables, or your own",
+        (
+            "transformer table table=3 rows=base,A width=128",
+            "transformer table table=mine.yaml experiment=small seeds=3",
+        ),
+    ),
+    "attention": Command(
+        _attention,
+        "show who attends to whom: figures, a page, the weights; or what each head does",
+        (
+            'transformer attention run_dir=runs/mine text="It is raining." output=rain',
+            "transformer attention run_dir=runs/mine set=test sentences=500",
+        ),
+    ),
 }

@@ -7,6 +7,7 @@ Flags are Hydra's own (`--cfg`, `--multirun`). Overrides are `key=value`, with t
 checked here, before Hydra is imported, so that help and errors come at once.
 """
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("-i", "--info"), INFORMATION),
     **dict.fromkeys(("-p", "--package", "-cd", "--config-dir", "-cn", "--config-name", "-cp", "--config-path"), ()),
 }
+
+WIDTH = 100  # characters of a line of help
 
 # Commands whose arguments without `=` are run directories: they become the key `runs`.
 TAKES_PATHS = ("compare", "report")
@@ -128,21 +131,36 @@ def overview() -> str:
 
 
 def command_help(command: str, config_dir: str | None) -> str:
-    """The help of a command: its recipes and experiments, and every key with its default and its meaning."""
+    """The help of a command: examples, its recipes and experiments, and every key with its default and its meaning."""
     job = JOBS[command]
     paths = " [RUN_DIR ...]" if command in TAKES_PATHS else ""
+    examples = "".join(f"  {example}\n" for example in COMMANDS[command].examples)
 
     groups = ""
     if issubclass(job, TrainJob):
-        names = "".join(f"{group}: {', '.join(names_in(group, config_dir))}\n" for group in GROUPS)
+        names = "".join(_wrapped(f"{group}: {', '.join(names_in(group, config_dir))}", indent="") for group in GROUPS)
         groups = f"groups (group=option), in the order in which they are applied:\n{names}\n"
 
     return (
-        f"usage: transformer {command}{paths} [key=value ...]\n\n{COMMANDS[command].help}\n\n{groups}"
-        "options, with their defaults (a recipe or experiment may set others; --cfg job shows what is in force):\n"
+        f"usage: transformer {command}{paths} [key=value ...]\n\n{COMMANDS[command].help}\n\n"
+        f"examples:\n{examples}\n{groups}"
+        "options, with their defaults (a recipe or experiment may set others, as --cfg job shows):\n"
         f"{_options(job)}\n"
         "--multirun runs every combination of key=a,b; --config-dir DIR adds experiments and recipes.\n"
     )
+
+
+def _wrapped(text: str, *, indent: str) -> str:
+    """Lines of at most WIDTH characters, those behind the first a little further in. Names stay whole."""
+    lines = textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _options(job: type) -> str:
@@ -156,10 +174,10 @@ def _options(job: type) -> str:
 
         group = name.partition(".")[0] if "." in name else ""
         lines = groups.setdefault(group, [])
-        lines.append(f"  {name}={key.default}\n      {key.help}")
+        lines.append(f"  {name}={key.default}\n{_wrapped(key.help, indent='      ')}")
         if name == LAST_OF_TRAIN:
             other_sets = " ".join(f"{prefix}KEY" for prefix in LIKE_TRAIN)
-            lines.append(f"  {other_sets}\n      {OF_OTHER_SETS}")
+            lines.append(f"  {other_sets}\n{_wrapped(OF_OTHER_SETS, indent='      ')}")
 
-    paragraphs = [f"{group}\n" + "\n".join(lines) + "\n" for group, lines in groups.items() if lines]
+    paragraphs = [f"{group}\n{''.join(lines)}" for group, lines in groups.items() if lines]
     return "\n".join(paragraphs).lstrip("\n")
