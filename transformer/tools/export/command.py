@@ -135,7 +135,7 @@ def _why(parity: Parity) -> str:
     return f"{'; '.join(parity.problems)} (with {versions})"
 
 
-# ---- what is needed
+# ---- what is needed -------------------------------------------------------------------------------------------------
 
 
 def _check_packages(target: Target, packages: Sequence[str]) -> None:
@@ -157,7 +157,7 @@ def _read_sentences(job: ExportJob, run: RunDir) -> tuple[Iterable[tuple[str, st
     return read_set(run, names[0]), names[0]
 
 
-# ---- the directory
+# ---- the directory --------------------------------------------------------------------------------------------------
 
 
 def _check_output(output: Path) -> None:
@@ -192,7 +192,7 @@ def _disk_errors_named(output: Path) -> Iterator[None]:
         raise storage_error(output, error=error) from error
 
 
-# ---- for people
+# ---- for people -----------------------------------------------------------------------------------------------------
 
 
 def format_exported(exported: Exported) -> str:

@@ -53,7 +53,7 @@ print([pieces.decode(result.hypotheses[0]) for result in found])
 """
 
 
-# ---- writing
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def write(original: Original, folder: Path) -> None:
@@ -196,7 +196,7 @@ def _epsilon(model: Transformer) -> float:
     return epsilon
 
 
-# ---- running
+# ---- running --------------------------------------------------------------------------------------------------------
 
 
 class CTranslate2Peer:

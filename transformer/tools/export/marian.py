@@ -73,7 +73,7 @@ print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
 """
 
 
-# ---- writing
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def write(original: Original, folder: Path) -> None:
@@ -199,7 +199,7 @@ def bound(config: ModelConfig) -> float:
     return FLOAT32_BOUND if is_rounded(config, marian_heads(config)) else 1e-9
 
 
-# ---- running
+# ---- running --------------------------------------------------------------------------------------------------------
 
 
 class MarianPeer:

@@ -83,7 +83,7 @@ A search takes the rows of `past_keys` and `past_values` that it goes on with, a
 """
 
 
-# ---- the graphs
+# ---- the graphs -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _decoder_layers(model: Transformer) -> list[DecoderLayer]:
     return cast(list[DecoderLayer], list(model.decoder))
 
 
-# ---- writing
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def write(original: Original, folder: Path) -> None:
@@ -288,7 +288,7 @@ def readme(original: Original) -> str:
     )
 
 
-# ---- running
+# ---- running --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def _references(sentences: Sequence[Sentence]) -> list[str] | None:
     return found if len(found) == len(sentences) else None
 
 
-# ---- given targets
+# ---- given targets --------------------------------------------------------------------------------------------------
 
 
 def _compare_forced(
@@ -206,7 +206,7 @@ def _force(model: Transformer, sources: Sequence[list[int]], targets: Sequence[l
     return forced_by(logits, targets)
 
 
-# ---- searches
+# ---- searches -------------------------------------------------------------------------------------------------------
 
 
 def _compare_searches(
@@ -307,7 +307,7 @@ def _bleu(hypotheses: list[str], references: list[str], tgt_lang: str) -> float:
     return measure_bleu(hypotheses, references, tgt_lang=tgt_lang).score
 
 
-# ---- for people
+# ---- for people -----------------------------------------------------------------------------------------------------
 
 
 def format_parity(parity: Parity) -> str:
