@@ -306,7 +306,7 @@ def test_the_package_stays_small_and_is_not_squeezed() -> None:
     counted = {module.name: tokens(module) for module in modules() if module.unit != "kernels"}
     door = sum(count for name, count in counted.items() if name.partition(".")[0] in ("cli", "tools"))
     assert 20_000 < sum(counted.values()) - door < 81_000
-    assert 2_000 < door < 73_000
+    assert 2_000 < door < 74_300
 
 
 def tokens(module: Module) -> int:
