@@ -1,6 +1,8 @@
 """Reads the documents of a run directory for its report, which goes on without what is missing or damaged.
 
-run.json, data.json, results.json, metrics.jsonl -> read_run -> RunReading -> every section of the report
+    run.json, data.json, results.json, metrics.jsonl -> read_run -> RunReading -> every section of the report
+
+What cannot be read is noted in `RunReading.missing`.
 """
 
 import json
