@@ -25,7 +25,7 @@ from transformer.errors import FindingsError, InputError
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
 from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
-from transformer.tools.doctor.findings import Level, Place, judged
+from transformer.tools.doctor.findings import Level, Place, measured
 from transformer.tools.doctor.text import is_double_encoded
 from transformer.tools.doctor.training import largest_leak
 
@@ -334,10 +334,10 @@ def test_doctor_prints_remedy_and_lines_below_a_finding() -> None:
     diagnosis = Diagnosis(
         sets={"train": SetRead(pairs=1_000, sampled=500)},
         checks=[
-            judged(
+            measured(
                 "markup", "train source", found="none", value=0.0, limit=0.1, level=Level.error, remedy="-", places=[]
             ),
-            judged(
+            measured(
                 "markup",
                 "train target",
                 found="20.0 % of the lines",

@@ -198,7 +198,7 @@ def test_replay_of_what_is_not_there_is_refused(
     record = read(run_dir / "run.json")
     record["data_digest"] = "0" * 64
     (run_dir / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(InputError, match="no longer what they were"):
+    with pytest.raises(InputError, match="have changed since this run began"):
         replay(ReplayJob(run_dir=str(run_dir)))
     with pytest.raises(ValueError, match="step=0 must be"):
         ReplayJob(step=0)

@@ -18,9 +18,9 @@ from transformer.errors import InputError, StorageError
 from transformer.run_dir import RunDir
 from transformer.tools import significance
 from transformer.tools.report.curves import MOST_POINTS, thin
+from transformer.tools.report.provenance import train_overrides
 from transformer.tools.report.reading import read_run
 from transformer.tools.report.samples import Part, mark_differences, split_text, spread
-from transformer.tools.report.sections import train_overrides
 
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
 READY = ".contents a"

@@ -35,7 +35,8 @@ from transformer.tools.plots import Panel, plot_panels
 from transformer.tools.score_study import costs as costs_module
 from transformer.tools.score_study import study as study_module
 from transformer.tools.score_study.costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores, peak_bytes
-from transformer.tools.score_study.format import Verdict, findings, format_study, write_study
+from transformer.tools.score_study.findings import Verdict, findings
+from transformer.tools.score_study.format import format_study, write_study
 from transformer.tools.score_study.study import (
     AttentionState,
     Observed,

@@ -1,9 +1,13 @@
 """Table 1 of the paper (section 4): layers that map n vectors of width d to n others, counted and timed.
 
-`n` positions, `d` width, `k` positions of a kernel, `r` positions of a neighbourhood in restricted attention. What is
-counted does not come from the paper's formulas: multiply-adds are those of a layer written down plainly, as torch
-counts them; sequential operations are the longest chain of matrix products in that layer's graph; the path length comes
-from walking from position to position. What is timed are the layers that one would really use.
+    complexity_rows   plain layers -> torch counts their products   -> Complexity -> format_complexity
+    time_layers       layers in real use -> a clock, taking turns   -> LayerTime  -> format_times
+
+`tables` shows both as `table=1`; `score_study` times its own layers with `time_in_turns`. Nothing that is counted comes
+from the paper's formulas: the multiply-adds are what torch counts in a plain layer, the sequential operations are the
+longest chain of matrix products in its graph, and the path length comes from a walk from position to position.
+
+Sizes: `n` positions, `d` width, `k` positions of a kernel, `r` positions of a neighbourhood in restricted attention.
 """
 
 import statistics
@@ -47,9 +51,13 @@ class Complexity:
     path_length: int  # steps between the two positions that are farthest apart
 
 
+# The positions that a position reads in a step of the walk, itself among them: sees(step, position).
+Sees = Callable[[int, int], Iterable[int]]
+
+
 @dataclass(frozen=True)
 class _Layer:
-    """A layer to be counted. `sees(step, position)` are the positions that it reads in a step of the walk."""
+    """A layer to be counted, with what the paper says of it."""
 
     layer: str
     complexity: str
@@ -57,7 +65,7 @@ class _Layer:
     path: str
     formula: int
     apply: Callable[[Tensor], Tensor]  # (n, d) -> (n, d)
-    sees: Callable[[int, int], Iterable[int]]
+    sees: Sees
     is_directed: bool  # a position never hears of later ones
 
 
@@ -74,8 +82,10 @@ def complexity_rows(*, n: int, d: int, k: int, r: int) -> list[Complexity]:
 
 
 def _layers(n: int, d: int, *, k: int, r: int) -> list[_Layer]:
+    """The rows of Table 1, ready to be counted."""
     # 1, k, k², ... below n, then from 1 again: near the edges one round does not reach every position.
-    dilations = [k**power for power in range(n.bit_length()) if k**power < max(2, n)]
+    powers = [k**power for power in range(n.bit_length())]
+    dilations = [power for power in powers if power < max(2, n)]
 
     return [
         _Layer(
@@ -85,7 +95,7 @@ def _layers(n: int, d: int, *, k: int, r: int) -> list[_Layer]:
             path="O(1)",
             formula=n * n * d,
             apply=_attention,
-            sees=lambda step, position: range(n),
+            sees=partial(_sees_all, n=n),
             is_directed=False,
         ),
         _Layer(
@@ -95,7 +105,7 @@ def _layers(n: int, d: int, *, k: int, r: int) -> list[_Layer]:
             path="O(n)",
             formula=n * d * d,
             apply=_recurrent,
-            sees=_recurrent_sees,
+            sees=_sees_state,
             is_directed=True,
         ),
         _Layer(
@@ -104,8 +114,8 @@ def _layers(n: int, d: int, *, k: int, r: int) -> list[_Layer]:
             sequential="O(1)",
             path="O(n / k)",
             formula=k * n * d * d,
-            apply=lambda x: _convolution(x, k),
-            sees=lambda step, position: _window(position, n, width=k, dilation=1),
+            apply=partial(_convolution, k=k),
+            sees=partial(_sees_window, n=n, width=k, dilations=[1]),
             is_directed=False,
         ),
         _Layer(
@@ -114,8 +124,8 @@ def _layers(n: int, d: int, *, k: int, r: int) -> list[_Layer]:
             sequential="O(1)",
             path="O(log_k(n))",
             formula=k * n * d * d,
-            apply=lambda x: _convolution(x, k),  # every layer of the stack costs the same
-            sees=lambda step, position: _window(position, n, width=k, dilation=dilations[step % len(dilations)]),
+            apply=partial(_convolution, k=k),  # every layer of the stack costs the same
+            sees=partial(_sees_window, n=n, width=k, dilations=dilations),
             is_directed=False,
         ),
         _Layer(
@@ -124,14 +134,15 @@ def _layers(n: int, d: int, *, k: int, r: int) -> list[_Layer]:
             sequential="O(1)",
             path="O(n / r)",
             formula=r * n * d,
-            apply=lambda x: _restricted(x, r),
-            sees=lambda step, position: _window(position, n, width=r, dilation=1),
+            apply=partial(_restricted, r=r),
+            sees=partial(_sees_window, n=n, width=r, dilations=[1]),
             is_directed=False,
         ),
     ]
 
 
 def _count(layer: _Layer, n: int, d: int) -> Complexity:
+    """Run the layer once on a tensor without values, which is enough to count."""
     x = torch.empty(n, d, device="meta", requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         out = layer.apply(x)
@@ -181,6 +192,7 @@ def _recurrent(x: Tensor) -> Tensor:
 
 
 def _convolution(x: Tensor, k: int) -> Tensor:
+    """A kernel of k positions, from every channel to every channel."""
     d = x.shape[1]
     kernel = x.new_empty(d, d, k)
     return F.conv1d(x.t().unsqueeze(0), kernel, padding="same").squeeze(0).t()
@@ -189,28 +201,34 @@ def _convolution(x: Tensor, k: int) -> Tensor:
 # What a position reads in a step, and how many steps it takes until every position has heard of every other one.
 
 
-def _recurrent_sees(step: int, position: int) -> Iterable[int]:
+def _sees_all(step: int, position: int, *, n: int) -> Iterable[int]:
+    return range(n)
+
+
+def _sees_state(step: int, position: int) -> Iterable[int]:
     """The first step leads from an input to the state at its position, every other one from state to state."""
     if step == 0 or position == 0:
         return (position,)
     return (position - 1, position)
 
 
-def _window(position: int, n: int, *, width: int, dilation: int) -> Iterable[int]:
+def _sees_window(step: int, position: int, *, n: int, width: int, dilations: Sequence[int]) -> Iterable[int]:
+    """`width` positions around this one, as far apart as the step's dilation says; the dilations take turns."""
+    dilation = dilations[step % len(dilations)]
     first = position - (width - 1) // 2 * dilation
-    return (other for other in range(first, first + width * dilation, dilation) if 0 <= other < n)
+    window = range(first, first + width * dilation, dilation)
+    return (other for other in window if 0 <= other < n)
 
 
-def _path_length(n: int, sees: Callable[[int, int], Iterable[int]], *, is_directed: bool) -> int:
-    """The steps after which every position has heard of every other one (of every earlier one, where directed).
-
-    `sees(step, position)` are the positions that a position reads in that step, itself among them.
-    """
-    everything = [(1 << (position + 1)) - 1 if is_directed else (1 << n) - 1 for position in range(n)]
-    heard = [1 << position for position in range(n)]  # the positions that each has heard of, a bit for each
+def _path_length(n: int, sees: Sees, *, is_directed: bool) -> int:
+    """The steps after which every position has heard of every other one (of every earlier one, where directed)."""
+    # A set of positions is a number with a bit for each of them.
+    heard = [1 << position for position in range(n)]  # what each position has heard of: at first, of itself
+    last_seen = range(n) if is_directed else [n - 1] * n  # by each position, in the end
+    wanted = [(1 << (last + 1)) - 1 for last in last_seen]
 
     steps = 0
-    while steps == 0 or heard != everything:
+    while steps == 0 or heard != wanted:
         before = heard
         heard = []
         for position in range(n):
@@ -225,9 +243,10 @@ def _path_length(n: int, sees: Callable[[int, int], Iterable[int]], *, is_direct
 def _longest_chain(out: Tensor) -> int:
     """The most matrix products on any way through the graph that made a tensor."""
     assert out.grad_fn is not None
-    longest: dict[Node, int] = {}
-    waiting = [out.grad_fn]
+    longest: dict[Node, int] = {}  # the most products on any way that ends with this node
 
+    # Depth first, with a stack of our own: the graph of a recurrent layer may be too deep for Python's.
+    waiting = [out.grad_fn]
     while waiting:
         node = waiting[-1]
         inputs = [function for function, _ in node.next_functions if function is not None]
@@ -237,7 +256,8 @@ def _longest_chain(out: Tensor) -> int:
             continue
 
         is_product = node.name().startswith(PRODUCTS)
-        longest[node] = max((longest[function] for function in inputs), default=0) + is_product
+        before = max((longest[function] for function in inputs), default=0)
+        longest[node] = before + is_product
         waiting.pop()
 
     return longest[out.grad_fn]
@@ -290,7 +310,7 @@ def time_layers(
 
     A measurement has `tokens // n` sentences of n positions, one at least. Restricted attention is ours in blocks of r
     positions: it costs what a window around each position would, and torch has no kernel for that on a CPU. The layers
-    take turns, so that a disturbance hits all alike. Threads are the caller's affair. Raises ValueError for a length
+    take turns, so that a disturbance hits all alike. The caller sets torch's threads. Raises ValueError for a length
     that cannot be cut into blocks.
     """
     if any(n > r and n % r for n in lengths):
@@ -299,7 +319,8 @@ def time_layers(
     layers = _timed_layers(d_model, n_heads, k=k, r=r, device=device)
     rows = []
     for n in lengths:
-        x = torch.randn(max(1, tokens // n), n, d_model, device=device, requires_grad=True)
+        sentences = max(1, tokens // n)
+        x = torch.randn(sentences, n, d_model, device=device, requires_grad=True)
         rows += time_in_turns(layers, x, repeats=repeats)
     return rows
 
@@ -325,16 +346,19 @@ class SelfAttention(nn.Module):
         self.attention = MultiHeadAttention(d_model, n_heads, d_k=width, d_v=width, score=score, dropout=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
+        # Blocks are sentences of their own, so that attention stays inside each.
         width = x.shape[1] if self.block is None else min(x.shape[1], self.block)
-        rows = x.reshape(-1, width, x.shape[2])
+        rows = x.reshape(-1, width, x.shape[2])  # (B n / width, width, D)
         layout = Padded.full_rows(rows.shape[0], width, x.device)
 
         kv = self.attention.keys_values(rows)
         out: Tensor = self.attention(rows, kv, queries=layout, keys=layout, causal=False)
-        return out.view(x.shape)
+        return out.view(x.shape)  # (B, n, D)
 
 
 class _Recurrent(nn.Module):
+    """One layer of torch's LSTM, `(B, n, D)` to the same."""
+
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
@@ -345,6 +369,8 @@ class _Recurrent(nn.Module):
 
 
 class _Convolution(nn.Module):
+    """torch's convolution with a kernel of k positions, `(B, n, D)` to the same."""
+
     def __init__(self, d_model: int, k: int) -> None:
         super().__init__()
         self.convolution = nn.Conv1d(d_model, d_model, k, padding="same")
@@ -361,11 +387,11 @@ def time_in_turns(layers: dict[str, nn.Module], x: Tensor, *, repeats: int) -> l
 
     for turn in range(repeats + 1):
         for name, layer in layers.items():
-            without = _seconds(partial(_forward, layer, x), x.device)
-            with_backward = _seconds(partial(forward_and_backward, layer, x), x.device)
+            forward_seconds = _seconds(partial(_forward, layer, x), x.device)
+            both_seconds = _seconds(partial(forward_and_backward, layer, x), x.device)
             if turn > 0:  # the first turn pays for memory and kernels of a new shape
-                forward[name].append(without)
-                forward_backward[name].append(with_backward)
+                forward[name].append(forward_seconds)
+                forward_backward[name].append(both_seconds)
 
     return [
         LayerTime(
@@ -394,6 +420,7 @@ def forward_and_backward(layer: nn.Module, x: Tensor) -> None:
 
 
 def _seconds(work: Callable[[], None], device: torch.device) -> float:
+    """How long a piece of work takes, with what it leaves running on the device."""
     _synchronise(device)
     started = time.perf_counter()
     work()
@@ -410,7 +437,7 @@ def format_times(rows: Sequence[LayerTime]) -> str:
     """The rows as a Markdown table: a line for each length, forward + backward and, in brackets, forward alone."""
     layers = list(dict.fromkeys(row.layer for row in rows))
     lengths = list(dict.fromkeys(row.n for row in rows))
-    found = {(row.layer, row.n): row for row in rows}
+    time_of = {(row.layer, row.n): row for row in rows}
 
     lines = [
         "Milliseconds of one layer, forward and backward (forward alone), over the same number of tokens.",
@@ -419,6 +446,7 @@ def format_times(rows: Sequence[LayerTime]) -> str:
         f"| ---: | ---: |{' ---: |' * len(layers)}",
     ]
     for n in lengths:
-        cells = [f"{found[layer, n].forward_backward:.1f} ({found[layer, n].forward:.1f})" for layer in layers]
-        lines.append(f"| {n:,} | {found[layers[0], n].tokens:,} | {' | '.join(cells)} |")
+        times = [time_of[layer, n] for layer in layers]
+        cells = [f"{time.forward_backward:.1f} ({time.forward:.1f})" for time in times]
+        lines.append(f"| {n:,} | {times[0].tokens:,} | {' | '.join(cells)} |")
     return "".join(f"{line}\n" for line in lines)

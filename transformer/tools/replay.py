@@ -1,9 +1,10 @@
-"""`transformer replay`: one step of a training again, watched, to find where numbers begin that are not finite.
+"""`transformer replay`: run one step of a training again, to find the first number in it that is not finite.
 
-The step is reached as the training reached it, in memory: from the newest checkpoint before it, step by step. Then
-hooks look at what each module gives, at the gradient of that, and at the gradient of each parameter, in the order in
-which they come. They see infinity as well as NaN, of which torch's own anomaly detection sees only the second, and they
-name modules, where it names operations. The run directory stays as it is.
+    run directory -> newest checkpoint before the step -> step by step up to it -> the step, watched by hooks -> Replay
+
+The hooks look at each module's output, at the gradient of that output, and at each parameter's gradient, in the order
+in which torch computes them. They see infinity as well as NaN, and they name modules; torch's own anomaly detection
+sees only NaN, and names operations. The run directory stays as it is.
 
 A training of several ranks, or a compiled one, is replayed by one process and eagerly: the same to rounding.
 """
@@ -16,6 +17,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ from transformer.data.batch import Batch
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching, plan_epoch, split_step
 from transformer.data.prepare import prepare
-from transformer.data.store import Ids, Store
+from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Packed
@@ -42,24 +44,24 @@ from transformer.training.warm_start import find_source
 log = logging.getLogger(__name__)
 
 SHOWN = 3  # sentences whose text is part of the result
-LISTED = 20  # ids that are printed
+LISTED = 20  # ids of sentences that are printed
 
 
 class Phase(Enum):
-    """Where in a step a number is."""
+    """The part of a step that a number belongs to."""
 
-    forward = "forward"  # in what a module gives
+    forward = "forward"  # the output of a module
     loss = "loss"
-    backward = "backward"  # in the gradient of what a module gives, or of a parameter
-    norm = "norm"  # every gradient is finite, and their norm, or their sum over micro-batches, is not
-    update = "update"  # in a weight that Adam has changed
+    backward = "backward"  # the gradient of a module's output, or of a parameter
+    norm = "norm"  # every gradient is finite, but their norm, or their sum over micro-batches, is not
+    update = "update"  # a weight that Adam has changed
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence pair, by its number among the prepared ones, counted from 0, and as its pieces spell it."""
+    """A sentence pair of the prepared corpus, as its pieces spell it."""
 
-    id: int
+    id: int  # counted from 0
     source: str
     target: str
 
@@ -70,17 +72,17 @@ class Finding:
 
     phase: Phase
     module: str  # or parameter
-    micro_batch: int | None  # None: of the whole step
-    ids: list[int]  # of the sentences whose rows show it; where no row can tell, of the whole micro-batch
-    sentences: list[Sentence]  # the first few of them
+    micro_batch: int | None  # None: the number belongs to the whole step
+    ids: list[int]  # of the sentences with such a number; where no row can tell, of the whole micro-batch
+    sentences: list[Sentence]  # the first few of these
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A step that was run again."""
+    """A step that was run again, and what was found in it."""
 
     run_dir: str
-    checkpoint: str | None  # from which it was reached; None: from the beginning
+    checkpoint: str | None  # from which the step was reached; None: from the beginning
     step: int  # counted from 1
     epoch: int
     step_in_epoch: int  # counted from 0
@@ -91,21 +93,25 @@ class Replay:
 
 
 def replay(job: ReplayJob) -> Replay:
-    """Run `job.step` again, or the first step behind the newest checkpoint that has a number that is not finite.
+    """Run `job.step` again; without a step, search for the first one with a number that is not finite.
 
-    That one is looked for up to the next regular checkpoint, which the training did not come to. Raises InputError
-    where there is no such run, or its corpus is another; CheckpointError where it is damaged.
+    The search begins behind the newest checkpoint and ends where the next regular checkpoint would be, which the
+    training did not come to. Raises InputError where there is no such run, or where its corpus has changed;
+    CheckpointError where a checkpoint is damaged.
     """
     run = RunDir(Path(job.run_dir))
     if not run.path.is_dir():
         raise InputError(f"{run.path}: no such run directory")
+
+    # Where to begin, and where to end.
     checkpoint = newest_finite(run.path) if job.step is None else _checkpoint_before(run, job.step)
+    checkpoint_name = None if checkpoint is None else checkpoint.path.name
     training = _open(run, checkpoint)
     first, position = _start(training, job.step)
     last = job.step or first + training.job.train.save_every - 1
-    origin = "the beginning" if checkpoint is None else checkpoint.path.name
-    log.info("from %s: step %d and on, to step %d at most", origin, first, last)
+    log.info("from %s: step %d and on, to step %d at most", checkpoint_name or "the beginning", first, last)
 
+    # Step by step, as the training went.
     steps = load_steps(
         lambda epoch: training.store,
         training.batching,
@@ -117,10 +123,11 @@ def replay(job: ReplayJob) -> Replay:
     )
     with closing(steps):
         for number, step in enumerate(steps, first):
-            found = _run(training, step, number, is_watched=number == job.step)
-            if number == last or (job.step is None and found.finding is not None):
+            replayed = _run(training, step, number, is_watched=number == job.step)
+            has_found = job.step is None and replayed.finding is not None
+            if has_found or number == last:
                 break
-    return replace(found, run_dir=str(run.path), checkpoint=None if checkpoint is None else checkpoint.path.name)
+    return replace(replayed, run_dir=str(run.path), checkpoint=checkpoint_name)
 
 
 # ---- the training, as it stood --------------------------------------------------------------------------------------
@@ -128,7 +135,7 @@ def replay(job: ReplayJob) -> Replay:
 
 @dataclass(frozen=True)
 class _Training:
-    """What a step needs."""
+    """A training in memory: everything that a step needs."""
 
     job: TrainJob
     resolved: Resolved
@@ -140,10 +147,10 @@ class _Training:
 
 
 def _checkpoint_before(run: RunDir, step: int) -> Checkpoint | None:
-    """The newest checkpoint from which a step can be reached; None: only the beginning is before it.
+    """The newest checkpoint from which a step can be reached; None: it can be reached from the beginning only.
 
-    A skipped update left the weights as they were: where the last one before a checkpoint was skipped, that step can be
-    run again from this very checkpoint.
+    A skipped update left the weights as they were. So where the last update before a checkpoint was skipped, that step
+    itself can be run again from this checkpoint.
     """
     for candidate in reversed(list_steps(run.path)):
         if candidate > step:
@@ -152,31 +159,42 @@ def _checkpoint_before(run: RunDir, step: int) -> Checkpoint | None:
             checkpoint = load_checkpoint(run.checkpoint(candidate))
             training = checkpoint.run_state().training
         except CheckpointError as error:
-            log.warning("%s; an earlier one is taken", error)
+            log.warning("%s; an earlier checkpoint is used", error)
             continue
-        if training is not None and (candidate < step or training.progress.streak):
+
+        if training is None:
+            continue
+        was_skipped = training.progress.streak > 0
+        if candidate < step or was_skipped:
             return checkpoint
     return None
 
 
 def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
-    """The training as the checkpoint left it, or as it began."""
+    """The training as the checkpoint left it; without a checkpoint, as it began."""
+    # Its settings, as they were when the checkpoint was committed.
     record = run.read_record()
     job = replace(record.config, run_dir=str(run.path))
     if checkpoint is not None:
-        job = replace(job, train=checkpoint.settings("train", TrainConfig))  # as it was when this was committed
+        job = replace(job, train=checkpoint.settings("train", TrainConfig))
     resolved = resolve_again(job, record.resolved)
-    if resolved.attention_kernel is AttentionKernel.flex:  # it must be compiled, and a replay is not: groups instead
+    if resolved.attention_kernel is AttentionKernel.flex:
+        # The flex kernel must be compiled, and a replay is not: it attends to groups instead.
         resolved = replace(resolved, attention_kernel=None)
+
     device = torch.device(resolved.device.name)
     torch.set_num_threads(resolved.threads)
 
+    # Its corpus, which must be the same.
     prepared = prepare(job)
     if prepared.report.digest != record.data_digest:
-        raise InputError(f"{run.path}: its training data, or its filters, are no longer what they were")
+        raise InputError(
+            f"{run.path}: the training data or the filters have changed since this run began: restore them to replay it"
+        )
     run.check_tokenizer(prepared.tokenizer_model)
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
 
+    # Its weights, moments and progress.
     state = TrainState.at_start(
         job.model,
         job.train,
@@ -199,14 +217,21 @@ def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
 
 
 def _start(training: _Training, step: int | None) -> tuple[int, Position]:
-    """The number of the first step to run, counted from 1, and where its sentences are."""
-    progress, scaler = training.state.progress, training.state.scaler
-    if not progress.streak or step not in (None, progress.step):
+    """The number of the first step to run, counted from 1, and the position of its sentences.
+
+    That is the step behind the checkpoint, or the last one before it, if that was skipped and is asked for.
+    """
+    progress = training.state.progress
+    was_skipped = progress.streak > 0
+    if not was_skipped or step not in (None, progress.step):
         return progress.step + 1, Position(progress.epoch, progress.step_in_epoch)
 
-    if scaler.is_enabled():  # the skipped update halved it
-        scale = scaler.get_scale() / scaler.get_backoff_factor()
-        scaler.load_state_dict({**scaler.state_dict(), "scale": scale})
+    # The skipped update lowered the loss scale: go back to the one with which it was computed.
+    scaler = training.state.scaler
+    if scaler.is_enabled():
+        settings = scaler.state_dict()
+        settings["scale"] = scaler.get_scale() / scaler.get_backoff_factor()
+        scaler.load_state_dict(settings)
     return progress.step, Position(progress.epoch, progress.step_in_epoch - 1)
 
 
@@ -214,11 +239,15 @@ def _start(training: _Training, step: int | None) -> tuple[int, Position]:
 
 
 def _run(training: _Training, step: Step, number: int, *, is_watched: bool) -> Replay:
-    """Run step `number`, counted from 1; if its update is skipped, once more and watched."""
-    state, recipe = training.state, training.job.train
+    """Run step `number`, counted from 1; if its update is skipped, run it once more and watch it."""
+    state = training.state
+    recipe = training.job.train
     objective = Objective(state.model, recipe.label_smoothing, loss_rows=training.resolved.loss_rows).train()
-    scaler = state.scaler.state_dict()
+
+    # What a skipped update changes: the loss scale, and nothing else.
+    scaler_before = state.scaler.state_dict()
     loss_scale = state.loss_scale
+
     watch = _Watch()
     with watch.over(objective) if is_watched else nullcontext():
         result = train_step(
@@ -233,11 +262,11 @@ def _run(training: _Training, step: Step, number: int, *, is_watched: bool) -> R
             device=training.device,
             precision=training.resolved.precision,
         )
-    if not (is_watched or bool(result.applied)):
-        state.scaler.load_state_dict(scaler)  # weights and moments are as they were
+    if not is_watched and not bool(result.applied):
+        state.scaler.load_state_dict(scaler_before)
         return _run(training, step, number, is_watched=True)
 
-    seen = watch.seen or _seen_after(state.model, result)
+    first_seen = watch.first_seen or _seen_after(state.model, result)
     return Replay(
         run_dir="",
         checkpoint=None,
@@ -247,32 +276,35 @@ def _run(training: _Training, step: Step, number: int, *, is_watched: bool) -> R
         loss=float(result.loss_sum) / step.target_tokens,
         gradient_norm=float(result.grad_norm),
         loss_scale=loss_scale,
-        finding=None if seen is None else _finding(training, step, seen),
+        finding=None if first_seen is None else _finding(training, step, first_seen),
     )
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A number that is not finite: in which phase, where, and in which sentences of which micro-batch."""
+    """Where in a step a number is that is not finite."""
 
     phase: Phase
-    module: str
-    micro_batch: int | None = None  # its place in the step
-    places: list[int] | None = None  # of the sentences in it; None: all
+    module: str  # or parameter
+    micro_batch: int | None  # its place in the step; None: the number belongs to the whole step
+    rows: list[int] | None  # the sentences of the micro-batch that have such a number; None: no row can tell
 
 
 class _Watch:
     """Remembers the first number of a step that is not finite. Every look waits for the device."""
 
     def __init__(self) -> None:
-        self.seen: _Seen | None = None
-        self._micro_batch = -1
+        self.first_seen: _Seen | None = None
+        self._micro_batch = -1  # the place of the one that is computed now
         self._batch: Batch | None = None
 
     @contextmanager
     def over(self, objective: Objective) -> Iterator[None]:
-        """Look at what every module gives, at its gradient, and at the gradient of every parameter."""
-        hooks = [objective.register_forward_pre_hook(self._begin), objective.register_forward_hook(self._look_at_loss)]
+        """Look at the output of every module, at its gradient, and at the gradient of every parameter."""
+        hooks = [
+            objective.register_forward_pre_hook(self._begin),
+            objective.register_forward_hook(self._look_at_loss),
+        ]
         for name, module in objective.model.named_modules():
             hooks.append(module.register_forward_hook(partial(self._look_at_output, name)))
         for name, parameter in objective.model.named_parameters():
@@ -288,52 +320,65 @@ class _Watch:
         (self._batch,) = arguments
 
     def _look_at_loss(self, _objective: nn.Module, _arguments: object, sums: tuple[Tensor, Tensor]) -> None:
-        if self.seen is None and not bool(torch.isfinite(sums[0])):
-            self.seen = _Seen(Phase.loss, "output", self._micro_batch)
+        if self.first_seen is None and not bool(torch.isfinite(sums[0])):
+            self.first_seen = _Seen(Phase.loss, "output", self._micro_batch, rows=None)
 
     def _look_at_output(self, name: str, _module: nn.Module, _arguments: object, output: Tensor) -> None:
+        """Look at an output now, and at its gradient when that comes."""
         self._look_at_rows(Phase.forward, name, output)
         if output.requires_grad:
             output.register_hook(partial(self._look_at_rows, Phase.backward, name))  # type: ignore[no-untyped-call]
 
     def _look_at_rows(self, phase: Phase, name: str, x: Tensor) -> None:
-        """`x` is `(B, T, ...)`, or `(N, ...)` packed, where the empty slots at the end hold anything."""
-        if self.seen is not None or self._batch is None:
+        """`x` is `(B, T, ...)`, or `(N, ...)` packed, where the empty slots at the end may hold anything."""
+        if self.first_seen is not None or self._batch is None:
             return
-        is_bad = ~torch.isfinite(x).flatten(1).all(1)  # (B,) or (N,)
-        rows = is_bad.nonzero().flatten().cpu()
+        is_finite = torch.isfinite(x).flatten(1).all(1)  # (B,) or (N,)
+        rows = is_finite.logical_not().nonzero().flatten().cpu()
 
-        reads_source = name.startswith(("source_embedding", "encoder"))
-        reads_memory = "cross_attention.W_k" in name or "cross_attention.W_v" in name
-        layout = self._batch.source_layout if reads_source or reads_memory else self._batch.target_layout
+        layout = self._batch.source_layout if _has_source_rows(name) else self._batch.target_layout
         if isinstance(layout, Packed):
+            # From slots to sentences: sentence i ends before slot offsets[i + 1].
             ends = layout.offsets[1:].cpu()
-            rows = torch.searchsorted(ends, rows[rows < ends[-1]].to(ends.dtype), right=True).unique()  # type: ignore[no-untyped-call]
+            slots = rows[rows < ends[-1]].to(ends.dtype)
+            rows = torch.searchsorted(ends, slots, right=True).unique()  # type: ignore[no-untyped-call]
         if len(rows):
-            self.seen = _Seen(phase, name, self._micro_batch, rows.tolist())
+            self.first_seen = _Seen(phase, name, self._micro_batch, rows=rows.tolist())
 
     def _look_at_gradient(self, name: str, gradient: Tensor) -> None:
-        if self.seen is None and not bool(torch.isfinite(gradient).all()):
-            self.seen = _Seen(Phase.backward, name, self._micro_batch)
+        if self.first_seen is None and not bool(torch.isfinite(gradient).all()):
+            self.first_seen = _Seen(Phase.backward, name, self._micro_batch, rows=None)
+
+
+def _has_source_rows(module: str) -> bool:
+    """Whether the rows of a module's output are source positions: the encoder's, or the keys that a decoder reads."""
+    is_encoder = module.startswith(("source_embedding", "encoder"))
+    reads_memory = "cross_attention.W_k" in module or "cross_attention.W_v" in module
+    return is_encoder or reads_memory
 
 
 def _seen_after(model: Transformer, result: StepResult) -> _Seen | None:
     """What shows only once all micro-batches are done."""
+    # The update was made: it may have spoilt a weight.
     if bool(result.applied):
-        bad = first_not_finite(parameters_by_name(model))
-        return None if bad is None else _Seen(Phase.update, bad)
+        parameter = first_not_finite(parameters_by_name(model))
+        return None if parameter is None else _Seen(Phase.update, parameter, micro_batch=None, rows=None)
 
+    # The update was skipped, because a sum of gradients or their norm is not finite.
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     largest = max(gradients, key=lambda name: float(gradients[name].abs().max()))
-    return _Seen(Phase.norm, first_not_finite(gradients) or largest)
+    parameter = first_not_finite(gradients) or largest
+    return _Seen(Phase.norm, parameter, micro_batch=None, rows=None)
 
 
 def _finding(training: _Training, step: Step, seen: _Seen) -> Finding:
-    """The same with the sentences by their numbers, and the text of the first ones."""
+    """What was seen, with the ids of its sentences and the text of the first ones."""
     if seen.micro_batch is None:
         return Finding(seen.phase, seen.module, None, ids=[], sentences=[])
 
-    batching, store = training.batching, training.store
+    # The step holds no ids: plan it again.
+    batching = training.batching
+    store = training.store
     plan = plan_epoch(
         store.lengths,
         mixture=batching.mixture,
@@ -341,7 +386,7 @@ def _finding(training: _Training, step: Step, seen: _Seen) -> Finding:
         epoch=step.epoch,
         tokens_per_step=batching.tokens_per_step,
     )
-    parts = split_step(
+    micro_batches = split_step(
         plan[step.index],
         store.lengths,
         max_tokens=batching.max_tokens,
@@ -349,25 +394,32 @@ def _finding(training: _Training, step: Step, seen: _Seen) -> Finding:
         capacities=batching.capacities,
     )
     micro_batch, _ = step.micro_batches[seen.micro_batch]
-    ids = parts[micro_batch] if seen.places is None else parts[micro_batch][seen.places]
+    ids = micro_batches[micro_batch]
+    if seen.rows is not None:
+        ids = ids[seen.rows]
+
     return Finding(
         seen.phase,
         seen.module,
         micro_batch,
         ids=ids.tolist(),
-        sentences=[_sentence(training, ids[n : n + 1]) for n in range(min(SHOWN, len(ids)))],
+        sentences=[_sentence(training, index) for index in ids[:SHOWN].tolist()],
     )
 
 
-def _sentence(training: _Training, ids: Ids) -> Sentence:
-    source, target = (training.store.gather(ids, side).pieces.tolist() for side in (0, 1))
-    texts = training.tokenizer.decode([source, target])
-    return Sentence(int(ids[0]), *texts)
+def _sentence(training: _Training, index: int) -> Sentence:
+    """The text of a sentence pair of the corpus."""
+    ids = np.array([index])
+    source_pieces = training.store.gather(ids, 0).pieces.tolist()
+    target_pieces = training.store.gather(ids, 1).pieces.tolist()
+    source, target = training.tokenizer.decode([source_pieces, target_pieces])
+    return Sentence(index, source, target)
 
 
 # ---- for people -----------------------------------------------------------------------------------------------------
 
-WORDS = {
+# Where the number is, by the phase; {} is the module or the parameter.
+PLACES = {
     Phase.forward: "in what {} gives",
     Phase.loss: "in the loss",
     Phase.backward: "on the way back, in the gradient of {}",
@@ -377,21 +429,30 @@ WORDS = {
 
 
 def format_replay(replayed: Replay) -> str:
-    """The step, and what was found in it."""
+    """The step, and what was found in it, as lines of text."""
+    origin = replayed.checkpoint or "the beginning"
     scale = "" if replayed.loss_scale is None else f", loss scale {replayed.loss_scale:g}"
     lines = [
         f"{replayed.run_dir}: step {replayed.step} (epoch {replayed.epoch}, step {replayed.step_in_epoch} in it), "
-        f"reached from {replayed.checkpoint or 'the beginning'}",
+        f"reached from {origin}",
         f"loss {replayed.loss:.4g}, gradient {replayed.gradient_norm:.4g}{scale}",
     ]
-    finding = replayed.finding
-    if finding is None:
-        return "\n".join([*lines, "every number in it is finite", ""])
+    if replayed.finding is None:
+        lines.append("every number in it is finite")
+    else:
+        lines += _finding_lines(replayed.finding)
+    return "".join(f"{line}\n" for line in lines)
 
-    lines.append(f"the first number that is not finite: {WORDS[finding.phase].format(finding.module)}")
+
+def _finding_lines(finding: Finding) -> list[str]:
+    where = PLACES[finding.phase].format(finding.module)
+    lines = [f"the first number that is not finite: {where}"]
+
     if finding.micro_batch is not None:
-        more = f", and {len(finding.ids) - LISTED} more" if len(finding.ids) > LISTED else ""
         listed = ", ".join(map(str, finding.ids[:LISTED]))
+        unlisted = len(finding.ids) - LISTED
+        more = f", and {unlisted} more" if unlisted > 0 else ""
         lines.append(f"micro-batch {finding.micro_batch}, sentence pairs {listed}{more}")
+
     lines += [f"  {sentence.id}: {sentence.source} | {sentence.target}" for sentence in finding.sentences]
-    return "\n".join([*lines, ""])
+    return lines

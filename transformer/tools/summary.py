@@ -1,4 +1,8 @@
-"""`transformer summary`: parameters, FLOPs, memory and hours of a training, from numbers alone.
+"""`transformer summary`: parameters, FLOPs, memory and hours of a training, from numbers alone: nothing is trained.
+
+    settings or a run -> _Subject -> cost               -> Parameters, Flops
+                                     training.memory    -> Memory
+                                     rates in tokens/s  -> Paces          all of them: Summary -> format_summary
 
 FLOPs are counted in two ways that must not be confused, so both are shown. The model's arithmetic, which `cost` counts,
 is the multiplications and additions of its matrix products. The paper's training cost (Table 2) is a time: hours x GPUs
@@ -55,7 +59,7 @@ class Flops:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long the training takes at a rate."""
+    """How long the training takes at a rate of tokens a second."""
 
     source: str  # where the rate comes from
     target_tokens_per_second: float
@@ -89,7 +93,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is summed up: settings that were given, or those of a run."""
+    """The training to be summed up: of given settings, or of a run."""
 
     job: TrainJob
     vocab_size: int
@@ -97,18 +101,21 @@ class _Subject:
 
 
 def summarise(job: SummaryJob) -> Summary:
-    """Sum up the training that the settings describe, or, with `run`, the one that this run is.
+    """Sum up the training that the settings describe or, with `run`, the training of that run.
 
     Raises InputError and CheckpointError where `run` is no run directory, or has not measured anything yet.
     """
-    subject = _given(job) if job.run is None else _of_run(Path(job.run))
-    flops = _flops(subject.job.model, subject.job.train, subject.vocab_size)
+    subject = _subject_of_settings(job) if job.run is None else _subject_of_run(Path(job.run))
+    model = subject.job.model
+    flops = _flops(model, subject.job.train, subject.vocab_size)
+    longest = subject.job.data.filter.max_length + 1  # with the end mark
+
     return Summary(
         vocab_size=subject.vocab_size,
-        parameters=count_parameters(subject.job.model, subject.vocab_size),
+        parameters=count_parameters(model, subject.vocab_size),
         flops=flops,
         memory=_memory(subject, mean_length=MEAN_LENGTH),
-        longest_memory=_memory(subject, mean_length=subject.job.data.filter.max_length + 1),
+        longest_memory=_memory(subject, mean_length=longest),
         resolved=subject.resolved,
         paces=_paces(job, subject, flops),
         paper=[
@@ -118,19 +125,23 @@ def summarise(job: SummaryJob) -> Summary:
     )
 
 
-# ---- what is summed up ----------------------------------------------------------------------------------------------
+# ---- the training to be summed up -----------------------------------------------------------------------------------
 
 
-def _given(job: SummaryJob) -> _Subject:
+def _subject_of_settings(job: SummaryJob) -> _Subject:
     return _Subject(job, job.tokenizer.vocab_size, _resolve(job))
 
 
 def _resolve(job: TrainJob) -> Resolved:
-    """As training would here; under `train.device=cuda` without a GPU here, as on one of 40 GB or more since Ampere."""
+    """Resolve the settings as training would on this machine.
+
+    Where `train.device=cuda` and this machine has no GPU, as training would on one of 40 GB or more since Ampere.
+    """
     train = job.train
     if train.device is not Device.cuda or torch.cuda.is_available():
         return resolve_settings(job, world_size=1)
 
+    # A GPU that is not here.
     precision = Precision.bf16 if train.precision is Precision.auto else train.precision
     layout = train.layout
     if layout is LayoutKind.auto:
@@ -146,18 +157,20 @@ def _resolve(job: TrainJob) -> Resolved:
     )
 
 
-def _of_run(path: Path) -> _Subject:
+def _subject_of_run(path: Path) -> _Subject:
     if not path.is_dir():
         raise InputError(f"run={path}: no such run directory")
     run = RunDir(path)
     record = run.read_record()
-    return _Subject(record.config, Tokenizer.load(run.tokenizer).vocab_size, record.resolved)
+    tokenizer = Tokenizer.load(run.tokenizer)
+    return _Subject(record.config, tokenizer.vocab_size, record.resolved)
 
 
 # ---- FLOPs and hours ------------------------------------------------------------------------------------------------
 
 
 def _flops(model: ModelConfig, train: TrainConfig, vocab_size: int) -> Flops:
+    """The arithmetic of full steps, in sentences of the mean length."""
     tokens = train.tokens_per_step
     step = step_flops(model, vocab_size, source=tokens, target=tokens, mean_length=MEAN_LENGTH)
     return Flops(
@@ -171,23 +184,29 @@ def _flops(model: ModelConfig, train: TrainConfig, vocab_size: int) -> Flops:
 
 
 def _paces(job: SummaryJob, subject: _Subject, flops: Flops) -> list[Pace]:
-    """At the rate that was given, the one that the run measured, the one predicted, and those of a few GPUs."""
+    """The training at the given rate, at the run's measured rate, at the predicted rate, and at those of a few GPUs."""
     paces = []
+
+    # Rates of this training.
     if job.tokens_per_second is not None:
         paces.append(_pace("given", job.tokens_per_second, flops))
     if job.run is not None:
-        speed, windows = measured_speed(RunDir(Path(job.run)))
-        paces.append(_pace(f"measured in {job.run} (median of {windows} log lines)", speed, flops))
+        speed, log_lines = measured_speed(RunDir(Path(job.run)))
+        paces.append(_pace(f"measured in {job.run} (median of {log_lines} log lines)", speed, flops))
     if job.rates is not None:
-        paces.append(_pace(f"predicted from {job.rates}", _predicted_speed(Path(job.rates), subject, flops), flops))
+        speed = _predicted_speed(Path(job.rates), subject, flops)
+        paces.append(_pace(f"predicted from {job.rates}", speed, flops))
 
+    # GPUs that reach the usual share of their peak.
+    share = f"{100 * UTILISATION:.0f} %"
     for name in NAMED_GPUS:
         speed = UTILISATION * PEAK_FLOPS[name] / flops.target_token
-        paces.append(_pace(f"one {name} at {100 * UTILISATION:.0f} % of its bf16 or fp16 peak", speed, flops))
+        paces.append(_pace(f"one {name} at {share} of its bf16 or fp16 peak", speed, flops))
     return paces
 
 
 def _predicted_speed(path: Path, subject: _Subject, flops: Flops) -> float:
+    """Target tokens a second, from the rates of a machine that `scripts` measured. Raises InputError."""
     rates = read_rates(path, subject.resolved, tokens_per_step=flops.tokens_per_step)
     work = step_work(
         subject.job.model,
@@ -211,7 +230,7 @@ def _pace(source: str, tokens_per_second: float, flops: Flops) -> Pace:
 
 
 def measured_speed(run: RunDir) -> tuple[float, int]:
-    """Target tokens a second as a run's log lines say, their median, and how many there are.
+    """The median of the target tokens a second in a run's log lines, and how many such lines there are.
 
     Raises InputError where the run has no log line of training yet, or its file cannot be read.
     """
@@ -224,15 +243,18 @@ def measured_speed(run: RunDir) -> tuple[float, int]:
         raise InputError(f"{run.metrics}: the run's speed cannot be read: {error}") from error
     if not speeds:
         raise InputError(f"{run.metrics}: nothing is measured yet: let the run come to its first log line")
+
     return statistics.median(speeds), len(speeds)
 
 
 def _paper_cost(name: str, model: ModelConfig, *, hours: float, steps: int) -> PaperCost:
+    """One of the paper's two trainings."""
     flops = step_flops(model, PAPER_VOCABULARY, source=PAPER_TOKENS, target=PAPER_TOKENS, mean_length=MEAN_LENGTH)
+    seconds = hours * 3600
     return PaperCost(
         name=name,
         hours=hours,
-        by_time=hours * 3600 * PAPER_GPUS * PAPER_FLOPS,
+        by_time=seconds * PAPER_GPUS * PAPER_FLOPS,
         by_arithmetic=steps * flops,
     )
 
@@ -241,11 +263,14 @@ def _paper_cost(name: str, model: ModelConfig, *, hours: float, steps: int) -> P
 
 
 def _memory(subject: _Subject, *, mean_length: float) -> Memory:
+    """The memory of a full micro-batch of sentences of this length."""
     train = subject.job.train
     resolved = subject.resolved
+
     slots = min(resolved.max_tokens, train.tokens_per_step)
     if resolved.layout is LayoutKind.packed:
-        slots = -(-slots // SLOTS) * SLOTS
+        slots = -(-slots // SLOTS) * SLOTS  # rounded up
+
     return estimate_memory(
         subject.job.model,
         subject.vocab_size,
@@ -271,7 +296,9 @@ def format_summary(summary: Summary) -> str:
 
 
 def _parameter_lines(parameters: Parameters, vocab_size: int) -> list[str]:
-    matrices = "source, target and output share one matrix" if parameters.output == 0 else "source and target"
+    is_tied = parameters.output == 0
+    matrices = "source, target and output share one matrix" if is_tied else "source and target"
+
     lines = [
         f"parameters       {parameters.total:,} with {vocab_size:,} pieces",
         f"  embeddings     {parameters.embeddings:,}: {matrices}",
@@ -302,6 +329,7 @@ def _flop_lines(flops: Flops, paper: list[PaperCost]) -> list[str]:
         f"  a step         {flops.step:.2e} for {tokens} + {tokens} tokens in sentences of {flops.mean_length:.0f}",
         f"  a target token {flops.target_token:.2e}",
     ]
+
     gpus = f"{PAPER_GPUS} GPUs x {PAPER_FLOPS / 1e12:.1f} TFLOP/s"
     for cost in paper:
         lines.append(
@@ -315,9 +343,11 @@ def _memory_lines(summary: Summary) -> list[str]:
     memory = summary.memory
     longest = summary.longest_memory
     resolved = summary.resolved
-    average = f", average {_mib(memory.average)}" if memory.average else ""
+
     state = memory.total - memory.activations - memory.loss
+    average = f", average {_mib(memory.average)}" if memory.average else ""
     slots = f"{memory.slots:,} + {memory.slots:,} {resolved.layout.name} slots"
+
     return [
         f"memory           {_mib(memory.total)} MiB of tensors in training, estimated; "
         f"{_mib(longest.total)} where all sentences are as long as data.filter.max_length",
@@ -330,12 +360,14 @@ def _memory_lines(summary: Summary) -> list[str]:
 
 
 def _mib(size: int) -> str:
+    """Bytes as whole MiB."""
     return f"{size / 2**20:,.0f}"
 
 
 def _time_lines(paces: list[Pace]) -> list[str]:
     lines = ["time             if every step is full; small models do not reach this share of a GPU"]
     for pace in paces:
-        rate = f"{pace.target_tokens_per_second:,.0f} target tokens/s, {pace.flops_per_second / 1e12:.3g} TFLOP/s"
-        lines.append(f"  {pace.hours:>10,.2f} h   {pace.source}: {rate}")
+        tokens = f"{pace.target_tokens_per_second:,.0f} target tokens/s"
+        flops = f"{pace.flops_per_second / 1e12:.3g} TFLOP/s"
+        lines.append(f"  {pace.hours:>10,.2f} h   {pace.source}: {tokens}, {flops}")
     return lines

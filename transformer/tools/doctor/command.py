@@ -1,13 +1,15 @@
-"""`transformer doctor`: corpus, tokenizer, model and machine, examined before the hours of a training are spent.
+"""`transformer doctor`: examines corpus, tokenizer, model and machine before the hours of a training are spent.
 
-The text is examined first, as it lies in its files; then the corpus is prepared as training would prepare it, which
-training finds done; then the model learns a few pairs by heart. Every check is one figure against one limit. The limits
-stand beside what they are for, with what real corpora come to.
+    files -> survey -> text, languages, alignment, pieces    checks of the text, as it is in its files
+          -> prepare, as training does it -> pieces          checks of tokenizer and plan; training finds this done
+          -> training                                        checks of the model, which learns a few pairs, and of costs
+    all of them -> findings: Checks -> Diagnosis
+
+A check compares one figure with one limit. Each limit stands in the module of its check, with the value of sound
+corpora.
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from transformer.tools.doctor.alignment import check_alignment
 from transformer.tools.doctor.findings import Check, Level, failed
 from transformer.tools.doctor.languages import check_languages
 from transformer.tools.doctor.pieces import check_characters, check_dropped, check_lengths, check_pieces, check_plan
-from transformer.tools.doctor.survey import KnownTexts, Survey, survey
+from transformer.tools.doctor.survey import KnownTexts, Survey, is_training_set, survey
 from transformer.tools.doctor.text import check_text
 from transformer.tools.doctor.training import check_cost, check_leak, check_overfit
 from transformer.training.preview import preview_epoch
@@ -33,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SetRead:
-    """How much of a set was looked at."""
+    """How much of a set was read, and how much of that is in the sample."""
 
     pairs: int
     sampled: int
@@ -41,7 +43,7 @@ class SetRead:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything that was found."""
+    """The sets that were examined, and the result of every check."""
 
     sets: dict[str, SetRead]
     checks: list[Check]
@@ -49,8 +51,9 @@ class Diagnosis:
     @property
     def findings(self) -> list[Check]:
         """The checks that are not ok, errors first."""
-        found = [check for check in self.checks if check.level is not Level.ok]
-        return sorted(found, key=lambda check: check.level is not Level.error)
+        errors = [check for check in self.checks if check.level is Level.error]
+        warnings = [check for check in self.checks if check.level is Level.warning]
+        return errors + warnings
 
 
 def doctor(job: DoctorJob) -> Diagnosis:
@@ -59,7 +62,7 @@ def doctor(job: DoctorJob) -> Diagnosis:
     Raises InputError where the text cannot be read, or a setting is wrong; StorageError where the prepared corpus
     cannot be written.
     """
-    surveys = _read(job)
+    surveys = _read_sets(job)
     checks = [
         *check_text(surveys, job.data.filter),
         *check_languages(surveys, (job.data.src_lang, job.data.tgt_lang)),
@@ -68,83 +71,83 @@ def doctor(job: DoctorJob) -> Diagnosis:
     ]
     if not job.text_only:
         checks += _check_training(job, surveys)
-    return Diagnosis({survey.name: SetRead(survey.pairs_read, len(survey.lines)) for survey in surveys}, checks)
+
+    sets = {survey.name: SetRead(survey.pairs_read, len(survey.lines)) for survey in surveys}
+    return Diagnosis(sets, checks)
 
 
 def require_health(diagnosis: Diagnosis) -> None:
     """Raise FindingsError, whose exit status is for scripts, where a check is not ok."""
     findings = diagnosis.findings
-    if findings:
-        errors = sum(check.level is Level.error for check in findings)
-        raise FindingsError(
-            f"errors: {errors}, warnings: {len(findings) - errors}, first {findings[0].name} in {findings[0].where}: "
-            "the report has a remedy for each"
-        )
+    if not findings:
+        return
+
+    errors = sum(check.level is Level.error for check in findings)
+    warnings = len(findings) - errors
+    raise FindingsError(
+        f"errors: {errors}, warnings: {warnings}, first {findings[0].name} in {findings[0].where}: "
+        "the report has a remedy for each"
+    )
 
 
-def _read(job: TrainJob) -> list[Survey]:
+def _read_sets(job: TrainJob) -> list[Survey]:
     """Every set: the training sets first, `train` before the others, then the evaluation sets, dev first."""
+    # Where each set is.
     store_dir = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
     languages = (job.data.src_lang, job.data.tgt_lang)
     sources = {
         name: resolve_source(pair, f"data.{name}", languages=languages, store_dir=store_dir)
         for name, pair in configured_sets(job.data).items()
     }
-    training = sorted((name for name in sources if _is_trained_on(name)), key=lambda name: name != "train")
-    evaluation = sorted((name for name in sources if not _is_trained_on(name)), key=lambda name: name != "dev")
+    training = [name for name in sources if is_training_set(name)]
+    training.sort(key=lambda name: name != "train")
+    evaluation = [name for name in sources if not is_training_set(name)]
+    evaluation.sort(key=lambda name: name != "dev")
 
+    # The evaluation sets are read first, because their sentences are looked for in the training sets.
     log.info("reading %s", ", ".join([*training, *evaluation]))
-    evaluated = {name: survey(name, sources[name], None) for name in evaluation}
-    known = KnownTexts(evaluated)
-    read = [*(survey(name, sources[name], known) for name in training), *evaluated.values()]
-    for one in read:
-        if not one.lines:
-            raise InputError(f"{one.paths[0]}: there is no sentence in it: check data.{one.name}")
-    return read
+    of_evaluation = {name: survey(name, sources[name], None) for name in evaluation}
+    known = KnownTexts(of_evaluation)
+    of_training = [survey(name, sources[name], known) for name in training]
 
-
-def _is_trained_on(name: str) -> bool:
-    return name == "train" or name.startswith("extra.")
+    surveys = [*of_training, *of_evaluation.values()]
+    for read in surveys:
+        if not read.lines:
+            raise InputError(f"{read.paths[0]}: there is no sentence in it: check data.{read.name}")
+    return surveys
 
 
 def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
-    """Prepare as training does, and examine what comes of it; where that fails, the error is a finding."""
+    """Prepare as training does, and examine the result; where that fails, the error is a finding."""
+    # Prepare.
     try:
         prepared = prepare(job)
         resolved = resolve_settings(job, world_size=1)
         tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
+        vocab_size = tokenizer.vocab_size
         batching = batching_of(job, resolved, store=prepared.store, mixture=prepared.mixture)
-        preview = preview_epoch(prepared.store.lengths, batching, model=job.model, vocab_size=tokenizer.vocab_size)
+        preview = preview_epoch(prepared.store.lengths, batching, model=job.model, vocab_size=vocab_size)
     except InputError as error:
-        remedy = "this is what `transformer train` would say, too: see the findings above it"
+        remedy = "`transformer train` would end with the same error: see the findings above it"
         return [failed("preparing", "plan", found=str(error), level=Level.error, remedy=remedy, places=[])]
 
+    # Tokenizer and plan.
     checks = [
         *check_pieces(surveys, tokenizer),
         *check_lengths(surveys, job, tokenizer),
         check_dropped(prepared, job),
         check_plan(preview, job),
     ]
+
+    # Model and machine.
     log.info("the model learns a few pairs by heart")
-    vocab_size = tokenizer.vocab_size
-    with _threads(resolved.threads):
-        return [
-            *checks,
-            check_leak(job, prepared.store, vocab_size=vocab_size, batching=batching, resolved=resolved),
-            check_overfit(job, prepared.store, vocab_size=vocab_size, batching=batching, resolved=resolved),
-            *check_cost(job, prepared, resolved=resolved, vocab_size=vocab_size, batching=batching, preview=preview),
-        ]
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Compute with so many threads, as training would."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(resolved.threads)
+    return [
+        *checks,
+        check_leak(job, prepared.store, vocab_size=vocab_size, batching=batching, resolved=resolved),
+        check_overfit(job, prepared.store, vocab_size=vocab_size, batching=batching, resolved=resolved),
+        *check_cost(job, prepared, resolved=resolved, vocab_size=vocab_size, batching=batching, preview=preview),
+    ]
 
 
 # ---- for people -----------------------------------------------------------------------------------------------------
@@ -153,12 +156,13 @@ def _threads(count: int) -> Iterator[None]:
 def format_diagnosis(diagnosis: Diagnosis) -> str:
     """A line for each finding, with its remedy and its places below it, and one for each check that is ok.
 
-    A check that looks at several texts is ok where all of them are; its line has the one that is nearest to its limit.
+    A check of several texts is ok where all of them are; its line is of the text that is nearest to the limit.
     """
-    lines = [
-        f"{name}: {read.pairs:,} pairs" + ("" if read.sampled == read.pairs else f", {read.sampled:,} of them sampled")
-        for name, read in diagnosis.sets.items()
-    ]
+    lines = []
+    for name, read in diagnosis.sets.items():
+        sampled = "" if read.sampled == read.pairs else f", {read.sampled:,} of them sampled"
+        lines.append(f"{name}: {read.pairs:,} pairs{sampled}")
+
     for name in dict.fromkeys(check.name for check in diagnosis.checks):
         checks = [check for check in diagnosis.checks if check.name == name]
         findings = [check for check in checks if check.level is not Level.ok]
@@ -170,7 +174,10 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
 
 
 def _nearness(check: Check) -> float:
-    return check.value / check.limit if check.value is not None and check.limit else 0.0
+    """How near a check is to its limit: the share of the limit that its figure is."""
+    if check.value is None or not check.limit:
+        return 0.0
+    return check.value / check.limit
 
 
 def _line(check: Check) -> str:
@@ -178,5 +185,9 @@ def _line(check: Check) -> str:
 
 
 def _finding_lines(check: Check) -> list[str]:
-    places = [f"{place.path}:{','.join(map(str, place.lines))}" for place in check.places if place.lines]
-    return [_line(check), f"           remedy: {check.remedy}", *(f"           {place}" for place in places)]
+    lines = [_line(check), f"           remedy: {check.remedy}"]
+    for place in check.places:
+        if place.lines:
+            numbers = ",".join(map(str, place.lines))
+            lines.append(f"           {place.path}:{numbers}")
+    return lines

@@ -1,4 +1,9 @@
-"""What a check of the doctor says: what it measured, where, and what to do about it."""
+"""The result of one of the doctor's checks: what was measured, where, and what to do about it.
+
+    a check in text, languages, alignment, pieces or training -> passed / failed / measured -> Check -> command
+
+A check without a figure has passed or failed; one that has measured a figure compares it with a limit.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,28 +23,28 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where something was found: a file and its first lines, counted from 1."""
+    """Where a fault is in a file."""
 
     path: str
-    lines: list[int]
+    lines: list[int]  # the first few, counted from 1
 
 
 @dataclass(frozen=True)
 class Check:
-    """One figure, and what it says."""
+    """What one check says of one set, one side of a set, or the training as a whole."""
 
     name: str  # what is checked, such as "duplicates"
-    where: str  # the set, or the set and the side; empty: of the training as a whole
+    where: str  # the set, or the set and the side, or a part of the training, such as "model"
     level: Level
     found: str  # what was measured, in words
-    value: float | None  # the figure by which it was judged
-    limit: float | None  # up to which that is ok
+    value: float | None  # the figure that was measured; None: a check without one
+    limit: float | None  # the largest value that is ok
     remedy: str | None  # None: nothing is to be done
     places: list[Place]
 
 
 def passed(name: str, where: str, *, found: str) -> Check:
-    """A check without a figure, or one that could not be made: `found` says why."""
+    """A check without a figure that is ok, or one that could not be made: `found` says why."""
     return Check(name, where, Level.ok, found, value=None, limit=None, remedy=None, places=[])
 
 
@@ -48,7 +53,7 @@ def failed(name: str, where: str, *, found: str, level: Level, remedy: str, plac
     return Check(name, where, level, found, value=None, limit=None, remedy=remedy, places=list(places))
 
 
-def judged(
+def measured(
     name: str,
     where: str,
     *,
@@ -59,7 +64,7 @@ def judged(
     remedy: str,
     places: Iterable[Place],
 ) -> Check:
-    """A check by one figure: a finding of this level where the figure is above the limit."""
+    """A check of one figure: a finding of this level where the figure is above the limit, else ok."""
     if value <= limit:
         return Check(name, where, Level.ok, found, value=value, limit=limit, remedy=None, places=[])
     return Check(name, where, level, found, value=value, limit=limit, remedy=remedy, places=list(places))
@@ -72,4 +77,5 @@ def place(path: str, lines: Iterable[int]) -> Place:
 
 def percent(share: float) -> str:
     """A share as people read it; a small one is not rounded to nothing."""
-    return f"{100 * share:.2g} %" if 0.0 < share < 0.01 else f"{100 * share:.1f} %"
+    is_small = 0.0 < share < 0.01
+    return f"{100 * share:.2g} %" if is_small else f"{100 * share:.1f} %"

@@ -1,9 +1,11 @@
-"""Whether each side is in its language: swapped sides, sides left untranslated, another language, another script.
+"""Checks of whether each side is in its language: it may be swapped, untranslated, or in another language or script.
 
-Three signs, since each sees what the others do not. The trigrams of all sets tell the two languages apart, whichever
-they are: swapped and untranslated pairs show, and a set whose side is far from the same side of `dev`, on the way to
-the other language. Function words tell a few common languages by name: a third language in some of the lines, or a
-corpus that is swapped as a whole. The script is known for most languages that are not written in Latin.
+There are three signs, each of which sees what the others do not:
+
+    trigrams        `profiles` tells the two languages apart, whichever they are: swapped pairs, untranslated pairs, and
+                    a set whose side is far from the same side of `dev`, on the way to the other language
+    function words  tell a few common languages by name: a third language in some lines, or a corpus swapped as a whole
+    script          is known for most languages that are not written in Latin letters
 
 Behind each limit stands the most that was seen on sound corpora: Multi30k en-de and en-fr, Tatoeba, newstest2013, KFTT.
 """
@@ -17,15 +19,14 @@ from functools import cache
 import numpy as np
 
 from transformer.config.languages import language_of
-from transformer.tools.doctor.findings import Check, Level, judged, passed, percent, place
+from transformer.tools.doctor.findings import Check, Level, measured, passed, percent, place
 from transformer.tools.doctor.lexicon import Floats
 from transformer.tools.doctor.profiles import Evidence, Trigrams, distance, sort_sides
-from transformer.tools.doctor.survey import Survey
+from transformer.tools.doctor.survey import SIDES, Survey
 
-SIDES = ("source", "target")
 KEYS = ("src_lang", "tgt_lang")
 
-EVIDENCE = 12.0  # nats by which trigrams must speak for the other language
+EVIDENCE = 12.0  # nats of a line's trigrams in favour of a language, to be certain of it
 MOST_SWAPPED = 0.005  # of the pairs; seen: 0
 MOST_UNTRANSLATED = 0.01  # seen: 0.004 (two of 500 pairs of newstest2013), elsewhere 0.001
 # Of the way from one language to the other. Seen: 0.04 within a corpus, 0.41 from captions to Tatoeba's questions, and
@@ -33,9 +34,9 @@ MOST_UNTRANSLATED = 0.01  # seen: 0.004 (two of 500 pairs of newstest2013), else
 MOST_DISTANCE = 0.6
 FEWEST_LINES = 200  # whose trigrams make a profile
 
-LEAST_WORDS = 3  # different function words of another language, and none of its own, make a line foreign
+LEAST_WORDS = 3  # different function words of another language, with none of its own, make a line foreign
 MOST_FOREIGN = 0.01  # of the lines; seen: 0.0002
-LEAST_SHARE = 0.08  # of all words are function words of the language, in running text of any of these
+LEAST_SHARE = 0.08  # in running text of any of these languages, more of the words are its function words
 MOST_OTHER_SCRIPT = 0.05  # of the lines; seen: 0.003 (KFTT)
 
 # The commonest short words of some languages. Those that two of them share only weaken the sign.
@@ -81,13 +82,16 @@ _EAST_ASIAN = {"CJK", "KANA", "HANGUL"}  # which Japanese mixes, and Korean may
 
 
 def check_languages(surveys: Sequence[Survey], languages: tuple[str, str]) -> list[Check]:
-    """Every set; `languages` are data.src_lang and data.tgt_lang, and `dev` is one of the sets.
+    """Check every set; `languages` are data.src_lang and data.tgt_lang, and `dev` is one of the sets.
 
     Raises InputError for what is not the code of a language.
     """
     codes = [language_of(code, f"data.{key}") for code, key in zip(languages, KEYS, strict=True)]
-    grams = [Trigrams.of([text for survey in surveys for text in survey.side(side)]) for side in (0, 1)]
-    evidence = sort_sides(grams[0], grams[1])
+
+    # Trigrams: the pairs of all sets are sorted together, one set after the other.
+    sources = [text for survey in surveys for text in survey.sources]
+    targets = [text for survey in surveys for text in survey.targets]
+    evidence = sort_sides(Trigrams.of(sources), Trigrams.of(targets))
 
     checks = []
     first = 0
@@ -96,6 +100,8 @@ def check_languages(surveys: Sequence[Survey], languages: tuple[str, str]) -> li
         first += len(survey.lines)
         checks += _check_sides(survey, Evidence(evidence.source[own], evidence.target[own]))
     checks += _check_profiles(surveys)
+
+    # Function words and scripts.
     for survey in surveys:
         for side, code in enumerate(codes):
             checks.append(_check_language(survey, side, code))
@@ -107,6 +113,8 @@ def check_languages(surveys: Sequence[Survey], languages: tuple[str, str]) -> li
 
 
 def _check_sides(survey: Survey, evidence: Evidence) -> list[Check]:
+    """Pairs whose sides are swapped, and pairs with both sides in one language."""
+    # What the trigrams of both sides say together.
     is_swapped = (evidence.source < -EVIDENCE) & (evidence.target > EVIDENCE)
     in_source_language = (evidence.source > EVIDENCE) & (evidence.target > EVIDENCE)
     in_target_language = (evidence.source < -EVIDENCE) & (evidence.target < -EVIDENCE)
@@ -114,22 +122,24 @@ def _check_sides(survey: Survey, evidence: Evidence) -> list[Check]:
 
     swapped = [survey.lines[index] for index in np.flatnonzero(is_swapped)]
     untranslated = [survey.lines[index] for index in np.flatnonzero(is_untranslated)]
+    share_swapped = len(swapped) / max(1, len(survey.lines))
     share_untranslated = len(untranslated) / max(1, len(survey.lines))
-    share = len(swapped) / max(1, len(survey.lines))
+
+    remedy = "exchange the two sides of these lines"
+    if share_swapped >= 0.9:
+        remedy = f"exchange data.{survey.name}.src and data.{survey.name}.tgt, or those of the other sets"
     return [
-        judged(
+        measured(
             "swapped sides",
             survey.name,
-            found=f"{percent(share)} of the pairs have their languages the other way round than most",
-            value=share,
+            found=f"{percent(share_swapped)} of the pairs have their languages the other way round than most",
+            value=share_swapped,
             limit=MOST_SWAPPED,
             level=Level.error,
-            remedy="exchange the two sides of these lines"
-            if share < 0.9
-            else f"exchange data.{survey.name}.src and data.{survey.name}.tgt, or those of the other sets",
-            places=[place(path, swapped) for path in dict.fromkeys(survey.paths)],
+            remedy=remedy,
+            places=survey.places(swapped),
         ),
-        judged(
+        measured(
             "untranslated pairs",
             survey.name,
             found=f"{percent(share_untranslated)} of the pairs have both sides in one language "
@@ -138,7 +148,7 @@ def _check_sides(survey: Survey, evidence: Evidence) -> list[Check]:
             limit=MOST_UNTRANSLATED,
             level=Level.error,
             remedy="drop these lines; data.filter.drop_identical=true drops exact copies",
-            places=[place(path, untranslated) for path in dict.fromkeys(survey.paths)],
+            places=survey.places(untranslated),
         ),
     ]
 
@@ -146,27 +156,30 @@ def _check_sides(survey: Survey, evidence: Evidence) -> list[Check]:
 def _check_profiles(surveys: Sequence[Survey]) -> list[Check]:
     """How far each side of each set is from that side of dev, on the way to dev's other side.
 
-    Two parts of one text are apart, too, the further the shorter it is and the more characters it has: what the halves
-    of dev come to is taken off.
+    Two parts of one text are some distance apart, too: the shorter the text and the more different characters it has,
+    the further. So the distance between the halves of dev is subtracted.
     """
     dev = next(survey for survey in surveys if survey.name == "dev")
     profiles = [_profile(dev.side(side)) for side in (0, 1)]
-    by_chance = [distance(_profile(dev.side(side)[::2]), _profile(dev.side(side)[1::2])) for side in (0, 1)]
-    between = distance(*profiles)
+    between_sides = distance(profiles[0], profiles[1])
+    between_halves = [_distance_of_halves(dev.side(side)) for side in (0, 1)]
+    if between_sides <= max(between_halves):
+        return []
 
     checks = []
     for survey in surveys:
-        if survey is dev or min(len(survey.lines), len(dev.lines)) < FEWEST_LINES or between <= max(by_chance):
+        if survey is dev or min(len(survey.lines), len(dev.lines)) < FEWEST_LINES:
             continue
         for side in (0, 1):
-            apart = distance(_profile(survey.side(side)), profiles[side])
-            found = max(0.0, apart - by_chance[side]) / (between - by_chance[side])
+            by_chance = between_halves[side]
+            from_dev = distance(_profile(survey.side(side)), profiles[side])
+            share = max(0.0, from_dev - by_chance) / (between_sides - by_chance)
             checks.append(
-                judged(
+                measured(
                     "language",
                     f"{survey.name} {SIDES[side]}",
-                    found=f"{found:.2f} of the way from dev's {SIDES[side]} to its other side, by trigrams",
-                    value=found,
+                    found=f"{share:.2f} of the way from dev's {SIDES[side]} to its other side, by trigrams",
+                    value=share,
                     limit=MOST_DISTANCE,
                     level=Level.error,
                     remedy=f"data.{survey.name} and data.dev differ in language on the {SIDES[side]} side, or in "
@@ -178,8 +191,14 @@ def _check_profiles(surveys: Sequence[Survey]) -> list[Check]:
 
 
 def _profile(texts: list[str]) -> Floats:
+    """How often each trigram occurs in some lines."""
     grams = Trigrams.of(texts)
     return grams.histogram(np.ones(grams.count))
+
+
+def _distance_of_halves(texts: list[str]) -> float:
+    """Between the even lines and the odd ones."""
+    return distance(_profile(texts[::2]), _profile(texts[1::2]))
 
 
 # ---- by function words ----------------------------------------------------------------------------------------------
@@ -187,6 +206,7 @@ def _profile(texts: list[str]) -> Floats:
 
 @cache
 def _languages_of_word() -> dict[str, list[str]]:
+    """The languages of each function word."""
     table: dict[str, list[str]] = {}
     for language, words in FUNCTION_WORDS.items():
         for word in words.split():
@@ -195,43 +215,55 @@ def _languages_of_word() -> dict[str, list[str]]:
 
 
 def _check_language(survey: Survey, side: int, code: str) -> Check:
-    """Function words of the side as a whole, and lines that have none of their own language but another's."""
+    """Function words of the side as a whole, and lines that have some of another language and none of their own."""
+    where = f"{survey.name} {SIDES[side]}"
     is_latin = _SCRIPT_OF_LANGUAGE.get(code, "LATIN") == "LATIN"
-    if code not in FUNCTION_WORDS and is_latin:  # its own words may be those of a neighbour that is known
-        found = f"the commonest words of {code} are not known here"
-        return passed("function words", f"{survey.name} {SIDES[side]}", found=found)
+    if code not in FUNCTION_WORDS and is_latin:  # it may share words with a neighbour whose words are known
+        return passed("function words", where, found=f"the commonest words of {code} are not known here")
 
-    table = _languages_of_word()
+    # Count function words by language, in all lines and line by line.
+    languages_of = _languages_of_word()
     total = Counter[str]()
-    words = 0
-    foreign = Counter[str]()
-    lines = []
+    total_words = 0
+    foreign_lines = []
+    foreign_languages = Counter[str]()
     for line, text in zip(survey.lines, survey.side(side), strict=True):
-        spoken = _WORD.findall(text.lower())
-        words += len(spoken)
-        total.update(language for word in spoken for language in table.get(word, ()))
-        counts = Counter(language for word in set(spoken) for language in table.get(word, ()))
-        if counts and not counts[code] and counts.most_common(1)[0][1] >= LEAST_WORDS:
-            foreign[counts.most_common(1)[0][0]] += 1
-            lines.append(line)
+        words = _WORD.findall(text.lower())
+        total_words += len(words)
+        total.update(language for word in words for language in languages_of.get(word, ()))
 
-    share = len(lines) / max(1, len(survey.lines))
-    best = total.most_common(1)[0][0] if total else code
-    described = ", ".join(f"{count:,} look like {language}" for language, count in foreign.most_common(2))
+        counts = Counter(language for word in set(words) for language in languages_of.get(word, ()))
+        if not counts or counts[code]:
+            continue
+        language, different_words = counts.most_common(1)[0]
+        if different_words >= LEAST_WORDS:
+            foreign_lines.append(line)
+            foreign_languages[language] += 1
+
+    # Single lines of another language.
+    share = len(foreign_lines) / max(1, len(survey.lines))
     found = f"{percent(share)} of the lines have function words of another language only"
-    is_other = best != code and code in FUNCTION_WORDS and total[best] > max(LEAST_SHARE * words, 3 * total[code])
+
+    # The whole text in another language.
+    best = total.most_common(1)[0][0] if total else code
+    is_clear = total[best] > max(LEAST_SHARE * total_words, 3 * total[code])
+    is_other = best != code and code in FUNCTION_WORDS and is_clear
     if is_other:
         found += f"; the text as a whole looks like {best}, not {code}"
-    return judged(
+
+    if foreign_languages:
+        named = [f"{count:,} look like {language}" for language, count in foreign_languages.most_common(2)]
+        found += f" ({', '.join(named)})"
+    return measured(
         "function words",
-        f"{survey.name} {SIDES[side]}",
-        found=f"{found} ({described})" if described else found,
+        where,
+        found=found,
         value=max(share, float(is_other)),
         limit=MOST_FOREIGN,
         level=Level.error,
         remedy=f"data.{KEYS[side]}={code} must be the language of {survey.paths[side]}: name the right file, "
         "or drop these lines",
-        places=[place(survey.paths[side], lines)],
+        places=[place(survey.paths[side], foreign_lines)],
     )
 
 
@@ -249,29 +281,39 @@ def _script_of(character: str) -> str:
 
 def _check_script(survey: Survey, side: int, code: str) -> Check:
     """Lines whose letters are mostly of another script than the language's, or where that is not known, the side's."""
-    scripts = [Counter(filter(None, map(_script_of, text))) for text in survey.side(side)]
+    # Letters by script, in each line and in all.
+    letters_of_lines = [Counter(filter(None, map(_script_of, text))) for text in survey.side(side)]
     total = Counter[str]()
-    for counts in scripts:
-        total.update(counts)
-    usual = total.most_common(1)
-    wanted = _SCRIPT_OF_LANGUAGE.get(code) or (usual[0][0] if usual else "LATIN")
-    accepted = _EAST_ASIAN if wanted in _EAST_ASIAN else {wanted}
+    for letters in letters_of_lines:
+        total.update(letters)
 
-    others = Counter[str]()
+    # The script that the side should have.
+    commonest = total.most_common(1)[0][0] if total else "LATIN"
+    expected = _SCRIPT_OF_LANGUAGE.get(code, commonest)
+    accepted = _EAST_ASIAN if expected in _EAST_ASIAN else {expected}
+
+    # The lines that have another.
     lines = []
-    for line, counts in zip(survey.lines, scripts, strict=True):
-        if counts and counts.most_common(1)[0][0] not in accepted:
-            others[counts.most_common(1)[0][0]] += 1
+    other_scripts = Counter[str]()
+    for line, letters in zip(survey.lines, letters_of_lines, strict=True):
+        if not letters:
+            continue
+        script = letters.most_common(1)[0][0]
+        if script not in accepted:
             lines.append(line)
+            other_scripts[script] += 1
+
     share = len(lines) / max(1, len(survey.lines))
-    described = f", mostly {others.most_common(1)[0][0].capitalize()}" if others else ""
-    return judged(
+    found = f"{percent(share)} of the lines are in another script than {expected.capitalize()}"
+    if other_scripts:
+        found += f", mostly {other_scripts.most_common(1)[0][0].capitalize()}"
+    return measured(
         "script",
         f"{survey.name} {SIDES[side]}",
-        found=f"{percent(share)} of the lines are in another script than {wanted.capitalize()}{described}",
+        found=found,
         value=share,
         limit=MOST_OTHER_SCRIPT,
         level=Level.error,
-        remedy=f"data.{KEYS[side]}={code} is not written so: name the right file, or drop these lines",
+        remedy=f"data.{KEYS[side]}={code} is written in another script: name the right file, or drop these lines",
         places=[place(survey.paths[side], lines)],
     )

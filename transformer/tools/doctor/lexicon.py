@@ -1,5 +1,7 @@
 """Which words translate which: IBM model 1 (Brown et al., 1993, section 4.1), learned from a sample in a second.
 
+    sentences -> Bags, words as numbers -> Links of the words of sentence pairs -> Lexicon.learn -> Lexicon.gains
+
 A sentence is the set of its words, cut to their first letters, so that the forms of a word are one; where a script
 writes no spaces, a character is a word. The probabilities t(target word | source word) lie in a table that is
 addressed by a hash of the two words: memory does not grow with the vocabulary, and two pairs of words that meet in a
@@ -15,7 +17,8 @@ import numpy.typing as npt
 
 from transformer.data.store import Ids
 
-TABLE = 1 << 22  # cells
+TABLE_BITS = 22
+TABLE = 1 << TABLE_BITS  # cells
 ROUNDS = 4  # of expectation maximisation
 LEAST = 0.01  # a smaller probability is cleared
 SMOOTHING = 0.1  # share of the word's own frequency in what a sentence predicts
@@ -43,43 +46,51 @@ def words_of(text: str) -> list[str]:
 class Bags:
     """Sentences as sets of words: the words of all sentences end to end, and where each sentence begins."""
 
-    words: Ids
-    starts: Ids
-    counts: Ids
+    words: Ids  # numbers of words
+    starts: Ids  # of each sentence, in `words`
+    counts: Ids  # words of each sentence
 
     @classmethod
     def of(cls, texts: Iterable[str], numbers: dict[str, int], *, has_null: bool) -> "Bags":
-        """Number the words, in `numbers`, which grows; `has_null` puts the empty word 0 into every sentence."""
-        null = [0] if has_null else []
-        sentences = [
-            null + [numbers.setdefault(word, len(numbers)) for word in words_of(text)[:MOST_WORDS]] for text in texts
-        ]
+        """Number the words; new ones are added to `numbers`. `has_null` puts the empty word 0 into every sentence."""
+        sentences = []
+        for text in texts:
+            words = words_of(text)[:MOST_WORDS]
+            numbered = [numbers.setdefault(word, len(numbers)) for word in words]
+            sentences.append([0, *numbered] if has_null else numbered)
+
         counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        words = np.fromiter((word for sentence in sentences for word in sentence), np.int64, int(counts.sum()))
-        return cls(words=words, starts=counts.cumsum() - counts, counts=counts)
+        all_words = np.fromiter((word for sentence in sentences for word in sentence), np.int64, int(counts.sum()))
+        return cls(words=all_words, starts=counts.cumsum() - counts, counts=counts)
 
 
 @dataclass(frozen=True)
 class _Links:
-    """Every link of a word of a target sentence with a word of its source sentence."""
+    """Every link of a target token with a word of its source sentence; a token is a word of one target sentence."""
 
-    cells: Ids  # where the probability of the two words is
-    sources: Ids  # the source word
-    tokens: Ids  # the number of the target word among those of all pairs
-    token_words: Ids  # of each target word its number in the vocabulary
-    token_pairs: Ids  # of each target word its pair
-    token_links: Ids  # of each target word its links
+    # For each link:
+    cells: Ids  # where the table has the probability of its two words
+    sources: Ids  # its source word
+    tokens: Ids  # its target token, counted over all pairs
+    # For each target token:
+    token_words: Ids  # its word
+    token_pairs: Ids  # its sentence pair
+    token_links: Ids  # the number of its links
 
     @classmethod
     def of(cls, source: Bags, target: Bags, *, left: Ids, right: Ids) -> "_Links":
         """The links of the sentence pairs `(left[k], right[k])`."""
+        # The target tokens of all pairs, one pair after the other.
         counts = target.counts[right]
         token_pairs = np.repeat(np.arange(len(left)), counts)
-        token_words = target.words[np.repeat(target.starts[right], counts) + _within(counts)]
+        token_places = np.repeat(target.starts[right], counts) + _within(counts)
+        token_words = target.words[token_places]
 
+        # Each token is linked with every word of its source sentence.
         token_links = source.counts[left][token_pairs]
         tokens = np.repeat(np.arange(len(token_words)), token_links)
-        sources = source.words[np.repeat(source.starts[left][token_pairs], token_links) + _within(token_links)]
+        source_places = np.repeat(source.starts[left][token_pairs], token_links) + _within(token_links)
+        sources = source.words[source_places]
         return cls(
             cells=_cells(sources, token_words[tokens]),
             sources=sources,
@@ -91,41 +102,46 @@ class _Links:
 
 
 def _within(counts: Ids) -> Ids:
-    """0, 1, ... for each of so many stretches: [2, 3] -> [0, 1, 0, 1, 2]."""
+    """The places inside stretches of these lengths: [2, 3] -> [0, 1, 0, 1, 2]."""
     ends = counts.cumsum()
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total) - np.repeat(ends - counts, counts)
 
 
 def _cells(sources: Ids, targets: Ids) -> Ids:
+    """A hash of each source word with its target word."""
     mixed = sources.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + targets.astype(np.uint64)
     mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    return (mixed >> np.uint64(64 - 22)).astype(np.int64)
+    return (mixed >> np.uint64(64 - TABLE_BITS)).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """What was learned from some sentence pairs."""
+    """The translation probabilities and word frequencies of some sentence pairs."""
 
     probabilities: Floats  # (TABLE,): t(target word | source word), by cell
-    frequencies: Floats  # of each target word among all; 0 where it was not met
+    frequencies: Floats  # (vocabulary,): the share of each word in the target tokens; 0 where it did not occur
 
     @classmethod
     def learn(cls, source: Bags, target: Bags, *, left: Ids, right: Ids, vocabulary: int) -> "Lexicon":
         """Learn from the pairs `(left[k], right[k])`; words are numbered below `vocabulary`."""
         links = _Links.of(source, target, left=left, right=right)
+
         table = np.ones(TABLE)
         for _ in range(ROUNDS):
+            # Expectation: how much of its target token each link explains.
             weights = table[links.cells]
-            weights /= sums_of(links.tokens, weights, size=0)[links.tokens]  # how much of the target word each explains
+            weights /= sums_of(links.tokens, weights, size=0)[links.tokens]
+
+            # Maximisation: each source word's links, by target word, over all its links.
             counts = sums_of(links.cells, weights, size=TABLE)
             totals = sums_of(links.sources, weights, size=vocabulary)
             table = np.zeros(TABLE)
             table[links.cells] = np.minimum(1.0, counts[links.cells] / totals[links.sources])
         table[table < LEAST] = 0.0
 
-        met = np.bincount(links.token_words, minlength=vocabulary)
-        return cls(probabilities=table, frequencies=met / max(1, met.sum()))
+        occurrences = np.bincount(links.token_words, minlength=vocabulary)
+        return cls(probabilities=table, frequencies=occurrences / max(1, occurrences.sum()))
 
     def gains(self, source: Bags, target: Bags, *, left: Ids, right: Ids) -> Floats:
         """How much better the source sentence predicts the words of the target sentence than their frequency does.
@@ -135,17 +151,22 @@ class Lexicon:
         """
         links = _Links.of(source, target, left=left, right=right)
         tokens = len(links.token_words)
+
+        # The probability of each target token, given its source sentence.
         explained = sums_of(links.tokens, self.probabilities[links.cells], size=tokens)
         explained /= np.maximum(1, links.token_links)
 
-        usual = np.append(
-            self.frequencies, np.zeros(max(0, int(target.words.max(initial=0)) + 1 - len(self.frequencies)))
-        )
-        usual = usual[links.token_words]
-        is_known = usual > 0.0
-        ratio = np.ones(tokens)
-        ratio[is_known] = SMOOTHING + (1.0 - SMOOTHING) * explained[is_known] / usual[is_known]
+        # Its frequency: 0 for words that are newer than the lexicon.
+        vocabulary = int(target.words.max(initial=0)) + 1
+        newer_words = np.zeros(max(0, vocabulary - len(self.frequencies)))
+        frequency = np.append(self.frequencies, newer_words)[links.token_words]
 
+        # The first over the second, for known words.
+        is_known = frequency > 0.0
+        ratio = np.ones(tokens)
+        ratio[is_known] = SMOOTHING + (1.0 - SMOOTHING) * explained[is_known] / frequency[is_known]
+
+        # The mean of the logarithms, pair by pair.
         sums = sums_of(links.token_pairs, np.log(ratio), size=len(left))
         known = np.bincount(links.token_pairs, is_known, minlength=len(left))
         return np.where(known > 0, sums / np.maximum(1, known), np.nan)

@@ -1,7 +1,10 @@
-"""Tokenizer and plan: what becomes of the text in pieces, and of the pieces in steps.
+"""Checks of the tokenizer and of the plan: what becomes of the text in pieces, and of the pieces in steps.
 
-The corpus is prepared by the code that training uses, and what that reports is used here; only what it does not look at
-is measured: the source's way through the tokenizer, how much is unknown, what the vocabulary is spent on.
+    text -> check_characters -> prepare, as training does it -> check_pieces, check_lengths   sampled text, in pieces
+                                                                check_dropped, check_plan     prepared corpus, in steps
+
+What preparing reports is used as it is. Measured here is what it leaves out: how much of the text is unknown to the
+tokenizer, whether the source comes back from it, and what the vocabulary is spent on.
 """
 
 import re
@@ -11,12 +14,11 @@ from transformer.config.jobs import TrainJob
 from transformer.data.prepare import Prepared
 from transformer.data.round_trip import RoundTrip
 from transformer.data.tokenizer import Tokenizer
-from transformer.tools.doctor.findings import Check, Level, failed, judged, passed, percent, place
-from transformer.tools.doctor.survey import Survey
+from transformer.tools.doctor.findings import Check, Level, failed, measured, passed, percent, place
+from transformer.tools.doctor.survey import SIDES, Survey
 from transformer.training.preview import Preview, describe_preview
 from transformer.vocabulary import EOS, UNK
 
-SIDES = ("source", "target")
 MOST_TEXTS = 10_000  # of a side that are cut into pieces
 
 # Behind each limit stands the most that was seen on sound corpora, with the settings of their experiments.
@@ -37,13 +39,14 @@ def check_characters(surveys: Sequence[Survey], job: TrainJob) -> Check:
         if survey.is_training:
             characters.update(*survey.sources, *survey.targets)
 
-    found = f"{len(characters):,} different characters in the training text, {job.tokenizer.vocab_size:,} pieces"
-    if job.tokenizer.model is not None or job.init_from is not None:
+    is_given = job.tokenizer.model is not None or job.init_from is not None
+    if is_given:
         return passed("characters", "vocabulary", found=f"{len(characters):,}, and a tokenizer that is given")
-    return judged(
+
+    return measured(
         "characters",
         "vocabulary",
-        found=found,
+        found=f"{len(characters):,} different characters in the training text, {job.tokenizer.vocab_size:,} pieces",
         value=len(characters) / job.tokenizer.vocab_size,
         limit=MOST_SINGLE if job.tokenizer.character_coverage == 1.0 else 1.0,
         level=Level.error,
@@ -54,12 +57,13 @@ def check_characters(surveys: Sequence[Survey], job: TrainJob) -> Check:
 
 
 def check_pieces(surveys: Sequence[Survey], tokenizer: Tokenizer) -> list[Check]:
-    """Unknown pieces and the way back, of each side of each set; what the vocabulary consists of."""
-    pieces = [tokenizer.piece(index) for index in range(EOS + 1, tokenizer.vocab_size)]
-    is_byte = {index for index, piece in enumerate(pieces, EOS + 1) if _BYTE.fullmatch(piece)}
-    single = sum(len(piece) == 1 for piece in pieces) + len(is_byte)
+    """What the vocabulary consists of, and for each side of each set its unknown pieces, its bytes and its way back."""
+    pieces = {index: tokenizer.piece(index) for index in range(EOS + 1, tokenizer.vocab_size)}
+    bytes_ids = {index for index, piece in pieces.items() if _BYTE.fullmatch(piece)}
+    single = sum(len(piece) == 1 for piece in pieces.values()) + len(bytes_ids)
+
     checks = [
-        judged(
+        measured(
             "single characters",
             "vocabulary",
             found=f"{single:,} of {tokenizer.vocab_size:,} pieces are single characters or bytes",
@@ -73,26 +77,32 @@ def check_pieces(surveys: Sequence[Survey], tokenizer: Tokenizer) -> list[Check]
     ]
     for survey in surveys:
         for side in (0, 1):
-            checks += _check_side(survey, side, tokenizer, is_byte)
+            checks += _check_side(survey, side, tokenizer=tokenizer, bytes_ids=bytes_ids)
     return checks
 
 
-def _check_side(survey: Survey, side: int, tokenizer: Tokenizer, is_byte: set[int]) -> list[Check]:
+def _check_side(survey: Survey, side: int, *, tokenizer: Tokenizer, bytes_ids: set[int]) -> list[Check]:
+    """Cut the texts of one side into pieces, and look at these; `bytes_ids` are the pieces that stand for a byte."""
+    # Encode, a sample where there are many.
     stride = -(-len(survey.lines) // MOST_TEXTS) or 1
     texts = survey.side(side)[::stride]
     lines = survey.lines[::stride]
     encoded = tokenizer.encode(texts)
+
+    # Count.
     total = max(1, sum(map(len, encoded)))
     characters = sum(map(len, texts))
     unknown = sum(ids.count(UNK) for ids in encoded)
-    spelled = sum(index in is_byte for ids in encoded for index in ids)
+    spelled = sum(index in bytes_ids for ids in encoded for index in ids)
+    lines_with_unknown = [line for line, ids in zip(lines, encoded, strict=True) if UNK in ids]
+
+    # Decode again.
     trip = RoundTrip.of(texts, tokenizer)
-    shown = f", such as {trip.example.text!r} -> {trip.example.decoded!r}" if trip.example else ""
+    example = f", such as {trip.example.text!r} -> {trip.example.decoded!r}" if trip.example else ""
 
     where = f"{survey.name} {SIDES[side]}"
-    with_unknown = [line for line, ids in zip(lines, encoded, strict=True) if UNK in ids]
     return [
-        judged(
+        measured(
             "unknown pieces",
             where,
             found=f"{percent(unknown / total)} of {total:,} pieces, of {characters / total:.2f} characters each",
@@ -101,9 +111,9 @@ def _check_side(survey: Survey, side: int, tokenizer: Tokenizer, is_byte: set[in
             level=Level.error,
             remedy="tokenizer.byte_fallback=true spells them as bytes; or raise tokenizer.vocab_size and "
             "tokenizer.character_coverage=1.0",
-            places=[place(survey.paths[side], with_unknown)],
+            places=[place(survey.paths[side], lines_with_unknown)],
         ),
-        judged(
+        measured(
             "pieces of bytes",
             where,
             found=f"{percent(spelled / total)} of {total:,} pieces are bytes",
@@ -113,10 +123,10 @@ def _check_side(survey: Survey, side: int, tokenizer: Tokenizer, is_byte: set[in
             remedy="raise tokenizer.vocab_size or tokenizer.character_coverage: characters are spelled out",
             places=[],
         ),
-        judged(
+        measured(
             "round trip",
             where,
-            found=f"{trip.changed:,} of {trip.checked:,} sentences do not come back from the tokenizer{shown}",
+            found=f"{trip.changed:,} of {trip.checked:,} sentences do not come back from the tokenizer{example}",
             value=trip.changed / max(1, trip.checked),
             limit=MOST_CHANGED,
             level=Level.warning,
@@ -130,47 +140,52 @@ def _check_side(survey: Survey, side: int, tokenizer: Tokenizer, is_byte: set[in
 
 
 def check_lengths(surveys: Sequence[Survey], job: TrainJob, tokenizer: Tokenizer) -> list[Check]:
-    """The longest sentences of each set against the step, and of an evaluation set against the model's positions."""
+    """The longest sentences of a training set against the step, of an evaluation set against the model's positions."""
     checks = []
     for survey in surveys:
-        limit = job.train.tokens_per_step if survey.is_training else job.model.max_positions
-        key = "train.tokens_per_step" if survey.is_training else "model.max_positions"
-        lengths = [_tokens(tokenizer, source, target) for _, source, target in survey.longest]
-        longest = max(lengths, default=0)
-        found = f"the longest sentence has {longest:,} tokens; {key}={limit:,}"
-        too_long = [line for (line, _, _), length in zip(survey.longest, lengths, strict=True) if length > limit]
-        if too_long:
-            checks.append(
-                failed(
-                    "longest sentence",
-                    survey.name,
-                    found=found,
-                    level=Level.warning,
-                    remedy="split these lines: line ends are missing there, and what is longer than "
-                    f"data.filter.max_length={job.data.filter.max_length} is not trained on"
-                    if survey.is_training
-                    else "split these lines: what is longer is cut off",
-                    places=[place(path, too_long) for path in dict.fromkeys(survey.paths)],
-                )
+        if survey.is_training:
+            key = "train.tokens_per_step"
+            limit = job.train.tokens_per_step
+            remedy = (
+                "split these lines: line ends are missing there, and what is longer than "
+                f"data.filter.max_length={job.data.filter.max_length} is not trained on"
             )
         else:
-            checks.append(passed("longest sentence", survey.name, found=found))
+            key = "model.max_positions"
+            limit = job.model.max_positions
+            remedy = "split these lines: what is longer is cut off"
+
+        lengths = {line: _tokens(tokenizer, source, target) for line, source, target in survey.longest}
+        longest = max(lengths.values(), default=0)
+        too_long = [line for line, length in lengths.items() if length > limit]
+
+        found = f"the longest sentence has {longest:,} tokens; {key}={limit:,}"
+        if too_long:
+            places = survey.places(too_long)
+            check = failed(
+                "longest sentence", survey.name, found=found, level=Level.warning, remedy=remedy, places=places
+            )
+        else:
+            check = passed("longest sentence", survey.name, found=found)
+        checks.append(check)
     return checks
 
 
 def _tokens(tokenizer: Tokenizer, source: str, target: str) -> int:
+    """The tokens of a pair's longer side, with the end mark."""
     return max(len(ids) for ids in tokenizer.encode([source, target])) + 1
 
 
 def check_dropped(prepared: Prepared, job: TrainJob) -> Check:
-    """The pairs that the filters drop for their lengths, as preparing has counted them."""
+    """The pairs that the filters drop because of their lengths, as preparing has counted them."""
     report = prepared.report
     reasons = ("empty", "no_pieces", "too_long", "ratio")
     dropped = {reason: report.dropped[reason] for reason in reasons}
     share = sum(dropped.values()) / max(1, report.pairs_read)
+
     counted = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
     filters = job.data.filter
-    return judged(
+    return measured(
         "dropped pairs",
         "plan",
         found=f"{percent(share)} of {report.pairs_read:,} pairs are dropped ({counted})",
@@ -184,13 +199,13 @@ def check_dropped(prepared: Prepared, job: TrainJob) -> Check:
 
 
 def check_plan(preview: Preview, job: TrainJob) -> Check:
-    """Padding, and how often the corpus is seen."""
+    """How much of a step is padding, and how often the training reads the corpus."""
     epochs = job.train.max_steps / preview.steps
-    described = describe_preview(preview)
-    return judged(
+    first_epoch, _, padding = describe_preview(preview)
+    return measured(
         "padding",
         "plan",
-        found=f"{described[0]}, so train.max_steps={job.train.max_steps:,} are {epochs:,.1f} epochs; {described[2]}",
+        found=f"{first_epoch}, so train.max_steps={job.train.max_steps:,} are {epochs:,.1f} epochs; {padding}",
         value=preview.padding_share,
         limit=MOST_PADDING,
         level=Level.warning,

@@ -14,7 +14,9 @@ from itertools import islice
 
 from transformer.data.corpus import Pair
 from transformer.data.source import Source
+from transformer.tools.doctor.findings import Place, place
 
+SIDES = ("source", "target")
 BLOCK = 50  # neighbouring pairs
 MOST_PAIRS = 30_000  # sampled
 MOST_TEXTS = 250_000  # different pairs among which copies are looked for
@@ -27,22 +29,25 @@ class Repeats:
     """Copies of a pair, among the pairs whose digest is a multiple of `stride`."""
 
     stride: int = 1
-    pairs: int = 0  # looked at
+    pairs: int = 0  # that were counted
     lines: list[int] = field(default_factory=list)  # of the first copies
     counts: dict[int, int] = field(default_factory=dict)  # of each different pair, by its digest
 
     def add(self, line: int, source: str, target: str) -> None:
-        """One more pair. Equal pairs are told by 8 bytes of BLAKE2, as the filter `drop_duplicates` does."""
+        """Count one more pair. Pairs are equal where 8 bytes of BLAKE2 are, as in the filter `drop_duplicates`."""
         text = f"{source.strip()}\n{target.strip()}".encode(errors="surrogatepass")
         digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
         if digest % self.stride:
             return
 
-        count = self.counts.get(digest, 0)
-        self.counts[digest] = count + 1
+        # Count it.
+        copies_before = self.counts.get(digest, 0)
+        self.counts[digest] = copies_before + 1
         self.pairs += 1
-        if count and len(self.lines) < MOST_PLACES:
+        if copies_before and len(self.lines) < MOST_PLACES:
             self.lines.append(line)
+
+        # Where there are too many different pairs, keep every other digest.
         if len(self.counts) > MOST_TEXTS:
             self.stride *= 2
             self.counts = {digest: count for digest, count in self.counts.items() if digest % self.stride == 0}
@@ -50,13 +55,15 @@ class Repeats:
 
     @property
     def share(self) -> float:
-        """Of the pairs, those that came before."""
-        return 1.0 - len(self.counts) / self.pairs if self.pairs else 0.0
+        """The share of pairs that are copies of an earlier one."""
+        if not self.pairs:
+            return 0.0
+        return 1.0 - len(self.counts) / self.pairs
 
 
 @dataclass
 class Overlap:
-    """Which sentences of an evaluation set a training set has, too: their lines in either."""
+    """The sentences of an evaluation set that are also in a training set: their lines in both."""
 
     sources: dict[int, int] = field(default_factory=dict)  # line of the evaluation set -> first line of training
     targets: dict[int, int] = field(default_factory=dict)
@@ -64,53 +71,56 @@ class Overlap:
 
 
 class KnownTexts:
-    """The sentences of the evaluation sets, to be met again in training text; case and outer spaces do not count."""
+    """The sentences of the evaluation sets, to be looked up in training text; case and outer spaces do not count."""
 
     def __init__(self, sets: Mapping[str, "Survey"]) -> None:
-        self._sources: dict[str, list[tuple[str, int]]] = {}  # text -> set and line of each place that has it
-        self._targets: dict[str, list[tuple[str, int]]] = {}
         self.names = list(sets)
+        self._sources: dict[str, list[tuple[str, int]]] = {}  # text -> the set and the line of each of its copies
+        self._targets: dict[str, list[tuple[str, int]]] = {}
         for name, survey in sets.items():
             for line, source, target in survey.pairs():
                 self._sources.setdefault(_key(source), []).append((name, line))
                 self._targets.setdefault(_key(target), []).append((name, line))
+        # Blank lines are equal, and say nothing.
         self._sources.pop("", None)
         self._targets.pop("", None)
 
-    def meet(self, line: int, source: str, target: str, overlaps: Mapping[str, Overlap]) -> None:
-        """Note where the sentences of a training pair are evaluation sentences."""
+    def note(self, line: int, source: str, target: str, overlaps: Mapping[str, Overlap]) -> None:
+        """Note in `overlaps`, by evaluation set, where the sentences of a training pair are evaluation sentences."""
         same_source = self._sources.get(_key(source), ())
         same_target = self._targets.get(_key(target), ())
-        for name, where in same_source:
-            overlaps[name].sources.setdefault(where, line)
-        for name, where in same_target:
-            overlaps[name].targets.setdefault(where, line)
-        for name, where in set(same_source) & set(same_target):
-            overlaps[name].pairs.setdefault(where, line)
+
+        for name, known_line in same_source:
+            overlaps[name].sources.setdefault(known_line, line)
+        for name, known_line in same_target:
+            overlaps[name].targets.setdefault(known_line, line)
+        for name, known_line in set(same_source) & set(same_target):
+            overlaps[name].pairs.setdefault(known_line, line)
 
 
 def _key(text: str) -> str:
+    """The form in which texts are compared."""
     return text.strip().casefold()
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What was read of a set."""
+    """What was read of a set: counts of all its pairs, and a sample of them."""
 
     name: str  # train, extra.NAME, dev or test.NAME
-    paths: tuple[str, str]  # of the source text and the target text; of a table, the same
+    paths: tuple[str, str]  # of the source text and the target text; a table is both
     pairs_read: int
-    lines: list[int]  # of each sampled pair its line, counted from 1
+    lines: list[int]  # of the sampled pairs, counted from 1
     sources: list[str]
     targets: list[str]
     repeats: Repeats
-    overlaps: dict[str, Overlap]  # with each evaluation set; of a training set
+    overlaps: dict[str, Overlap]  # of a training set with each evaluation set
     longest: list[tuple[int, str, str]]  # line, source and target of the longest pairs, by characters
 
     @property
     def is_training(self) -> bool:
         """Whether it is trained on."""
-        return self.name == "train" or self.name.startswith("extra.")
+        return is_training_set(self.name)
 
     def pairs(self) -> Iterable[tuple[int, str, str]]:
         """Line, source and target of each sampled pair."""
@@ -120,30 +130,43 @@ class Survey:
         """The sampled texts of one side; 0 is the source."""
         return self.targets if side else self.sources
 
+    def places(self, lines: Iterable[int]) -> list[Place]:
+        """These lines in the files of both sides; a table is named once."""
+        first_lines = list(lines)
+        return [place(path, first_lines) for path in dict.fromkeys(self.paths)]
 
-class _Blocks:
-    """Every `stride`-th block of neighbours, at most MOST_PAIRS pairs."""
+
+def is_training_set(name: str) -> bool:
+    """Whether the set of this name is trained on; the others are for evaluation."""
+    return name == "train" or name.startswith("extra.")
+
+
+class _BlockSample:
+    """Every `stride`-th block of neighbouring pairs, at most MOST_PAIRS pairs."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[int, list[Pair]]] = []  # the line of the first pair, and the pairs
         self._stride = 1
-        self._seen = 0
+        self._blocks_read = 0
 
     def add(self, line: int, block: list[Pair]) -> None:
-        if self._seen % self._stride == 0:
+        """Keep the next block, if it is its turn."""
+        if self._blocks_read % self._stride == 0:
             self.kept.append((line, block))
-        self._seen += 1
+        self._blocks_read += 1
+
+        # Where there are too many, keep every other one.
         if len(self.kept) * BLOCK > MOST_PAIRS:
             self.kept = self.kept[::2]
             self._stride *= 2
 
 
 def survey(name: str, source: Source, known: KnownTexts | None) -> Survey:
-    """Read a set once; `known` are the evaluation sentences that a training set is not to have.
+    """Read a set once; `known` are the evaluation sentences that a training set should not contain.
 
-    Evaluation sets are sampled whole, up to MOST_PAIRS pairs. Raises InputError where the text cannot be read.
+    A set of up to MOST_PAIRS pairs is sampled whole. Raises InputError where the text cannot be read.
     """
-    blocks = _Blocks()
+    blocks = _BlockSample()
     repeats = Repeats()
     overlaps = {name: Overlap() for name in known.names} if known else {}
     longest: list[tuple[int, str, str]] = []
@@ -157,20 +180,28 @@ def survey(name: str, source: Source, known: KnownTexts | None) -> Survey:
             line += 1
             repeats.add(line, left, right)
             if known:
-                known.meet(line, left, right, overlaps)
+                known.note(line, left, right, overlaps)
             if max(len(left), len(right)) > shortest_kept:
                 longest = sorted([*longest, (line, left, right)], key=_length, reverse=True)[:LONGEST]
                 shortest_kept = _length(longest[-1]) if len(longest) == LONGEST else 0
 
+    # The sampled blocks, end to end.
+    lines: list[int] = []
+    sources: list[str] = []
+    targets: list[str] = []
+    for first_line, block in blocks.kept:
+        lines += range(first_line, first_line + len(block))
+        sources += [left for left, _ in block]
+        targets += [right for _, right in block]
+
     paths = [str(path) for path in source.files.values()]
-    sampled = [(first + index, pair) for first, block in blocks.kept for index, pair in enumerate(block)]
     return Survey(
         name=name,
         paths=(paths[0], paths[-1]),
         pairs_read=line,
-        lines=[number for number, _ in sampled],
-        sources=[pair[0] for _, pair in sampled],
-        targets=[pair[1] for _, pair in sampled],
+        lines=lines,
+        sources=sources,
+        targets=targets,
         repeats=repeats,
         overlaps=overlaps,
         longest=longest,
@@ -178,5 +209,6 @@ def survey(name: str, source: Source, known: KnownTexts | None) -> Survey:
 
 
 def _length(item: tuple[int, str, str]) -> int:
+    """The characters of a pair's longer side."""
     _, source, target = item
     return max(len(source), len(target))

@@ -1,16 +1,17 @@
-"""What is wrong with the text itself: copies, duplicates, overlap, encoding, markup, and references of another kind.
+"""Checks of the text itself: copies, duplicates, overlap, encoding, markup, and sets that are written differently.
+
+These are the first checks of `command`: they look at what `survey` has read, and need no tokenizer and no model. Most
+measure the share of lines with one kind of fault, against one limit.
 
 Behind each limit stands the most that was seen on sound corpora: Multi30k en-de and en-fr, Tatoeba, newstest2013, KFTT.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from transformer.config.settings import FilterConfig
-from transformer.tools.doctor.findings import Check, Level, Place, judged, percent, place
-from transformer.tools.doctor.survey import Survey
-
-SIDES = ("source", "target")
+from transformer.tools.doctor.findings import Check, Level, measured, percent, place
+from transformer.tools.doctor.survey import SIDES, Survey
 
 MOST_COPIES = 0.01  # seen: 0.0001; Ott et al. (2018, "Analyzing uncertainty") find that few percent harm beam search
 MOST_REPEATS = 0.1  # seen: 0.028 (KFTT)
@@ -38,15 +39,20 @@ _DOUBLE = re.compile("[\u00c2-\u00f4][\u0080-\u00bf" + re.escape("".join(map(chr
 
 
 def check_text(surveys: Sequence[Survey], filters: FilterConfig) -> list[Check]:
-    """Every set by itself, the training sets against the others, and the others against `train`."""
+    """Check every set by itself, the training sets against the evaluation sets, and every set against `train`.
+
+    `train` is the first of the surveys.
+    """
     train = surveys[0]
+    evaluation = [survey for survey in surveys if not survey.is_training]
+
     checks = []
     for survey in surveys:
         checks.append(_check_copies(survey, filters))
         if survey.is_training:
             checks.append(_check_repeats(survey, filters))
-            for other in surveys:
-                checks += [] if other.is_training else _check_overlap(survey, other)
+            for other in evaluation:
+                checks += _check_overlap(survey, other)
         for side in (0, 1):
             checks += _check_lines(survey, side)
             if survey is not train:
@@ -58,77 +64,104 @@ def check_text(surveys: Sequence[Survey], filters: FilterConfig) -> list[Check]:
 
 
 def _check_copies(survey: Survey, filters: FilterConfig) -> Check:
-    """Pairs whose target is the source; a name or a number may be."""
+    """Pairs whose target equals the source; short ones, such as names and numbers, may."""
     copies = [
         line
         for line, source, target in survey.pairs()
         if source.strip() == target.strip() and len(source) >= FEWEST_CHARACTERS
     ]
     share = len(copies) / max(1, len(survey.lines))
+
     is_filtered = survey.is_training and filters.drop_identical
-    return judged(
+    found = f"{percent(share)} of the targets are their sources"
+    if is_filtered:
+        found += ", which data.filter drops"
+
+    return measured(
         "copied sources",
         survey.name,
-        found=f"{percent(share)} of the targets are their sources"
-        + (", which data.filter drops" if is_filtered else ""),
+        found=found,
         value=share,
         limit=1.0 if is_filtered else MOST_COPIES,
         level=Level.error,
         remedy="data.filter.drop_identical=true drops them" if survey.is_training else "name the file of translations",
-        places=_both(survey, copies),
+        places=survey.places(copies),
     )
 
 
 def _check_repeats(survey: Survey, filters: FilterConfig) -> Check:
+    """Pairs that are copies of an earlier pair."""
     repeats = survey.repeats
-    among = "" if repeats.stride == 1 else f" (among {repeats.pairs:,} pairs, sampled by their text)"
+
     is_filtered = filters.drop_duplicates
-    return judged(
+    found = f"{percent(repeats.share)} of the pairs came before"
+    if repeats.stride > 1:
+        found += f" (among {repeats.pairs:,} pairs, sampled by their text)"
+    if is_filtered:
+        found += ", which data.filter drops"
+
+    return measured(
         "duplicates",
         survey.name,
-        found=f"{percent(repeats.share)} of the pairs came before{among}"
-        + (", which data.filter drops" if is_filtered else ""),
+        found=found,
         value=repeats.share,
         limit=1.0 if is_filtered else MOST_REPEATS,
         level=Level.warning,
-        remedy="data.filter.drop_duplicates=true drops them, if they are not meant",
-        places=_both(survey, repeats.lines),
+        remedy="data.filter.drop_duplicates=true drops them, if they are not wanted",
+        places=survey.places(repeats.lines),
     )
 
 
 def _check_overlap(train: Survey, other: Survey) -> list[Check]:
     """Sentences of an evaluation set that are trained on: whole pairs, and on the side that has more of them."""
     overlap = train.overlaps[other.name]
-    texts = {line: (source, target) for line, source, target in other.pairs()}
-    size = max(1, len(other.lines))
+    of_pairs = _overlap_check(
+        train, other, "overlap", what="pairs", shared=overlap.pairs, texts=other.sources, limit=MOST_OVERLAP
+    )
 
-    def judge(name: str, what: str, met: dict[int, int], *, side: int, limit: float) -> Check:
-        lines = sorted(line for line in met if len(texts[line][side]) >= FEWEST_CHARACTERS)
-        return judged(
-            name,
-            f"{train.name} with {other.name}",
-            found=f"{percent(len(lines) / size)} of the {what} of {other.name} are in it, {len(lines):,} in all",
-            value=len(lines) / size,
-            limit=limit,
-            level=Level.error,
-            remedy=f"drop these lines from {train.name}: its scores on {other.name} would say nothing",
-            places=[
-                *(place(path, sorted(met[line] for line in lines)) for path in dict.fromkeys(train.paths)),
-                *(place(path, lines) for path in dict.fromkeys(other.paths)),
-            ],
-        )
+    has_more_targets = len(overlap.targets) > len(overlap.sources)
+    of_a_side = _overlap_check(
+        train,
+        other,
+        "overlap of a side",
+        what="targets" if has_more_targets else "sources",
+        shared=overlap.targets if has_more_targets else overlap.sources,
+        texts=other.targets if has_more_targets else other.sources,
+        limit=MOST_SIDE_OVERLAP,
+    )
+    return [of_pairs, of_a_side]
 
-    side = int(len(overlap.targets) > len(overlap.sources))
-    return [
-        judge("overlap", "pairs", overlap.pairs, side=0, limit=MOST_OVERLAP),
-        judge(
-            "overlap of a side",
-            "targets" if side else "sources",
-            overlap.targets if side else overlap.sources,
-            side=side,
-            limit=MOST_SIDE_OVERLAP,
-        ),
+
+def _overlap_check(
+    train: Survey,
+    other: Survey,
+    name: str,
+    *,
+    what: str,
+    shared: dict[int, int],
+    texts: list[str],
+    limit: float,
+) -> Check:
+    """`shared` has the lines of the evaluation set `other`, each with its line in `train`.
+
+    Of the evaluation set's `texts` short ones do not count: they recur by chance.
+    """
+    lines = [
+        line for line, text in zip(other.lines, texts, strict=True) if line in shared and len(text) >= FEWEST_CHARACTERS
     ]
+    training_lines = sorted(shared[line] for line in lines)
+    share = len(lines) / max(1, len(other.lines))
+
+    return measured(
+        name,
+        f"{train.name} with {other.name}",
+        found=f"{percent(share)} of the {what} of {other.name} are in it, {len(lines):,} in all",
+        value=share,
+        limit=limit,
+        level=Level.error,
+        remedy=f"drop these lines from {train.name}: its scores on {other.name} would say nothing",
+        places=[*train.places(training_lines), *other.places(lines)],
+    )
 
 
 # ---- lines ----------------------------------------------------------------------------------------------------------
@@ -146,47 +179,54 @@ def is_double_encoded(text: str) -> bool:
 
 
 def _check_lines(survey: Survey, side: int) -> list[Check]:
-    texts = survey.side(side)
+    """Lines of one side that were spoilt when the corpus was made."""
+    # The lines with each fault.
+    twice_encoded = []
+    lost = []
+    marked = []
+    beyond_ascii = 0
+    for line, text in zip(survey.lines, survey.side(side), strict=True):
+        if is_double_encoded(text):
+            twice_encoded.append(line)
+        if _LOST in text:
+            lost.append(line)
+        if _MARKUP.search(text) is not None:
+            marked.append(line)
+        if not text.isascii():
+            beyond_ascii += 1
+
     where = f"{survey.name} {SIDES[side]}"
     path = survey.paths[side]
-
-    def matching(test: Callable[[str], bool]) -> list[int]:
-        return [line for line, text in zip(survey.lines, texts, strict=True) if test(text)]
-
-    double = matching(is_double_encoded)
-    lost = matching(lambda text: _LOST in text)
-    marked = matching(lambda text: _MARKUP.search(text) is not None)
-    foreign = sum(not text.isascii() for text in texts)
-    count = max(1, len(texts))
+    count = max(1, len(survey.lines))
     return [
-        judged(
+        measured(
             "encoding",
             where,
-            found=f"{len(double):,} of {foreign:,} lines beyond ASCII are UTF-8 encoded twice",
-            value=len(double) / max(1, foreign),
+            found=f"{len(twice_encoded):,} of {beyond_ascii:,} lines beyond ASCII are UTF-8 encoded twice",
+            value=len(twice_encoded) / max(1, beyond_ascii),
             limit=MOST_MOJIBAKE,
             level=Level.error,
             remedy=f"decode it once: iconv -f utf-8 -t windows-1252 {path} > MENDED (or latin1)",
-            places=[place(path, double)],
+            places=[place(path, twice_encoded)],
         ),
-        judged(
+        measured(
             "lost characters",
             where,
             found=f"{percent(len(lost) / count)} of the lines have U+FFFD, in the place of a lost character",
             value=len(lost) / count,
             limit=MOST_LOST,
             level=Level.warning,
-            remedy="convert the file anew from where it came, or drop these lines",
+            remedy="convert the original file again, or drop these lines",
             places=[place(path, lost)],
         ),
-        judged(
+        measured(
             "markup",
             where,
-            found=f"{percent(len(marked) / count)} of the lines have tags, entities or marks of pieces",
+            found=f"{percent(len(marked) / count)} of the lines have tags, entities or subword marks",
             value=len(marked) / count,
             limit=MOST_MARKUP,
             level=Level.warning,
-            remedy="strip the tags and unescape the entities, in all sets alike; text must be raw",
+            remedy="strip the tags and unescape the entities, in all sets alike; give raw text",
             places=[place(path, marked)],
         ),
     ]
@@ -203,31 +243,29 @@ def _has_spaced_stop(text: str) -> bool:
     return text.rstrip().endswith((" .", " ?", " !"))
 
 
+# Each habit: the name of its check, what such a line has, its test, and the remedy where two sets differ.
 STYLES = (
     ("case", "capitals", _has_capital, "train and evaluate on text of the same case; sacreBLEU counts case"),
-    ("tokenisation", "a space before the last stop", _has_spaced_stop, "give raw text: it is not to be tokenised"),
+    ("tokenisation", "a space before the last stop", _has_spaced_stop, "give raw text, which is not tokenised"),
 )
 
 
 def _check_style(survey: Survey, train: Survey, side: int) -> list[Check]:
     """Whether an evaluation set, or more training text, is written as `train` is."""
     checks = []
-    for name, what, test, remedy in STYLES:
-        shares = [sum(map(test, of.side(side))) / max(1, len(of.lines)) for of in (survey, train)]
+    for name, what, has_habit, remedy in STYLES:
+        share = sum(map(has_habit, survey.side(side))) / max(1, len(survey.lines))
+        share_of_train = sum(map(has_habit, train.side(side))) / max(1, len(train.lines))
         checks.append(
-            judged(
+            measured(
                 name,
                 f"{survey.name} {SIDES[side]}",
-                found=f"{percent(shares[0])} of the lines have {what}, of train {percent(shares[1])}",
-                value=abs(shares[0] - shares[1]),
+                found=f"{percent(share)} of the lines have {what}, of train {percent(share_of_train)}",
+                value=abs(share - share_of_train),
                 limit=MOST_STYLE,
                 level=Level.error,
                 remedy=remedy,
-                places=[place(of.paths[side], of.lines) for of in (survey, train)],
+                places=[place(survey.paths[side], survey.lines), place(train.paths[side], train.lines)],
             )
         )
     return checks
-
-
-def _both(survey: Survey, lines: Sequence[int]) -> list[Place]:
-    return [place(path, lines) for path in dict.fromkeys(survey.paths)]

@@ -1,7 +1,11 @@
-"""Model and machine: whether the model can learn from what it is to see and from nothing else, and what that costs.
+"""Checks of the model and of the machine: whether the model can learn, only from what it may see, and at what cost.
 
-The model is the job's own, with its layers, widths and layout, and is updated by the step that training uses. Dropout
-is off, so that the numbers are the same each time.
+    check_leak      change target tokens; what is predicted before them must stay as it is
+    check_overfit   learn a few pairs by heart, with the step that training uses
+    check_cost      memory and disk against what this machine has; hours, from one micro-batch
+
+The model is the job's own, with its layers, widths and layout. In the first two checks dropout is off, so that the
+numbers are the same each time.
 """
 
 import shutil
@@ -25,8 +29,8 @@ from transformer.distributed import World
 from transformer.errors import InputError
 from transformer.layout import Packed
 from transformer.model.transformer import Transformer
-from transformer.records import Resolved
-from transformer.tools.doctor.findings import Check, Level, failed, judged, passed
+from transformer.records import MemoryCheck, Resolved
+from transformer.tools.doctor.findings import Check, Level, failed, measured, passed
 from transformer.training.optimizer import build_optimizer, rate_of
 from transformer.training.preview import Preview
 from transformer.training.state import TrainState, draw_model
@@ -35,11 +39,12 @@ from transformer.training.trial import check_memory
 
 PAIRS = 4  # that the model is to learn by heart
 LONGEST = 24  # tokens of each
-UPDATES = 200  # at most
+MOST_UPDATES = 200
 WARMUP = 20  # updates
 RATE = 0.005  # times d_model^-0.5: low enough for six post-norm layers without dropout
 LEARNED = 1 / 3  # of the loss at the start; to know no more than how often each piece occurs in the pairs leaves half
-LEAK = 1e-3  # by which a log-probability may change with a token to come: rounding, if anything
+NOT_FINITE = 1e9  # stands for a share of the loss that is no number: JSON has none for it
+MOST_LEAK = 1e-3  # by which a log-probability may change with a later token: rounding, if anything
 
 
 # ---- what the model sees --------------------------------------------------------------------------------------------
@@ -48,16 +53,17 @@ LEAK = 1e-3  # by which a log-probability may change with a token to come: round
 def check_leak(job: TrainJob, store: Store, *, vocab_size: int, batching: Batching, resolved: Resolved) -> Check:
     """Whether what a position predicts depends on tokens that come after it."""
     device = resolve_device(resolved.device)
-    model = draw_model(_without_dropout(job).model, seed=job.train.seed, vocab_size=vocab_size)
-    model = model.to(device, dtype_of(resolved.precision)).eval()
+    model = _model_without_dropout(job, resolved, vocab_size=vocab_size).eval()
+    batch = _pairs_to_learn(store, batching).to(device)
     with autocast(device, resolved.precision):
-        leak = largest_leak(model, _few(store, batching).to(device))
-    return judged(
+        leak = largest_leak(model, batch)
+
+    return measured(
         "causal mask",
         "model",
         found=f"a token to come changes what is predicted before it by {leak:.1g} at most, of log-probability",
         value=leak,
-        limit=LEAK,
+        limit=MOST_LEAK,
         level=Level.error,
         remedy="the decoder sees the answer, and will learn nothing: undo what was changed in the attention's mask",
         places=[],
@@ -69,28 +75,36 @@ def largest_leak(model: Transformer, batch: Batch) -> float:
 
     `model` and `batch` are on one device; only what is predicted before the changed tokens is compared.
     """
-    later = _later_half(batch)
+    # Other tokens in the second half of each target.
+    is_later = _is_in_later_half(batch)
     changed = batch.target_in.clone()
-    changed[later] = (changed[later] + 1) % model.vocab_size
+    changed[is_later] = (changed[is_later] + 1) % model.vocab_size
+
     with torch.no_grad():
         memory = model.encode(batch.source, batch.source_layout)
-        before, after = (
-            model.unembed(model.decode(tokens, batch.target_layout, memory=memory, memory_layout=batch.source_layout))
-            for tokens in (batch.target_in, changed)
-        )
-    difference = (before.float().log_softmax(-1) - after.float().log_softmax(-1)).abs().amax(-1)
-    return float(difference[~later & _is_token(batch)].max())
+        log_probs = _log_probs(model, batch.target_in, batch, memory)  # (B, T, V)
+        log_probs_changed = _log_probs(model, changed, batch, memory)
+
+    # What that changes in the first half.
+    difference = (log_probs - log_probs_changed).abs().amax(-1)  # (B, T)
+    return float(difference[~is_later & _is_token(batch)].max())
 
 
-def _later_half(batch: Batch) -> Tensor:
+def _log_probs(model: Transformer, tokens: Tensor, batch: Batch, memory: Tensor) -> Tensor:
+    """What the model predicts behind these target tokens of the batch, `(B, T, V)`."""
+    decoded = model.decode(tokens, batch.target_layout, memory=memory, memory_layout=batch.source_layout)
+    return model.unembed(decoded).float().log_softmax(-1)
+
+
+def _is_in_later_half(batch: Batch) -> Tensor:
     """The slots in the second half of each target sentence: bool, in the layout's shape."""
     layout = batch.target_layout
     if isinstance(layout, Packed):
-        later = torch.zeros_like(batch.target_in, dtype=torch.bool)
-        offsets = layout.offsets.tolist()
-        for start, end in pairwise(offsets):
-            later[(start + end + 1) // 2 : end] = True
-        return later & _is_token(batch)
+        is_later = torch.zeros_like(batch.target_in, dtype=torch.bool)
+        for start, end in pairwise(layout.offsets.tolist()):
+            is_later[(start + end + 1) // 2 : end] = True
+        return is_later & _is_token(batch)
+
     half = (layout.lengths + 1) // 2
     return (layout.positions() >= half.unsqueeze(1)) & layout.visible()
 
@@ -103,62 +117,69 @@ def _is_token(batch: Batch) -> Tensor:
     return layout.visible()
 
 
-def _few(store: Store, batching: Batching) -> Batch:
-    """A few pairs of a middling length, different ones, in the layout of the training."""
+def _pairs_to_learn(store: Store, batching: Batching) -> Batch:
+    """A few pairs of a middling length, in the layout of the training."""
     longer = store.lengths.max(axis=1)
     usual = min(LONGEST, int(np.median(longer)))
-    ids = np.argsort(np.abs(longer - usual), kind="stable")
-    chosen = ids[: 50 * PAIRS : 50] if len(ids) >= 50 * PAIRS else ids[:PAIRS]
+    by_length = np.argsort(np.abs(longer - usual), kind="stable")
+
+    # Neighbours in the corpus may be alike, so take every 50th where there are enough.
+    has_enough = len(by_length) >= 50 * PAIRS
+    chosen = by_length[: 50 * PAIRS : 50] if has_enough else by_length[:PAIRS]
+
     capacities = None
     if batching.capacities is not None:
-        source, target = (np.ceil(store.lengths[chosen].sum(axis=0) / SLOTS).astype(int) * SLOTS).tolist()
+        totals = store.lengths[chosen].sum(axis=0)
+        source, target = (np.ceil(totals / SLOTS).astype(int) * SLOTS).tolist()
         capacities = (source, target)
     return collate(store, np.sort(chosen), capacities, grouped=batching.grouped, kernel=batching.kernel)
 
 
-def _without_dropout(job: TrainJob) -> TrainJob:
-    model = replace(job.model, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0)
-    return replace(job, model=model)
+def _model_without_dropout(job: TrainJob, resolved: Resolved, *, vocab_size: int) -> Transformer:
+    """The job's model at its first step, on its device."""
+    config = replace(job.model, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0)
+    model = draw_model(config, seed=job.train.seed, vocab_size=vocab_size)
+    return model.to(resolve_device(resolved.device), dtype_of(resolved.precision))
 
 
-# ---- what it learns -------------------------------------------------------------------------------------------------
+# ---- what the model learns ------------------------------------------------------------------------------------------
 
 
 def check_overfit(job: TrainJob, store: Store, *, vocab_size: int, batching: Batching, resolved: Resolved) -> Check:
-    """Whether the model learns a few pairs by heart, for which all between the loss and the weights must work."""
+    """Whether the model learns a few pairs by heart: everything between the loss and the weights must work for that."""
     device = resolve_device(resolved.device)
-    precision = resolved.precision
-    model = draw_model(_without_dropout(job).model, seed=job.train.seed, vocab_size=vocab_size)
-    model = model.to(device, dtype_of(precision))
+    model = _model_without_dropout(job, resolved, vocab_size=vocab_size)
     objective = Objective(model, label_smoothing=0.0, loss_rows=resolved.loss_rows).train()
     optimizer = build_optimizer(model, job.train)
-    scaler = loss_scaler(device, precision)
-    batch = _few(store, batching)
+    scaler = loss_scaler(device, resolved.precision)
+    batch = _pairs_to_learn(store, batching)
     tokens = int((batch.target_out != 0).sum())
 
     losses: list[float] = []
-    while len(losses) < UPDATES and not (losses and losses[-1] < LEARNED * losses[0]):
+    for update in range(MOST_UPDATES):
+        warmth = min(1.0, (update + 1) / WARMUP)
         result = train_step(
             objective,
             optimizer,
-            _step(batch, index=len(losses), tokens=tokens),
+            _step(batch, index=update, tokens=tokens),
             scaler=scaler,
             world_size=1,
-            rate=RATE * job.model.d_model**-0.5 * min(1.0, (len(losses) + 1) / WARMUP),
+            rate=RATE * job.model.d_model**-0.5 * warmth,
             seed=job.train.seed,
             clip_norm=1.0,
             device=device,
-            precision=precision,
+            precision=resolved.precision,
         )
         losses.append(float(result.nll_sum) / tokens)
+        if losses[-1] < LEARNED * losses[0]:
+            break
 
     share = losses[-1] / losses[0]
-    found = f"{PAIRS} pairs, {tokens} tokens: loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} updates"
-    return judged(
+    return measured(
         "one batch",
         "model",
-        found=found,
-        value=share if np.isfinite(share) else float(10**9),
+        found=f"{PAIRS} pairs, {tokens} tokens: loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} updates",
+        value=share if np.isfinite(share) else NOT_FINITE,
         limit=LEARNED,
         level=Level.error,
         remedy="a model that cannot learn four pairs by heart learns no corpus: undo what was changed in the model, or "
@@ -168,6 +189,7 @@ def check_overfit(job: TrainJob, store: Store, *, vocab_size: int, batching: Bat
 
 
 def _step(batch: Batch, *, index: int, tokens: int) -> Step:
+    """A step that is one micro-batch."""
     return Step(
         epoch=0,
         index=index,
@@ -179,18 +201,21 @@ def _step(batch: Batch, *, index: int, tokens: int) -> Step:
     )
 
 
-# ---- what it costs --------------------------------------------------------------------------------------------------
+# ---- what the training costs ----------------------------------------------------------------------------------------
 
 
 def check_cost(
     job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_size: int, batching: Batching, preview: Preview
 ) -> list[Check]:
-    """Memory as training checks it, disk for the checkpoints, and the hours by one micro-batch that is timed."""
+    """Memory as training checks it, disk for the checkpoints, and hours from one micro-batch that is timed."""
+    # A model with its optimiser, as at the first step.
     device = resolve_device(resolved.device)
     state = TrainState.at_start(
         job.model, job.train, vocab_size=vocab_size, device=device, precision=resolved.precision, source=None
     )
     objective = Objective(state.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
+
+    # Memory, which may lower max_tokens.
     try:
         resolved, memory = check_memory(
             job,
@@ -206,36 +231,39 @@ def check_cost(
             failed("memory", "machine", found=str(error), level=Level.error, remedy="choose a smaller model", places=[])
         ]
 
+    # Disk and hours.
+    disk = _check_disk(job, state.checkpoint_bytes)
+    hours = _check_time(job, prepared.store, state, objective, batching=batching, preview=preview, resolved=resolved)
+    return [_check_memory(memory), disk, hours]
+
+
+def _check_memory(memory: MemoryCheck) -> Check:
     how = "by estimate" if memory.is_estimate else "in a trial"
-    checks = [
-        judged(
-            "memory",
-            "machine",
-            found=f"{memory.needed / 2**30:.2f} GiB {how} for a step of train.max_tokens={memory.max_tokens:,}; "
-            f"there are {memory.available / 2**30:.2f} GiB",
-            value=memory.needed / max(1, memory.available),
-            limit=1.0,
-            level=Level.error,
-            remedy="lower train.max_tokens, or let train.fit_memory=true find it",
-            places=[],
-        ),
-        _check_disk(job, state.checkpoint_bytes),
-    ]
-    return [
-        *checks,
-        _check_time(job, prepared.store, state, objective, batching=batching, preview=preview, resolved=resolved),
-    ]
+    return measured(
+        "memory",
+        "machine",
+        found=f"{memory.needed / 2**30:.2f} GiB {how} for a step of train.max_tokens={memory.max_tokens:,}; "
+        f"there are {memory.available / 2**30:.2f} GiB",
+        value=memory.needed / max(1, memory.available),
+        limit=1.0,
+        level=Level.error,
+        remedy="lower train.max_tokens, or let train.fit_memory=true find it",
+        places=[],
+    )
 
 
 def _check_disk(job: TrainJob, checkpoint_bytes: int) -> Check:
-    """The checkpoints that are kept at a time: the newest, the best, the one in progress, and the average's weights."""
+    """Room for the checkpoints that are kept at a time: the newest, the best, the one in progress, and the average."""
     kept = job.train.keep_last + job.train.keep_best + 1
     needed = (kept + 1) * checkpoint_bytes
+
+    # The run directory may not be there yet: its nearest parent is on the same disk.
     place = Path(job.run_dir).absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    return judged(
+
+    return measured(
         "disk",
         "machine",
         found=f"{needed / 2**30:.2f} GiB for {kept} checkpoints and the average; "
@@ -258,7 +286,7 @@ def _check_time(
     preview: Preview,
     resolved: Resolved,
 ) -> Check:
-    """The first micro-batch of the first step, twice: the first time is that of starting up."""
+    """The hours of the training, from the first micro-batch of its first step."""
     device = resolve_device(resolved.device)
     steps = load_steps(
         lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0), prefetch=0, device=device
@@ -267,6 +295,7 @@ def _check_time(
     steps.close()
     step = replace(step, micro_batches=step.micro_batches[:1])
 
+    # Twice, and the second time counts: the first one includes starting up.
     for _ in range(2):
         began = time.perf_counter()
         result = train_step(
@@ -282,22 +311,24 @@ def _check_time(
             precision=resolved.precision,
         )
         is_finite = bool(result.applied)  # waits for the device
-        seconds = time.perf_counter() - began
+        micro_batch_seconds = time.perf_counter() - began
 
-    a_step = seconds * preview.micro_batches
-    hours = a_step * job.train.max_steps / 3600
+    if not is_finite:
+        return failed(
+            "time",
+            "machine",
+            found="the gradient of the first micro-batch is not finite",
+            level=Level.error,
+            remedy="set train.precision=fp32",
+            places=[],
+        )
+
+    step_seconds = micro_batch_seconds * preview.micro_batches
+    hours = step_seconds * job.train.max_steps / 3600
     how = "one micro-batch, not compiled" if resolved.compile else "one micro-batch"
-    found = (
-        f"{a_step:.2f} s a step by {how}, so {hours:,.1f} hours for train.max_steps={job.train.max_steps:,}, "
-        "without validations"
-    )
-    if is_finite:
-        return passed("time", "machine", found=found)
-    return failed(
+    return passed(
         "time",
         "machine",
-        found="the gradient of the first micro-batch is not finite",
-        level=Level.error,
-        remedy="set train.precision=fp32",
-        places=[],
+        found=f"{step_seconds:.2f} s a step by {how}, so {hours:,.1f} hours for "
+        f"train.max_steps={job.train.max_steps:,}, without validations",
     )

@@ -1,7 +1,11 @@
-"""`transformer export`: a model of a run in the files of another library, checked before they get their name.
+"""`transformer export`: writes the model of a run in the files of another library, and checks it there.
 
-The directory is written under a temporary name, the model in it is run by its library beside ours, and only then is it
-renamed. So whatever has the name is complete and was checked.
+    run -> Original -> ExportFormat.write -> a folder with a temporary name
+                       ExportFormat.load  -> a Peer, which runs the exported model
+    Original, Peer and sentences -> parity.compare -> Parity -> the folder gets its name
+
+`peer` says what a format is; `ctranslate2`, `marian` and `onnx` are the three of them, on the weights that `weights`
+folds. A folder with the final name is complete, and was checked.
 """
 
 import os
@@ -56,7 +60,7 @@ class ParityError(Exception):
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how exactly it computes what the model of the run computes."""
+    """What was written, and how exactly it agrees with the model of the run."""
 
     output: str
     run_dir: str
@@ -64,7 +68,7 @@ class Exported:
     to: Target
     quantization: Quantization
     megabytes: float
-    checked_on: str  # a set of the run, or a file
+    checked_on: str  # the set of the run, or the file, with the sentences
     parity: Parity
 
 
@@ -75,7 +79,7 @@ def export(job: ExportJob) -> Exported:
     is there already, and where there is no model or no sentence to check it with; CheckpointError where the model is
     damaged; StorageError where the output cannot be written; ParityError where the check fails.
     """
-    # What can be refused without reading a model.
+    # Refuse what can be refused without reading a model.
     export_format = FORMATS[job.to]
     output = Path(job.output or f"{job.run_dir}-{job.to.value}")
     _check_output(output)
@@ -84,7 +88,7 @@ def export(job: ExportJob) -> Exported:
     checkpoint = find_checkpoint(run.path, job.checkpoint)
     check_expressible(checkpoint.settings("model", ModelConfig), job.to)
 
-    # The model, and what it is checked with.
+    # Read the model, and the sentences to check it with.
     threads = resolve_threads(job.threads)
     torch.set_num_threads(threads)
     translator = build_translator(run.path, checkpoint, search=job.search, device=Device.cpu, precision=Precision.fp32)
@@ -92,30 +96,38 @@ def export(job: ExportJob) -> Exported:
     sentences = choose_sentences(pairs, translator=translator, count=job.sentences)
     if not sentences:
         raise InputError(f"{checked_on}: no sentence to check the export with: name a file with src=FILE")
+
+    # What the format needs to know.
     data = checkpoint.settings("data", DataConfig)
+    exponent = exponent_near(mean_length(sentences, translator), translator.search.length_penalty)
     original = Original(
         translator=translator,
         src_lang=data.src_lang,
         tgt_lang=data.tgt_lang,
         tokenizer_model=read_model(run.tokenizer),
         quantization=job.quantization,
-        exponent=exponent_near(mean_length(sentences, translator), translator.search.length_penalty),
+        exponent=exponent,
         origin=f"{run.path} ({checkpoint.path.name})",
         output=output,
     )
 
     with _renamed_when_done(output) as folder:
+        # Write.
         with _disk_errors_named(output):
             export_format.write(original, folder)
             write_file(folder / README, export_format.readme(original).encode())
 
-        bound = export_format.bound(translator.model.config) if job.quantization is Quantization.float32 else None
-        parity = compare(original, export_format.load(original, folder, threads), sentences, bound=bound)
+        # Check. Only float32 loses nothing that a bound could allow for.
+        is_exact = job.quantization is Quantization.float32
+        bound = export_format.bound(translator.model.config) if is_exact else None
+        peer = export_format.load(original, folder, threads)
+        parity = compare(original, peer, sentences, bound=bound)
         if parity.problems:
             raise ParityError(
                 f"{output}: not written: it does not compute what the model of {run.path} does: {_why(parity)}"
             )
 
+        # Say so.
         exported = Exported(
             output=str(output),
             run_dir=str(run.path),
@@ -131,33 +143,37 @@ def export(job: ExportJob) -> Exported:
 
 
 def _why(parity: Parity) -> str:
+    """The problems, with the versions of the library in which they show."""
     versions = ", ".join(f"{name} {version}" for name, version in parity.versions.items())
     return f"{'; '.join(parity.problems)} (with {versions})"
 
 
-# ---- what is needed
+# ---- what is needed -------------------------------------------------------------------------------------------------
 
 
 def _check_packages(target: Target, packages: Sequence[str]) -> None:
+    """Raise InputError where a package of the format is not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise InputError(f"to={target.value} needs {', '.join(missing)}: pip install 'transformer-mt[export]'")
 
 
 def _read_sentences(job: ExportJob, run: RunDir) -> tuple[Iterable[tuple[str, str | None]], str]:
-    """Sentences to check with, their references where there are any, and where they are from."""
+    """Sentences to check with, their references where there are any, and the name of the set or file they are from."""
+    # From files.
     if job.src is not None and job.tgt is not None:
         return read_pairs(Path(job.src), Path(job.tgt)), job.src
     if job.src is not None:
         return ((line, None) for line in read_lines(Path(job.src))), job.src
 
+    # From a set that the run keeps.
     names = sorted(run.set_names(), key=lambda name: name != DEV)  # the development set first
     if not names:
         raise InputError(f"{run.hypotheses}: no sentence to check the export with: name a file with src=FILE")
     return read_set(run, names[0]), names[0]
 
 
-# ---- the directory
+# ---- the directory --------------------------------------------------------------------------------------------------
 
 
 def _check_output(output: Path) -> None:
@@ -168,7 +184,7 @@ def _check_output(output: Path) -> None:
 
 @contextmanager
 def _renamed_when_done(output: Path) -> Iterator[Path]:
-    """A new directory, which gets the name `output` at the end of the block, or is removed. Raises StorageError."""
+    """A new directory that gets the name `output` at the end of the block, or is removed. Raises StorageError."""
     temporary = temporary_name(output.absolute(), UNFINISHED)  # "." has no name
     try:
         with _disk_errors_named(output):
@@ -176,8 +192,9 @@ def _renamed_when_done(output: Path) -> Iterator[Path]:
             temporary.mkdir()
         yield temporary
         with _disk_errors_named(output):
-            for path in (*temporary.iterdir(), temporary):
+            for path in temporary.iterdir():
                 sync(path)
+            sync(temporary)
             temporary.rename(output)
             sync(output.parent)
     finally:
@@ -186,13 +203,14 @@ def _renamed_when_done(output: Path) -> Iterator[Path]:
 
 @contextmanager
 def _disk_errors_named(output: Path) -> Iterator[None]:
+    """Raise StorageError, with the output's name, for an error of the disk."""
     try:
         yield
     except OSError as error:
         raise storage_error(output, error=error) from error
 
 
-# ---- for people
+# ---- for people -----------------------------------------------------------------------------------------------------
 
 
 def format_exported(exported: Exported) -> str:

@@ -1,4 +1,7 @@
-"""CTranslate2: fast translation on CPUs and GPUs, in float32 or in fewer bits.
+"""Exports to CTranslate2, a library for fast translation on CPUs and GPUs, in float32 or in fewer bits.
+
+    write              the weights that `weights.fold` gives -> a TransformerSpec -> CTranslate2's files
+    CTranslate2Peer    the files -> CTranslate2's own search, for the check
 
 Checked against the specification classes of CTranslate2 4.8. Its search ends a sentence after as many finished
 hypotheses as the beam is wide; under a large `patience` it goes on to the end, and finds what our search finds.
@@ -53,14 +56,16 @@ print([pieces.decode(result.hypotheses[0]) for result in found])
 """
 
 
-# ---- writing
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def write(original: Original, folder: Path) -> None:
-    """Write the model and its vocabulary."""
-    model, tokenizer = original.translator.model, original.translator.tokenizer
+    """Write the model, its vocabulary and its tokenizer."""
+    model = original.translator.model
+    tokenizer = original.translator.tokenizer
     spec = _specification(model)
 
+    # The vocabulary, and its special tokens.
     pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
@@ -72,6 +77,7 @@ def write(original: Original, folder: Path) -> None:
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = _epsilon(model)
 
+    # Quantise and save.
     spec.validate()
     is_exact = original.quantization is Quantization.float32
     spec.optimize(quantization=None if is_exact else original.quantization.value)
@@ -80,7 +86,7 @@ def write(original: Original, folder: Path) -> None:
 
 
 def readme(original: Original) -> str:
-    """How to load it."""
+    """The README of the export: how to load the model."""
     search = original.translator.search
     return README.format(
         origin=original.origin,
@@ -95,7 +101,7 @@ def readme(original: Original) -> str:
 
 
 def n_positions(config: ModelConfig) -> int:
-    """The rows of the table of positions: of sinusoids, enough for the longest source that is read by default."""
+    """The rows of the table of positions: of sinusoids, enough for the longest source that CTranslate2 reads."""
     if config.positions is Positions.learned:
         return config.max_positions
     return max(config.max_positions, MOST_INPUT + 1)
@@ -108,7 +114,8 @@ def _specification(model: Transformer) -> Any:
     config = model.config
     heads = ctranslate2_heads(config)
     pre_norm = config.norm is Norm.pre
-    head_dim = None if heads.width == config.d_model // config.n_heads else heads.width  # there, that is the default
+    is_default_width = heads.width == config.d_model // config.n_heads
+    head_dim = None if is_default_width else heads.width
 
     spec = transformer_spec.TransformerSpec(
         transformer_spec.TransformerEncoderSpec(
@@ -132,42 +139,47 @@ def _specification(model: Transformer) -> Any:
 
 @dataclass(frozen=True)
 class _Filler:
-    """Puts weights into the places of a specification. Every array is a copy: CTranslate2 quantises in place."""
+    """Puts weights into their places in a specification. Every array is a copy: CTranslate2 quantises in place."""
 
     weights: Weights
     config: ModelConfig
 
     def fill(self, spec: Any) -> None:
-        """Everything that has a weight."""
-        for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
-            side = {"encoder": "source", "decoder": "target"}[name]
-            embeddings = stack.embeddings[0] if name == "encoder" else stack.embeddings
-            embeddings.weight = self._matrix(f"{side}_embedding.matrix")
-            stack.scale_embeddings = True
-            stack.position_encodings.encodings = self._positions(f"{side}_embedding.table")
+        """Fill in everything that has a weight."""
+        spec.encoder.embeddings[0].weight = self._matrix("source_embedding.matrix")
+        self._stack(spec.encoder, "encoder", positions="source_embedding.table", has_cross_attention=False)
 
-            for index, layer in enumerate(stack.layer):
-                self._layer(layer, f"{name}.{index}", has_cross_attention=name == "decoder")
-            if self.config.norm is Norm.pre:
-                self._norm(stack.layer_norm, f"{name}_norm")
-
+        spec.decoder.embeddings.weight = self._matrix("target_embedding.matrix")
+        self._stack(spec.decoder, "decoder", positions="target_embedding.table", has_cross_attention=True)
         spec.decoder.projection.weight = self._matrix("output")
+
+    def _stack(self, stack: Any, name: str, *, positions: str, has_cross_attention: bool) -> None:
+        """The layers of the encoder or the decoder, with the positions before them and the norm behind them."""
+        stack.scale_embeddings = True
+        stack.position_encodings.encodings = self._positions(positions)
+        for index, layer in enumerate(stack.layer):
+            self._layer(layer, f"{name}.{index}", has_cross_attention=has_cross_attention)
+        if self.config.norm is Norm.pre:
+            self._norm(stack.layer_norm, f"{name}_norm")
 
     def _layer(self, layer: Any, name: str, *, has_cross_attention: bool) -> None:
         self._attention(layer.self_attention, f"{name}.self_attention", groups=("qkv", "o"))
         if has_cross_attention:
             self._attention(layer.attention, f"{name}.cross_attention", groups=("q", "kv", "o"))
 
-        for linear, word in ((layer.ffn.linear_0, "W_1"), (layer.ffn.linear_1, "W_2")):
-            linear.weight = self._array(f"{name}.feed_forward.{word}.weight")
-            linear.bias = self._array(f"{name}.feed_forward.{word}.bias")
+        self._linear(layer.ffn.linear_0, f"{name}.feed_forward.W_1")
+        self._linear(layer.ffn.linear_1, f"{name}.feed_forward.W_2")
         self._norm(layer.ffn.layer_norm, f"{name}.feed_forward_norm")
 
     def _attention(self, attention: Any, name: str, *, groups: tuple[str, ...]) -> None:
-        """Its projections, each group of ours in one matrix, and its norm."""
+        """The projections of attention, each group of ours in one matrix, and its norm."""
         for linear, group in zip(attention.linear, groups, strict=True):
             linear.weight = np.concatenate([self._array(f"{name}.W_{letter}.weight") for letter in group])
         self._norm(attention.layer_norm, f"{name}_norm")
+
+    def _linear(self, linear: Any, name: str) -> None:
+        linear.weight = self._array(f"{name}.weight")
+        linear.bias = self._array(f"{name}.bias")
 
     def _norm(self, norm: Any, name: str) -> None:
         norm.gamma = self._array(f"{name}.weight")
@@ -179,7 +191,7 @@ class _Filler:
         return _copy(sinusoids(n_positions(self.config), self.config.d_model).float())
 
     def _matrix(self, name: str) -> Array:
-        """One of the three matrices of rows for pieces, which may be the shared one."""
+        """One of the three matrices with a row for each piece, which may be the shared one."""
         return self._array("embedding" if self.config.tie_embeddings else name)
 
     def _array(self, name: str) -> Array:
@@ -196,7 +208,7 @@ def _epsilon(model: Transformer) -> float:
     return epsilon
 
 
-# ---- running
+# ---- running --------------------------------------------------------------------------------------------------------
 
 
 class CTranslate2Peer:
@@ -205,14 +217,16 @@ class CTranslate2Peer:
     def __init__(self, original: Original, folder: Path, threads: int) -> None:
         import ctranslate2
 
-        tokenizer = original.translator.tokenizer
         self._translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
         self.alpha = original.exponent
+        self.arithmetic = str(self._translator.compute_type)
+        self.versions = {"ctranslate2": ctranslate2.__version__}
+
+        # CTranslate2 takes and gives pieces as text.
+        tokenizer = original.translator.tokenizer
         self._tokenizer = folder / TOKENIZER
         self._pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
         self._ids = {piece: index for index, piece in enumerate(self._pieces)}
-        self.arithmetic = str(self._translator.compute_type)
-        self.versions = {"ctranslate2": ctranslate2.__version__}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """As the SentencePiece model by itself cuts them."""
@@ -224,12 +238,12 @@ class CTranslate2Peer:
 
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
         """The log-probabilities of the pieces of each target and of its EOS."""
-        found = self._translator.score_batch(self._texts(sources), self._texts(targets))
-        return [Forced(torch.tensor(result.log_probs, dtype=torch.float64), None) for result in found]
+        results = self._translator.score_batch(self._texts(sources), self._texts(targets))
+        return [Forced(torch.tensor(result.log_probs, dtype=torch.float64), None) for result in results]
 
     def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
         """The best translation of each source."""
-        found = self._translator.translate_batch(
+        results = self._translator.translate_batch(
             self._texts(sources),
             beam_size=beam_size,
             length_penalty=self.alpha,
@@ -238,7 +252,8 @@ class CTranslate2Peer:
             min_decoding_length=0,
             max_input_length=0,
         )
-        return [[self._ids[piece] for piece in result.hypotheses[0]] for result in found]
+        best = [result.hypotheses[0] for result in results]
+        return [[self._ids[piece] for piece in pieces] for pieces in best]
 
     def _texts(self, sentences: Sequence[list[int]]) -> list[list[str]]:
         return [[self._pieces[index] for index in ids] for ids in sentences]

@@ -1,7 +1,11 @@
-"""Hugging Face's MarianMTModel: the same model in `transformers`, to share, to fine-tune, and for `generate`.
+"""Exports to Hugging Face's MarianMTModel: the same model in `transformers`, to share, to fine-tune, and to generate.
 
-Checked against transformers 5.23. Its table of positions has all sines before all cosines and is made anew by whoever
-loads a model. So the channels of the residual stream are permuted: in everything that reads or writes it.
+    write        the weights that `weights.fold` gives -> renamed, channels permuted -> transformers' files
+    MarianPeer   the files -> transformers' own search, for the check
+
+Checked against transformers 5.23. MarianMTModel computes its table of positions when it is loaded, with all sines
+before all cosines, where ours alternate. So the channels of the residual stream are permuted, in every weight that
+reads or writes it.
 """
 
 import copy
@@ -26,7 +30,7 @@ from transformer.tools.export.peer import (
 from transformer.tools.export.weights import fold, is_rounded, marian_heads
 from transformer.vocabulary import BOS, EOS, PAD
 
-# Our names and Marian's, of a part of a layer.
+# Our names for the parts of a layer, and Marian's.
 _PARTS = {
     "self_attention": "self_attn",
     "cross_attention": "encoder_attn",
@@ -48,7 +52,8 @@ _MATRICES = {
 }
 _READERS = ("W_q", "W_k", "W_v", "W_1")  # of the residual stream; all other parts write it, or are as wide
 
-_LONGEST = 512  # tokens that generate() makes unless it is told otherwise, where there are as many positions
+FLOAT64_BOUND = 1e-9  # what float64 may change in a log-probability
+_LONGEST = 512  # tokens that generate() makes at most unless it is told otherwise, where there are as many positions
 
 README = """# A translation model for Hugging Face's transformers
 
@@ -73,7 +78,7 @@ print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
 """
 
 
-# ---- writing
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def write(original: Original, folder: Path) -> None:
@@ -81,11 +86,12 @@ def write(original: Original, folder: Path) -> None:
     from transformers import GenerationConfig, MarianConfig, MarianMTModel
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # of files that take a second
+    logging.disable_progress_bar()  # for files that take a second
     translator = original.translator
     config = translator.model.config
     heads = marian_heads(config)
 
+    # An equal model of theirs, with random weights.
     model = MarianMTModel(
         MarianConfig(
             vocab_size=translator.model.vocab_size,
@@ -123,15 +129,12 @@ def write(original: Original, folder: Path) -> None:
         decoder_start_token_id=BOS,
     )
 
+    # Our weights. What is missing is computed by MarianMTModel, or tied.
     missing, unexpected = model.load_state_dict(_state(translator.model), strict=False)
+    computed = ("embed_positions.weight", "embed_tokens.weight", "lm_head.weight", "final_logits_bias")
     assert not unexpected, unexpected
-    own = (
-        "embed_positions.weight",
-        "embed_tokens.weight",
-        "lm_head.weight",
-        "final_logits_bias",
-    )  # made there, or tied
-    assert all(name.endswith(own) for name in missing), missing
+    assert all(name.endswith(computed) for name in missing), missing
+
     model.save_pretrained(folder)
     _write_tokenizer(original, folder)
 
@@ -140,11 +143,14 @@ def _write_tokenizer(original: Original, folder: Path) -> None:
     """The SentencePiece model for both languages, and the pieces in the order of their ids."""
     from transformers import MarianTokenizer
 
-    tokenizer = original.translator.tokenizer
-    pieces = {tokenizer.piece(index): index for index in range(tokenizer.vocab_size)}
-    source, target, vocabulary = (folder / name for name in ("source.spm", "target.spm", "vocab.json"))
+    source = folder / "source.spm"
+    target = folder / "target.spm"
     source.write_bytes(original.tokenizer_model)
     target.write_bytes(original.tokenizer_model)
+
+    tokenizer = original.translator.tokenizer
+    pieces = {tokenizer.piece(index): index for index in range(tokenizer.vocab_size)}
+    vocabulary = folder / "vocab.json"
     vocabulary.write_bytes(encode_json(pieces))
 
     exported = MarianTokenizer(
@@ -161,7 +167,9 @@ def _write_tokenizer(original: Original, folder: Path) -> None:
 def _state(model: Transformer) -> dict[str, Tensor]:
     """The weights under Marian's names, with the residual stream in Marian's order."""
     d_model = model.config.d_model
-    order = torch.cat((torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)))  # sines, then cosines
+    sines = torch.arange(0, d_model, 2)
+    cosines = torch.arange(1, d_model, 2)
+    order = torch.cat((sines, cosines))
 
     state = {}
     for name, weight in fold(model, marian_heads(model.config)).items():
@@ -169,23 +177,29 @@ def _state(model: Transformer) -> dict[str, Tensor]:
             state[_MATRICES[name]] = weight[:, order]
             continue
 
+        # Such as decoder.0.cross_attention.W_q.weight.
         stack, layer, part = name.split(".", 2)
         module, _, kind = part.rpartition(".")
-        theirs = _PARTS.get(module) or ".".join(_PARTS[word] for word in module.split("."))
-        name = f"model.{stack}.layers.{layer}.{theirs}"
-        if not module.endswith(_READERS):
-            weight = weight[order]
-        elif kind == "weight":
-            weight = weight[:, order]
-        state[f"{name}.{kind}"] = weight
+        their_module = _PARTS.get(module) or ".".join(_PARTS[word] for word in module.split("."))
+        their_name = f"model.{stack}.layers.{layer}.{their_module}"
 
-        if theirs.endswith("_proj"):
-            state[f"{name}.bias"] = weight.new_zeros(len(weight))  # which ours have not
+        # A reader has the residual stream in its columns, and a bias without it; a writer has it in its rows.
+        is_reader = module.endswith(_READERS)
+        if not is_reader:
+            state[f"{their_name}.{kind}"] = weight[order]
+        elif kind == "weight":
+            state[f"{their_name}.{kind}"] = weight[:, order]
+        else:
+            state[f"{their_name}.{kind}"] = weight
+
+        # Marian's projections have biases, ours have none.
+        if their_module.endswith("_proj"):
+            state[f"{their_name}.bias"] = weight.new_zeros(len(weight))
     return state
 
 
 def readme(original: Original) -> str:
-    """How to load it."""
+    """The README of the export: how to load the model."""
     return README.format(
         origin=original.origin,
         output=original.output,
@@ -195,15 +209,15 @@ def readme(original: Original) -> str:
 
 
 def bound(config: ModelConfig) -> float:
-    """Float64 shows every error, but for W_q where folding has rounded it to float32."""
-    return FLOAT32_BOUND if is_rounded(config, marian_heads(config)) else 1e-9
+    """The bound of float64, or of float32 where folding has rounded W_q."""
+    return FLOAT32_BOUND if is_rounded(config, marian_heads(config)) else FLOAT64_BOUND
 
 
-# ---- running
+# ---- running --------------------------------------------------------------------------------------------------------
 
 
 class MarianPeer:
-    """An exported model, run by transformers: its search in float32, what it is forced to say in float64."""
+    """An exported model, run by transformers: its search in float32, the predictions for given targets in float64."""
 
     arithmetic = "float32, log-probabilities and logits in float64"
 
@@ -218,8 +232,8 @@ class MarianPeer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """As MarianTokenizer cuts them."""
-        found: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        return found
+        pieces: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return pieces
 
     def penalty(self, length: int) -> float:
         """A power of the length."""
@@ -228,18 +242,15 @@ class MarianPeer:
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
         """Logits and log-probabilities in float64."""
         rows, mask = pad([[*ids, EOS] for ids in sources])
+        target_rows, _ = pad([[BOS, *ids] for ids in targets])
         with torch.no_grad():
-            logits = self._exact(
-                input_ids=rows,
-                attention_mask=mask,
-                decoder_input_ids=pad([[BOS, *ids] for ids in targets])[0],
-            ).logits  # (B, T, V)
-        return forced_by(logits, targets)
+            output = self._exact(input_ids=rows, attention_mask=mask, decoder_input_ids=target_rows)
+        return forced_by(output.logits, targets)  # (B, T, V)
 
     def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
-        """By `generate`, whose "never" is our rule for the end of a search."""
+        """By `generate`, whose `early_stopping="never"` is our rule for the end of a search."""
         rows, mask = pad([[*ids, EOS] for ids in sources])
-        found = self._model.generate(
+        generated = self._model.generate(
             input_ids=rows,
             attention_mask=mask,
             num_beams=beam_size,
@@ -247,7 +258,7 @@ class MarianPeer:
             early_stopping="never" if beam_size > 1 else False,
             max_length=1 + max_length,  # with the token that it starts from
         )
-        return [without_end(row[1:]) for row in found.tolist()]
+        return [without_end(row[1:]) for row in generated.tolist()]
 
 
 FORMAT = ExportFormat(packages=("transformers", "sacremoses"), bound=bound, write=write, load=MarianPeer, readme=readme)

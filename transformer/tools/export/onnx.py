@@ -1,7 +1,11 @@
-"""ONNX: the encoder and one step of the decoder as graphs, for onnxruntime and whatever else reads them.
+"""Exports to ONNX: the encoder and one step of the decoder as graphs, for onnxruntime and whatever else reads them.
 
-The operations are our own, so that everything a model can be is exact. Attention is written here as its formula once
-more, on plain tensors: a graph with free lengths can ask nothing of a layout. Who uses it brings the search.
+    source -> encoder.onnx -> keys and values of the source, for every layer of the decoder
+    last token, keys and values so far, those of the source -> decoder.onnx -> logits, keys and values with this token
+
+The operations are the model's own, so every kind of model can be exported exactly. Only attention is written here once
+more, as its formula on plain tensors: a graph with free lengths cannot ask a layout. The search is the user's affair;
+the check uses ours.
 
 `N` layers, `B` sentences, `R` hypotheses, `S` source positions, `T` targets read so far, `H` heads, `K` head width.
 """
@@ -28,7 +32,8 @@ from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 Array = npt.NDArray[Any]
 
-ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+ENCODER = "encoder.onnx"
+DECODER = "decoder.onnx"
 _OPSET = 18
 
 README = """# A translation model in ONNX
@@ -83,19 +88,19 @@ A search takes the rows of `past_keys` and `past_values` that it goes on with, a
 """
 
 
-# ---- the graphs
+# ---- the graphs -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _KeyValues:
-    """What attention reads, a head's positions together: keys and values `(B, H, S, K)`."""
+    """What attention reads: keys and values `(B, H, S, K)`, with the positions of a head together."""
 
     keys: Tensor
     values: Tensor
 
 
 class _Encoder(nn.Module):
-    """From a source to what every layer of the decoder reads of it."""
+    """From a source to the keys and values that every layer of the decoder reads of it."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -114,7 +119,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """From a target, and what the decoder remembers of those before it, to the logits of the next."""
+    """From one target token, with the keys and values of those before it, to the logits of the next."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -130,21 +135,25 @@ class _Decoder(nn.Module):
         source_lengths: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Ids `(R,)` -> logits `(R, V)`, and keys and values `(N, R, H, T + 1, K)`."""
-        visible = _visible(memory_keys.shape[3], source_lengths)
-        position = torch.arange(past_keys.shape[3], past_keys.shape[3] + 1)  # (1,)
+        visible = _visible(memory_keys.shape[3], source_lengths)  # (R, 1, 1, S)
+        tokens_before = past_keys.shape[3]
+        position = torch.arange(tokens_before, tokens_before + 1)  # (1,)
         x = self.model.target_embedding(tokens.unsqueeze(1), position)  # (R, 1, D)
 
-        remembered = []
+        so_far = []  # of each layer, with this token
         for index, layer in enumerate(_decoder_layers(self.model)):
             past = _KeyValues(past_keys[index], past_values[index])
             memory = _KeyValues(memory_keys[index], memory_values[index])
             x, own = _decoder_layer(layer, x, past, memory=memory, visible=visible)
-            remembered.append(own)
+            so_far.append(own)
 
-        return self.model.unembed(self.model.decoder_norm(x).squeeze(1)), *_stack(remembered)
+        logits = self.model.unembed(self.model.decoder_norm(x).squeeze(1))  # (R, V)
+        keys, values = _stack(so_far)
+        return logits, keys, values
 
 
 def _encoder_layer(layer: EncoderLayer, x: Tensor, visible: Tensor) -> Tensor:
+    """As `EncoderLayer.forward`, by the formula: `(B, S, D)` to the same."""
     y = layer.self_attention_norm.before(x)
     y = _attend(layer.self_attention, y, _read(layer.self_attention, y), visible=visible)
     x = layer.self_attention_norm(x, y)
@@ -156,10 +165,13 @@ def _encoder_layer(layer: EncoderLayer, x: Tensor, visible: Tensor) -> Tensor:
 def _decoder_layer(
     layer: DecoderLayer, x: Tensor, past: _KeyValues, *, memory: _KeyValues, visible: Tensor
 ) -> tuple[Tensor, _KeyValues]:
-    """The layer's output, and what it remembers with this position."""
+    """The output of the layer for one position, `(R, 1, D)`, and its keys and values so far, with this position's."""
     y = layer.self_attention_norm.before(x)
     new = _read(layer.self_attention, y)
-    own = _KeyValues(torch.cat((past.keys, new.keys), 2), torch.cat((past.values, new.values), 2))
+    own = _KeyValues(
+        keys=torch.cat((past.keys, new.keys), 2),  # (R, H, T + 1, K)
+        values=torch.cat((past.values, new.values), 2),
+    )
     y = _attend(layer.self_attention, y, own, visible=None)
     x = layer.self_attention_norm(x, y)
 
@@ -173,12 +185,12 @@ def _decoder_layer(
 
 def _read(attention: MultiHeadAttention, context: Tensor) -> _KeyValues:
     """Keys and values of `(B, S, D)`."""
-    found = attention.keys_values(context)
-    return _KeyValues(found.keys.transpose(1, 2), found.values.transpose(1, 2))
+    kv = attention.keys_values(context)  # (B, S, H, K)
+    return _KeyValues(kv.keys.transpose(1, 2), kv.values.transpose(1, 2))
 
 
 def _attend(attention: MultiHeadAttention, x: Tensor, kv: _KeyValues, *, visible: Tensor | None) -> Tensor:
-    """Queries from `x` `(B, T, D)` -> `(B, T, D)`: what MultiHeadAttention computes, by the formula."""
+    """Queries from `x` `(B, T, D)` -> `(B, T, D)`: what MultiHeadAttention computes, by the formula (eq. 1)."""
     q = attention.W_q(x).unflatten(2, (attention.n_heads, -1)).transpose(1, 2)  # (B, H, T, K)
     if attention.score_vector is None:
         scores = attention.scale * (q @ kv.keys.transpose(2, 3))  # (B, H, T, S)
@@ -193,11 +205,13 @@ def _attend(attention: MultiHeadAttention, x: Tensor, kv: _KeyValues, *, visible
 
 
 def _visible(width: int, lengths: Tensor) -> Tensor:
-    """Which keys are no padding, `(B, 1, 1, S)`."""
-    return (torch.arange(width) < lengths.unsqueeze(1))[:, None, None, :]
+    """Which keys are not padding, `(B, 1, 1, S)`."""
+    is_token = torch.arange(width) < lengths.unsqueeze(1)  # (B, S)
+    return is_token[:, None, None, :]
 
 
 def _stack(layers: list[_KeyValues]) -> tuple[Tensor, Tensor]:
+    """Keys and values of all layers, `(N, B, H, S, K)` each."""
     return torch.stack([kv.keys for kv in layers]), torch.stack([kv.values for kv in layers])
 
 
@@ -205,39 +219,45 @@ def _decoder_layers(model: Transformer) -> list[DecoderLayer]:
     return cast(list[DecoderLayer], list(model.decoder))
 
 
-# ---- writing
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def write(original: Original, folder: Path) -> None:
-    """Write both graphs, what goes in and out of them, and the tokenizer."""
+    """Write both graphs and the tokenizer."""
     model = original.translator.model
     config = model.config
-    batch, source, hypotheses, past = (torch.export.Dim(name) for name in ("B", "S", "R", "T"))
-    memory = {1: hypotheses, 3: source}
-    own = {1: hypotheses, 3: past}
 
-    # Examples, for the shapes: lengths of 0 and 1 would be taken for constants.
-    n_layers, n_heads = config.n_layers, config.n_heads
+    # The sizes that are free in the graphs, and where key and value tensors have them.
+    sentences = torch.export.Dim("B")
+    source_length = torch.export.Dim("S")
+    hypotheses = torch.export.Dim("R")
+    past_length = torch.export.Dim("T")
+    past = {1: hypotheses, 3: past_length}
+    memory = {1: hypotheses, 3: source_length}
+
+    # Examples, for the other sizes. Free ones must be above 1: 0 and 1 would be taken for constants.
     ids = torch.full((2, 5), UNK)
     lengths = torch.tensor([5, 4])
-    past_kv = [torch.zeros(n_layers, 2, n_heads, 3, width) for width in (config.key_width, config.value_width)]
-    memory_kv = [torch.zeros(n_layers, 2, n_heads, 5, width) for width in (config.key_width, config.value_width)]
+    past_keys = torch.zeros(config.n_layers, 2, config.n_heads, 3, config.key_width)
+    past_values = torch.zeros(config.n_layers, 2, config.n_heads, 3, config.value_width)
+    memory_keys = torch.zeros(config.n_layers, 2, config.n_heads, 5, config.key_width)
+    memory_values = torch.zeros(config.n_layers, 2, config.n_heads, 5, config.value_width)
 
     _export(
         _Encoder(model),
         (ids, lengths),
         folder / ENCODER,
-        inputs={"source": {0: batch, 1: source}, "source_lengths": {0: batch}},
+        inputs={"source": {0: sentences, 1: source_length}, "source_lengths": {0: sentences}},
         outputs=["memory_keys", "memory_values"],
     )
     _export(
         _Decoder(model),
-        (ids[:, 0], *past_kv, *memory_kv, lengths),
+        (ids[:, 0], past_keys, past_values, memory_keys, memory_values, lengths),
         folder / DECODER,
         inputs={
             "tokens": {0: hypotheses},
-            "past_keys": own,
-            "past_values": own,
+            "past_keys": past,
+            "past_values": past,
             "memory_keys": memory,
             "memory_values": memory,
             "source_lengths": {0: hypotheses},
@@ -250,9 +270,10 @@ def write(original: Original, folder: Path) -> None:
 def _export(
     module: nn.Module, examples: tuple[Tensor, ...], path: Path, *, inputs: dict[str, Any], outputs: list[str]
 ) -> None:
+    """Write a module as a graph; `inputs` has the free sizes of each input, by dimension."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that no model of ours needs
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # which the exporter has about its own calls of torch
+        warnings.simplefilter("ignore")  # the exporter warns of its own calls of torch
         program = torch.onnx.export(
             module.eval(),
             examples,
@@ -268,7 +289,7 @@ def _export(
 
 
 def readme(original: Original) -> str:
-    """How to load it."""
+    """The README of the export: what goes in and out of the graphs, and how to load them."""
     config = original.translator.model.config
     return README.format(
         origin=original.origin,
@@ -288,12 +309,12 @@ def readme(original: Original) -> str:
     )
 
 
-# ---- running
+# ---- running --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _State:
-    """What a search by the graphs remembers: arrays whose second axis is that of the hypotheses."""
+    """The state of a search with the graphs; the second axis of its arrays is that of the hypotheses."""
 
     past: tuple[Array, Array]  # keys and values (N, R, H, T, K)
     memory: tuple[Array, Array]  # (N, R, H, S, K)
@@ -321,10 +342,9 @@ class OnnxPeer:
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        self._encoder, self._decoder = (
-            onnxruntime.InferenceSession(folder / name, options, providers=["CPUExecutionProvider"])
-            for name in (ENCODER, DECODER)
-        )
+        providers = ["CPUExecutionProvider"]
+        self._encoder = onnxruntime.InferenceSession(folder / ENCODER, options, providers=providers)
+        self._decoder = onnxruntime.InferenceSession(folder / DECODER, options, providers=providers)
         self._config = original.translator.model.config
         self.alpha = original.translator.search.length_penalty
         self._tokenizer = folder / TOKENIZER
@@ -339,18 +359,20 @@ class OnnxPeer:
         return length_penalty(self.alpha)(length)
 
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
-        """Log-probabilities, a step after the other."""
+        """Log-probabilities, one step after the other."""
         state = self._start(sources, beam_size=1)
+        rows, _ = pad([[BOS, *ids] for ids in targets])  # (B, T)
+
         steps = []
-        for tokens in pad([[BOS, *ids] for ids in targets])[0].T:
+        for tokens in rows.T:
             logits, state = self._step(tokens, state)
             steps.append(logits)
-        found = forced_by(torch.stack(steps, 1).double(), targets)
-        return [replace(one, logits=None) for one in found]
+        all_logits = torch.stack(steps, 1).double()  # (B, T, V)
+        return [replace(forced, logits=None) for forced in forced_by(all_logits, targets)]
 
     def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
-        """By `beam_search`."""
-        found = beam_search(
+        """By our own `beam_search`."""
+        n_best = beam_search(
             self._step,
             self._start(sources, beam_size=beam_size),
             beam_size=beam_size,
@@ -360,23 +382,27 @@ class OnnxPeer:
             bos=BOS,
             eos=EOS,
         )
-        return [best.tokens for [best] in found]
+        return [best.tokens for [best] in n_best]
 
     def _start(self, sources: Sequence[list[int]], *, beam_size: int) -> _State:
-        """The state before the first target."""
+        """The state before the first target token, with a row for each hypothesis of each source."""
         rows, mask = pad([[*ids, EOS] for ids in sources])
         lengths = mask.sum(1).numpy()
         keys, values = self._encoder.run(None, {"source": rows.numpy(), "source_lengths": lengths})
-        config = self._config
 
-        def empty(width: int) -> Array:
-            return np.zeros((config.n_layers, len(sources) * beam_size, config.n_heads, 0, width), np.float32)
-
+        hypotheses = len(sources) * beam_size
         return _State(
-            (empty(config.key_width), empty(config.value_width)),
-            (keys.repeat(beam_size, 1), values.repeat(beam_size, 1)),
-            lengths.repeat(beam_size),
+            past=(
+                self._no_past(hypotheses, self._config.key_width),
+                self._no_past(hypotheses, self._config.value_width),
+            ),
+            memory=(keys.repeat(beam_size, 1), values.repeat(beam_size, 1)),
+            lengths=lengths.repeat(beam_size),
         )
+
+    def _no_past(self, hypotheses: int, width: int) -> Array:
+        """The keys or values of no token, `(N, R, H, 0, width)`."""
+        return np.zeros((self._config.n_layers, hypotheses, self._config.n_heads, 0, width), np.float32)
 
     def _step(self, tokens: Tensor, state: _State) -> tuple[Tensor, _State]:
         """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""

@@ -1,12 +1,12 @@
 """The check that every export ends with: does the exported model compute what ours does, on real sentences?
 
-The log-probabilities of given targets are compared with those of our model in float64: they tell whether the weights
-are in their places. Greedy and beam search, under the length penalty of the other library, tell whether its decoder and
-its special tokens are set up. Two searches may part where two candidates are as good as equal: so each difference is
-listed with how much better our translation is, by our model in float64.
+    given targets -> log-probabilities of our model in float64, and of the peer   are the weights in their places?
+    sources       -> greedy and beam search of both, under the peer's penalty     are decoder and special tokens right?
 
-Two kinds of differences are counted apart, which a model has that is hardly trained. At the maximum length of a beam
-search, ours ranks what has not ended behind all that has, others by its score. And ours never writes a PAD or a BOS.
+Two searches may part where two candidates are nearly equal. So each difference is listed with how much better our
+translation is, by our model in float64. Differences that only a hardly trained model shows are counted apart, as
+degenerate: our beam search ranks what has not ended at the maximum length behind everything that has, other libraries
+rank it by its score; and our search never writes a PAD or a BOS.
 """
 
 import copy
@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from transformer.vocabulary import BOS, EOS, PAD
 
 TIE = 1e-4  # candidates whose scores differ by less may come out either way
 MOST_OTHERS = 0.01  # share of sentences that may differ otherwise: a tie early in a search can cost more at its end
-AT_ONCE = 8  # sentences of a batch whose logits are in memory
+BATCH = 8  # sentences whose logits are in memory
 SHOWN = 10  # differences that are printed
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Difference:
     source: str
     ours: str
     theirs: str
-    gap: float  # how much higher ours scores, by our model; greedy: at the first token that differs
+    gap: float  # how much better our model scores our translation; greedy: at the first token that differs
     degenerate: bool  # one of the two does not end, or has a PAD or a BOS
 
 
@@ -63,17 +63,17 @@ class SearchParity:
 
     beam_size: int
     length_penalty: float  # the number that the other library is given
-    identical: int  # sentences
-    ties: int  # that differ, by less than TIE
-    degenerate: int  # that differ, where one does not end, or has a PAD or a BOS
-    others: int  # that differ for no such reason
+    identical: int  # sentences with the same translation
+    ties: int  # translations that differ by less than TIE
+    degenerate: int  # translations that differ, where one of the two does not end, or has a PAD or a BOS
+    others: int  # translations that differ for no such reason
     bleu: float | None  # of ours; None without references
     their_bleu: float | None
     differences: list[Difference]
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The search in words."""
         return "greedy" if self.beam_size == 1 else f"beam {self.beam_size}, length penalty {self.length_penalty:g}"
 
 
@@ -88,55 +88,59 @@ class Parity:
     versions: dict[str, str]
     log_probs: float  # the largest difference
     logits: float | None  # the same, where the library gives them
-    bound: float | None  # of both; None: the type of the weights loses more
+    bound: float | None  # the largest difference allowed; None: the type of the weights loses more
     searches: list[SearchParity]
 
     @property
     def problems(self) -> list[str]:
-        """What no export may show, and, where there is a bound, none in an exact type."""
-        found = []
+        """Why the export must not be used: differences above the bound, or that are no number."""
+        problems = []
         for name, difference in (("log-probabilities", self.log_probs), ("logits", self.logits)):
             if difference is None:
                 continue
-            if not math.isfinite(difference) or (self.bound is not None and difference > self.bound):
-                found.append(f"{name} differ by up to {difference:.1e}")
+            is_above_bound = self.bound is not None and difference > self.bound
+            if is_above_bound or not math.isfinite(difference):
+                problems.append(f"{name} differ by up to {difference:.1e}")
 
         for search in self.searches:
             if self.bound is not None and search.others > MOST_OTHERS * self.sentences:
-                found.append(f"{search.others} of {self.sentences} translations differ ({search.name})")
-        return found
+                problems.append(f"{search.others} of {self.sentences} translations differ ({search.name})")
+        return problems
 
 
 def choose_sentences(pairs: Iterable[tuple[str, str | None]], *, translator: Translator, count: int) -> list[Sentence]:
-    """The first `count` pairs with something to translate that the model has positions for."""
-    max_pieces = translator.model.config.max_positions - 1
+    """The first `count` pairs with something to translate for which the model has positions."""
+    return list(islice(_usable_sentences(pairs, translator), count))
 
-    def usable() -> Iterator[Sentence]:
-        for line, (text, reference) in enumerate(pairs, 1):
-            pieces, target = translator.tokenizer.encode([text, reference or ""])
-            if pieces and max(len(pieces), len(target)) <= max_pieces:
-                yield Sentence(line, text, pieces, reference)
 
-    return list(islice(usable(), count))
+def _usable_sentences(pairs: Iterable[tuple[str, str | None]], translator: Translator) -> Iterator[Sentence]:
+    max_pieces = translator.model.config.max_positions - 1  # the last position is for the end mark
+    for line, (text, reference) in enumerate(pairs, 1):
+        pieces, target = translator.tokenizer.encode([text, reference or ""])
+        if pieces and max(len(pieces), len(target)) <= max_pieces:
+            yield Sentence(line, text, pieces, reference)
 
 
 def mean_length(sentences: Sequence[Sentence], translator: Translator) -> float:
-    """Tokens of a reference with its end mark; of a source, where there are no references."""
+    """The mean of a reference's tokens with its end mark; of a source's, where there are no references."""
     references = _references(sentences)
-    targets = [one.pieces for one in sentences] if references is None else translator.tokenizer.encode(references)
+    if references is None:
+        targets = [sentence.pieces for sentence in sentences]
+    else:
+        targets = translator.tokenizer.encode(references)
     return 1.0 + sum(map(len, targets)) / len(targets)
 
 
 def compare(original: Original, peer: Peer, sentences: Sequence[Sentence], *, bound: float | None) -> Parity:
-    """Compare an exported model with the one that it was made of."""
+    """Compare an exported model with the model that it was made from."""
     translator = original.translator
     exact = copy.deepcopy(translator.model).double()
 
-    # The searches.
+    # Search with both.
     beam_sizes = sorted({1, translator.search.beam_size})
     searches = [_compare_searches(original, peer, sentences, exact=exact, beam_size=size) for size in beam_sizes]
 
-    # What both are forced to say.
+    # Give both the same targets.
     sources = [sentence.pieces for sentence in sentences]
     references = _references(sentences)
     if references is None:
@@ -145,9 +149,13 @@ def compare(original: Original, peer: Peer, sentences: Sequence[Sentence], *, bo
         targets = translator.tokenizer.encode(references)
     log_probs, logits = _compare_forced(exact, peer, sources, targets)
 
+    # Cut the same texts into pieces.
+    pieces = peer.encode([sentence.text for sentence in sentences])
+    cut_alike = sum(theirs == ours for theirs, ours in zip(pieces, sources, strict=True))
+
     return Parity(
         sentences=len(sentences),
-        cut_alike=sum(map(list.__eq__, peer.encode([sentence.text for sentence in sentences]), sources)),
+        cut_alike=cut_alike,
         tokens=sum(len(target) + 1 for target in targets),
         arithmetic=peer.arithmetic,
         versions=peer.versions,
@@ -159,11 +167,12 @@ def compare(original: Original, peer: Peer, sentences: Sequence[Sentence], *, bo
 
 
 def _references(sentences: Sequence[Sentence]) -> list[str] | None:
-    found = [sentence.reference for sentence in sentences if sentence.reference is not None]
-    return found if len(found) == len(sentences) else None
+    """The references; None unless every sentence has one."""
+    references = [sentence.reference for sentence in sentences if sentence.reference is not None]
+    return references if len(references) == len(sentences) else None
 
 
-# ---- given targets
+# ---- given targets --------------------------------------------------------------------------------------------------
 
 
 def _compare_forced(
@@ -172,19 +181,19 @@ def _compare_forced(
     """The largest difference of a log-probability, and of a logit where there are any."""
     log_probs = []
     logits = []
-    for places in _batches(len(sources)):
-        batch = sources[places], targets[places]
-        for ours, theirs in zip(_force(exact, *batch), peer.forced(*batch), strict=True):
+    for start in range(0, len(sources), BATCH):  # of all lengths, so that padding is checked, too
+        batch_sources = sources[start : start + BATCH]
+        batch_targets = targets[start : start + BATCH]
+        of_exact = _force(exact, batch_sources, batch_targets)
+        of_peer = peer.forced(batch_sources, batch_targets)
+        for ours, theirs in zip(of_exact, of_peer, strict=True):
             log_probs.append(_largest_difference(ours.log_probs, theirs.log_probs))
             if ours.logits is not None and theirs.logits is not None:
                 logits.append(_largest_difference(ours.logits, theirs.logits))
 
-    return float(torch.stack(log_probs).max()), float(torch.stack(logits).max()) if logits else None
-
-
-def _batches(count: int) -> Iterator[slice]:
-    """A few sentences at a time, of whichever lengths: padding is to be checked, too."""
-    return (slice(start, start + AT_ONCE) for start in range(0, count, AT_ONCE))
+    largest_log_prob = float(torch.stack(log_probs).max())
+    largest_logit = float(torch.stack(logits).max()) if logits else None
+    return largest_log_prob, largest_logit
 
 
 def _largest_difference(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -193,7 +202,7 @@ def _largest_difference(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def _force(model: Transformer, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
-    """What our model makes of each target, given its source."""
+    """What our model predicts at the positions of each target, given its source."""
     source, _ = pad([[*ids, EOS] for ids in sources])
     target, _ = pad([[BOS, *ids] for ids in targets])
     with torch.no_grad():
@@ -206,7 +215,7 @@ def _force(model: Transformer, sources: Sequence[list[int]], targets: Sequence[l
     return forced_by(logits, targets)
 
 
-# ---- searches
+# ---- searches -------------------------------------------------------------------------------------------------------
 
 
 def _compare_searches(
@@ -218,36 +227,45 @@ def _compare_searches(
     sources = [sentence.pieces for sentence in sentences]
     ours = _ours(translator, peer, sources, beam_size=beam_size)
     theirs = _theirs(translator, peer, sources, beam_size=beam_size)
-    texts = [translator.tokenizer.decode([best.tokens for best in found]) for found in (ours, theirs)]
+    our_texts = translator.tokenizer.decode([best.tokens for best in ours])
+    their_texts = translator.tokenizer.decode([best.tokens for best in theirs])
 
     # Where they differ, and by how much.
     differences = []
-    for n, sentence in enumerate(sentences):
-        left, right = ours[n], theirs[n]
+    for place, sentence in enumerate(sentences):
+        left = ours[place]
+        right = theirs[place]
         if left.tokens == right.tokens:
             continue
 
-        log_probs = [_log_probs(exact, sentence.pieces, hypothesis) for hypothesis in (left, right)]
+        left_log_probs = _log_probs(exact, sentence.pieces, left)
+        right_log_probs = _log_probs(exact, sentence.pieces, right)
         if beam_size == 1:
             first = _first_difference(left.tokens, right.tokens)
-            scores = [float(one[first]) for one in log_probs]
+            gap = float(left_log_probs[first]) - float(right_log_probs[first])
         else:
-            scores = [float(one.sum()) / peer.penalty(len(one)) for one in log_probs]
+            gap = _score(left_log_probs, peer) - _score(right_log_probs, peer)
         differences.append(
             Difference(
                 line=sentence.line,
                 source=sentence.text,
-                ours=texts[0][n],
-                theirs=texts[1][n],
-                gap=scores[0] - scores[1],
+                ours=our_texts[place],
+                theirs=their_texts[place],
+                gap=gap,
                 degenerate=_is_degenerate(left, beam_size) or _is_degenerate(right, beam_size),
             )
         )
 
-    degenerate = sum(one.degenerate for one in differences)
-    ties = sum(abs(one.gap) < TIE and not one.degenerate for one in differences)
+    # Which of the differences matter, and whether they change BLEU.
+    degenerate = sum(difference.degenerate for difference in differences)
+    ties = sum(abs(difference.gap) < TIE and not difference.degenerate for difference in differences)
     references = _references(sentences)
-    bleus = [None if references is None else _bleu(found, references, original.tgt_lang) for found in texts]
+    our_bleu = None
+    their_bleu = None
+    if references is not None:
+        our_bleu = _bleu(our_texts, references, original.tgt_lang)
+        their_bleu = _bleu(their_texts, references, original.tgt_lang)
+
     return SearchParity(
         beam_size=beam_size,
         length_penalty=peer.alpha,
@@ -255,50 +273,59 @@ def _compare_searches(
         ties=ties,
         degenerate=degenerate,
         others=len(differences) - ties - degenerate,
-        bleu=bleus[0],
-        their_bleu=bleus[1],
+        bleu=our_bleu,
+        their_bleu=their_bleu,
         differences=differences,
     )
 
 
+def _score(log_probs: Tensor, peer: Peer) -> float:
+    """What a beam search ranks by: the log-probability of a translation over the peer's length penalty."""
+    return float(log_probs.sum()) / peer.penalty(len(log_probs))
+
+
 def _ours(translator: Translator, peer: Peer, sources: list[list[int]], *, beam_size: int) -> list[Hypothesis]:
-    """What our search finds, under the peer's penalty."""
+    """The best translation of each source by our search, under the peer's penalty."""
     search = replace(translator.search, beam_size=beam_size)
-    found = replace(translator, search=search).hypotheses(sources, n_best=1, check=lambda: None, penalty=peer.penalty)
-    return [best for [best] in found]
+    searcher = replace(translator, search=search)
+    n_best = searcher.hypotheses(sources, n_best=1, check=lambda: None, penalty=peer.penalty)
+    return [best for [best] in n_best]
 
 
 def _theirs(translator: Translator, peer: Peer, sources: list[list[int]], *, beam_size: int) -> list[Hypothesis]:
-    """What the peer finds. Sentences of one length share a call: our maximum depends on it, and is the call's."""
-    found: dict[int, Hypothesis] = {}
-    by_length = sorted(range(len(sources)), key=lambda n: len(sources[n]))
-    for length, group in groupby(by_length, key=lambda n: len(sources[n])):
-        places = list(group)
+    """The best translation of each source by the peer's search.
+
+    The sources of one length share a call: the maximum length of a translation depends on the source's, and a call has
+    one maximum.
+    """
+    places_by_length: dict[int, list[int]] = {}
+    for place, source in enumerate(sources):
+        places_by_length.setdefault(len(source), []).append(place)
+
+    hypotheses: dict[int, Hypothesis] = {}
+    for length, places in sorted(places_by_length.items()):
         longest = min(length + translator.search.max_extra, translator.model.config.max_positions)
-        translations = peer.translate(
-            [sources[n] for n in places],
-            beam_size=beam_size,
-            max_length=longest,
-        )
-        for n, tokens in zip(places, translations, strict=True):
-            found[n] = Hypothesis(tokens, math.nan, len(tokens) < longest)
-    return [found[n] for n in range(len(sources))]
+        translations = peer.translate([sources[place] for place in places], beam_size=beam_size, max_length=longest)
+        for place, tokens in zip(places, translations, strict=True):
+            hypotheses[place] = Hypothesis(tokens, math.nan, finished=len(tokens) < longest)
+    return [hypotheses[place] for place in range(len(sources))]
 
 
 def _log_probs(exact: Transformer, source: list[int], hypothesis: Hypothesis) -> Tensor:
-    """Those of a hypothesis, `(|Y|,)`: of EOS only where it is finished."""
+    """The log-probabilities of a hypothesis, `(|Y|,)`: of its EOS only where it is finished."""
     [forced] = _force(exact, [source], [hypothesis.tokens])
     return forced.log_probs[: hypothesis.length]
 
 
 def _is_degenerate(hypothesis: Hypothesis, beam_size: int) -> bool:
-    """Whether searches may treat it differently; greedy ones cut alike what does not end."""
+    """Whether two searches may treat it differently; greedy searches treat alike what does not end."""
     is_cut = beam_size > 1 and not hypothesis.finished
-    return is_cut or not {PAD, BOS}.isdisjoint(hypothesis.tokens)
+    has_special = PAD in hypothesis.tokens or BOS in hypothesis.tokens
+    return is_cut or has_special
 
 
 def _first_difference(left: list[int], right: list[int]) -> int:
-    """Where two lists part; the shorter one may be the beginning of the other."""
+    """The first place where two lists differ; the shorter one may be the beginning of the other."""
     shorter = min(len(left), len(right))
     return next((n for n in range(shorter) if left[n] != right[n]), shorter)
 
@@ -307,16 +334,16 @@ def _bleu(hypotheses: list[str], references: list[str], tgt_lang: str) -> float:
     return measure_bleu(hypotheses, references, tgt_lang=tgt_lang).score
 
 
-# ---- for people
+# ---- for people -----------------------------------------------------------------------------------------------------
 
 
 def format_parity(parity: Parity) -> str:
-    """What was found, a line each."""
+    """The comparison as lines of text."""
     versions = ", ".join(f"{name} {version}" for name, version in parity.versions.items())
     allowed = "" if parity.bound is None else f" ({parity.bound:.0e} allowed)"
-    pieces = f"{parity.cut_alike} of them cut into the same pieces"
     lines = [
-        f"{parity.sentences} sentences, {pieces}; {versions} in {parity.arithmetic}",
+        f"{parity.sentences} sentences, {parity.cut_alike} of them cut into the same pieces; "
+        f"{versions} in {parity.arithmetic}",
         f"log-probabilities of {parity.tokens} tokens: at most {parity.log_probs:.1e} apart{allowed}",
     ]
     if parity.logits is not None:
@@ -333,9 +360,12 @@ def _format_search(search: SearchParity, sentences: int) -> list[str]:
     if search.bleu is not None and search.their_bleu is not None:
         line += f"; BLEU {search.their_bleu:.2f}, {search.their_bleu - search.bleu:+.2f} of ours"
 
-    shown = [
-        f"  line {one.line}, ours better by {one.gap:.1e}: {one.theirs} | {one.ours}"
-        for one in search.differences[:SHOWN]
-    ]
-    more = len(search.differences) - len(shown)
-    return [line, *shown, *([f"  and {more} more"] if more else [])]
+    lines = [line]
+    for difference in search.differences[:SHOWN]:
+        lines.append(
+            f"  line {difference.line}, ours better by {difference.gap:.1e}: {difference.theirs} | {difference.ours}"
+        )
+    unlisted = len(search.differences) - SHOWN
+    if unlisted > 0:
+        lines.append(f"  and {unlisted} more")
+    return lines

@@ -1,4 +1,9 @@
-"""What the formats have in common: what is exported, how it is written, and what runs it for the check."""
+"""What the formats have in common: what is exported, how it is written, and how it is run for the check.
+
+    Original -> ExportFormat.write -> files -> ExportFormat.load -> Peer -> Forced, translations -> `parity`
+
+The modules `ctranslate2`, `marian` and `onnx` each have one `ExportFormat`.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,14 +30,14 @@ class Original:
     tgt_lang: str
     tokenizer_model: bytes
     quantization: Quantization
-    exponent: float  # of a length, which does there what the length penalty of the run does: see `exponent_near`
+    exponent: float  # of a length, in place of the run's length penalty: see `exponent_near`
     origin: str  # the run and the checkpoint, for people
     output: Path  # where the exported model will be
 
 
 @dataclass(frozen=True)
 class Forced:
-    """What a model makes of a target that it is given, with EOS at its end."""
+    """What a model predicts at each position of a given target, EOS at its end counted."""
 
     log_probs: Tensor  # (T,) float64, of the target's pieces and EOS
     logits: Tensor | None  # (T, V), where the library gives them
@@ -57,7 +62,7 @@ class Peer(Protocol):
         ...
 
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
-        """What it makes of each target, given its source."""
+        """What the model predicts at the positions of each target, given its source."""
         ...
 
     def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
@@ -70,14 +75,14 @@ class ExportFormat:
     """How a model is written for a library."""
 
     packages: tuple[str, ...]  # that must be installed
-    bound: Callable[[ModelConfig], float]  # the largest difference that is rounding, of what it is forced to say
-    write: Callable[[Original, Path], None]  # into a folder that is there
-    load: Callable[[Original, Path, int], Peer]  # what was written there, to be run on so many threads
-    readme: Callable[[Original], str]  # how to load it
+    bound: Callable[[ModelConfig], float]  # the largest difference of a log-probability that is rounding
+    write: Callable[[Original, Path], None]  # into a folder that exists
+    load: Callable[[Original, Path, int], Peer]  # the model in that folder, to be run on so many threads
+    readme: Callable[[Original], str]  # how people load it
 
 
 def exponent_near(length: float, alpha: float) -> float:
-    """The b for which length^b grows there as fast as ((5 + length) / 6)^alpha does, in proportion.
+    """The b for which length^b grows at this length as fast as ((5 + length) / 6)^alpha does, in proportion.
 
     CTranslate2 and Hugging Face divide by length^b: with alpha itself they would prefer longer translations.
     """
@@ -86,28 +91,32 @@ def exponent_near(length: float, alpha: float) -> float:
 
 def encode_with(tokenizer: Path, texts: Sequence[str]) -> list[list[int]]:
     """The pieces of each text by the SentencePiece model in a file."""
-    found: list[list[int]] = SentencePieceProcessor(model_file=str(tokenizer)).encode(list(texts))
-    return found
+    pieces: list[list[int]] = SentencePieceProcessor(model_file=str(tokenizer)).encode(list(texts))
+    return pieces
 
 
 def forced_by(logits: Tensor, targets: Sequence[list[int]]) -> list[Forced]:
-    """What logits `(B, T, V)` say of these targets, each with its EOS, and padded at the right."""
-    found = []
+    """The predictions in logits `(B, T, V)` for these targets, each with its EOS and padded at the right."""
+    forced = []
     for row, ids in zip(logits, targets, strict=True):
         classes = torch.tensor([*ids, EOS]).unsqueeze(1)  # (T, 1)
-        own = row[: len(classes)]
-        found.append(Forced(torch.log_softmax(own, 1).gather(1, classes).squeeze(1), own))
-    return found
+        without_padding = row[: len(classes)]  # (T, V)
+        log_probs = torch.log_softmax(without_padding, 1).gather(1, classes).squeeze(1)  # (T,)
+        forced.append(Forced(log_probs, without_padding))
+    return forced
 
 
 def pad(sentences: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-    """Ids `(B, T)`, padded at the right, and which of them are not padding, as 0 and 1."""
+    """Ids `(B, T)`, padded at the right, and a mask `(B, T)`: 1 for a token, 0 for padding."""
     width = max(map(len, sentences))
-    rows = torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in sentences])
-    mask = torch.tensor([[*[1] * len(ids), *[0] * (width - len(ids))] for ids in sentences])
+    rows = torch.full((len(sentences), width), PAD)
+    mask = torch.zeros(len(sentences), width, dtype=torch.long)
+    for index, ids in enumerate(sentences):
+        rows[index, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+        mask[index, : len(ids)] = 1
     return rows, mask
 
 
 def without_end(tokens: list[int]) -> list[int]:
-    """What stands before EOS, if it is there."""
+    """The tokens before EOS; all of them where there is none."""
     return tokens[: tokens.index(EOS)] if EOS in tokens else tokens

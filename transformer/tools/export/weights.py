@@ -1,4 +1,7 @@
-"""What of our models each format can express, and the weights of a model with the rest folded into them.
+"""What each format can express of our models, and the weights of a model with the rest folded into them.
+
+    check_expressible   refuses a model before anything is written
+    fold                the weights of a model -> those of an equal model in the terms of CTranslate2 or Marian
 
 CTranslate2 and Marian divide scores by sqrt(w), with one width w for the queries, keys and values of a head. So heads
 are padded with zeros to w, and W_q is multiplied by what turns 1/sqrt(w) into our scale: nothing changes but for the
@@ -8,10 +11,8 @@ rounding of W_q. ONNX holds our own operations, and needs none of this.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -31,7 +32,7 @@ class Heads:
 
 
 def check_expressible(config: ModelConfig, target: Target) -> None:
-    """Raise InputError, with the key that is in the way, where a format has no place for what a model computes."""
+    """Raise InputError, which names the setting, where a format cannot express what the model computes."""
     if target is Target.onnx:
         return
 
@@ -49,22 +50,23 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
 
 
 def ctranslate2_heads(config: ModelConfig) -> Heads:
-    """Heads as wide as the wider of queries and values: the width is a setting there."""
+    """Heads as wide as the wider of queries and values: CTranslate2 has a setting for the width."""
     return Heads(config.n_heads, max(config.key_width, config.value_width))
 
 
 def marian_heads(config: ModelConfig) -> Heads:
-    """The fewest heads that share d_model, as Marian's do; heads that we do not have are zeros.
+    """The fewest heads that divide d_model among them, as Marian's do; the heads beyond ours are zeros.
 
-    Raises InputError where they are too narrow for ours.
+    Raises InputError where such heads are too narrow for ours.
     """
-    count = next(count for count in range(config.n_heads, config.d_model + 1) if config.d_model % count == 0)
+    counts = range(config.n_heads, config.d_model + 1)
+    count = next(count for count in counts if config.d_model % count == 0)
     width = config.d_model // count
 
-    for key, wanted in (("d_k", config.key_width), ("d_v", config.value_width)):
-        if wanted > width:
+    for key, needed in (("d_k", config.key_width), ("d_v", config.value_width)):
+        if needed > width:
             raise InputError(
-                f"model.{key}={wanted}: the heads of Hugging Face's Marian share model.d_model={config.d_model}, "
+                f"model.{key}={needed}: the heads of Hugging Face's Marian share model.d_model={config.d_model}, "
                 f"{width} for each of {count}; to=ctranslate2 and to=onnx can express it"
             )
     return Heads(count, width)
@@ -72,37 +74,37 @@ def marian_heads(config: ModelConfig) -> Heads:
 
 def fold(model: Transformer, heads: Heads) -> Weights:
     """Copies of the model's weights, for a format that has these heads and the scale 1/sqrt(w)."""
-    config = model.config
-    factor = _queries_factor(config, heads)
-
-    def queries(weight: Tensor) -> Tensor:
-        return _pad_rows(weight.double() * factor, config.n_heads, heads)
-
-    def rows(weight: Tensor) -> Tensor:
-        return _pad_rows(weight, config.n_heads, heads)
-
-    def columns(weight: Tensor) -> Tensor:
-        return _pad_rows(weight.T, config.n_heads, heads).T
-
-    folds: dict[str, Callable[[Tensor], Tensor]] = {"W_q": queries, "W_k": rows, "W_v": rows, "W_o": columns}
-
     folded = {}
     for name, weight in parameters_by_name(model).items():
         module = name.removesuffix(".weight").rpartition(".")[2]
-        change = folds.get(module, torch.clone)
-        folded[name] = change(weight.cpu()).float().contiguous()
+        folded[name] = _fold_weight(weight.cpu(), module, model.config, heads=heads).float().contiguous()
     return folded
 
 
+def _fold_weight(weight: Tensor, module: str, config: ModelConfig, *, heads: Heads) -> Tensor:
+    """A copy of the weight of a module: of a projection of attention, with the heads of the format."""
+    match module:
+        case "W_q":
+            return _pad_rows(weight.double() * _queries_factor(config, heads), config.n_heads, heads)
+        case "W_k" | "W_v":
+            return _pad_rows(weight, config.n_heads, heads)
+        case "W_o":  # which reads heads: they are its columns
+            return _pad_rows(weight.T, config.n_heads, heads).T
+        case _:
+            return weight.clone()
+
+
 def is_rounded(config: ModelConfig, heads: Heads) -> bool:
-    """Whether `fold` has to round W_q: to multiply by a power of two is exact."""
+    """Whether `fold` has to round W_q: only a factor that is a power of two is exact."""
     mantissa, _ = math.frexp(_queries_factor(config, heads))
     return mantissa != 0.5
 
 
 def _queries_factor(config: ModelConfig, heads: Heads) -> float:
-    """Our scale over 1/sqrt(w)."""
-    return math.sqrt(heads.width / config.key_width if config.score is Score.scaled else heads.width)
+    """Our scale, 1/sqrt(d_k) or 1, over the format's 1/sqrt(w)."""
+    if config.score is Score.scaled:
+        return math.sqrt(heads.width / config.key_width)
+    return math.sqrt(heads.width)
 
 
 def _pad_rows(weight: Tensor, n_heads: int, heads: Heads) -> Tensor:

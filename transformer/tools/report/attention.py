@@ -1,4 +1,7 @@
-"""The attention explorers of a report: a few sentences of a run, translated by its model."""
+"""The attention explorers of a report: a few dev sentences of each run, translated by its model.
+
+`tools.attention` inspects a sentence, and `tools.explorer` makes of it what the page's script shows.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -20,13 +23,20 @@ from transformer.tools.report.reading import RunReading
 
 log = logging.getLogger(__name__)
 
-PIECES = (6, 30)  # of a source that makes a readable picture
+LEAST_PIECES = 6  # of a source that makes a readable picture
+MOST_PIECES = 30
 MOST_WEIGHTS = 2_000_000  # of one sentence: 3 MB of the page at most
 
 
 def attention_section(runs: Sequence[RunReading], job: ReportJob) -> Component | None:
     """The section with the explorers of all runs; None where there is none. What fails is noted in the run."""
-    sentences = [one for run in runs for one in _explorers(run, job, is_alone=len(runs) == 1)]
+    if job.attention == 0:
+        return None
+
+    sentences: list[dict[str, object]] = []
+    for run in runs:
+        log.info("%s: attention of %d dev sentences (attention=0 leaves this out)", run.name, job.attention)
+        sentences += _explorers(run, job, is_alone=len(runs) == 1)
     if not sentences:
         return None
     return Component("report/attention", "Attention", sentences, also=("explorer",))
@@ -34,10 +44,7 @@ def attention_section(runs: Sequence[RunReading], job: ReportJob) -> Component |
 
 def _explorers(run: RunReading, job: ReportJob, *, is_alone: bool) -> list[dict[str, object]]:
     """For each sentence what the script in attention.js shows."""
-    if job.attention == 0:
-        return []
     try:
-        log.info("%s: attention of %d dev sentences (attention=0 leaves this out)", run.name, job.attention)
         translator = load_translator(
             run.directory.path,
             checkpoint="auto",
@@ -46,12 +53,12 @@ def _explorers(run: RunReading, job: ReportJob, *, is_alone: bool) -> list[dict[
             precision=Precision.auto,
         )
         dev = read_set(run.directory, DEV)
-        chosen = _readable(translator, dev)[: job.attention]
-        found = []
-        for line in chosen:
+        explorers = []
+        for line in _readable(translator, dev)[: job.attention]:
             label = f"line {line}" if is_alone else f"{shorten(run.name)}, line {line}"
-            found.append({"label": label, **_explorer(translator, dev[line - 1][0])})
-        return found
+            source, _ = dev[line - 1]
+            explorers.append(_explorer(translator, source, label=label))
+        return explorers
     except TransformerError as error:
         run.missing.append(f"Attention: {error}")
         return []
@@ -59,13 +66,18 @@ def _explorers(run: RunReading, job: ReportJob, *, is_alone: bool) -> list[dict[
 
 def _readable(translator: Translator, dev: Sequence[Pair]) -> list[int]:
     """The lines, counted from 1, of the sentences that are neither too short nor too long to look at."""
-    pieces = translator.tokenizer.encode([source for source, _ in dev])
-    lengths = [0 if is_blank(source) else len(ids) for (source, _), ids in zip(dev, pieces, strict=True)]
-    least, most = PIECES
-    return [line for line, length in enumerate(lengths, 1) if least <= length <= most]
+    sources = [source for source, _ in dev]
+    pieces = translator.tokenizer.encode(sources)
+
+    lines = []
+    for line, (source, ids) in enumerate(zip(sources, pieces, strict=True), 1):
+        if not is_blank(source) and LEAST_PIECES <= len(ids) <= MOST_PIECES:
+            lines.append(line)
+    return lines
 
 
-def _explorer(translator: Translator, source: str) -> dict[str, object]:
+def _explorer(translator: Translator, source: str, *, label: str) -> dict[str, object]:
+    """Translate a sentence, and make its explorer."""
     inspected = inspect(translator, (source, None), most_weights=MOST_WEIGHTS)
     component = explorer(
         inspected.maps,
@@ -75,4 +87,4 @@ def _explorer(translator: Translator, source: str) -> dict[str, object]:
         predicts=inspected.predicts,
         colors=head_colors(inspected.n_heads),
     )
-    return {"heading": component.heading, "explorer": component.data}
+    return {"label": label, "heading": component.heading, "explorer": component.data}

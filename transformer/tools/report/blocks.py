@@ -1,4 +1,6 @@
-"""What a report says in notes, tables and commands, as a component of its page; the script in blocks.js draws them.
+"""The notes, tables and commands of a report, as sections of its page; the script in blocks.js draws them.
+
+    overview, score_tables, data_tables, provenance -> blocks -> section -> a Component of the page
 
 Whatever comes from a file is shortened and has its controls escaped, and a table has a limited number of rows, so that
 no run directory can make a page of any size.
@@ -11,6 +13,7 @@ from transformer.terminal import printable
 from transformer.tools.page import Component
 from transformer.tools.significance import Interval
 
+UNKNOWN = "unknown"  # the text of a cell whose value no file of the run tells
 MOST_CHARACTERS = 400  # of a cell
 MOST_NOTE = 1_500  # characters
 MOST_COMMAND = 20_000  # characters
@@ -26,7 +29,7 @@ class Marked:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the lines that draw intervals span, from end to end."""
+    """The axis on which the intervals of a table are drawn."""
 
     least: float
     most: float
@@ -34,10 +37,9 @@ class Scale:
     @classmethod
     def of(cls, intervals: Sequence[Interval]) -> "Scale":
         """The scale on which all of these have room."""
-        return cls(
-            min((one.bleu - one.half_width for one in intervals), default=0.0),
-            max((one.bleu + one.half_width for one in intervals), default=1.0),
-        )
+        lower_ends = [interval.bleu - interval.half_width for interval in intervals]
+        upper_ends = [interval.bleu + interval.half_width for interval in intervals]
+        return cls(min(lower_ends, default=0.0), max(upper_ends, default=1.0))
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column names the rows; `is_numeric` puts the others to the right."""
+    """A table whose first column names the rows; `is_numeric` aligns the other columns to the right."""
 
     caption: str
     head: list[str]
@@ -86,12 +88,15 @@ def section(heading: str, blocks: Sequence[Block]) -> Component:
 
 
 def shorten(text: str, limit: int = MOST_CHARACTERS) -> str:
-    """The text with its controls escaped, and no longer than this."""
+    """The text with its control characters escaped, and no longer than `limit`."""
     shown = printable(text[: limit + 1])
-    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+    if len(shown) <= limit:
+        return shown
+    return f"{shown[: limit - 1]}…"
 
 
 def _to_data(block: Block) -> dict[str, object]:
+    """A block as the script reads it."""
     match block:
         case Note():
             return {"kind": "note", "text": shorten(block.text, MOST_NOTE), "is_warning": block.is_warning}

@@ -1,13 +1,18 @@
 """`transformer report`: what runs trained on, how they went and what came of it, as one page that needs no network.
 
-Nothing is written into a run directory. A run that is damaged or not finished still has its page, which says what is
-missing.
+    run directories -> reading -> scores, attention                                what takes time
+                               -> overview, curves, score_tables, samples,
+                                  data_tables, provenance                          a section each, drawn in `blocks`
+                               -> page.format_page -> one HTML file
+
+Nothing is written into a run directory. A run that is damaged or not finished still has its page: every module notes
+in `RunReading.missing` what it cannot read or do, and the page says it.
 """
 
 import errno
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +24,16 @@ from transformer.errors import InputError, StorageError
 from transformer.files import make_directories, write_file
 from transformer.machine import resolve_threads
 from transformer.tools.page import Component, format_page
-from transformer.tools.report import sections
 from transformer.tools.report.attention import attention_section
 from transformer.tools.report.blocks import shorten
 from transformer.tools.report.curves import curves
+from transformer.tools.report.data_tables import data
+from transformer.tools.report.overview import missing, overview, settings
+from transformer.tools.report.provenance import commands, provenance
 from transformer.tools.report.reading import RunReading, read_run
 from transformer.tools.report.samples import samples
-from transformer.tools.report.scores import score_checkpoints, score_runs
+from transformer.tools.report.score_tables import checkpoints, scores
+from transformer.tools.report.scores import Scored, score_checkpoints, score_runs
 from transformer.tools.significance import resampling_seed
 
 log = logging.getLogger(__name__)
@@ -44,19 +52,22 @@ def report(job: ReportJob) -> Written:
 
     Raises InputError where one is not a run directory, StorageError where the page cannot be written.
     """
+    # What can be refused before the work.
     if not job.runs:
         raise InputError("name the run directories: transformer report runs/a runs/b")
     twice = [name for name in job.runs if job.runs.count(name) > 1]
     if twice:
         raise InputError(f"{twice[0]} is named twice: name each run once")
-    resampling_seed()  # what it refuses is better known before the work
+    resampling_seed()
     runs = [read_run(name) for name in job.runs]
     output = Path(job.output)
     _make_folder(output)
-    torch.set_num_threads(resolve_threads(job.threads))
 
-    title = f"Report on {', '.join(shorten(run.name, 80) for run in runs)}"
-    page = format_page(title, list(_components(runs, job))).encode()
+    # The page.
+    torch.set_num_threads(resolve_threads(job.threads))
+    names = [shorten(run.name, 80) for run in runs]
+    components = _components(runs, job)
+    page = format_page(f"Report on {', '.join(names)}", components).encode()
     write_file(output, page)
     return Written(str(output), len(page))
 
@@ -66,37 +77,40 @@ def format_written(written: Written) -> str:
     return f"written: {written.path}, {written.bytes / 1e6:.2f} MB\n"
 
 
-def _components(runs: Sequence[RunReading], job: ReportJob) -> Iterator[Component]:
-    """The sections, in their order. What is missing comes early in the page, and is known late."""
+def _components(runs: Sequence[RunReading], job: ReportJob) -> list[Component]:
+    """The sections, in their order."""
+    # First what may fail: the section on what is missing comes early in the page, and must know all of it.
     scored, reasons = score_runs(runs, samples=job.samples)
-    by_checkpoint = {run.name: score_checkpoints(run, job) for run in runs}
+    scores_of_checkpoints = {run.name: score_checkpoints(run, job) for run in runs}
     attention = attention_section(runs, job)
-    of_data = sections.data(runs)
-    sampled = [
-        samples(
-            "Samples" if len(scored) == 1 else f"Samples of {shorten(', '.join(group.names))}",
-            group.names,
-            [of.samples for of in group.sets if of.samples is not None],
-        )
-        for group in scored
-        if any(of.samples is not None for of in group.sets)
-    ]
+    data_section = data(runs)
 
-    yield Component("report/contents", f"By transformer-mt {__version__}", None)
-    optional = [
-        sections.overview(runs, scored),
-        sections.missing(runs),
-        sections.settings(runs),
+    components = [
+        Component("report/contents", f"By transformer-mt {__version__}", None),
+        overview(runs, scored),
+        missing(runs),
+        settings(runs),
         curves(runs) if any(run.curves for run in runs) else None,
-        sections.scores(scored, reasons),
-        sections.checkpoints(runs, by_checkpoint),
-        *sampled,
+        scores(scored, reasons),
+        checkpoints(runs, scores_of_checkpoints),
+        *_sample_sections(scored),
         attention,
-        of_data,
-        sections.provenance(runs),
-        sections.commands(runs, job),
+        data_section,
+        provenance(runs),
+        commands(runs, job),
     ]
-    yield from (component for component in optional if component is not None)
+    return [component for component in components if component is not None]
+
+
+def _sample_sections(scored: Sequence[Scored]) -> list[Component]:
+    """A section for each group of runs that has samples."""
+    components = []
+    for group in scored:
+        heading = "Samples" if len(scored) == 1 else f"Samples of {shorten(', '.join(group.names))}"
+        sample_sets = [test_set.samples for test_set in group.sets if test_set.samples is not None]
+        if sample_sets:
+            components.append(samples(heading, group.names, sample_sets))
+    return components
 
 
 def _make_folder(output: Path) -> None:

@@ -1,6 +1,9 @@
-"""The curves of a report: which quantities share a chart, and how many points of each are drawn."""
+"""The section of a report with curves: which quantities share a chart, and how many points of each are drawn.
 
-from collections.abc import Iterator, Sequence
+The points come from metrics.jsonl, which `reading` has read; the script in curves.js draws them.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformer.tools.page import Component
@@ -8,16 +11,16 @@ from transformer.tools.plots import head_colors
 from transformer.tools.report.blocks import shorten
 from transformer.tools.report.reading import Curve, RunReading
 
-MOST_POINTS = 400  # of a curve; of longer ones the extremes of each stretch are drawn
+MOST_POINTS = 400  # of a curve; of a longer one, the extremes of each stretch are drawn
 
 
 @dataclass(frozen=True)
 class Line:
-    """A quantity as TensorBoard names it, its name in the chart, and how it is drawn: solid, dashed or dotted."""
+    """A quantity in a chart."""
 
-    tag: str
-    label: str
-    dash: str
+    tag: str  # as TensorBoard names it
+    label: str  # in the chart
+    dash: str  # solid, dashed or dotted
 
 
 @dataclass(frozen=True)
@@ -74,32 +77,38 @@ CHARTS = (
 
 
 def curves(runs: Sequence[RunReading]) -> Component:
-    """The section with the curves of all runs; a chart of which nothing is known is left out."""
-    charts = [
-        {
-            "title": chart.title,
-            "unit": chart.unit,
-            "is_logarithmic": chart.is_logarithmic,
-            "note": _note(chart, runs),
-            "lines": lines,
-        }
-        for chart in CHARTS
-        if (lines := list(_lines(chart, runs)))
-    ]
+    """The section with the curves of all runs; a chart for which no run has data is left out."""
+    charts = []
+    for chart in CHARTS:
+        lines = _lines(chart, runs)
+        if lines:
+            charts.append(
+                {
+                    "title": chart.title,
+                    "unit": chart.unit,
+                    "is_logarithmic": chart.is_logarithmic,
+                    "note": _note(chart, runs),
+                    "lines": lines,
+                }
+            )
+
     data = {"runs": [shorten(run.name) for run in runs], "colors": head_colors(len(runs)), "charts": charts}
     return Component("report/curves", "Curves", data)
 
 
-def _lines(chart: Chart, runs: Sequence[RunReading]) -> Iterator[dict[str, object]]:
+def _lines(chart: Chart, runs: Sequence[RunReading]) -> list[dict[str, object]]:
+    """The lines of a chart, as the script reads them."""
+    lines: list[dict[str, object]] = []
     for number, run in enumerate(runs):
         for line in chart.lines:
             curve = run.curves.get(line.tag)
             if curve:
-                yield {"run": number, "label": line.label, "dash": line.dash, "points": thin(curve)}
+                lines.append({"run": number, "label": line.label, "dash": line.dash, "points": thin(curve)})
+    return lines
 
 
 def _note(chart: Chart, runs: Sequence[RunReading]) -> str:
-    """What to know of a chart: how many points were left out."""
+    """A note where points were left out."""
     longest = max(len(run.curves.get(line.tag, [])) for run in runs for line in chart.lines)
     if longest <= MOST_POINTS:
         return ""
@@ -110,11 +119,18 @@ def thin(curve: Curve) -> Curve:
     """At most MOST_POINTS points: both ends, and between them the least and the greatest value of each stretch."""
     if len(curve) <= MOST_POINTS:
         return curve
-    inner = curve[1:-1]
+
+    first, *inner, last = curve
     stretches = (MOST_POINTS - 2) // 2
-    kept = [curve[0]]
+    kept = [first]
     for number in range(stretches):
-        stretch = inner[number * len(inner) // stretches : (number + 1) * len(inner) // stretches]
-        extremes = {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
-        kept += sorted(extremes)
-    return [*kept, curve[-1]]
+        start = number * len(inner) // stretches
+        end = (number + 1) * len(inner) // stretches
+        least = min(inner[start:end], key=_value)
+        greatest = max(inner[start:end], key=_value)
+        kept += sorted({least, greatest})
+    return [*kept, last]
+
+
+def _value(point: tuple[int, float]) -> float:
+    return point[1]

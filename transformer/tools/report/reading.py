@@ -1,4 +1,9 @@
-"""What a run directory says of itself. What is missing or damaged is noted, and the report goes on without it."""
+"""Reads the documents of a run directory for its report, which goes on without what is missing or damaged.
+
+    run.json, data.json, results.json, metrics.jsonl -> read_run -> RunReading -> every section of the report
+
+What cannot be read is noted in `RunReading.missing`.
+"""
 
 import json
 import logging
@@ -26,26 +31,26 @@ Curve = list[tuple[int, float]]  # steps, ascending, each with its value
 
 @dataclass(frozen=True)
 class RunReading:
-    """A run by the name that the user gave it; None stands for a document that cannot be read."""
+    """What the documents of a run say; None stands for one that cannot be read."""
 
-    name: str
+    name: str  # as the user gave it
     directory: RunDir
     record: RunRecord | None
     data: DataReport | None
     results: Results | None
-    curves: dict[str, Curve]  # by the name under which TensorBoard has them
-    missing: list[str]  # what is not there, or damaged, each in a sentence
+    curves: dict[str, Curve]  # by the names that TensorBoard shows
+    missing: list[str]  # a sentence on each thing that is not there, damaged, or failed; sections add to it
 
     @property
     def validations(self) -> list[Validation]:
-        """The validations of a finished run by its results, else those in its metrics."""
+        """The validations in the results of a finished run, else those in its metrics."""
         if self.results is not None:
             return self.results.validations
         return _validations_in(self.curves)
 
     @property
     def last_step(self) -> int:
-        """The last step that is known of."""
+        """The last step that its documents tell of."""
         if self.results is not None:
             return self.results.steps
         return max((curve[-1][0] for curve in self.curves.values()), default=0)
@@ -61,6 +66,7 @@ def read_run(name: str) -> RunReading:
         names = ", ".join(path.name for path in documents)
         raise InputError(f"{name}: not a run directory: it has none of {names}; name one that `train` made")
 
+    # What cannot be read is noted.
     missing: list[str] = []
     record = _attempt(run.read_record, missing)
     data = _attempt(lambda: read_report(run), missing)
@@ -72,7 +78,8 @@ def read_run(name: str) -> RunReading:
             f"{run.results}: not there: the run is not finished. The command that trains it goes on, averages its "
             "checkpoints and scores its test sets"
         )
-    return RunReading(name, run, record, data, results, curves=_read_curves(run, missing), missing=missing)
+    curves = _read_curves(run, missing)
+    return RunReading(name, run, record, data, results, curves=curves, missing=missing)
 
 
 def _attempt(read: Callable[[], T], missing: list[str]) -> T | None:
@@ -85,7 +92,7 @@ def _attempt(read: Callable[[], T], missing: list[str]) -> T | None:
 
 
 def _read_curves(run: RunDir, missing: list[str]) -> dict[str, Curve]:
-    """Every quantity of metrics.jsonl over the steps. Lines that are damaged are skipped, and counted in a note."""
+    """Every quantity of metrics.jsonl over the steps. Damaged lines are skipped, and counted in a note."""
     points: dict[str, dict[int, float]] = {}
     damaged = 0
     try:
@@ -102,30 +109,46 @@ def _read_curves(run: RunDir, missing: list[str]) -> dict[str, Curve]:
         missing.append(f"{run.metrics}: {error.strerror}: there are no curves")
     if damaged:
         missing.append(f"{run.metrics}: {damaged:,} of its lines are damaged, and left out")
-    return {name: sorted(of.items()) for name, of in points.items()}
+    return {name: sorted(values_by_step.items()) for name, values_by_step in points.items()}
 
 
 def _parse(line: bytes) -> tuple[int, dict[str, float]]:
-    """The step of a line, and its finite numbers by name. Raises ValueError for a line that is none of training's."""
+    """The step of a line, and its finite numbers by name. Raises ValueError for a line of another kind."""
     try:
         data = json.loads(line)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if not isinstance(data, dict) or type(data.get("step")) is not int or not 0 <= data["step"] < 2**53:
+    if not isinstance(data, dict):
+        raise ValueError("not a line of metrics")
+    step = data.get("step")
+    if type(step) is not int or not 0 <= step < 2**53:
         raise ValueError("no step")
-    values = {str(name): value for name, value in data.items() if name not in ("step", "time")}
-    return data["step"], {name: float(value) for name, value in values.items() if _is_number(value)}
+
+    numbers = {}
+    for name, value in data.items():
+        if name not in ("step", "time") and _is_number(value):
+            numbers[str(name)] = float(value)
+    return step, numbers
 
 
 def _is_number(value: object) -> bool:
+    """Whether a value is finite, and so small a whole number that a float holds it exactly."""
     if type(value) is int:
         return abs(value) < 2**53
     return isinstance(value, float) and math.isfinite(value)
 
 
 def _validations_in(curves: dict[str, Curve]) -> list[Validation]:
-    """The validations that metrics.jsonl tells of, whole ones only."""
-    names = ("dev/loss", "dev/perplexity", "dev/bleu", "dev/chrf")
-    loss, perplexity, bleu, chrf = (dict(curves.get(name, [])) for name in names)
-    steps = [step for step in loss if step in perplexity and step in bleu and step in chrf and perplexity[step] > 0]
-    return [Validation(step, loss[step], math.log(perplexity[step]), bleu[step], chrf[step]) for step in steps]
+    """The validations that metrics.jsonl tells of, where it has all four numbers of one."""
+    losses = dict(curves.get("dev/loss", []))
+    perplexities = dict(curves.get("dev/perplexity", []))
+    bleus = dict(curves.get("dev/bleu", []))
+    chrfs = dict(curves.get("dev/chrf", []))
+
+    validations = []
+    for step, loss in losses.items():
+        is_whole = step in perplexities and step in bleus and step in chrfs
+        if is_whole and perplexities[step] > 0:
+            nll = math.log(perplexities[step])
+            validations.append(Validation(step, loss, nll, bleus[step], chrfs[step]))
+    return validations

@@ -1,4 +1,6 @@
-"""Sample translations of a report, from the best to the worst, and where they differ from their references.
+"""The section of a report with sample translations, from the best to the worst, and how they differ from references.
+
+    scores -> choose_samples -> mark_differences -> SampleSet -> samples: a section of the page, drawn by samples.js
 
 Texts are compared word by word; those of languages that are written without spaces, character by character.
 """
@@ -22,10 +24,10 @@ MOST_CHARACTERS = 600  # of a text that is shown
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a text, and by which translations of those that are compared it differs."""
+    """A stretch of a text that differs from certain of the other texts."""
 
     text: str
-    differs_by: list[int]
+    differs_by: list[int]  # numbers of translations: see `mark_differences`
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class SampleSet:
     """Sentences of one test set, best first."""
 
     name: str
-    note: str
-    samples: list[dict[str, object]]
+    note: str  # how they were chosen
+    samples: list[dict[str, object]]  # as samples.js reads them
 
 
 def split_text(text: str, *, by_character: bool) -> list[str]:
@@ -46,9 +48,11 @@ def split_text(text: str, *, by_character: bool) -> list[str]:
     is_in_word = False
     for character in text:
         category = unicodedata.category(character)
-        is_mark = category.startswith("M") or character in JOINERS
+        is_combining = category.startswith("M") or character in JOINERS
         is_of_word = not (character.isspace() or category[0] in "PS")
-        if units and (is_mark or (is_of_word and is_in_word and not by_character)):
+
+        continues_word = is_of_word and is_in_word and not by_character
+        if units and (is_combining or continues_word):
             units[-1] += character
         else:
             units.append(character)
@@ -59,102 +63,120 @@ def split_text(text: str, *, by_character: bool) -> list[str]:
 def mark_differences(
     reference: str, translations: Sequence[str], *, by_character: bool
 ) -> tuple[list[Part], list[list[Part]]]:
-    """The reference, with the translations that miss each part of it, and each translation, with what it adds.
+    """The parts of the reference and of each translation.
 
-    A part of translation n that the reference lacks has `differs_by` [n].
+    A part of the reference differs by the translations that miss it; a part of translation n that the reference does
+    not have differs by [n].
     """
     units = split_text(reference, by_character=by_character)
-    missed: list[list[int]] = [[] for _ in units]
-    marked = []
+    missed_by: list[list[int]] = [[] for _ in units]
+
+    translations_in_parts = []
     for number, translation in enumerate(translations):
-        own = split_text(translation, by_character=by_character)
-        kept_in_reference, kept = _common(units, own)
+        own_units = split_text(translation, by_character=by_character)
+        in_reference, in_translation = _common(units, own_units)
+
         for place in range(len(units)):
-            if place not in kept_in_reference:
-                missed[place].append(number)
-        marked.append(_parts(own, [[] if place in kept else [number] for place in range(len(own))]))
-    return _parts(units, missed), marked
+            if place not in in_reference:
+                missed_by[place].append(number)
+        added_by = [[] if place in in_translation else [number] for place in range(len(own_units))]
+        translations_in_parts.append(_parts(own_units, added_by))
+    return _parts(units, missed_by), translations_in_parts
 
 
 def _common(left: Sequence[str], right: Sequence[str]) -> tuple[set[int], set[int]]:
-    """The places of the units that two texts have in common, in order. Spaces are no difference."""
-    of_left = [place for place, unit in enumerate(left) if not unit.isspace()]
-    of_right = [place for place, unit in enumerate(right) if not unit.isspace()]
-    in_left = set(range(len(left))) - set(of_left)
-    in_right = set(range(len(right))) - set(of_right)
+    """The places of the units that two texts have in common, in the same order. Spaces count as common."""
+    left_words = [place for place, unit in enumerate(left) if not unit.isspace()]
+    right_words = [place for place, unit in enumerate(right) if not unit.isspace()]
+    common_left = set(range(len(left))) - set(left_words)
+    common_right = set(range(len(right))) - set(right_words)
 
-    words = SequenceMatcher(None, [left[n] for n in of_left], [right[n] for n in of_right], autojunk=False)
-    for block in words.get_matching_blocks():
-        in_left.update(of_left[block.a : block.a + block.size])
-        in_right.update(of_right[block.b : block.b + block.size])
-    return in_left, in_right
+    matcher = SequenceMatcher(
+        None, [left[place] for place in left_words], [right[place] for place in right_words], autojunk=False
+    )
+    for block in matcher.get_matching_blocks():
+        common_left.update(left_words[block.a : block.a + block.size])
+        common_right.update(right_words[block.b : block.b + block.size])
+    return common_left, common_right
 
 
 def _parts(units: Sequence[str], differs_by: Sequence[list[int]]) -> list[Part]:
-    """Neighbours of one kind together; a space between two that differ in the same way belongs to them."""
-    kinds = list(differs_by)
+    """Join neighbouring units that differ alike; a space between two that differ alike belongs to them."""
+    differences = list(differs_by)
     for place in range(1, len(units) - 1):
-        if units[place].isspace() and kinds[place - 1] == kinds[place + 1]:
-            kinds[place] = kinds[place - 1]
-    grouped = groupby(zip(units, kinds, strict=True), key=lambda pair: pair[1])
-    return [Part("".join(unit for unit, _ in group), kind) for kind, group in grouped]
+        if units[place].isspace() and differences[place - 1] == differences[place + 1]:
+            differences[place] = differences[place - 1]
+
+    parts = []
+    for difference, group in groupby(zip(units, differences, strict=True), key=lambda pair: pair[1]):
+        text = "".join(unit for unit, _ in group)
+        parts.append(Part(text, difference))
+    return parts
 
 
 def choose_samples(name: str, texts: Texts, metrics: Metrics, *, tgt_lang: str, count: int) -> SampleSet:
     """`count` sentences of a test set, evenly spread from the best to the worst by the first run's sentence chrF.
 
-    Of the translations that equal their reference one is shown.
+    At most one translation that equals its reference is among them.
     """
     (references,) = texts.references
     run, translations = next(iter(texts.translations.items()))
-    scores = [
-        metrics.chrf.sentence_score(translation, [reference]).score
-        for translation, reference in zip(translations, references, strict=True)
-    ]
-    ranked = sorted(range(len(scores)), key=lambda place: (translations[place] != references[place], -scores[place]))
-    exact = sum(translation == reference for translation, reference in zip(translations, references, strict=True))
-    chosen = spread(ranked[max(0, exact - 1) :], count)
+
+    # Rank the sentences: those that equal their reference first, the others by their scores.
+    scores = []
+    is_exact = []
+    for translation, reference in zip(translations, references, strict=True):
+        scores.append(metrics.chrf.sentence_score(translation, [reference]).score)
+        is_exact.append(translation == reference)
+    ranked = sorted(range(len(scores)), key=lambda place: (not is_exact[place], -scores[place]))
+    chosen = spread(ranked[max(0, sum(is_exact) - 1) :], count)
 
     by_character = language_of(tgt_lang, "data.tgt_lang") in WITHOUT_SPACES
+    units = "characters" if by_character else "words"
     return SampleSet(
         name=shorten(name),
         note=(
-            f"Of {len(ranked):,} translations of {shorten(run)}, {exact:,} equal their reference. Shown are "
+            f"Of {len(ranked):,} translations of {shorten(run)}, {sum(is_exact):,} equal their reference. Shown are "
             f"{len(chosen)}, evenly spread over the ranks by sentence chrF, with one of those at most. Marked are the "
-            f"{'characters' if by_character else 'words'} that only one of the two has."
+            f"{units} that only one of the two has."
         ),
         samples=[_sample(texts, metrics, place, by_character=by_character) for place in chosen],
     )
 
 
 def spread(ranked: Sequence[int], count: int) -> list[int]:
-    """So many of the items, the first and the last among them, at even distances."""
+    """`count` of the items at even distances, the first and the last among them."""
     if len(ranked) <= count:
         return list(ranked)
     if count == 1:
         return [ranked[0]]
-    return [ranked[round(number * (len(ranked) - 1) / (count - 1))] for number in range(count)]
+
+    last = len(ranked) - 1
+    return [ranked[round(number * last / (count - 1))] for number in range(count)]
 
 
 def _sample(texts: Texts, metrics: Metrics, place: int, *, by_character: bool) -> dict[str, object]:
-    """A sentence for the script in samples.js."""
+    """A sentence as samples.js reads it: the source, and the reference and each translation in parts."""
+    source = "" if texts.sources is None else texts.sources[place]
     reference = texts.references[0][place]
     translations = [lines[place] for lines in texts.translations.values()]
-    shown = [shorten(translation, MOST_CHARACTERS) for translation in translations]
-    of_reference, of_translations = mark_differences(
-        shorten(reference, MOST_CHARACTERS), shown, by_character=by_character
+
+    # Parts of what is shown; scores of the whole.
+    reference_parts, translations_in_parts = mark_differences(
+        shorten(reference, MOST_CHARACTERS),
+        [shorten(translation, MOST_CHARACTERS) for translation in translations],
+        by_character=by_character,
     )
+    shown = []
+    for translation, parts in zip(translations, translations_in_parts, strict=True):
+        score = metrics.chrf.sentence_score(translation, [reference]).score
+        shown.append({"score": score, "parts": [[part.text, bool(part.differs_by)] for part in parts]})
+
     return {
         "line": place + 1,
-        "source": "" if texts.sources is None else shorten(texts.sources[place], MOST_CHARACTERS),
-        "reference": [[part.text, part.differs_by] for part in of_reference],
-        "translations": [
-            {
-                "score": metrics.chrf.sentence_score(translation, [reference]).score,
-                "parts": [[part.text, bool(part.differs_by)] for part in parts],
-            }
-            for translation, parts in zip(translations, of_translations, strict=True)
-        ],
+        "source": shorten(source, MOST_CHARACTERS),
+        "reference": [[part.text, part.differs_by] for part in reference_parts],
+        "translations": shown,
     }
 
 
@@ -162,6 +184,6 @@ def samples(heading: str, runs: Sequence[str], sets: Sequence[SampleSet]) -> Com
     """A section with the samples of some runs on each test set."""
     data: Mapping[str, object] = {
         "runs": [shorten(run) for run in runs],
-        "sets": [{"name": of.name, "note": of.note, "samples": of.samples} for of in sets],
+        "sets": [{"name": chosen.name, "note": chosen.note, "samples": chosen.samples} for chosen in sets],
     }
     return Component("report/samples", heading, data)

@@ -1,4 +1,7 @@
-"""The scores of a report: of the test sets with intervals and significance, and of kept checkpoints on the dev set.
+"""Computes the scores of a report: of the test sets, with significance, and of kept checkpoints on the dev set.
+
+    translations that a run keeps  -> score_runs        -> Scored: a group of runs        -> score_tables, samples
+    checkpoints that a run keeps   -> score_checkpoints -> CheckpointScore, one for each  -> score_tables
 
 Test sets are scored on the translations that a run keeps. No validation keeps its translations, so the intervals of
 checkpoints come from translating the dev set again, greedily, as validation does.
@@ -48,7 +51,7 @@ class SetScores:
 
 @dataclass(frozen=True)
 class Scored:
-    """Runs that are scored on the same text under the same signatures; one run where several cannot be compared."""
+    """A group of runs, scored on the same text under the same signatures; one run where several cannot be compared."""
 
     names: list[str]
     sets: list[SetScores]
@@ -65,13 +68,15 @@ class CheckpointScore:
 
 
 def score_runs(runs: Sequence[RunReading], *, samples: int) -> tuple[list[Scored], list[str]]:
-    """Score the finished runs together; where that would not be fair, each by itself, and say why in the second list.
+    """Score the finished runs together; where that would not be fair, score each by itself.
 
-    Runs that cannot be scored are left out, with the reason.
+    The second list has the reasons why runs are not compared, or are left out because they cannot be scored.
     """
     finished = [run.name for run in runs if run.results is not None and run.results.test_sets]
     if not finished:
         return [], ["There are no scores of a test set: no run has results of one."]
+
+    # All runs together.
     try:
         return [_score(finished, samples=samples)], []
     except TransformerError as error:
@@ -79,63 +84,79 @@ def score_runs(runs: Sequence[RunReading], *, samples: int) -> tuple[list[Scored
             return [], [str(error)]
         reasons = [f"The runs are not compared: {error}"]
 
-    found = []
+    # Each run by itself.
+    scored = []
     for name in finished:
         try:
-            found.append(_score([name], samples=samples))
+            scored.append(_score([name], samples=samples))
         except TransformerError as error:
             reasons.append(str(error))
-    return found, list(dict.fromkeys(reasons))
+    return scored, list(dict.fromkeys(reasons))
 
 
 def _score(names: list[str], *, samples: int) -> Scored:
-    """Raises InputError where the runs cannot be compared, CheckpointError where one is damaged."""
+    """Score these runs on their test sets.
+
+    Raises InputError where the runs cannot be compared, CheckpointError where one is damaged.
+    """
     material = read_runs(names, tgt_lang=None)
     metrics = Metrics.of(tgt_lang=material.tgt_lang, lowercase=False)
     sets = []
     notes = list(material.notes)
     for name, texts in list(material.sets.items())[:MOST_SETS]:
         log.info("%s: scoring the translations of %s", name, ", ".join(names))
-        found = _score_set(name, texts, metrics, tgt_lang=material.tgt_lang, samples=samples)
-        sets.append(found)
-        notes += other_translations(name, texts, found.scores)
+        set_scores = _score_set(name, texts, metrics, tgt_lang=material.tgt_lang, samples=samples)
+        sets.append(set_scores)
+        notes += other_translations(name, texts, set_scores.scores)
     if len(material.sets) > MOST_SETS:
         notes.append(f"{len(material.sets) - MOST_SETS:,} more test sets are left out.")
     return Scored(names, sets, notes)
 
 
 def _score_set(name: str, texts: Texts, metrics: Metrics, *, tgt_lang: str, samples: int) -> SetScores:
+    """Score the translations of one test set, and choose samples of them."""
     (references,) = texts.references
     if not references:
         raise InputError(f"{name}: the test set has no sentences")
-    split = word_splitter(metrics, lowercase=False)
-    by_length = [
-        LengthScores(
-            least,
-            most,
-            sentences=len(chosen),
-            bleu=[
-                bootstrap_bleu(
-                    [lines[place] for place in chosen], [references[place] for place in chosen], tgt_lang=tgt_lang
-                )
-                for lines in texts.translations.values()
-            ],
-        )
-        for least, most, chosen in sentences_by_length([len(split(reference)) for reference in references])
-    ]
+
+    by_length = _scores_by_length(texts, references, metrics=metrics, tgt_lang=tgt_lang)
+    scores = compare_systems(texts.translations, texts.references, metrics=metrics)
+    sample_set = None
+    if samples:
+        sample_set = choose_samples(name, texts, metrics, tgt_lang=tgt_lang, count=samples)
     return SetScores(
         name=name,
         sentences=len(references),
-        scores=compare_systems(texts.translations, texts.references, metrics=metrics),
+        scores=scores,
         by_length=by_length,
-        samples=choose_samples(name, texts, metrics, tgt_lang=tgt_lang, count=samples) if samples else None,
+        samples=sample_set,
     )
+
+
+def _scores_by_length(
+    texts: Texts, references: Sequence[str], *, metrics: Metrics, tgt_lang: str
+) -> list[LengthScores]:
+    """BLEU of each run on short, middling and long sentences, by the words of their references."""
+    split = word_splitter(metrics, lowercase=False)
+    lengths = [len(split(reference)) for reference in references]
+
+    rows = []
+    for least, most, chosen in sentences_by_length(lengths):
+        of_references = [references[place] for place in chosen]
+        bleus = []
+        for lines in texts.translations.values():
+            translations = [lines[place] for place in chosen]
+            bleus.append(bootstrap_bleu(translations, of_references, tgt_lang=tgt_lang))
+        rows.append(LengthScores(least, most, sentences=len(chosen), bleu=bleus))
+    return rows
 
 
 def score_checkpoints(run: RunReading, job: ReportJob) -> list[CheckpointScore]:
     """BLEU on the dev set of `job.checkpoints` kept checkpoints and of the average; what fails is noted in the run."""
     if job.checkpoints == 0:
         return []
+
+    # Which checkpoints, and on what.
     try:
         steps = spread(list_steps(run.directory.path), job.checkpoints)
         dev = read_set(run.directory, DEV)
@@ -143,20 +164,24 @@ def score_checkpoints(run: RunReading, job: ReportJob) -> list[CheckpointScore]:
         run.missing.append(f"Intervals of checkpoints: {error}")
         return []
 
-    found = []
     chosen: list[tuple[str, int | None]] = [(f"{STEP_PREFIX}{step}", step) for step in steps]
     if run.directory.averaged.exists():
         chosen.append((AVERAGED, None))
+
+    scores = []
     for name, step in chosen:
         log.info("%s: translating the dev set with %s (checkpoints=0 leaves this out)", run.name, name)
         try:
-            found.append(CheckpointScore(name, step, _dev_bleu(run, job, checkpoint=name, dev=dev)))
+            bleu = _dev_bleu(run, job, checkpoint=name, dev=dev)
         except TransformerError as error:
             run.missing.append(f"Interval of {name}: {error}")
-    return found
+        else:
+            scores.append(CheckpointScore(name, step, bleu))
+    return scores
 
 
 def _dev_bleu(run: RunReading, job: ReportJob, *, checkpoint: str, dev: Sequence[tuple[str, str]]) -> Interval:
+    """Translate the dev set with a checkpoint, greedily, and score that. Raises TransformerError."""
     translator = load_translator(
         run.directory.path,
         checkpoint=checkpoint,
@@ -166,5 +191,8 @@ def _dev_bleu(run: RunReading, job: ReportJob, *, checkpoint: str, dev: Sequence
     )
     if run.record is None:
         raise InputError(f"{run.directory.record.name} does not tell the language")
-    translations = translator.translate([source for source, _ in dev])
-    return bootstrap_bleu(translations, [reference for _, reference in dev], tgt_lang=run.record.config.data.tgt_lang)
+
+    sources = [source for source, _ in dev]
+    references = [reference for _, reference in dev]
+    translations = translator.translate(sources)
+    return bootstrap_bleu(translations, references, tgt_lang=run.record.config.data.tgt_lang)

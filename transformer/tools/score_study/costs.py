@@ -1,4 +1,7 @@
-"""What each score costs in time and memory, and many heads against one: what section 3.2 says, measured on a layer.
+"""Measures what section 3.2 of the paper says of costs: time and memory of each score, and many heads against one.
+
+    a layer with each score -> complexity.time_in_turns, peak_bytes                  -> ScoreCost
+    8 heads, and one        -> complexity.time_in_turns, torch's count of products   -> HeadsCost
 
 One layer is multi-head self-attention as the model has it, with its projections, forward and backward. Memory is
 counted, not sampled: the largest sum of the tensors that exist at one time beside the layer's weights and input. What
@@ -57,43 +60,55 @@ def cost_of_scores(widths: Sequence[int], *, d_model: int, device: torch.device)
     for n in LENGTHS:
         x = torch.randn(TOKENS // n, n, d_model, device=device, requires_grad=True)
         for d_k in widths:
-            layers: dict[str, nn.Module] = {
-                score.value: SelfAttention(d_model, d_model // d_k, score=score, block=None).to(device)
-                for score in Score
-            }
-            costs += [
-                ScoreCost(
-                    score=Score(time.layer),
-                    d_k=d_k,
-                    n=n,
-                    milliseconds=time.forward_backward,
-                    mebibytes=peak_bytes(partial(forward_and_backward, layers[time.layer], x)) / 2**20,
-                )
-                for time in time_in_turns(layers, x, repeats=REPEATS)
-            ]
+            costs += _cost_of_scores_at(d_k, x)
+    return costs
+
+
+def _cost_of_scores_at(d_k: int, x: Tensor) -> list[ScoreCost]:
+    """Every score at one d_k over `x` `(B, n, D)`, in turns."""
+    _, n, d_model = x.shape
+    layers: dict[str, nn.Module] = {}
+    for score in Score:
+        layers[score.value] = SelfAttention(d_model, d_model // d_k, score=score, block=None).to(x.device)
+
+    costs = []
+    for time in time_in_turns(layers, x, repeats=REPEATS):
+        peak = peak_bytes(partial(forward_and_backward, layers[time.layer], x))
+        costs.append(
+            ScoreCost(
+                score=Score(time.layer),
+                d_k=d_k,
+                n=n,
+                milliseconds=time.forward_backward,
+                mebibytes=peak / 2**20,
+            )
+        )
     return costs
 
 
 def cost_of_heads(device: torch.device) -> list[HeadsCost]:
     """8 heads of width 64 and one of 512, counted and timed."""
     x = torch.randn(TOKENS // HEADS_LENGTH, HEADS_LENGTH, PAPER_WIDTH, device=device, requires_grad=True)
-    layers: dict[str, nn.Module] = {
-        str(n_heads): SelfAttention(PAPER_WIDTH, n_heads, score=Score.scaled, block=None).to(device)
-        for n_heads in (8, 1)
-    }
-    return [
-        HeadsCost(
-            n_heads=int(time.layer),
-            d_k=PAPER_WIDTH // int(time.layer),
-            multiply_adds=_multiply_adds(layers[time.layer], x),
-            milliseconds=time.forward_backward,
+    layers: dict[str, nn.Module] = {}
+    for n_heads in (8, 1):
+        layers[str(n_heads)] = SelfAttention(PAPER_WIDTH, n_heads, score=Score.scaled, block=None).to(device)
+
+    costs = []
+    for time in time_in_turns(layers, x, repeats=REPEATS):
+        n_heads = int(time.layer)
+        costs.append(
+            HeadsCost(
+                n_heads=n_heads,
+                d_k=PAPER_WIDTH // n_heads,
+                multiply_adds=_multiply_adds(layers[time.layer], x),
+                milliseconds=time.forward_backward,
+            )
         )
-        for time in time_in_turns(layers, x, repeats=REPEATS)
-    ]
+    return costs
 
 
 def _multiply_adds(layer: nn.Module, x: Tensor) -> int:
-    """Of a forward pass, by plain products, which torch's counter knows on every device."""
+    """The multiply-adds of a forward pass, by plain products, which torch's counter knows on every device."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         layer(x)
     return counter.get_total_flops() // 2
@@ -111,16 +126,17 @@ class _TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.peak = 0
-        self._now = 0
+        self.peak = 0  # bytes
+        self._now = 0  # bytes
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # An argument was there before, or has been counted.
         for tensor in tree_iter((args, kwargs)):
             if isinstance(tensor, Tensor):
-                self._known.add(tensor.untyped_storage())  # it was there before, or has been counted
+                self._known.add(tensor.untyped_storage())
 
         out = func(*args, **(kwargs or {}))
         for tensor in tree_iter(out):
@@ -129,9 +145,11 @@ class _TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _count(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage that is new, until nothing holds it."""
         if storage in self._known:
             return
         self._known.add(storage)
+
         size = storage.nbytes()
         self._now += size
         self.peak = max(self.peak, self._now)

@@ -1,12 +1,13 @@
-"""`transformer table table=scores`: what the paper says of scores (section 3.2.1, footnote 4), beside what one finds.
+"""`transformer table table=scores`: measures what the paper says of scores (section 3.2.1, footnote 4).
+
+    table       every model is trained on the same data for as many steps, and scored: `tables`
+    observed    the attention of each on sentences of the development set, before the first step and after the last
+    costs       time and memory of one layer with each score, against d_k and the length: `costs`
+    findings    what the paper says, beside these three: `findings`, `format`
 
 Each model has one score, scaled q.k / sqrt(d_k), plain q.k or additive, at one d_k. A model of width D has D / d_k
 heads, as in the paper: the projections to queries and keys are then square, and Xavier's initialisation leaves the
 variance of what they project as it is. With the number of heads fixed instead, it would hide what d_k does.
-
-    table       every model is trained on the same data for as many steps, and scored: `tables`
-    observed    what its attention does with sentences of the development set, before the first step and after the last
-    costs       time and memory of one layer with each score, against d_k and the length: `costs`
 """
 
 import logging
@@ -48,14 +49,13 @@ SENTENCES = 128  # of the development set, the first ones
 
 @dataclass(frozen=True)
 class AttentionState:
-    """What attention does with these sentences, without dropout.
+    """The attention of a model on some sentences, without dropout.
 
-    The first three are means over the modules, which are every layer's in each of its roles; in a module, over all
-    heads.
+    The first three figures are means over the attention modules of all layers and roles, and over the heads of each.
     """
 
-    variance: float  # of q.k before any scale, over all pairs of a query and a key that it sees; or of additive scores
-    entropy: float  # of a query's weights, as a share of what equal weights have
+    variance: float  # of q.k before any scale, or of additive scores, over all pairs of a query and a key that it sees
+    entropy: float  # of a query's weights, as a share of the entropy of equal weights
     softmax_gradient: float  # trace of the softmax's Jacobian, 1 - sum of squared weights, as a share of the same
     weight_gradient: float  # root mean square, over W_q and W_k, of the gradient of the mean loss of a token
 
@@ -74,7 +74,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class ScoreStudy:
-    """Everything that is measured: `table.json`."""
+    """Everything that is measured; written as `table.json`."""
 
     table: Table
     observed: list[Observed]
@@ -92,49 +92,46 @@ def study_scores(job: TableJob, table: Table) -> tuple[ScoreStudy, list[Exceptio
     threads = resolve_threads(job.train.threads)
     torch.set_num_threads(threads)
 
-    # Observe.
+    # Observe the runs of each row.
     observed: list[Observed] = []
     errors: list[Exception] = []
     rows: list[TableRow] = []
     for row in table.rows:
-        found = [_observe_or_error(row.name, run) for run in row.runs]
-        failed = [error for error in found if isinstance(error, Exception)]
-        observed += [one for one in found if isinstance(one, Observed)]
-        errors += failed
-        rows.append(replace(row, errors=[*row.errors, *map(str, failed)]))
+        row_errors: list[str] = []
+        for run in row.runs:
+            try:
+                observed.append(_observe_run(row.name, run))
+            except TransformerError as error:  # a damaged run directory is the failure of its own row alone
+                log.error("run %s cannot be observed: %s", run.run_dir, error)
+                errors.append(error)
+                row_errors.append(str(error))
+        rows.append(replace(row, errors=[*row.errors, *row_errors]))
 
-    # Measure.
+    # Measure one layer on this machine.
+    machine = f"{device.type}, {threads} thread{'' if threads == 1 else 's'}, torch {torch.__version__}, fp32"
     widths = sorted({one.d_k for one in observed})
     study = ScoreStudy(
         table=replace(table, rows=rows),
         observed=observed,
         costs=cost_of_scores(widths, d_model=job.model.d_model, device=device),
         heads=cost_of_heads(device),
-        machine=f"{device.type}, {threads} thread{'' if threads == 1 else 's'}, torch {torch.__version__}, fp32",
+        machine=machine,
     )
     return study, errors
 
 
-def _observe_or_error(row: str, run: Measured) -> Observed | Exception:
-    """One run's attention, or why it has none. A damaged run directory is the failure of its own row alone."""
-    try:
-        return _observe_run(row, run)
-    except TransformerError as error:
-        log.error("run %s cannot be observed: %s", run.run_dir, error)
-        return error
-
-
 def _observe_run(row: str, run: Measured) -> Observed:
-    """One run's attention; the weights before its first step are drawn again from its seed.
+    """The attention of one run; the weights before its first step are drawn again from its seed.
 
-    The trained weights are those that its perplexity is of: the last step's, or their moving average where the run
-    keeps one. Where that checkpoint is damaged, no earlier one takes its place. Raises InputError or CheckpointError.
+    The trained weights are the ones with which its perplexity was measured: the last step's, or their moving average
+    where the run keeps one. Where that checkpoint is damaged, no earlier one takes its place. Raises InputError or
+    CheckpointError.
     """
-    run_dir = Path(run.run_dir)
-    checkpoint = find_checkpoint(run_dir, f"{STEP_PREFIX}{run.steps}")
+    directory = RunDir(Path(run.run_dir))
+    checkpoint = find_checkpoint(directory.path, f"{STEP_PREFIX}{run.steps}")
     config = checkpoint.settings("model", ModelConfig)
-    tokenizer = Tokenizer.load(RunDir(run_dir).tokenizer)
-    batch = _dev_batch(RunDir(run_dir), tokenizer, config)
+    tokenizer = Tokenizer.load(directory.tokenizer)
+    batch = _dev_batch(directory, tokenizer, config)
 
     model = draw_model(config, seed=run.seed, vocab_size=tokenizer.vocab_size)
     at_start = observe(model, batch)
@@ -151,6 +148,7 @@ def _observe_run(row: str, run: Measured) -> Observed:
 
 
 def _load(model: Transformer, checkpoint: Checkpoint) -> None:
+    """Load the weights of a checkpoint. Raises CheckpointError where they are another model's."""
     try:
         load_parameters(model, checkpoint.weights())
     except ValueError as error:
@@ -158,6 +156,7 @@ def _load(model: Transformer, checkpoint: Checkpoint) -> None:
 
 
 def _dev_batch(run: RunDir, tokenizer: Tokenizer, config: ModelConfig) -> Batch:
+    """The first sentences of the run's development set."""
     pairs = read_set(run, DEV)[:SENTENCES]
     dev = DevSet.of(pairs, tokenizer, max_pieces=config.max_positions - 1)
     return collate(dev.store, np.arange(len(pairs)))
@@ -169,23 +168,27 @@ def _dev_batch(run: RunDir, tokenizer: Tokenizer, config: ModelConfig) -> Batch:
 def observe(model: Transformer, batch: Batch) -> AttentionState:
     """What the model's attention does with a padded batch, and how its loss depends on queries and keys.
 
-    The model is left in evaluation, and else as it was.
+    The model is left in evaluation mode, and otherwise as it was.
     """
     model.eval()
     attentions = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
 
-    seen: list[ScoreStatistics] = []
-    with _watching(attentions, seen):
+    # Forward, with a look at every attention module.
+    statistics: list[ScoreStatistics] = []
+    with _watching(attentions, statistics):
         loss, _ = Objective(model, 0.0)(batch)
 
-    weights = [projection.weight for each in attentions for projection in (each.W_q, each.W_k)]
+    # Backward, to the projections that the scores depend on.
+    weights = []
+    for attention in attentions:
+        weights += [attention.W_q.weight, attention.W_k.weight]
     gradients = torch.autograd.grad(loss / len(batch.target_out), weights)
     all_gradients = torch.cat([gradient.flatten() for gradient in gradients])
 
     return AttentionState(
-        variance=fmean(each.variance for each in seen),
-        entropy=fmean(each.entropy for each in seen),
-        softmax_gradient=fmean(each.softmax_gradient for each in seen),
+        variance=fmean(module.variance for module in statistics),
+        entropy=fmean(module.entropy for module in statistics),
+        softmax_gradient=fmean(module.softmax_gradient for module in statistics),
         weight_gradient=float(all_gradients.square().mean().sqrt()),
     )
 
@@ -200,9 +203,9 @@ class ScoreStatistics:
 
 
 @contextmanager
-def _watching(attentions: list[MultiHeadAttention], seen: list[ScoreStatistics]) -> Iterator[None]:
-    """Add what each of these modules does to `seen`, as the model calls them."""
-    hook = partial(_see, seen)
+def _watching(attentions: list[MultiHeadAttention], statistics: list[ScoreStatistics]) -> Iterator[None]:
+    """Add the statistics of each of these modules to `statistics`, in the order in which the model calls them."""
+    hook = partial(_add_statistics, statistics)
     handles = [attention.register_forward_hook(hook, with_kwargs=True) for attention in attentions]
     try:
         yield
@@ -211,8 +214,8 @@ def _watching(attentions: list[MultiHeadAttention], seen: list[ScoreStatistics])
             handle.remove()
 
 
-def _see(
-    seen: list[ScoreStatistics],
+def _add_statistics(
+    statistics: list[ScoreStatistics],
     attention: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -222,7 +225,7 @@ def _see(
     assert isinstance(attention, MultiHeadAttention)
     x, kv = args
     with torch.no_grad():
-        seen.append(score_statistics(attention, x, kv, **kwargs))
+        statistics.append(score_statistics(attention, x, kv, **kwargs))
 
 
 def score_statistics(

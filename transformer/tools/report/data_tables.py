@@ -1,0 +1,135 @@
+"""The section of a report on data: what was read, filtered and tokenised, as preparing has counted it."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from transformer.config.keys import as_typed, leaves
+from transformer.config.primitives import to_json
+from transformer.data.report import DataReport
+from transformer.data.tokenizer import Tokenizer
+from transformer.errors import TransformerError
+from transformer.evaluation.sets import read_set
+from transformer.tools.page import Component
+from transformer.tools.report.blocks import UNKNOWN, Block, Cell, Table, section
+from transformer.tools.report.reading import Curve, RunReading
+from transformer.vocabulary import UNK
+
+DIGITS = 12  # of a digest
+
+
+def data(runs: Sequence[RunReading]) -> Component:
+    """What was read, filtered and tokenised; once for all runs with the same report."""
+    # The runs of each report; the first of them stands for all.
+    names_by_digest: dict[str, list[str]] = {}
+    for run in runs:
+        if run.data is not None:
+            names_by_digest.setdefault(run.data.digest, []).append(run.name)
+
+    blocks: list[Block] = []
+    described = set[str]()
+    for run in runs:
+        if run.data is None or run.data.digest in described:
+            continue
+        described.add(run.data.digest)
+        names = names_by_digest[run.data.digest]
+        whose = "" if len(names_by_digest) == 1 else f" of {', '.join(names)}"
+        blocks += [_pairs(run.data, whose), _filters(run.data, whose), _tokenizer(run, run.data, whose)]
+        blocks += _pieces(run, whose)
+    blocks.append(_padding(runs))
+    return section("Data", blocks)
+
+
+def _pairs(report: DataReport, whose: str) -> Table:
+    """A row for each set; `whose` are the runs that share the report, as a part of the caption."""
+    rows: list[list[Cell]] = []
+    for name, counts in report.sets.items():
+        kept = "all" if counts.pairs_kept is None else f"{counts.pairs_kept:,}"
+        trip = counts.references
+        changed = "" if trip is None else f"{trip.changed:,} of {trip.checked:,}"
+        megabytes = sum(file.bytes for file in counts.files.values()) / 1e6
+        digests = " ".join(file.sha256[:DIGITS] for file in counts.files.values())
+        rows.append([name, f"{counts.pairs_read:,}", kept, f"{megabytes:,.2f} MB", changed, digests])
+    head = ["set", "pairs read", "kept", "size", "references that no translation can equal", "SHA-256 of the files"]
+    return Table(f"Sentence pairs{whose}", head, rows, is_numeric=True)
+
+
+def _filters(report: DataReport, whose: str) -> Table:
+    """A row for each reason for which pairs were dropped."""
+    filters = report.filters
+    rules = {
+        "too_long": f"above {filters.max_length} pieces",
+        "ratio": f"one side above {filters.max_ratio:g} times the other",
+        "identical": "dropped" if filters.drop_identical else "kept",
+        "duplicate": "dropped" if filters.drop_duplicates else "kept",
+    }
+    rows: list[list[Cell]] = [
+        [reason.replace("_", " "), f"{count:,}", rules.get(reason, "")] for reason, count in report.dropped.items()
+    ]
+    return Table(f"Pairs that filters dropped{whose}", ["reason", "pairs", "rule"], rows, is_numeric=False)
+
+
+def _tokenizer(run: RunReading, report: DataReport, whose: str) -> Table:
+    """The tokenizer, and what it makes of the training pairs."""
+    pairs = max(1, report.pairs_kept)
+    tokens = report.tokens
+    trip = report.targets
+    rows: list[list[Cell]] = [
+        ["vocabulary", f"{report.vocab_size:,} pieces"],
+        ["source tokens", f"{tokens.src:,}, {tokens.src / pairs:.1f} a sentence with its end mark"],
+        ["target tokens", f"{tokens.tgt:,}, {tokens.tgt / pairs:.1f} a sentence with its end mark"],
+        ["targets that do not come back", f"{trip.changed:,} of {trip.checked:,} that were tried"],
+    ]
+    if run.record is not None:
+        settings = leaves(to_json(run.record.config.tokenizer))
+        chosen = [f"{key}={as_typed(value)}" for key, value in settings.items() if value is not None]
+        rows.append(["settings", ", ".join(chosen)])
+    return Table(f"Tokenizer{whose}", [], rows, is_numeric=False)
+
+
+def _pieces(run: RunReading, whose: str) -> list[Block]:
+    """How long the sets that the run keeps are in pieces, and how many sentences have unknown pieces or are cut."""
+    if run.record is None:
+        return []
+    max_pieces = run.record.config.model.max_positions - 1  # the last position is for the end mark
+
+    # Read; what fails is noted in the run.
+    try:
+        tokenizer = Tokenizer.load(run.directory.tokenizer)
+        sets = {name: read_set(run.directory, name) for name in run.directory.set_names()}
+    except TransformerError as error:
+        run.missing.append(str(error))
+        return []
+
+    # Encode and count.
+    rows: list[list[Cell]] = []
+    for name, pairs in sets.items():
+        sources = tokenizer.encode([source for source, _ in pairs])
+        targets = tokenizer.encode([target for _, target in pairs])
+        unknown = sum(UNK in ids for ids in [*sources, *targets])
+        cut = sum(len(ids) > max_pieces for ids in sources)
+        rows.append([name, f"{len(pairs):,}", _lengths(sources), _lengths(targets), f"{unknown:,}", f"{cut:,}"])
+    head = ["set", "sentences", "source pieces: mean, most", "target pieces", "with an unknown piece", "cut to fit"]
+    return [Table(f"Sets in pieces{whose}", head, rows, is_numeric=True)]
+
+
+def _lengths(pieces: Sequence[Sequence[int]]) -> str:
+    """The mean and the largest length."""
+    lengths = [len(ids) for ids in pieces]
+    return f"{fmean(lengths):.1f}, {max(lengths)}" if lengths else ""
+
+
+def _padding(runs: Sequence[RunReading]) -> Table:
+    """Padding and waiting, by the runs' log lines."""
+    rows: list[list[Cell]] = []
+    for run in runs:
+        padding = _mean_share(run.curves.get("speed/padding_share"))
+        waiting = _mean_share(run.curves.get("speed/data_wait_share"))
+        rows.append([run.name, padding, waiting])
+    head = ["", "slots that are padding", "time that waits for data"]
+    return Table("While training, on average", head, rows, is_numeric=True)
+
+
+def _mean_share(curve: Curve | None) -> str:
+    if not curve:
+        return UNKNOWN
+    return f"{100 * fmean(value for _, value in curve):.1f} %"

@@ -1,0 +1,167 @@
+"""The sections of a report with what `scores` computes: of the test sets, and of the dev set by checkpoint."""
+
+from collections.abc import Mapping, Sequence
+
+from transformer.records import Validation
+from transformer.tools import significance
+from transformer.tools.compare_format import SIGNIFICANT
+from transformer.tools.page import Component
+from transformer.tools.report.blocks import Block, Cell, Marked, Note, Scale, Score, Table, section
+from transformer.tools.report.reading import RunReading
+from transformer.tools.report.scores import AVERAGED, CheckpointScore, Scored, SetScores
+from transformer.tools.significance import Interval, MetricComparison, SystemScore
+from transformer.training.progress import perplexity
+
+
+def scores(scored: Sequence[Scored], reasons: Sequence[str]) -> Component:
+    """The scores of the test sets with their intervals, by sentence length too, and the tests of significance."""
+    blocks: list[Block] = [Note(reason, is_warning=True) for reason in reasons]
+    for group in scored:
+        blocks += [Note(note, is_warning=True) for note in group.notes]
+        for test_set in group.sets:
+            blocks.append(_score_table(group, test_set))
+            blocks.append(_length_table(group, test_set))
+    if scored:
+        blocks.append(Note(_about_scores(scored), is_warning=False))
+    return section("Scores", blocks)
+
+
+def _score_table(group: Scored, test_set: SetScores) -> Table:
+    """A row for each run: BLEU, whose interval is drawn, the other metrics, and the tests against the first run."""
+    bleu, *others = test_set.scores
+    scale = Scale.of([_interval(bleu, system) for system in bleu.systems])
+    has_tests = len(group.names) > 1
+
+    head = ["", bleu.metric, *(other.metric for other in others)]
+    if has_tests:
+        head += [f"p, {metric.metric}" for metric in test_set.scores]
+
+    rows: list[list[Cell]] = []
+    for number, name in enumerate(group.names):
+        row: list[Cell] = [name, Score(_interval(bleu, bleu.systems[number]), scale)]
+        row += [_plain_score(other.systems[number]) for other in others]
+        if has_tests:
+            row += [_p_values(metric.systems[number], is_baseline=number == 0) for metric in test_set.scores]
+        rows.append(row)
+    return Table(f"{test_set.name}: {test_set.sentences:,} sentences", head, rows, is_numeric=True)
+
+
+def _interval(metric: MetricComparison, system: SystemScore) -> Interval:
+    return Interval(system.score, system.half_width, metric.signature)
+
+
+def _plain_score(system: SystemScore) -> str:
+    return f"{system.score:.2f} ± {system.half_width:.2f}"
+
+
+def _p_values(system: SystemScore, *, is_baseline: bool) -> Cell:
+    """The p of the paired bootstrap and of approximate randomisation; marked where both find a difference."""
+    if is_baseline:
+        return "baseline"
+    if system.p_bootstrap is None or system.p_randomisation is None:
+        return "same text"
+
+    text = f"{system.p_bootstrap:.4f}, {system.p_randomisation:.4f}"
+    is_significant = max(system.p_bootstrap, system.p_randomisation) <= SIGNIFICANT
+    return Marked(text) if is_significant else text
+
+
+def _length_table(group: Scored, test_set: SetScores) -> Table:
+    """A row for each range of sentence lengths, with the BLEU of each run."""
+    scale = Scale.of([bleu for row in test_set.by_length for bleu in row.bleu])
+    rows: list[list[Cell]] = [
+        [_range(row.least, row.most), f"{row.sentences:,}", *(Score(bleu, scale) for bleu in row.bleu)]
+        for row in test_set.by_length
+    ]
+    names = ["BLEU"] if len(group.names) == 1 else [f"BLEU of {name}" for name in group.names]
+    head = ["words", "sentences", *names]
+    return Table(f"{test_set.name}, by words of the reference", head, rows, is_numeric=True)
+
+
+def _range(least: int, most: int | None) -> str:
+    return f"{least} and more" if most is None else f"{least} to {most}"
+
+
+def _about_scores(scored: Sequence[Scored]) -> str:
+    """How to read the tables, and the signatures of the metrics."""
+    text = (
+        f"Each score has its 95 % interval, from {significance.RESAMPLES:,} resamples of the test set. "
+        "Of TER, less is better."
+    )
+    if any(len(group.names) > 1 for group in scored):
+        text += (
+            " p is the probability of such a difference from the first run by chance, by paired bootstrap and by "
+            f"approximate randomisation, of {significance.TRIALS:,} trials. "
+            f"It stands out where both are {SIGNIFICANT} or less."
+        )
+
+    metrics = [metric for group in scored for test_set in group.sets for metric in test_set.scores]
+    signatures = dict.fromkeys(f"{metric.metric} {metric.signature}" for metric in metrics)
+    return f"{text} Signatures: {'; '.join(signatures)}."
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def checkpoints(
+    runs: Sequence[RunReading], scores_of_runs: Mapping[str, Sequence[CheckpointScore]]
+) -> Component | None:
+    """The dev scores of each run by checkpoint: what validation measured, and intervals; None without any."""
+    blocks: list[Block] = []
+    for run in runs:
+        table = _checkpoint_table(run, scores_of_runs[run.name])
+        if table is not None:
+            blocks.append(table)
+    if not blocks:
+        return None
+
+    blocks.append(
+        Note(
+            "“Then” is what validation measured during training. “Now”, where it was asked for, is the dev set "
+            "translated again with checkpoints that are kept, greedily as then, with a 95 % interval: the two agree "
+            "unless this machine rounds otherwise.",
+            is_warning=False,
+        )
+    )
+    return section("Checkpoints", blocks)
+
+
+def _checkpoint_table(run: RunReading, scores_now: Sequence[CheckpointScore]) -> Table | None:
+    """A row for each step that was validated or scored, and for the average; None without any."""
+    now = {score.step: score.bleu for score in scores_now}
+    then = {validation.step: validation for validation in run.validations}
+
+    # Steps in their order, then the average, which has none.
+    steps: list[int | None] = []
+    steps += sorted(then.keys() | {step for step in now if step is not None})
+    if None in now:
+        steps.append(None)
+    if not steps:
+        return None
+
+    head = ["checkpoint", "loss", "perplexity", "BLEU then", "chrF then"]
+    rows = [_measured_then(step, then) for step in steps]
+    if now:
+        head.append("BLEU now")
+        scale = Scale.of(list(now.values()))
+        for step, row in zip(steps, rows, strict=True):
+            row.append(Score(now[step], scale) if step in now else "")
+    return Table(f"{run.name}, dev set", head, rows, is_numeric=True)
+
+
+def _measured_then(step: int | None, validations: Mapping[int, Validation]) -> list[Cell]:
+    """The name of a checkpoint, and what validation measured there, if it did."""
+    if step is None:
+        return [AVERAGED, "", "", "", ""]
+    name = f"step {step:,}"
+    if step not in validations:
+        return [name, "", "", "", ""]
+
+    validation = validations[step]
+    return [
+        name,
+        f"{validation.loss:.3f}",
+        f"{perplexity(validation.nll):.2f}",
+        f"{validation.bleu:.2f}",
+        f"{validation.chrf:.2f}",
+    ]
