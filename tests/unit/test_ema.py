@@ -76,7 +76,7 @@ def test_move_average_leaves_everything_after_a_skipped_update() -> None:
     assert all(np.array_equal(before[name], w) for name, w in copies(parameters_by_name(average)).items())
 
 
-def test_a_constant_is_its_own_average_and_the_first_decays_are_these() -> None:
+def test_move_average_keeps_a_constant_and_has_these_first_decays() -> None:
     """d = 1/10, 2/11, 3/12, then the limit: a weight that jumps from 0 to 1 leaves the product of the d behind."""
     average, model = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     nn.init.zeros_(average.weight)
@@ -93,7 +93,7 @@ def test_a_constant_is_its_own_average_and_the_first_decays_are_these() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "accuracy"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
-def test_the_average_is_the_recurrence(dtype: torch.dtype, accuracy: float) -> None:
+def test_move_average_is_the_recurrence(dtype: torch.dtype, accuracy: float) -> None:
     """200 updates over a module with a shared matrix, until the decay is at its limit."""
     torch.manual_seed(0)
     config = ModelConfig(n_layers=1, d_model=8, d_ff=12, n_heads=2, max_positions=16)
@@ -115,7 +115,9 @@ def test_the_average_is_the_recurrence(dtype: torch.dtype, accuracy: float) -> N
         np.testing.assert_allclose(tensor, expected[name], rtol=accuracy, atol=accuracy)
 
 
-def test_the_average_of_a_training(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_moves_the_average_after_each_update(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the weights that each step left, in float64; a skipped update is no update, and does not count."""
     steps: list[tuple[bool, dict[str, Any]]] = []
     first: dict[str, Any] = {}
@@ -149,7 +151,7 @@ def poison(objective: nn.Module) -> None:
         parameter.grad = torch.full_like(parameter, float("nan"))
 
 
-def test_the_training_does_not_notice(corpus: DataConfig, finished: Path, tmp_path: Path) -> None:
+def test_train_has_the_same_weights_with_a_moving_average(corpus: DataConfig, finished: Path, tmp_path: Path) -> None:
     """Weights and moments are, to the last bit, those of a run without an average, validations in between and all."""
     plain = run(tiny_job(tmp_path / "plain", corpus, **RECIPE | {"ema_decay": None}))
     for step in steps_of(finished):
@@ -172,7 +174,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_the_file_of_a_checkpoint(finished: Path) -> None:
+def test_checkpoint_has_a_file_of_the_moving_average(finished: Path) -> None:
     for step in steps_of(finished):
         folder = step_dir(finished, step)
         assert is_verified(folder)
@@ -185,14 +187,14 @@ def test_the_file_of_a_checkpoint(finished: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["last", "best", "step-8"])
-def test_what_translates_is_the_average(finished: Path, checkpoint: str) -> None:
+def test_load_translator_takes_the_moving_average(finished: Path, checkpoint: str) -> None:
     best: int = read(finished / "best.json")["step"]
     step = {"last": 12, "best": best, "step-8": 8}[checkpoint]
     loaded = parameters_by_name(translator_of(finished, checkpoint).model)
     assert same(loaded, weights(finished, step, "ema"))
 
 
-def test_the_averaged_model_is_the_mean_of_the_averages(finished: Path) -> None:
+def test_average_is_the_mean_of_the_moving_averages(finished: Path) -> None:
     assert results_of(finished)["averaged"] == [8, 10, 12]
     found = copies(load_file(finished / "averaged" / "model.safetensors"))
     means = [copies(weights(finished, step, "ema")) for step in (8, 10, 12)]
@@ -208,7 +210,7 @@ def test_the_averaged_model_is_the_mean_of_the_averages(finished: Path) -> None:
     )
 
 
-def test_validation_judges_the_average(
+def test_validate_measures_the_moving_average(
     corpus: DataConfig, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss and BLEU of every validation are those of the model in ema.safetensors, loaded afresh."""
@@ -232,7 +234,7 @@ def test_validation_judges_the_average(
         assert (scores.bleu, scores.chrf) == (row["bleu"], row["chrf"])
 
 
-def test_every_rank_holds_the_same(corpus: DataConfig, tmp_path: Path) -> None:
+def test_move_average_is_the_same_on_every_rank(corpus: DataConfig, tmp_path: Path) -> None:
     """Started on two ranks, resumed on two; each prints what its average came to."""
 
     def action(steps: int) -> Callable[[], None]:
@@ -258,7 +260,7 @@ def test_every_rank_holds_the_same(corpus: DataConfig, tmp_path: Path) -> None:
         assert printed[0] == printed[1]
 
 
-def test_the_average_costs_its_memory() -> None:
+def test_summarise_counts_the_memory_of_the_moving_average() -> None:
     plain, averaging = (summarise(SummaryJob(train=TrainConfig(ema_decay=decay))).memory for decay in (None, 0.999))
     assert plain.average == 0
     assert averaging.average == averaging.weights == plain.weights == 63_045_632 * 4
