@@ -90,7 +90,7 @@ def fail_at(trainings: StruckTrainings, number: int, failure: int, *, lasts: boo
     return end.status
 
 
-def test_the_library_strikes_before_the_call(trainings: StruckTrainings, calls: list[str]) -> None:
+def test_strike_comes_before_the_call(trainings: StruckTrainings, calls: list[str]) -> None:
     assert len(calls) > 300
     assert {call.partition(" ")[0] for call in calls} >= {"open", "write", "fsync", "mkdir", "rename", "unlink"}
     folder = trainings.folder / "seen"
@@ -123,7 +123,9 @@ def test_train_recovers_from_an_error_of_a_call(trainings: StruckTrainings, call
     assert fail_at(trainings, number, ERRORS[name], lasts=True) == 5
 
 
-def test_tensorboard_s_thread_fails_without_a_traceback(trainings: StruckTrainings, calls: list[str]) -> None:
+def test_train_ends_without_a_traceback_where_the_thread_of_tensorboard_fails(
+    trainings: StruckTrainings, calls: list[str]
+) -> None:
     """It writes from a thread of its own, which ends; the run says so at its next step, or had no more to write."""
     fail_at(trainings, number_of(calls, r"^write .*/tensorboard/"), errno.EIO, lasts=True)
 

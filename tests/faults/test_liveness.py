@@ -228,7 +228,7 @@ def test_dev_loss_is_interrupted_on_every_rank(tmp_path: Path, corpus: DataConfi
     assert "step 2: dev loss" in (tmp_path / "a" / "train.log").read_text(encoding="utf-8")
 
 
-def test_a_rank_that_is_slow_to_stop_keeps_its_status(tmp_path: Path) -> None:
+def test_join_world_lets_a_rank_that_is_slow_to_stop_keep_its_status(tmp_path: Path) -> None:
     """All ranks know of a stop: nobody is lost, however long one of them takes to close its files."""
 
     def action() -> None:

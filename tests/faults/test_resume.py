@@ -114,14 +114,14 @@ def test_train_passes_on_a_signal_that_cuts_an_import_of_torch_short(
 
 
 @pytest.mark.parametrize("step", range(1, LAST))
-def test_resumed_at_every_step(job: TrainJob, straight: Path, step: int) -> None:
+def test_train_ends_the_same_resumed_at_every_step(job: TrainJob, straight: Path, step: int) -> None:
     run_dir = stop_at(job, step, signal.SIGINT if step % 2 else signal.SIGTERM)
     run(job)
     assert_same_end(run_dir, straight)
     assert_logged_once(run_dir)
 
 
-def test_a_chain_of_random_resumes(job: TrainJob, straight: Path) -> None:
+def test_train_ends_the_same_after_a_chain_of_random_resumes(job: TrainJob, straight: Path) -> None:
     stops = sorted(random.Random(0).sample(range(1, LAST), 8))
     for step in stops:
         stop_at(job, step)
@@ -130,7 +130,7 @@ def test_a_chain_of_random_resumes(job: TrainJob, straight: Path) -> None:
     assert_logged_once(Path(job.run_dir))
 
 
-def test_a_stop_leaves_the_state_of_the_straight_run(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_stopped_leaves_the_state_of_the_straight_run(corpus: DataConfig, tmp_path: Path) -> None:
     """Weights, moments and position at an interrupted step are those of a run that saves there anyway."""
     every = run(tiny_job(tmp_path / "every", corpus, max_steps=8, save_every=1, keep_last=9))
     for step in (3, 5, 7):
@@ -142,7 +142,7 @@ def test_a_stop_leaves_the_state_of_the_straight_run(corpus: DataConfig, tmp_pat
         assert progress_of(stopped, step) == progress_of(every, step)
 
 
-def test_a_signal_in_the_last_step(job: TrainJob, straight: Path) -> None:
+def test_train_stops_at_a_signal_in_the_last_step(job: TrainJob, straight: Path) -> None:
     """It stops here too: the validation that is due and the test sets can take longer than a scheduler waits."""
     stop_at(job, LAST)
     assert not (Path(job.run_dir) / "results.json").exists()
@@ -166,14 +166,14 @@ def stop_in(name: str, job: TrainJob, step: int) -> None:
             run(job)
 
 
-def test_a_signal_while_the_last_step_is_saved(job: TrainJob, straight: Path) -> None:
+def test_train_stops_at_a_signal_while_the_last_step_is_saved(job: TrainJob, straight: Path) -> None:
     stop_in("commit", job, LAST)
     run(job)
     assert_same_end(Path(job.run_dir), straight)
 
 
 @pytest.mark.parametrize("step", [6, 12, LAST])
-def test_a_signal_during_validation(job: TrainJob, straight: Path, step: int) -> None:
+def test_train_stops_at_a_signal_during_validation(job: TrainJob, straight: Path, step: int) -> None:
     stop_in("validate", job, step)
     assert steps_of(Path(job.run_dir))[-1] == step
     assert step not in [
@@ -186,7 +186,7 @@ def test_a_signal_during_validation(job: TrainJob, straight: Path, step: int) ->
 
 
 @pytest.mark.parametrize("step", [6, LAST])
-def test_a_validation_done_after_resuming_is_not_done_twice(
+def test_train_does_not_repeat_a_validation_done_after_resuming(
     job: TrainJob, straight: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """A signal cuts it short; the resumed run does it, and dies in the next step (or while it averages)."""
@@ -210,7 +210,7 @@ def die(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize("patience", [2, 3])
-def test_patience_outlives_an_interruption(
+def test_train_counts_patience_through_interruptions(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
 ) -> None:
     """Stopped in the step after each validation, a run makes the same decisions."""
@@ -233,7 +233,7 @@ def test_patience_outlives_an_interruption(
     assert_same_end(tmp_path / "chain", calm)
 
 
-def test_last_window_is_logged_although_a_signal_cut_the_last_validation_short(
+def test_log_window_is_logged_although_a_signal_cut_the_last_validation_short(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Patience ends the run at step 10, in the middle of a window; the resumed run only makes up for the validation."""
@@ -260,7 +260,7 @@ def test_last_window_is_logged_although_a_signal_cut_the_last_validation_short(
     assert learned(tmp_path / "cut") == learned(calm)
 
 
-def test_numbers_that_are_not_finite_end_a_run_whose_checkpoints_are_sound(
+def test_train_ends_at_numbers_that_are_not_finite_with_sound_checkpoints(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The streak goes on over a resume; what is saved is finite."""
@@ -312,7 +312,9 @@ def poison(objective: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("step", [2, 7, 9])
-def test_the_loss_scale_goes_on(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def test_loss_scale_goes_on_over_a_resume(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
     """Begun far too high and doubled after every third good update, it changes all the time."""
     scaler: dict[str, Any] = {"init_scale": 2.0**30, "growth_interval": 3}
     monkeypatch.setattr("transformer.training.state.loss_scaler", lambda *_: torch.amp.GradScaler("cpu", **scaler))
@@ -327,14 +329,14 @@ def test_the_loss_scale_goes_on(corpus: DataConfig, tmp_path: Path, monkeypatch:
     assert state["loss_scale"].keys() == {"scale", "growth_tracker"}
 
 
-def test_a_run_in_float16_learns_as_one_in_float32(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
+def test_train_in_float16_learns_as_in_float32(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
     half = run(tiny_job(tmp_path / "a", corpus, max_steps=LAST, precision=Precision.fp16))
     rows = [[row["train/loss"] for row in metrics_of(run_dir) if "train/loss" in row] for run_dir in (half, straight)]
     assert rows[0] == pytest.approx(rows[1], rel=2e-3)
     assert rows[0] != rows[1], "it was rounded"
 
 
-def test_gradients_that_no_scale_makes_finite_end_a_run(
+def test_train_ends_at_gradients_that_no_scale_makes_finite(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From 65,536 a scale is 1 at the seventeenth update."""
@@ -442,7 +444,7 @@ def counts(run_dir: Path, step: int) -> tuple[int, int, int, int | None]:
     return tuple(progress[key] for key in ("skipped", "streak", "longest_streak", "first_skipped"))
 
 
-def test_skipped_updates_end_a_run_that_logs_rarely(
+def test_train_ends_at_skipped_updates_though_it_logs_rarely(
     unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen]
 ) -> None:
     """The tenth in a row is step 14; the host looks after step 20."""
@@ -454,7 +456,7 @@ def test_skipped_updates_end_a_run_that_logs_rarely(
 
 
 @pytest.mark.parametrize("stops", [(), (4, 9), (11, 14, 22)], ids=str)
-def test_skipped_updates_are_counted_over_resumes(
+def test_train_counts_skipped_updates_over_resumes(
     unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen], stops: tuple[int, ...]
 ) -> None:
     """Nine in a row are survived, and leave the weights alone."""
@@ -472,7 +474,7 @@ def test_skipped_updates_are_counted_over_resumes(
     assert is_same == [n in range(5, 14) for n in range(2, 25)]
 
 
-def test_skipped_updates_in_a_row_go_on_over_a_resume(
+def test_train_counts_skipped_updates_in_a_row_over_a_resume(
     unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen]
 ) -> None:
     seen = watch(range(5, 15))
@@ -507,7 +509,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("model", "recipe"), VARIANTS.values(), ids=VARIANTS)
-def test_every_recipe_trains_and_resumes(
+def test_train_resumes_under_every_recipe(
     corpus: DataConfig, tmp_path: Path, model: dict[str, Any], recipe: dict[str, Any]
 ) -> None:
     settings = {"max_steps": 5, "validate_every": 5} | recipe
@@ -591,7 +593,7 @@ def as_typed(value: object) -> str:
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key not in FREE | NOTED])
-def test_what_changes_the_mathematics_is_refused(copy: TrainJob, tmp_path: Path, key: str) -> None:
+def test_resume_refuses_what_changes_the_mathematics(copy: TrainJob, tmp_path: Path, key: str) -> None:
     before = dict(leaves(copy))[key]
     now = another(key, before, tmp_path)
     shown = as_typed(before), as_typed(now)
@@ -602,12 +604,12 @@ def test_what_changes_the_mathematics_is_refused(copy: TrainJob, tmp_path: Path,
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key in FREE])
-def test_what_does_not_is_accepted(copy: TrainJob, tmp_path: Path, key: str) -> None:
+def test_resume_accepts_what_does_not_change_the_mathematics(copy: TrainJob, tmp_path: Path, key: str) -> None:
     run(with_value(copy, key, another(key, dict(leaves(copy))[key], tmp_path)))
 
 
 @pytest.mark.parametrize("key", sorted(NOTED))
-def test_what_may_change_the_last_bits_is_accepted_and_logged(copy: TrainJob, tmp_path: Path, key: str) -> None:
+def test_resume_accepts_and_logs_what_may_change_the_last_bits(copy: TrainJob, tmp_path: Path, key: str) -> None:
     before = dict(leaves(copy))[key]
     now = another(key, before, tmp_path)
     shown = as_typed(before), as_typed(now)
@@ -633,7 +635,7 @@ def test_resume_refuses_a_run_of_an_unreleased_version_by_name(copy: TrainJob, n
 
 
 @pytest.mark.parametrize(("key", "value"), [("precision", "bf17"), ("layout", "pakced"), ("device", 3)])
-def test_papers_that_are_damaged_are_refused(copy: TrainJob, key: str, value: object) -> None:
+def test_resume_refuses_a_damaged_run_record(copy: TrainJob, key: str, value: object) -> None:
     path = Path(copy.run_dir) / "run.json"
     papers = read(path)
     papers["resolved"][key] = value
@@ -643,13 +645,13 @@ def test_papers_that_are_damaged_are_refused(copy: TrainJob, key: str, value: ob
         run(copy)
 
 
-def test_every_key_is_decided_on(copy: TrainJob) -> None:
+def test_resume_decides_on_every_key(copy: TrainJob) -> None:
     """A new key must be put on one of the lists here."""
     assert (FREE | NOTED) - set(KEYS) == {"run_dir"}
     assert {key for key, _ in leaves(copy)} - set(KEYS) - {"run_dir"} == FILES | NOT_HERE
 
 
-def test_all_that_is_refused_is_named_in_one_line(copy: TrainJob) -> None:
+def test_resume_names_all_that_it_refuses_in_one_line(copy: TrainJob) -> None:
     job = with_value(with_value(copy, "model.dropout", 0.3), "train.seed", 7)
     with pytest.raises(CheckpointError) as refused:
         run(with_value(job, "train.samples", 0))
@@ -657,7 +659,7 @@ def test_all_that_is_refused_is_named_in_one_line(copy: TrainJob) -> None:
     assert "samples" not in str(refused.value)
 
 
-def test_the_length_of_a_run_decides_the_rates_of_linear_decay(corpus: DataConfig, tmp_path: Path) -> None:
+def test_resume_refuses_another_length_under_linear_decay(corpus: DataConfig, tmp_path: Path) -> None:
     recipe: dict[str, Any] = {"decay": Decay.linear, "warmup_steps": 2}
     run(tiny_job(tmp_path / "a", corpus, max_steps=4, **recipe))
     with pytest.raises(CheckpointError, match=r"train\.max_steps: 4 -> 6"):
@@ -676,7 +678,7 @@ def own_text(corpus: DataConfig, tmp_path: Path) -> DataConfig:
     return write_corpus(tmp_path / "text")
 
 
-def test_a_changed_training_text_is_refused(own_text: DataConfig, tmp_path: Path) -> None:
+def test_resume_refuses_a_changed_training_text(own_text: DataConfig, tmp_path: Path) -> None:
     job = tiny_job(tmp_path / "a", own_text, max_steps=6)
     stop_at(job, 3)
     changed_line(Path(own_text.train.tgt))
@@ -685,7 +687,7 @@ def test_a_changed_training_text_is_refused(own_text: DataConfig, tmp_path: Path
     assert "\n" not in str(refused.value)
 
 
-def test_a_run_that_was_prepared_otherwise_is_refused_as_such_and_translates(
+def test_resume_refuses_a_run_that_was_prepared_otherwise_which_translates_still(
     own_text: DataConfig, tmp_path: Path
 ) -> None:
     """Its run.json has no key that came later."""
@@ -700,7 +702,7 @@ def test_a_run_that_was_prepared_otherwise_is_refused_as_such_and_translates(
     assert len(transformer.load(job.run_dir, device="cpu").translate(["one two"])) == 1
 
 
-def test_another_tokenizer_of_the_same_text_is_refused(
+def test_resume_refuses_another_tokenizer_of_the_same_text(
     own_text: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The digest names text and settings; of these another release may make other pieces, if the store is rebuilt."""
@@ -715,7 +717,7 @@ def test_another_tokenizer_of_the_same_text_is_refused(
     assert steps_of(Path(job.run_dir)) == [3]
 
 
-def test_changed_development_and_test_texts_are_not(
+def test_resume_accepts_changed_development_and_test_texts(
     own_text: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job, warning = tiny_job(tmp_path / "a", own_text, max_steps=6), "the text of data.dev has changed"
@@ -730,7 +732,7 @@ def test_changed_development_and_test_texts_are_not(
     assert kept.read_bytes() == Path(own_text.test["test"].tgt).read_bytes()
 
 
-def test_run_and_corpus_may_move(own_text: DataConfig, tmp_path: Path, straight: Path) -> None:
+def test_resume_accepts_a_run_and_a_corpus_that_moved(own_text: DataConfig, tmp_path: Path, straight: Path) -> None:
     run_dir = stop_at(tiny_job(tmp_path / "a", own_text, max_steps=LAST), 5)
     there = shutil.move(run_dir, tmp_path / "there")
     shutil.rmtree(tmp_path / "text")
@@ -740,7 +742,7 @@ def test_run_and_corpus_may_move(own_text: DataConfig, tmp_path: Path, straight:
     assert_same_end(Path(there), straight)
 
 
-def test_a_given_tokenizer_is_known_by_its_content(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
+def test_resume_knows_a_given_tokenizer_by_its_content(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
     paths = [shutil.copy(straight / "tokenizer.model", tmp_path / name) for name in ("one.model", "two.model")]
     job = with_value(tiny_job(tmp_path / "a", corpus, max_steps=4), "tokenizer.model", str(paths[0]))
     run(job)
@@ -749,7 +751,7 @@ def test_a_given_tokenizer_is_known_by_its_content(corpus: DataConfig, tmp_path:
         run(with_value(job, "tokenizer.model", None))
 
 
-def test_other_search_settings_go_into_the_rest_of_the_run(job: TrainJob) -> None:
+def test_resume_takes_other_search_settings_for_the_rest_of_the_run(job: TrainJob) -> None:
     stop_at(job, 9)
     run(replace(job, search=SearchConfig(beam_size=2, max_extra=12)))
     results = results_of(Path(job.run_dir))
@@ -761,7 +763,7 @@ def test_other_search_settings_go_into_the_rest_of_the_run(job: TrainJob) -> Non
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"])
-def test_a_damaged_checkpoint_is_passed_over(job: TrainJob, straight: Path, name: str) -> None:
+def test_resume_passes_over_a_damaged_checkpoint(job: TrainJob, straight: Path, name: str) -> None:
     run_dir = stop_at(job, 10)
     damage(run_dir, 10, name)
     run(job)
@@ -771,7 +773,7 @@ def test_a_damaged_checkpoint_is_passed_over(job: TrainJob, straight: Path, name
     assert (run_dir / "checkpoints" / ".bad-step-00000010" / name).exists()
 
 
-def test_where_all_checkpoints_are_damaged_nothing_is_touched(job: TrainJob) -> None:
+def test_resume_touches_nothing_where_all_checkpoints_are_damaged(job: TrainJob) -> None:
     run_dir = stop_at(job, 10)
     for step in steps_of(run_dir):
         damage(run_dir, step)
@@ -789,14 +791,14 @@ def test_where_all_checkpoints_are_damaged_nothing_is_touched(job: TrainJob) -> 
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"{}", b'{"config": {}}'])
-def test_a_damaged_run_json_is_refused(copy: TrainJob, content: bytes | None) -> None:
+def test_resume_refuses_a_damaged_run_json(copy: TrainJob, content: bytes | None) -> None:
     path = Path(copy.run_dir) / "run.json"
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"run\.json"):
         run(copy)
 
 
-def test_a_metrics_file_that_a_crash_cut_short(job: TrainJob, straight: Path) -> None:
+def test_resume_mends_a_metrics_file_that_a_crash_cut_short(job: TrainJob, straight: Path) -> None:
     run_dir = stop_at(job, 7)
     with (run_dir / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 8, "train/loss": 1.0}\n{"step": 9, "tra')
@@ -808,7 +810,7 @@ def test_a_metrics_file_that_a_crash_cut_short(job: TrainJob, straight: Path) ->
 # ---- places and inputs that will not do -----------------------------------------------------------------------------
 
 
-def test_a_place_under_a_file(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_refuses_a_place_under_a_file(corpus: DataConfig, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     for data in (corpus, replace(corpus, store_dir=None)):
         with pytest.raises(StorageError, match="file") as refused:
@@ -837,7 +839,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("spoil", "words"), BAD.values(), ids=BAD)
-def test_bad_input_makes_no_run_directory(
+def test_train_makes_no_run_directory_for_bad_input(
     own_text: DataConfig, tmp_path: Path, spoil: Callable[[DataConfig], object], words: str
 ) -> None:
     spoil(own_text)
@@ -851,7 +853,9 @@ def test_bad_input_makes_no_run_directory(
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
-def test_statuses_of_processes(corpus: DataConfig, own_text: DataConfig, copy: TrainJob, tmp_path: Path) -> None:
+def test_train_ends_with_the_documented_statuses(
+    corpus: DataConfig, own_text: DataConfig, copy: TrainJob, tmp_path: Path
+) -> None:
     """One line on standard error and the documented status, three processes at once."""
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     not_utf8(own_text)
@@ -872,7 +876,9 @@ def test_statuses_of_processes(corpus: DataConfig, own_text: DataConfig, copy: T
 STUCK = "import time, transformer.training.loop as loop\nloop.train_step = lambda *_, **__: time.sleep(300)"
 
 
-def test_one_trainer_in_a_directory_and_two_signals(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_admits_one_process_to_a_directory_and_ends_at_a_second_signal(
+    corpus: DataConfig, tmp_path: Path
+) -> None:
     """The second trainer ends at once, naming the first; the first, in a long step, ends at its second signal."""
     job = tiny_job(tmp_path / "a", corpus)
     first = start("train", *overrides(job), cwd=tmp_path, driver=STUCK)
@@ -900,7 +906,7 @@ def test_one_trainer_in_a_directory_and_two_signals(corpus: DataConfig, tmp_path
 FULL = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))"
 
 
-def test_a_full_disk(job: TrainJob, straight: Path, tmp_path: Path) -> None:
+def test_train_on_a_full_disk_keeps_its_checkpoints_and_goes_on(job: TrainJob, straight: Path, tmp_path: Path) -> None:
     """A file may have no more than 80,000 bytes; the weights have 91,648."""
     run_dir = stop_at(job, 5)
     before = {step: snapshot(step_dir(run_dir, step)) for step in steps_of(run_dir)}
@@ -916,7 +922,7 @@ def test_a_full_disk(job: TrainJob, straight: Path, tmp_path: Path) -> None:
 LONG: dict[str, Any] = {"max_steps": 30, "save_every": 5, "validate_every": 15, "threads": 2}
 
 
-def test_a_signal_to_a_process(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_in_a_process_stops_at_a_signal_and_goes_on(corpus: DataConfig, tmp_path: Path) -> None:
     """From outside, two threads, prefetch 4, and the same command again: nothing is lost and nothing differs."""
     data = replace(corpus, test={"test": corpus.test["test"]})
     stopped, calm = tmp_path / "stopped", tmp_path / "calm"
@@ -943,7 +949,7 @@ def test_a_signal_to_a_process(corpus: DataConfig, tmp_path: Path) -> None:
 KILLED: dict[str, Any] = {"max_steps": 80, "save_every": 4, "validate_every": 20}
 
 
-def test_five_kills(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_loses_nothing_by_five_kills(corpus: DataConfig, tmp_path: Path) -> None:
     """SIGKILL at any moment, then the same command again."""
     draw = random.Random(5)
     job, run_dir = tiny_job(tmp_path / "a", corpus, **KILLED), tmp_path / "a"
