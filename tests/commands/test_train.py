@@ -39,19 +39,23 @@ from support.corpora import (
     write_corpus,
     write_pair,
 )
+from support.interventions import before_each_pass, before_each_update
+from support.resumed_runs import stop_at
 from transformer.average import average_checkpoints
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Metric, PairConfig, SearchOverride, TrainConfig
 from transformer.decoding.stream import run as translate
+from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, Stopped
 from transformer.evaluation.sets import evaluate
 from transformer.records import Progress, Validation
 from transformer.run_dir import RunDir
-from transformer.training import loop
+from transformer.tracking import Tracker
+from transformer.training import loop, validate
 from transformer.training.loop import train
-from transformer.training.step import train_step
+from transformer.training.step import Objective
 from transformer.training.validate import DevSet
 
 SCALARS = {
@@ -102,18 +106,20 @@ def script(monkeypatch: pytest.MonkeyPatch, numbers: list[float]) -> None:
         found[0] = next(left, numbers[-1])
         return Validation(step, found[0], found[0], found[0], 0.0), [""] * len(dev.sources)
 
-    monkeypatch.setattr(loop, "validate", scripted)
+    monkeypatch.setattr(validate, "validate", scripted)
 
 
 @pytest.fixture
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **options: Any) -> Any:
-        raise AssertionError("a finished run trains, averages or decodes again")
+def no_training(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Neither a step, nor a dev loss, nor a translation; that nothing is written, a test sees from the files."""
 
-    for name in ("train_step", "validate", "commit"):
-        monkeypatch.setattr(loop, name, refuse)
-    for name in ("average_checkpoints", "evaluate_sets"):
-        monkeypatch.setattr(f"transformer.training.finish.{name}", refuse)
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("a finished run trains, validates or decodes again")
+
+    monkeypatch.setattr(Objective, "evaluate", refuse)
+    monkeypatch.setattr(Translator, "translate", refuse)
+    with before_each_pass(refuse):
+        yield
 
 
 # ---- the run directory ----------------------------------------------------------------------------------------------
@@ -327,7 +333,7 @@ def test_train_does_not_print_the_results_of_a_shorter_run(
     run(tiny_job(tmp_path / "a", corpus, max_steps=4))
     longer = tiny_job(tmp_path / "a", corpus, max_steps=8)
     with monkeypatch.context() as patch:
-        patch.setattr("transformer.training.finish.average_checkpoints", lambda *_: sys.exit("died"))
+        patch.setattr(RunDir, "write_results", lambda *_: sys.exit("died"))
         with pytest.raises(SystemExit):
             run(longer)
     assert steps_of(tmp_path / "a")[-1] == 8
@@ -371,8 +377,7 @@ def test_train_goes_on_after_the_end_of_patience_only_with_more_of_it(
     script(monkeypatch, [3.0, 2.0])
     recipe: dict[str, Any] = {"validate_every": 2, "save_every": 3}
     assert results_of(run(tiny_job(tmp_path / "a", corpus, patience=1, **recipe)))["steps"] == 4
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", None)
+    with before_each_pass(lambda _objective: pytest.fail("a step was made")):
         run(tiny_job(tmp_path / "a", corpus, patience=1, **recipe))
     assert results_of(run(tiny_job(tmp_path / "a", corpus, patience=3, **recipe)))["steps"] == 8
     assert results_of(run(tiny_job(tmp_path / "a", corpus, patience=None, **recipe)))["steps"] == 12
@@ -586,9 +591,9 @@ def test_evaluate_while_a_finished_run_goes_on_with_other_test_sets(
     """The results of the first end are of other text than the run keeps now: that is no damage."""
 
     def stopped(*arguments: Any) -> None:
-        raise Stopped("stopped by a signal")
+        signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(loop, "train_loop", stopped)
+    monkeypatch.setattr(Tracker, "settings", stopped)  # the training has begun, and takes signals
     other = replace(job, run_dir=str(copied), data=replace(job.data, test={name: job.data.dev}))
     with pytest.raises(Stopped):
         run(other)
@@ -797,16 +802,9 @@ def test_train_leaves_the_process_as_it_was(
             with pytest.raises(CheckpointError, match=r"train\.seed"):
                 train(job)
         case "stopped":
-            monkeypatch.setattr(loop, "train_step", signalled)
-            with pytest.raises(Stopped):
+            with before_each_update(lambda: signal.raise_signal(signal.SIGTERM)), pytest.raises(Stopped):
                 train(job)
     assert process_settings() == settings
-
-
-def signalled(*arguments: Any, **options: Any) -> Any:
-    """A step in which a signal comes."""
-    signal.raise_signal(signal.SIGTERM)
-    return train_step(*arguments, **options)
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -823,19 +821,17 @@ def test_train_goes_on_with_a_dev_sentence_longer_than_the_model(corpus: DataCon
     assert results_of(run(job))["validations"][-1]["loss"] > 0
 
 
-def test_train_leaves_a_damaged_checkpoint_out_of_the_average(
-    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Step 4 rots while step 12 is trained: the run ends, and says which checkpoints it averaged."""
-    sound = average_checkpoints
+def test_train_leaves_a_damaged_checkpoint_out_of_the_average(corpus: DataConfig, tmp_path: Path) -> None:
+    """Step 4 rots while the last steps are trained: the run ends, and says which checkpoints it averaged."""
+    run_dir = tmp_path / "a"
 
-    def rot(run_dir: Path, steps: list[int]) -> Any:
+    def rot() -> None:
         path = step_dir(run_dir, 4) / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:-1] + b"!")
-        return sound(run_dir, steps)
+        if steps_of(run_dir)[-1:] == [8]:
+            path.write_bytes(path.read_bytes()[:-1] + b"!")
 
-    monkeypatch.setattr("transformer.training.finish.average_checkpoints", rot)
-    run_dir = run(tiny_job(tmp_path / "a", corpus))
+    with before_each_update(rot):
+        run(tiny_job(run_dir, corpus))
     assert results_of(run_dir)["averaged"] == [8, 12]
     assert_mean(run_dir / "averaged", mean_of(run_dir, [8, 12]))
 
@@ -865,9 +861,6 @@ def test_find_checkpoint_takes_no_average_that_training_has_passed(corpus: DataC
     """Trained to step 8, then on to 12 and stopped before its average: `auto` is the last checkpoint."""
     run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=8))
     assert find_checkpoint(run_dir, "auto").path.name == "averaged"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformer.training.finish.average_checkpoints", lambda *_: sys.exit("died"))
-        with pytest.raises(SystemExit):
-            run(tiny_job(tmp_path / "a", corpus))
+    stop_at(tiny_job(tmp_path / "a", corpus), 12)
     assert find_checkpoint(run_dir, "auto").path.name == "step-00000012"
     assert find_checkpoint(run_dir, "averaged").step == 8

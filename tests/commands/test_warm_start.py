@@ -27,6 +27,7 @@ from support.corpora import (
     tiny_job,
     write_corpus,
 )
+from support.interventions import before_each_update
 from support.ranks import ranks
 from support.resumed_runs import damage, snapshot, stop_at, with_value
 from transformer.config.jobs import TrainJob
@@ -347,15 +348,15 @@ def test_init_from_is_not_needed_any_more_once_a_run_has_begun(
     run(job)  # and a finished run prints its results
 
 
-def test_init_from_is_read_again_before_the_first_checkpoint(
-    other: DataConfig, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_init_from_is_read_again_before_the_first_checkpoint(other: DataConfig, copy: Path, tmp_path: Path) -> None:
     """Killed in its first step, under a directory that is there already."""
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
     job = warm(tmp_path / "b", other, copy, **STILL)
-    with monkeypatch.context() as patch:
-        patch.setattr("transformer.training.loop.train_step", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run(job)
+    with before_each_update(die), pytest.raises(KeyboardInterrupt):
+        run(job)
     assert (tmp_path / "b" / "run.json").exists()
     shutil.move(copy, tmp_path / "moved")
     with pytest.raises(InputError, match="source: no such run directory"):

@@ -18,8 +18,8 @@ import pytest
 
 from support.corpora import run, steps_of, tiny_job, write_corpus
 from support.fault_runs import StruckTrainings, assert_nothing_lost, assert_recovered, leftovers
+from support.interventions import before_each_pass
 from transformer.errors import StorageError
-from transformer.training import loop
 
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EACCES": errno.EACCES}
 PARTS = 8  # of the long tier, for several workers
@@ -139,8 +139,7 @@ def test_train_refuses_before_the_first_step_where_no_checkpoint_would_fit(
     real = shutil.disk_usage
     needed = 4 * 4 * 22_912
     monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=int(1.1 * needed) - 1))
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", lambda *_, **__: pytest.fail("a step was made"))
+    with before_each_pass(lambda _objective: pytest.fail("a step was made")):
         words = rf"No space left on device \({needed} bytes needed, {int(1.1 * needed) - 1} bytes free\)"
         with pytest.raises(StorageError, match=words) as refused:
             run(job)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -37,14 +38,17 @@ from support.corpora import (
     wait_for,
     write_corpus,
 )
+from support.interventions import after_each_update, before_each_pass, before_each_update, spoilt_gradients
 from support.resumed_runs import damage, learned, snapshot, stop_at, tensorboard_steps, with_value
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, Decay, Norm, Positions, Precision, SearchConfig
 from transformer.data import prepare
 from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
-from transformer.training import loop
-from transformer.training.validate import validate
+from transformer.run_dir import RunDir
+from transformer.training import loop, validate
+from transformer.training.step import Objective
+from transformer.training.validate import DevSet
 
 LAST = 14  # of the reference run: epochs end at 6 and 12, validations at 6, 12 and 14, checkpoints at 4, 8, 12 and 14
 
@@ -151,35 +155,46 @@ def test_train_stops_at_a_signal_in_the_last_step(job: TrainJob, straight: Path)
     assert_logged_once(Path(job.run_dir))
 
 
-def stop_in(name: str, job: TrainJob, step: int) -> None:
-    """A signal comes while the loop validates, or commits, this step."""
-    real = getattr(loop, name)
+def stop_in(owner: type, method: str, job: TrainJob, step: int) -> None:
+    """A signal comes behind this step, when the training first calls that method of the class."""
+    done = max(steps_of(Path(job.run_dir)), default=0)
+    signals = [signal.SIGTERM]
+    real = getattr(owner, method)
+
+    def count() -> None:
+        nonlocal done
+        done += 1
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
-        if options["step"] == step:
-            signal.raise_signal(signal.SIGTERM)
+        if done == step and signals:
+            signal.raise_signal(signals.pop())
         return real(*arguments, **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, name, interrupted)
+    with pytest.MonkeyPatch.context() as patch, after_each_update(count):
+        patch.setattr(owner, method, interrupted)
         with pytest.raises(Stopped, match=f"step {step} is saved"):
             run(job)
 
 
+def stop_in_validation(job: TrainJob, step: int) -> None:
+    """A signal comes while the dev loss of this step is measured."""
+    stop_in(Objective, "evaluate", job, step)
+
+
 def test_train_stops_at_a_signal_while_the_last_step_is_saved(job: TrainJob, straight: Path) -> None:
-    stop_in("commit", job, LAST)
+    stop_in(RunDir, "write_best", job, LAST)  # behind its checkpoint, before older ones are removed
     run(job)
     assert_same_end(Path(job.run_dir), straight)
 
 
 @pytest.mark.parametrize("step", [6, 12, LAST])
 def test_train_stops_at_a_signal_during_validation(job: TrainJob, straight: Path, step: int) -> None:
-    stop_in("validate", job, step)
+    stop_in_validation(job, step)
     assert steps_of(Path(job.run_dir))[-1] == step
     assert step not in [
         row["step"] for row in progress_of(Path(job.run_dir), step)["training"]["progress"]["validations"]
     ]
-    stop_in("validate", job, step)  # again
+    stop_in_validation(job, step)  # again
     run(job)
     assert_same_end(Path(job.run_dir), straight)
     assert_logged_once(Path(job.run_dir))
@@ -189,11 +204,10 @@ def test_train_stops_at_a_signal_during_validation(job: TrainJob, straight: Path
 def test_train_does_not_repeat_a_validation_done_after_resuming(
     job: TrainJob, straight: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """A signal cuts it short; the resumed run does it, and dies in the next step (or while it averages)."""
-    stop_in("validate", job, step)
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", die)
-        patch.setattr("transformer.training.finish.average_checkpoints", die)
+    """A signal cuts it short; the resumed run does it, and dies in the next step (or before it writes its results)."""
+    stop_in_validation(job, step)
+    with monkeypatch.context() as patch, before_each_update(die):
+        patch.setattr(RunDir, "write_results", die)
         with pytest.raises(Death):
             run(job)
     run(job)
@@ -215,13 +229,13 @@ def test_train_counts_patience_through_interruptions(
 ) -> None:
     """Stopped in the step after each validation, a run makes the same decisions."""
     bleu = {2: 5.0, 4: 3.0, 6: 6.0, 8: 1.0, 10: 6.0, 12: 2.0, 14: 9.0}
-    real = validate
+    real = validate.validate
 
     def scripted(*arguments: Any, **options: Any) -> Any:
         found, hypotheses = real(*arguments, **options)
         return replace(found, bleu=bleu[found.step]), hypotheses
 
-    monkeypatch.setattr(loop, "validate", scripted)
+    monkeypatch.setattr(validate, "validate", scripted)
     recipe: dict[str, Any] = {"validate_every": 2, "save_every": 4, "patience": patience, "max_steps": LAST}
     calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
     job = tiny_job(tmp_path / "chain", corpus, **recipe)
@@ -238,7 +252,7 @@ def test_log_window_is_logged_although_a_signal_cut_the_last_validation_short(
 ) -> None:
     """Patience ends the run at step 10, in the middle of a window; the resumed run only makes up for the validation."""
     bleu = {2: 5.0, 4: 3.0, 6: 6.0, 8: 1.0, 10: 6.0}
-    real = validate
+    real = validate.validate
     signals: list[int] = []
 
     def scripted(*arguments: Any, **options: Any) -> Any:
@@ -247,7 +261,7 @@ def test_log_window_is_logged_although_a_signal_cut_the_last_validation_short(
         found, hypotheses = real(*arguments, **options)
         return replace(found, bleu=bleu[found.step]), hypotheses
 
-    monkeypatch.setattr(loop, "validate", scripted)
+    monkeypatch.setattr(validate, "validate", scripted)
     recipe: dict[str, Any] = {"validate_every": 2, "save_every": 4, "log_every": 4, "patience": 2, "max_steps": LAST}
     calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
     assert [row["step"] for row in learned(calm) if "train/loss" in row] == [4, 8, 10]
@@ -260,36 +274,26 @@ def test_log_window_is_logged_although_a_signal_cut_the_last_validation_short(
     assert learned(tmp_path / "cut") == learned(calm)
 
 
-def test_train_ends_at_numbers_that_are_not_finite_with_sound_checkpoints(
-    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_ends_at_numbers_that_are_not_finite_with_sound_checkpoints(corpus: DataConfig, tmp_path: Path) -> None:
     """The streak goes on over a resume; what is saved is finite."""
     job = tiny_job(tmp_path / "a", corpus, max_steps=40, validate_every=40)
-    real = vars(loop)["train_step"]  # which may have been replaced already
-
     stop_at(job, 5)
     before = load_file(step_dir(tmp_path / "a", 5) / "model.safetensors")
 
-    def poisoned(objective: Any, *arguments: Any, **options: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.Tensor, "backward", lambda loss: poison(objective))
-            return real(objective, *arguments, **options)
-
-    monkeypatch.setattr(loop, "train_step", poisoned)
-    with pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 15"):
+    with spoilt_gradients(range(1, 41)), pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 15"):
         run(job)
     assert NumericalError.exit_status == 6
     assert steps_of(tmp_path / "a")[-1] == 15, "the position is saved"
     after = load_file(step_dir(tmp_path / "a", 15) / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before), "a bad update was applied"
     assert progress_of(tmp_path / "a", 15)["training"]["progress"]["streak"] == 10
-    with pytest.raises(NumericalError, match=r"\d\d consecutive updates.* up to step"):
+    with spoilt_gradients(range(1, 41)), pytest.raises(NumericalError, match=r"\d\d consecutive updates.* up to step"):
         run(job)
 
 
 @pytest.mark.parametrize(
     ("place", "phase"),
-    [("train_step", "training"), ("dev_loss", "measuring the dev loss"), ("prepare", "starting or finishing")],
+    [("forward", "training"), ("evaluate", "measuring the dev loss"), ("of", "starting or finishing")],
 )
 def test_train_names_what_was_done_when_gpu_memory_ran_out(
     tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch, place: str, phase: str
@@ -297,18 +301,12 @@ def test_train_names_what_was_done_when_gpu_memory_ran_out(
     def too_much(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    modules = {"train_step": "loop", "dev_loss": "validate", "prepare": "start"}
-    monkeypatch.setattr(f"transformer.training.{modules[place]}.{place}", too_much)
+    monkeypatch.setattr(DevSet if place == "of" else Objective, place, too_much)
     with pytest.raises(InputError) as caught:
         run(tiny_job(tmp_path / "a", corpus))
     message = str(caught.value)
     assert message.startswith(f"out of GPU memory while {phase}")
-    assert ("lower train.max_tokens (now 300); the same command goes on" in message) == (place != "prepare")
-
-
-def poison(objective: torch.nn.Module) -> None:
-    for parameter in objective.parameters():
-        parameter.grad = torch.full_like(parameter, float("nan"))
+    assert ("lower train.max_tokens (now 300); the same command goes on" in message) == (place != "of")
 
 
 @pytest.mark.parametrize("step", [2, 7, 9])
@@ -316,8 +314,12 @@ def test_loss_scale_goes_on_over_a_resume(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Begun far too high and doubled after every third good update, it changes all the time."""
-    scaler: dict[str, Any] = {"init_scale": 2.0**30, "growth_interval": 3}
-    monkeypatch.setattr("transformer.training.state.loss_scaler", lambda *_: torch.amp.GradScaler("cpu", **scaler))
+    begin = torch.amp.GradScaler.__init__
+
+    def begin_too_high(scaler: torch.amp.GradScaler, device: str, *, enabled: bool) -> None:
+        begin(scaler, device, init_scale=2.0**30, growth_interval=3, enabled=enabled)
+
+    monkeypatch.setattr(torch.amp.GradScaler, "__init__", begin_too_high)
     recipe: dict[str, Any] = {"precision": Precision.fp16, "max_steps": 20}
     calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
     stop_at(tiny_job(tmp_path / "stopped", corpus, **recipe), step)
@@ -336,21 +338,10 @@ def test_train_in_float16_learns_as_in_float32(corpus: DataConfig, tmp_path: Pat
     assert rows[0] != rows[1], "it was rounded"
 
 
-def test_train_ends_at_gradients_that_no_scale_makes_finite(
-    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_ends_at_gradients_that_no_scale_makes_finite(corpus: DataConfig, tmp_path: Path) -> None:
     """From 65,536 a scale is 1 at the seventeenth update."""
-    monkeypatch.setattr(torch.Tensor, "backward", lambda _loss: poison(objectives[0]))
-    objectives: list[torch.nn.Module] = []
-    real = vars(loop)["train_step"]  # which may have been replaced already
-
-    def noted(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
-        objectives[:] = [objective]
-        return real(objective, *arguments, **options)
-
-    monkeypatch.setattr(loop, "train_step", noted)
     job = tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, max_steps=40, validate_every=40)
-    with pytest.raises(NumericalError, match="17 consecutive updates"):
+    with spoilt_gradients(range(1, 41)), pytest.raises(NumericalError, match="17 consecutive updates"):
         run(job)
 
 
@@ -388,17 +379,19 @@ def test_log_window_goes_on_after_a_signal(unscored: DataConfig, tmp_path: Path,
 
 
 @pytest.mark.parametrize("last", [7, 9])
-def test_log_window_goes_on_after_a_death(
-    unscored: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: Path, last: int
-) -> None:
+def test_log_window_goes_on_after_a_death(unscored: DataConfig, tmp_path: Path, windows: Path, last: int) -> None:
     """After step `last` the process is gone; the checkpoint is that of step 6, and what was logged later is dropped."""
     job = tiny_job(tmp_path / "a", unscored, **WINDOW)
-    left = iter(range(last))
-    real = vars(loop)["train_step"]  # which may have been replaced already
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", lambda *a, **o: die() if next(left, None) is None else real(*a, **o))
-        with pytest.raises(Death):
-            run(job)
+    taken = 0
+
+    def die_behind_last() -> None:
+        nonlocal taken
+        if taken == last:
+            raise Death
+        taken += 1
+
+    with before_each_update(die_behind_last), pytest.raises(Death):
+        run(job)
     assert steps_of(tmp_path / "a")[-1] == 6
     assert learned(run(job)) == learned(windows)
 
@@ -417,25 +410,24 @@ class Seen:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], Seen]:
-    """Make the gradients of these steps NaN, and watch."""
+def watch() -> Iterator[Callable[[range], Seen]]:
+    """Make the gradients of these steps NaN, and watch, over resumes too."""
+    with ExitStack() as held:
 
-    def begin(bad: range) -> Seen:
-        seen, real = Seen(), vars(loop)["train_step"]
+        def begin(bad: range) -> Seen:
+            seen = Seen()
+            trained: list[Objective] = []
 
-        def step(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
-            seen.step += 1
-            with pytest.MonkeyPatch.context() as patch:
-                if seen.step in bad:
-                    patch.setattr(torch.Tensor, "backward", lambda loss: poison(objective))
-                result = real(objective, *arguments, **options)
-            seen.weights[seen.step] = [parameter.detach().clone() for parameter in objective.parameters()]
-            return result
+            def note() -> None:
+                seen.step += 1
+                seen.weights[seen.step] = [parameter.detach().clone() for parameter in trained[-1].parameters()]
 
-        monkeypatch.setattr(loop, "train_step", step)
-        return seen
+            held.enter_context(spoilt_gradients(bad))
+            held.enter_context(before_each_pass(trained.append))
+            held.enter_context(after_each_update(note))
+            return seen
 
-    return begin
+        yield begin
 
 
 def counts(run_dir: Path, step: int) -> tuple[int, int, int, int | None]:
@@ -873,7 +865,11 @@ def test_train_ends_with_the_documented_statuses(
     assert not (tmp_path / "runs" / "a").exists()
 
 
-STUCK = "import time, transformer.training.loop as loop\nloop.train_step = lambda *_, **__: time.sleep(300)"
+STUCK = """
+import time
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+register_optimizer_step_pre_hook(lambda *_: time.sleep(300))
+"""
 
 
 def test_train_admits_one_process_to_a_directory_and_ends_at_a_second_signal(

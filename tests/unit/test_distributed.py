@@ -31,6 +31,7 @@ from support.corpora import (
     wait_for,
     write_corpus,
 )
+from support.interventions import after_each_update, before_each_pass, before_each_update, spoilt_gradients
 from support.paths import ROOT
 from support.ranks import ranks
 from transformer import distributed, files
@@ -39,8 +40,7 @@ from transformer.config.settings import DataConfig, LayoutKind, Precision
 from transformer.data import prepare, store
 from transformer.distributed import Vote, Wait, World, join_world
 from transformer.errors import InputError, PeerError
-from transformer.training import loop
-from transformer.training.step import train_step
+from transformer.training.step import Objective
 
 
 def state(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
@@ -138,26 +138,33 @@ def test_train_step_takes_an_overflow_on_one_rank_for_one_on_all(tmp_path: Path,
     """In fp16 every rank skips the same updates at the same scales, though only one has met the infinity."""
 
     def action() -> None:
-        found: list[tuple[bool, float]] = []
-        real = train_step
+        trained: list[Objective] = []
+        before: list[torch.Tensor] = []
+        was_applied: list[bool] = []
+        scales: list[float] = []
+        update = torch.amp.GradScaler.update
 
-        def noted(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
-            hooks = [
-                parameter.register_hook(lambda gradient: gradient * math.inf)
-                for parameter in objective.parameters()
-                if os.environ["RANK"] == "1" and len(found) == 2
-            ]
-            scale = options["scaler"].get_scale()
-            result = real(objective, *arguments, **options)
-            found.append((bool(result.applied), scale))
-            for hook in hooks:
-                hook.remove()
-            return result
+        def copy_weights() -> None:
+            before[:] = [parameter.detach().clone() for parameter in trained[-1].parameters()]
 
-        pytest.MonkeyPatch().setattr(loop, "train_step", noted)  # in this process, which ends with the test
+        def compare_weights() -> None:
+            pairs = zip(before, trained[-1].parameters(), strict=True)
+            was_applied.append(not all(torch.equal(old, new) for old, new in pairs))
+
+        def note_scale(scaler: torch.amp.GradScaler) -> None:
+            scales.append(scaler.get_scale())
+            update(scaler)
+
+        pytest.MonkeyPatch().setattr(torch.amp.GradScaler, "update", note_scale)  # this process ends with the test
         recipe: dict[str, Any] = {"max_tokens": 100, "max_steps": 4, "average": 1}
-        run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, **recipe))
-        sys.stdout.write(f"\n{found}")
+        with (
+            before_each_pass(trained.append),
+            before_each_update(copy_weights),
+            after_each_update(compare_weights),
+            spoilt_gradients((3,) if os.environ["RANK"] == "1" else (), factor=math.inf),
+        ):
+            run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, **recipe))
+        sys.stdout.write(f"\n{list(zip(was_applied, scales, strict=True))}")
 
     assert ranks(2, action, tmp_path) == [0, 0]
     seen = [(tmp_path / name).read_text(encoding="utf-8").rpartition("\n")[2] for name in ("rank-0", "rank-1")]
@@ -278,17 +285,14 @@ def test_train_step_calls_a_peer_that_does_not_answer_by_name(tmp_path: Path, co
     """In the gradient's all-reduce, too: exit status 7, and no traceback."""
 
     def action() -> None:
-        with_timeouts(2, 60)
-        real = train_step
-
-        def step(*arguments: Any, **options: Any) -> Any:
+        def leave(_objective: Objective) -> None:
             if os.environ["RANK"] == "1":
                 time.sleep(5 if end == "hangs" else 0)
                 os._exit(9)
-            return real(*arguments, **options)
 
-        pytest.MonkeyPatch().setattr(loop, "train_step", step)
-        run(job(tmp_path / "a", corpus))
+        with_timeouts(2, 60)
+        with before_each_pass(leave):
+            run(job(tmp_path / "a", corpus))
 
     assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9], (tmp_path / "rank-0").read_text(encoding="utf-8")
     who = "rank 1" if end == "dies" else "another rank"

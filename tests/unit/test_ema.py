@@ -24,6 +24,7 @@ from support.corpora import (
     tiny_job,
     write_corpus,
 )
+from support.interventions import after_each_update, before_each_pass, spoilt_gradients
 from support.ranks import ranks
 from transformer.average import average
 from transformer.checkpoint import load_checkpoint
@@ -31,13 +32,14 @@ from transformer.config.jobs import AverageJob, SummaryJob
 from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, SearchOverride, TrainConfig
 from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
+from transformer.distributed import World
 from transformer.evaluation.score import measure
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.tools.summary import summarise
-from transformer.training import loop
 from transformer.training.optimizer import move_average
-from transformer.training.step import Objective, train_step
-from transformer.training.validate import dev_loss, validate
+from transformer.training.state import TrainState
+from transformer.training.step import Objective
+from transformer.training.validate import DevSet, dev_loss
 
 RECIPE: dict[str, Any] = {"max_steps": 12, "save_every": 2, "keep_last": 6, "validate_every": 6, "ema_decay": 0.3}
 
@@ -115,28 +117,28 @@ def test_move_average_is_the_recurrence(dtype: torch.dtype, accuracy: float) -> 
         np.testing.assert_allclose(tensor, expected[name], rtol=accuracy, atol=accuracy)
 
 
-def test_train_moves_the_average_after_each_update(
-    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_moves_the_average_after_each_update(corpus: DataConfig, tmp_path: Path) -> None:
     """From the weights that each step left, in float64; a skipped update is no update, and does not count."""
-    steps: list[tuple[bool, dict[str, Any]]] = []
+    trained: list[Objective] = []
     first: dict[str, Any] = {}
-    real = train_step
+    steps: list[dict[str, Any]] = []  # the weights after each
 
-    def noted(objective: nn.Module, *arguments: Any, **options: Any) -> Any:
-        first.update({} if first else copies(parameters_by_name(objective.model)))  # type: ignore[arg-type]
-        with pytest.MonkeyPatch.context() as patch:
-            if len(steps) in (0, 4):
-                patch.setattr(torch.Tensor, "backward", lambda _loss: poison(objective))
-            result = real(objective, *arguments, **options)
-        steps.append((bool(result.applied), copies(parameters_by_name(objective.model))))  # type: ignore[arg-type]
-        return result
+    def note_first(objective: Objective) -> None:
+        trained.append(objective)
+        first.update({} if first else copies(parameters_by_name(objective.model)))
 
-    monkeypatch.setattr(loop, "train_step", noted)
-    run_dir = run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp64, **RECIPE))
-    assert [applied for applied, _ in steps] == [n not in (0, 4) for n in range(12)]
+    def note() -> None:
+        steps.append(copies(parameters_by_name(trained[-1].model)))
+
+    with before_each_pass(note_first), after_each_update(note), spoilt_gradients((1, 5)):
+        run_dir = run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp64, **RECIPE))
+    was_applied = [
+        any((after[name] != before[name]).any() for name in after)
+        for before, after in zip([first, *steps[:-1]], steps, strict=True)
+    ]
+    assert was_applied == [n not in (0, 4) for n in range(12)]
     expected, updates = first, 0
-    for applied, now in steps:
+    for applied, now in zip(was_applied, steps, strict=True):
         if applied:
             d = min(0.3, (1 + updates) / (10 + updates))
             expected = {name: d * expected[name] + (1 - d) * now[name] for name in now}
@@ -144,11 +146,6 @@ def test_train_moves_the_average_after_each_update(
     found = copies(weights(run_dir, 12, "ema"))
     assert found.keys() == expected.keys()
     assert all(np.allclose(found[name], expected[name], rtol=1e-12, atol=1e-14) for name in found)
-
-
-def poison(objective: nn.Module) -> None:
-    for parameter in objective.parameters():
-        parameter.grad = torch.full_like(parameter, float("nan"))
 
 
 def test_train_has_the_same_weights_with_a_moving_average(corpus: DataConfig, finished: Path, tmp_path: Path) -> None:
@@ -214,17 +211,22 @@ def test_validate_measures_the_moving_average(
     corpus: DataConfig, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss and BLEU of every validation are those of the model in ema.safetensors, loaded afresh."""
-    seen: list[Any] = []
-    real = validate
+    sides = [Path(path).read_text(encoding="utf-8").split("\n")[:-1] for path in (corpus.dev.src, corpus.dev.tgt)]
+    tokenizer = translator_of(finished, "last").tokenizer
+    dev = DevSet.of(list(zip(*sides, strict=True)), tokenizer, max_pieces=1000)
+    used: list[Transformer] = []
+    real = Translator.translate
 
-    def noted(objective: Any, translator: Translator, dev: Any, world: Any, **options: Any) -> Any:
-        seen[:] = [objective, translator.model, dev, world]
-        return real(objective, translator, dev, world, **options)
+    def noted(translator: Translator, texts: Any, **options: Any) -> list[str]:
+        if list(texts) == dev.sources:
+            used.append(translator.model)
+        return real(translator, texts, **options)
 
-    monkeypatch.setattr(loop, "validate", noted)
+    monkeypatch.setattr(Translator, "translate", noted)
     again = run(tiny_job(tmp_path / "a", corpus, **RECIPE))
-    _, used, dev, world = seen
-    assert same(parameters_by_name(used), weights(again, 12, "ema"))
+    assert len(used) == 2
+    assert same(parameters_by_name(used[-1]), weights(again, 12, "ema"))
+    world = World(0, 1, {})
     for row in results_of(finished)["validations"]:
         fresh = translator_of(finished, f"step-{row['step']}")
         objective = Objective(fresh.model, 0.1)
@@ -239,14 +241,15 @@ def test_move_average_is_the_same_on_every_rank(corpus: DataConfig, tmp_path: Pa
 
     def action(steps: int) -> Callable[[], None]:
         def train() -> None:
-            found: list[nn.Module] = []
-            real = move_average
+            found: list[Any] = []
+            real = TrainState.tensors
 
-            def noted(average: nn.Module, *arguments: Any, **options: Any) -> None:
-                found[:] = [average]
-                real(average, *arguments, **options)
+            def noted(state: TrainState) -> Any:
+                """What every rank calls before a commit, though rank 0 alone writes."""
+                found[:] = [state.ema]
+                return real(state)
 
-            pytest.MonkeyPatch().setattr(loop, "move_average", noted)  # in this process, which ends with the test
+            pytest.MonkeyPatch().setattr(TrainState, "tensors", noted)  # in this process, which ends with the test
             run(tiny_job(tmp_path / "a", corpus, **RECIPE | {"max_tokens": 100, "max_steps": steps}))
             content = b"".join(tensor.numpy().tobytes() for tensor in parameters_by_name(found[0]).values())
             sys.stdout.write(f"\n{hashlib.sha256(content).hexdigest()}")
