@@ -58,11 +58,11 @@ class Verdict:
     output: str
 
 
-CRASH = "faults/test_checkpoint_faults.py::test_a_crash_before_any_call_leaves_the_old_or_the_new"
-POWER = "faults/test_checkpoint_faults.py::test_a_power_cut_at_any_moment_loses_nothing_that_was_committed"
-DAMAGE = "unit/test_checkpoint.py::test_damage_is_detected_and_named"
-STOP = "faults/test_resume.py::test_resumed_at_every_step"
-CORPUS = "faults/test_bad_corpora.py::test_a_bad_corpus_is_refused_or_no_pair_is_shifted"
+CRASH = "faults/test_checkpoint_faults.py::test_commit_leaves_the_old_or_the_new_after_a_crash_before_any_call"
+POWER = "faults/test_checkpoint_faults.py::test_commit_that_was_reported_is_not_lost_by_a_power_cut"
+DAMAGE = "unit/test_checkpoint.py::test_load_checkpoint_detects_and_names_damage"
+STOP = "faults/test_resume.py::test_train_ends_the_same_resumed_at_every_step"
+CORPUS = "faults/test_bad_corpora.py::test_prepare_refuses_a_bad_corpus_or_shifts_no_pair"
 
 # What has gone wrong in trainers before.
 REPORTED = (
@@ -140,21 +140,21 @@ REPORTED = (
         "checkpoint.py",
         "    for attempt in range(1, ATTEMPTS + 1):\n        temporary = temporary_name(target, UNFINISHED)",
         "    temporary = temporary_name(target, UNFINISHED)\n    for attempt in range(1, ATTEMPTS + 1):\n        pass",
-        "faults/test_checkpoint_faults.py::test_another_attempt_needs_nothing_of_the_first",
+        "faults/test_checkpoint_faults.py::test_commit_tries_again_without_what_the_first_attempt_left",
     ),
     Mutant(
         "rotation may remove the newest",
         "checkpoint.py",
         "for step in list_steps(run_dir)[:-1] if step not in keep]",
         "for step in list_steps(run_dir) if step not in keep]",
-        "unit/test_checkpoint.py::test_rotation_keeps_what_it_is_told_and_always_the_newest",
+        "unit/test_checkpoint.py::test_rotate_keeps_what_it_is_told_and_always_the_newest",
     ),
     Mutant(
         "the space on the disk is not asked for",
         "checkpoint.py",
         "            _check_space(target.parent, needed)\n",
         "",
-        "faults/test_checkpoint_faults.py::test_the_space_is_checked_before_anything_is_written",
+        "faults/test_checkpoint_faults.py::test_commit_checks_the_space_before_it_writes_anything",
     ),
     Mutant(
         "training begins where no checkpoint would fit",
@@ -168,7 +168,7 @@ REPORTED = (
         "checkpoint.py",
         '        raise CheckpointError(f"no checkpoint can be verified',
         '        log.warning(f"no checkpoint can be verified',
-        "faults/test_resume.py::test_where_all_checkpoints_are_damaged_nothing_is_touched",
+        "faults/test_resume.py::test_resume_touches_nothing_where_all_checkpoints_are_damaged",
     ),
     Mutant(
         "dropout is not seeded",
@@ -217,28 +217,28 @@ REPORTED = (
         "training/optimizer.py",
         "    update = step + 1",
         "    update = 1",
-        "commands/test_train.py::test_the_rate_is_equation_3",
+        "commands/test_train.py::test_train_logs_the_rate_of_equation_3",
     ),
     Mutant(
         "the moving average is not restored",
         "training/state.py",
         "                _load_finite(self.ema, checkpoint, EMA)",
         "                _load_finite(self.ema, checkpoint, MODEL)",
-        "faults/test_resume.py::test_every_recipe_trains_and_resumes[moving average]",
+        "faults/test_resume.py::test_train_resumes_under_every_recipe[moving average]",
     ),
     Mutant(
         "the moving average's warm-up begins anew",
         "training/optimizer.py",
         "    updates = updates.double()",
         "    updates = 0.0 * updates.double()",
-        "unit/test_ema.py::test_the_average_of_a_training",
+        "unit/test_ema.py::test_train_moves_the_average_after_each_update",
     ),
     Mutant(
         "the loss scale is not restored",
         "training/state.py",
         "        if scale is not None and self.scaler.is_enabled():\n",
         "        if False:\n",
-        "faults/test_resume.py::test_the_loss_scale_goes_on[7]",
+        "faults/test_resume.py::test_loss_scale_goes_on_over_a_resume[7]",
     ),
     Mutant(
         "patience begins anew",
@@ -322,21 +322,21 @@ REPORTED = (
         "checkpoint.py",
         '            raise CheckpointError(f"{path}: not a safetensors file: {error}") from error',
         "            tensors = torch.load(path, weights_only=False)",
-        "unit/test_checkpoint.py::test_what_is_no_safetensors_file_is_refused_and_not_run[pickle]",
+        "unit/test_checkpoint.py::test_load_checkpoint_refuses_what_is_no_safetensors_file_and_does_not_run_it[pickle]",
     ),
     Mutant(
         "torch.load is called",
         "checkpoint.py",
         "tensors = safetensors.torch.load(data)",
         "tensors = safetensors.torch.load(data) or torch.load(path)",
-        "unit/test_architecture.py::test_nothing_unsafe_or_loud_is_called",
+        "unit/test_architecture.py::test_modules_call_nothing_unsafe_or_loud",
     ),
     Mutant(
         "blank lines go to the model",
         "decoding/translator.py",
         "shown = [n for n, text in enumerate(texts) if not is_blank(text)]",
         "shown = list(range(len(texts)))",
-        "commands/test_translate.py::test_blank_in_blank_out_without_the_model",
+        "commands/test_translate.py::test_translator_gives_blank_for_blank_without_the_model",
     ),
 )
 
@@ -478,7 +478,7 @@ FOUND = (
         "cli/main.py",
         "    threading.excepthook = _end_thread\n",
         "",
-        "faults/test_faults_disk.py::test_tensorboard_s_thread_fails_without_a_traceback",
+        "faults/test_faults_disk.py::test_train_ends_without_a_traceback_where_the_thread_of_tensorboard_fails",
     ),
     Mutant(
         "results are not made again after a kill",

@@ -69,7 +69,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--src", train.src, "--tgt", train.tgt, "--vocab", "60", "--tokens", "300"]
 
 
-def test_two_rounds(corpus: list[str], tmp_path: Path) -> None:
+def test_train_times_two_rounds_of_each_peer(corpus: list[str], tmp_path: Path) -> None:
     settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,plain", "--threads", "1", "--shapes", "new"]
     counts = ["--rounds", "2", "--steps", "2", "--warmup", "1", "--output", str(tmp_path / "out.json")]
     done = benchmark(*corpus, *settings, *counts)
@@ -98,7 +98,7 @@ def test_two_rounds(corpus: list[str], tmp_path: Path) -> None:
     assert f" | {(low + high) / 2:.2f} | {low:.2f}–{high:.2f} | " in done.stdout
 
 
-def test_training_on_warm_shapes_takes_the_same_steps_again_and_loses_alike(corpus: list[str], tmp_path: Path) -> None:
+def test_train_on_warm_shapes_takes_the_same_steps_again_and_loses_alike(corpus: list[str], tmp_path: Path) -> None:
     settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,plain", "--threads", "1"]
     counts = ["--rounds", "7", "--steps", "3", "--shapes", "warm", "--output", str(tmp_path / "out.json")]
     done = benchmark(*corpus, *settings, *counts)
@@ -115,7 +115,7 @@ def test_training_on_warm_shapes_takes_the_same_steps_again_and_loses_alike(corp
     assert "do not learn alike" not in done.stdout
 
 
-def test_training_without_a_compiler_leaves_the_compiled_peer_out(
+def test_train_without_a_compiler_leaves_the_compiled_peer_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(train, "has_compiler", lambda device: False)
@@ -123,7 +123,7 @@ def test_training_without_a_compiler_leaves_the_compiled_peer_out(
     assert "plain_compiled is left out: torch.compile finds no C++ compiler here\n" in capsys.readouterr().err
 
 
-def test_training_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
+def test_train_times_ours_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
     python = peers_python("transformers")
     settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,marian", "--peers-python", python]
     counts = ["--rounds", "2", "--steps", "2", "--threads", "1", "--shapes", "new"]
@@ -141,14 +141,14 @@ def test_training_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
         (["--src", "absent.en", "--tgt", "absent.de"], "absent.en: there is no such file: check --src"),
     ],
 )
-def test_missing_corpus(arguments: list[str], message: str) -> None:
+def test_train_names_a_corpus_that_is_missing(arguments: list[str], message: str) -> None:
     done = benchmark(*arguments)
     assert done.returncode == 2
     assert re.fullmatch(rf"error: {re.escape(message)}.*\n", done.stderr)
     assert done.stdout == ""
 
 
-def test_missing_interpreter(corpus: list[str]) -> None:
+def test_train_names_an_interpreter_that_is_missing(corpus: list[str]) -> None:
     done = benchmark(*corpus, "--sizes", "tiny", "--peers", "marian", "--peers-python", "absent/python")
     assert done.returncode == 2
     assert done.stderr.endswith(
@@ -159,7 +159,7 @@ def test_missing_interpreter(corpus: list[str]) -> None:
 # ---- translation ----------------------------------------------------------------------------------------------------
 
 
-def test_translating_in_two_ways_finds_the_same(corpus: list[str], tmp_path: Path) -> None:
+def test_translate_in_two_ways_finds_the_same(corpus: list[str], tmp_path: Path) -> None:
     settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,ours_in_batches,hf", "--threads", "1"]
     counts = ["--sentences", "6", "--batch", "4", "--length", "5", "--rounds", "2", "--repeats", "3"]
     done = benchmark(*corpus[:6], *settings, *counts, "--output", str(tmp_path / "out.json"), script="translate.py")
@@ -182,7 +182,7 @@ def test_translating_in_two_ways_finds_the_same(corpus: list[str], tmp_path: Pat
     assert line.split(" | ")[3:5] == [f"{(low + high) / 2:.2f}", f"{low:.2f}–{high:.2f}"]
 
 
-def test_translating_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
+def test_translate_times_ours_beside_the_peers(corpus: list[str], tmp_path: Path) -> None:
     python = peers_python("ctranslate2", "transformers")
     settings = ["--sizes", "tiny", "--precisions", "fp32", "--threads", "1", "--peers-python", python]
     counts = ["--sentences", "20", "--rounds", "1", "--repeats", "1", "--output", str(tmp_path / "out.json")]
@@ -193,7 +193,7 @@ def test_translating_beside_the_peers(corpus: list[str], tmp_path: Path) -> None
     assert [(result["target_tokens"], result["agreement"]) for result in found] == [(320, 1.0)] * 5
 
 
-def test_random_model_of_the_benchmark_never_ends() -> None:
+def test_translate_has_a_random_model_that_never_ends() -> None:
     model = translate.random_model(translate.SIZES["tiny"], 50, longest=20)
     with torch.no_grad():
         x = torch.randn(7, 32)
@@ -203,7 +203,7 @@ def test_random_model_of_the_benchmark_never_ends() -> None:
     assert logits[:, [1, *range(4, 50)]].min() > -15.0
 
 
-def test_a_translation_that_is_too_short_is_refused() -> None:
+def test_check_lengths_refuses_a_translation_that_is_too_short() -> None:
     with pytest.raises(AssertionError, match=r"hf: translations of \[4, 5\] pieces, not 5"):
         translate.check_lengths("hf", [[7] * 5, [7] * 4], 5)
 
@@ -211,7 +211,7 @@ def test_a_translation_that_is_too_short_is_refused() -> None:
 # ---- preparing ------------------------------------------------------------------------------------------------------
 
 
-def test_preparing_beside_sentencepiece(tmp_path: Path) -> None:
+def test_prepare_is_timed_beside_sentencepiece(tmp_path: Path) -> None:
     sizes = ["--pairs", "300", "--vocab-size", "400"]
     done = benchmark(*sizes, "--keep", str(tmp_path / "kept"), script="prepare.py")
     assert done.returncode == 0, done.stderr
@@ -254,7 +254,7 @@ def test_preparing_beside_sentencepiece(tmp_path: Path) -> None:
     assert again.stderr == f"error: {tmp_path / 'kept'}: not empty: --keep makes a folder\n"
 
 
-def test_the_yardstick_and_ours_find_the_same_pieces(tmp_path: Path) -> None:
+def test_yardstick_and_ours_find_the_same_pieces(tmp_path: Path) -> None:
     """Without the pair that has no German: the yardstick filters nothing, and would learn from its English."""
     args = preparing.parse(["--pairs", "300", "--vocab-size", "400", "--keep", str(tmp_path)])
     preparing.make(args)
@@ -748,7 +748,7 @@ def test_variants_take_turns_on_the_same_sentences(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out.count("\n| nn.Transformer | ") == 1
 
 
-def test_the_corpus_of_the_step_times_is_as_long_as_wmt() -> None:
+def test_step_times_have_a_corpus_as_long_as_wmt() -> None:
     store = step_times.make_corpus(400_000, 37_000)
     assert store.lengths.sum(axis=0) == pytest.approx([400_000, 400_000], rel=0.02)
     assert store.lengths.mean(axis=0) == pytest.approx([27, 27], rel=0.02)
@@ -785,7 +785,7 @@ def test_speeds_by_hand() -> None:
     assert 6 * 12 * weights < 1.1 * 5e12 * tflops < 1.1 * 6 * 20 * weights
 
 
-def test_the_page_of_step_times_tells_of_what_failed() -> None:
+def test_step_times_page_tells_of_what_failed() -> None:
     timed = {"target_tokens_per_second": 1_234.5, "milliseconds_median": 9.87, "milliseconds_p95": 10.04}
     timed |= {"utilisation": 0.4321, "peak_memory_gib": 70.04, "padding_share": 0.051, "data_wait_share": 0.002}
     timed |= {
@@ -915,7 +915,7 @@ def test_plain_sees_no_padding_and_no_future() -> None:
 # ---- a rehearsal of WMT, and several GPUs ---------------------------------------------------------------------------
 
 
-def test_the_rehearsals_data_set_is_read_as_the_hubs(tmp_path: Path) -> None:
+def test_rehearse_makes_a_data_set_that_is_read_as_the_hubs(tmp_path: Path) -> None:
     made = rehearse.make(tmp_path / "wmt14", 310, sentences=20)
     found = {}
     for split in ("train", "validation", "test"):
@@ -981,7 +981,7 @@ def span(stage: str, began: float, ended: float, peak: int = 1, *, complete: boo
     return {"stage": stage, "began": began, "ended": ended, "peak_rss": peak, "is_complete": complete}
 
 
-def test_what_a_kill_costs_by_hand() -> None:
+def test_costs_of_a_kill_by_hand() -> None:
     """Killed 3 s into the copy; the next start takes 2 s to begin and 4 s to have copied as much."""
     legs = [
         {
@@ -1010,7 +1010,7 @@ def test_what_a_kill_costs_by_hand() -> None:
     assert [rehearse.duration(seconds) for seconds in (59.94, 60, 3_599.6)] == ["59.9 s", "1 min 0 s", "60 min 0 s"]
 
 
-def test_the_page_of_a_rehearsal_shows_stages_disk_and_kills() -> None:
+def test_rehearse_page_shows_stages_disk_and_kills() -> None:
     facts = {
         "pairs": 4_500_000,
         "sentences": 500,
@@ -1031,7 +1031,7 @@ def test_the_page_of_a_rehearsal_shows_stages_disk_and_kills() -> None:
     assert "steps 2, 4, 6, 8, 10. Found by rule: cpu, bf16, packed, 2 threads." in page
 
 
-def test_a_rehearsal_refuses_what_it_sets_itself_and_another_ones_folder(tmp_path: Path) -> None:
+def test_rehearse_refuses_what_it_sets_itself_and_another_ones_folder(tmp_path: Path) -> None:
     arguments = ["--folder", str(tmp_path), "--output", str(tmp_path / "page")]
     done = benchmark(*arguments, "train.max_steps=3", script="rehearse.py")
     assert done.returncode == 2
@@ -1042,7 +1042,7 @@ def test_a_rehearsal_refuses_what_it_sets_itself_and_another_ones_folder(tmp_pat
     assert done.stderr == f'error: {tmp_path}: holds a rehearsal of {{"pairs": 7}}: choose another --folder\n'
 
 
-def test_several_gpus_by_hand() -> None:
+def test_scaling_step_seconds_of_several_gpus_by_hand() -> None:
     """Base in 36 ms: 33.5 of them work. Of 8 GPUs each sends 1.75 times 75.776 MB at 350 GB/s in 14 hops, 0.40688 ms,
     that nothing hides; the rest, 1.05 ms, is less than nine tenths of 2.79 ms of backward pass."""
     promised = scaling.GPUS[1]

@@ -154,23 +154,23 @@ def leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, Any, Any, str]]:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_wrong_argument_is_refused_in_one_line(case: str) -> None:
+def test_main_refuses_a_wrong_argument_in_one_line(case: str) -> None:
     command, arguments, words = REFUSED[case]
     assert_refused(enter(command, *arguments), *words)
 
 
-def test_an_unknown_command_gets_a_suggestion() -> None:
+def test_main_suggests_a_command_for_an_unknown_one() -> None:
     assert_refused(enter("trian"), "'trian'", "did you mean 'train'?")
     assert_refused(enter("frobnicate"), "'frobnicate'", "--help")
 
 
-def test_a_refusal_does_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_refuses_alike_whatever_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     assert_refused(enter("average", "last=many"), "last")
 
 
 @pytest.mark.parametrize("argument", ["train.sed=3", "train.seed=${nope}"])
-def test_a_process_says_the_same(argument: str) -> None:
+def test_main_says_the_same_in_a_process_of_its_own(argument: str) -> None:
     process = python("-m", "transformer", "train", argument, cwd=Path())
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1), err
@@ -182,7 +182,7 @@ def test_a_process_says_the_same(argument: str) -> None:
 
 
 @pytest.mark.parametrize("case", BAD_YAML)
-def test_a_bad_yaml_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
+def test_experiment_with_bad_yaml_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
     text, words = BAD_YAML[case]
     folder = write_experiment(tmp_path, text)
     assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), *words)
@@ -190,7 +190,7 @@ def test_a_bad_yaml_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("flags", [[], ["--multirun"], ["--cfg", "all"]], ids=["run", "multirun", "cfg"])
 @pytest.mark.parametrize("case", HYDRA_NODES)
-def test_an_experiment_that_configures_hydra_is_refused(tmp_path: Path, case: str, flags: list[str]) -> None:
+def test_experiment_that_configures_hydra_is_refused(tmp_path: Path, case: str, flags: list[str]) -> None:
     """Hydra would call what it finds there, whichever command is run."""
     folder = write_experiment(tmp_path, HYDRA_NODES[case])
     callback = "x: {_target_: builtins.open, file: touched, mode: w}\n"
@@ -204,27 +204,27 @@ def test_an_experiment_that_configures_hydra_is_refused(tmp_path: Path, case: st
 
 
 @pytest.mark.parametrize("name", ["summary_job", "summary_schema", "quiet_hydra"])
-def test_a_folder_of_experiments_cannot_hide_a_config_of_the_package(tmp_path: Path, name: str) -> None:
+def test_config_dir_cannot_hide_a_config_of_the_package(tmp_path: Path, name: str) -> None:
     folder = write_experiment(tmp_path, "run_dir: runs/mine")
     callback = "hydra: {callbacks: {x: {_target_: builtins.open, file: touched, mode: w}}}\n"
     (Path(folder) / f"{name}.yaml").write_text(callback, encoding="utf-8")
     assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), f"{name}.yaml", "rename")
 
 
-def test_the_user_may_configure_hydra(tmp_path: Path) -> None:
+def test_overrides_may_configure_hydra(tmp_path: Path) -> None:
     folder = write_experiment(tmp_path, "run_dir: runs/mine")
     result = enter("summary", "--config-dir", folder, "experiment=mine", "hydra.job.name=mine", "--cfg", "hydra")
     assert (result.status, yaml.safe_load(result.out)["hydra"]["job"]["name"]) == (0, "mine")
 
 
-def test_an_experiment_without_its_first_line_is_told_which(tmp_path: Path) -> None:
+def test_experiment_without_its_first_line_is_told_which(tmp_path: Path) -> None:
     folder = write_experiment(tmp_path, "train: {max_steps: 5}")
     path = Path(folder) / "experiment" / "mine.yaml"
     path.write_text(path.read_text(encoding="utf-8").partition("\n")[2], encoding="utf-8")
     assert_refused(enter("train", "--config-dir", folder, "experiment=mine"), "experiment/mine", "# @package _global_")
 
 
-def test_a_good_yaml_composes(tmp_path: Path) -> None:
+def test_experiment_of_a_good_yaml_composes(tmp_path: Path) -> None:
     text = (
         "defaults: [small, _self_]\nrun_dir: runs/mine\n"
         "data: {test: {news: {src: a.en, tgt: a.de}}}\ntrain: {learning_rate: 5e-4}"
@@ -234,7 +234,7 @@ def test_a_good_yaml_composes(tmp_path: Path) -> None:
     assert (job.model.d_model, job.data.test) == (256, {"news": PairConfig("a.en", "a.de")})
 
 
-def test_a_bare_no_in_yaml_is_not_norwegian(tmp_path: Path) -> None:
+def test_experiment_with_a_bare_no_is_not_taken_for_norwegian(tmp_path: Path) -> None:
     folder = write_experiment(tmp_path, "data: {src_lang: 'no'}")
     (job,) = enter("train", "--config-dir", folder, "experiment=mine").jobs
     assert job.data.src_lang == "no"
@@ -256,11 +256,11 @@ def test_a_bare_no_in_yaml_is_not_norwegian(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_another_corpus_under_the_demo_is_refused(arguments: list[str]) -> None:
+def test_train_refuses_another_corpus_under_the_demo(arguments: list[str]) -> None:
     assert_refused(enter(*arguments), "data.train", "demo", "small", "base", "big")
 
 
-def test_another_corpus_under_a_real_experiment_is_welcome() -> None:
+def test_train_takes_another_corpus_under_a_real_experiment() -> None:
     (job,) = enter("train", "experiment=small", "data.train.src=my.en", "data.train.tgt=my.de").jobs
     assert (job.data.train, job.run_dir) == (PairConfig("my.en", "my.de"), "runs/small")
 
@@ -316,11 +316,11 @@ def through_hydra(key: str, text: str) -> object:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_passes_the_grammar_unchanged(text: str) -> None:
+def test_overrides_pass_text_through_the_grammar_unchanged(text: str) -> None:
     assert [through_hydra(key, text) for key in TEXT_KEYS] == [text] * len(TEXT_KEYS)
 
 
-def test_random_text_passes_the_grammar_unchanged() -> None:
+def test_overrides_pass_random_text_through_the_grammar_unchanged() -> None:
     draw = random.Random(1)
     letters = " \\\"'(),=:;[]{}#%&*!?<>|~@+-/.^`éßΩ日😀aZ09\t"
     texts = ["x" + "".join(draw.choices(letters, k=draw.randint(1, 12))) for _ in range(300)]
@@ -328,18 +328,18 @@ def test_random_text_passes_the_grammar_unchanged() -> None:
 
 
 @pytest.mark.parametrize("texts", [TEXTS[:10], TEXTS[10:20]], ids=["first", "second"])
-def test_text_arrives_in_the_job_unchanged(texts: tuple[str, ...]) -> None:
+def test_overrides_bring_text_into_the_job_unchanged(texts: tuple[str, ...]) -> None:
     (job,) = enter("train", "experiment=small", *map("=".join, zip(TEXT_KEYS, texts, strict=True))).jobs
     assert tuple(attrgetter(key)(job) for key in TEXT_KEYS) == texts
 
 
-def test_a_leading_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overrides_take_a_leading_tilde_for_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me (ü)")
     assert through_hydra("run_dir", "~/data, x") == "/home/me (ü)/data, x"
     assert through_hydra("data.test.news.src", "~") == "/home/me (ü)"
 
 
-def test_new_test_sets_need_no_plus() -> None:
+def test_overrides_of_new_test_sets_need_no_plus() -> None:
     sets = ["data.test.news.src=news (1).en", "data.test.news.tgt=news.de", "+data.test.web-2.src=web.en"]
     (job,) = enter("train", "experiment=small", *sets).jobs
     assert job.data.test == {"news": PairConfig("news (1).en", "news.de"), "web-2": PairConfig("web.en", "")}
@@ -347,12 +347,12 @@ def test_new_test_sets_need_no_plus() -> None:
     assert job.test == {"news": PairConfig("a=b.en", "é.de")}
 
 
-def test_a_test_set_may_be_called_by_its_year() -> None:
+def test_overrides_may_call_a_test_set_by_its_year() -> None:
     (job,) = enter("evaluate", "test.2014.src=a.en", "test.2014.tgt=a.de").jobs
     assert job.test == {"2014": PairConfig("a.en", "a.de")}
 
 
-def test_new_extra_corpora_need_no_plus() -> None:
+def test_overrides_of_new_extra_corpora_need_no_plus() -> None:
     sets = ["data.extra.bt.src=news (1).en", "+data.extra.bt.tgt=news.de", "++data.extra.bt.weight=0.5"]
     tables = [
         "data.extra.web-2.dataset=wmt/wmt14",
@@ -372,7 +372,7 @@ def test_new_extra_corpora_need_no_plus() -> None:
     }
 
 
-def test_extra_corpora_of_a_yaml(tmp_path: Path) -> None:
+def test_experiment_may_have_extra_corpora(tmp_path: Path) -> None:
     text = "defaults: [small, _self_]\ndata: {extra: {bt: {dataset: bt.tsv, weight: 2}}, test: {n: {dataset: n.jsonl}}}"
     folder = write_experiment(tmp_path, text)
     (job,) = enter("train", "--config-dir", folder, "experiment=mine", "data.extra.bt.src=2").jobs
@@ -380,7 +380,7 @@ def test_extra_corpora_of_a_yaml(tmp_path: Path) -> None:
     assert job.data.test == {"n": PairConfig(dataset="n.jsonl")}
 
 
-def test_values_of_every_type_are_typed() -> None:
+def test_overrides_of_every_type_are_typed() -> None:
     given = ["train.seed=1_000", "train.clip_norm=1", "train.patience=null", "train.deterministic=true"]
     (job,) = enter("summary", *given, "model.norm=pre", "++train.max_steps=5", "format=json").jobs
     assert isinstance(job, SummaryJob)
@@ -391,7 +391,7 @@ def test_values_of_every_type_are_typed() -> None:
 
 
 @pytest.mark.parametrize("brackets", ["{}", "[{}]", "[ {} ]"], ids=["plain", "list", "spaced list"])
-def test_a_list_needs_no_brackets(brackets: str) -> None:
+def test_overrides_of_a_list_need_no_brackets(brackets: str) -> None:
     given = {"sweep.beam_size": "1,4,8", "sweep.length_penalty": "0, 0.6,1"}
     (job,) = enter("evaluate", *(f"{key}={brackets.format(value)}" for key, value in given.items())).jobs
     assert job.sweep == SweepConfig(beam_size=[1, 4, 8], length_penalty=[0.0, 0.6, 1.0])
@@ -476,18 +476,18 @@ SMALL = {
 @pytest.mark.parametrize(
     ("name", "expected"), [("base", PAPER_BASE), ("big", PAPER_BIG), ("small", SMALL)], ids=["base", "big", "small"]
 )
-def test_an_experiment_has_the_values_it_promises(
+def test_experiment_has_the_values_it_promises(
     experiments: dict[str, TrainJob], name: str, expected: dict[str, Any]
 ) -> None:
     assert type(experiments[name]) is TrainJob
     assert {key: attrgetter(key)(experiments[name]) for key in expected} == expected
 
 
-def test_the_defaults_are_the_papers_base(experiments: dict[str, TrainJob]) -> None:
+def test_experiment_base_is_the_defaults(experiments: dict[str, TrainJob]) -> None:
     assert experiments["base"] == TrainJob()
 
 
-def test_the_demo_is_the_default_and_reads_the_packages_corpus(experiments: dict[str, TrainJob]) -> None:
+def test_experiment_demo_is_the_default_and_reads_the_packages_corpus(experiments: dict[str, TrainJob]) -> None:
     job, data = experiments["demo"], ROOT / "data" / "demo"
     assert enter("train").jobs == [job]
     assert job.run_dir == "runs/demo"
@@ -499,7 +499,7 @@ def test_the_demo_is_the_default_and_reads_the_packages_corpus(experiments: dict
     assert job.train.max_steps <= 5000
 
 
-def test_multi30k_points_below_the_root() -> None:
+def test_experiment_multi30k_points_below_the_root() -> None:
     (job,) = enter("train", "experiment=multi30k_en_de", "data.root=/some where").jobs
     folder, name = "/some where/multi30k", "test_2016_flickr"
     assert job.run_dir == "runs/multi30k_en_de"
@@ -509,7 +509,7 @@ def test_multi30k_points_below_the_root() -> None:
     assert (job.data.src_lang, job.data.tgt_lang) == ("en", "de")
 
 
-def test_every_experiment_composes_into_its_own_run(experiments: dict[str, TrainJob]) -> None:
+def test_experiment_of_every_name_composes_into_its_own_run(experiments: dict[str, TrainJob]) -> None:
     assert {name for name in EXPERIMENTS if "/" not in name} <= set(experiments)
     assert {name: job.run_dir for name, job in experiments.items()} == {name: f"runs/{name}" for name in experiments}
 
@@ -593,12 +593,12 @@ def test_help_lists_the_experiments_of_a_folder(tmp_path: Path) -> None:
     assert "\nexperiment: " + ", ".join(sorted([*EXPERIMENTS, "mine"])) + "\n" in out
 
 
-def test_commands_are_those_that_have_a_job() -> None:
+def test_main_has_a_command_for_every_job() -> None:
     assert list(commands.COMMANDS) == list(JOBS)
 
 
 @pytest.mark.parametrize("flag", [["--info"], ["-i", "searchpath"], ["--info=defaults"]], ids=" ".join)
-def test_info_runs_nothing(flag: list[str]) -> None:
+def test_main_runs_nothing_where_information_is_asked_for(flag: list[str]) -> None:
     result = enter("train", *flag, "experiment=small")
     assert (result.status, result.jobs) == (0, [])
 
@@ -716,7 +716,7 @@ def test_completion_of_another_shell_is_refused(shell: list[str]) -> None:
     assert_refused(enter("--completion", *shell), "bash, zsh")
 
 
-def test_the_overview_lists_every_command() -> None:
+def test_help_without_a_command_lists_every_command() -> None:
     for arguments, status in (["--help"], 0), (["help"], 0), ([], 2):
         result = enter(*arguments)
         assert result.status == status
@@ -724,7 +724,7 @@ def test_the_overview_lists_every_command() -> None:
 
 
 @pytest.mark.parametrize("command", JOBS)
-def test_cfg_job_shows_what_is_in_force(command: str) -> None:
+def test_main_shows_what_is_in_force_under_cfg_job(command: str) -> None:
     names = [field.name for field in fields(JOBS[command])]
     keys = {"run_dir": "run_dir", "output": "output", "data": "data.tgt_lang"}
     key = next(keys[name] for name in keys if name in names)
@@ -750,7 +750,7 @@ def test_compare_refuses_paths_beside_the_key() -> None:
     assert_refused(enter("compare", "a", "\udcff"), "not UTF-8")
 
 
-def test_other_commands_take_no_paths() -> None:
+def test_evaluate_takes_no_paths() -> None:
     assert_refused(enter("evaluate", "runs/a"), "runs/a", "EQUAL")
 
 
@@ -799,7 +799,7 @@ def test_multirun_names_a_run_after_what_the_sweep_changes() -> None:
     assert [job.run_dir for job in enter("train", "-m", "run_dir=x", "train.seed=2").jobs] == ["x"]
 
 
-def test_flags_stand_anywhere() -> None:
+def test_overrides_leave_room_for_flags_anywhere() -> None:
     Path("configs").mkdir()
     for flags in (["--multirun"], ["-m", "--config-dir", "configs"], ["--config-dir=configs", "-m"]):
         result = enter("train", "experiment=small", *flags, "train.seed=1,2", "run_dir=x")
@@ -830,12 +830,12 @@ STATUSES = {
 }
 
 
-def test_every_error_has_a_status_of_its_own() -> None:
+def test_errors_have_statuses_of_their_own() -> None:
     assert {kind.__name__: kind.exit_status for kind in errors.TransformerError.__subclasses__()} == STATUSES
 
 
 @pytest.mark.parametrize("name", STATUSES)
-def test_an_error_becomes_one_line_and_its_status(name: str) -> None:
+def test_main_turns_an_error_into_one_line_and_its_status(name: str) -> None:
     def fail() -> None:
         raise getattr(errors, name)("somewhere.txt: it went wrong (ü)")
 
@@ -845,7 +845,7 @@ def test_an_error_becomes_one_line_and_its_status(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", JOBS)
-def test_an_interrupt_before_the_loop_says_start_again(command: str) -> None:
+def test_main_says_start_again_at_an_interrupt_before_the_loop(command: str) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -874,7 +874,9 @@ RUN = (
         ("train", signal.SIGUSR1),
     ],
 )
-def test_a_signal_before_the_loop_says_start_again(tmp_path: Path, command: str, number: signal.Signals) -> None:
+def test_main_says_start_again_at_a_signal_before_the_loop(
+    tmp_path: Path, command: str, number: signal.Signals
+) -> None:
     process = python("-c", RUN.format("(print('ready', flush=True), time.sleep(60))"), command, cwd=tmp_path)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -902,7 +904,7 @@ def test_main_calls_an_unexpected_exception_a_bug() -> None:
     [("1 / 0", []), ("(_ for _ in ()).throw(OSError('libcuda.so.1: cannot open shared object file'))", ["-m"])],
     ids=["run", "multirun"],
 )
-def test_a_bug_is_one_line_in_a_process_of_its_own(tmp_path: Path, code: str, flags: list[str]) -> None:
+def test_main_calls_a_bug_one_in_one_line_in_a_process_of_its_own(tmp_path: Path, code: str, flags: list[str]) -> None:
     code = RUN.format(code)
     process = python("-c", code, "train", *flags, cwd=tmp_path)
     out, err = process.communicate(timeout=30)
@@ -921,7 +923,7 @@ def test_a_bug_is_one_line_in_a_process_of_its_own(tmp_path: Path, code: str, fl
     ],
     ids=["bug", "expected", "interrupt"],
 )
-def test_transformer_debug_shows_the_traceback(
+def test_main_shows_the_traceback_under_transformer_debug(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
 ) -> None:
     def fail() -> None:
@@ -934,7 +936,7 @@ def test_transformer_debug_shows_the_traceback(
     assert shown.rstrip("\n").rpartition("\n")[2].startswith("transformer: error: ")
 
 
-def test_transformer_debug_shows_where_composing_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_shows_where_composing_failed_under_transformer_debug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSFORMER_DEBUG", "1")
     shown = enter("train", "train.seed=many").err
     assert "ConfigCompositionException" in shown
@@ -951,7 +953,7 @@ def test_transformer_debug_shows_where_composing_failed(monkeypatch: pytest.Monk
     ],
     ids=errno.errorcode.get,
 )
-def test_a_place_that_cannot_be_written_is_status_5(code: int) -> None:
+def test_main_ends_with_5_where_a_place_cannot_be_written(code: int) -> None:
     def fail() -> None:
         raise OSError(code, "the reason", "runs/a/train.log")
 
@@ -960,7 +962,7 @@ def test_a_place_that_cannot_be_written_is_status_5(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [None, errno.ENOENT, errno.EBADF, errno.EINVAL, errno.ECONNREFUSED])
-def test_another_error_of_the_system_is_a_bug(code: int | None) -> None:
+def test_main_calls_another_error_of_the_system_a_bug(code: int | None) -> None:
     def fail() -> None:
         raise OSError("libcuda.so.1: cannot open") if code is None else OSError(code, "the reason", "a.txt")
 
@@ -970,7 +972,7 @@ def test_another_error_of_the_system_is_a_bug(code: int | None) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["--version", "--help", "train --help", "summary", "summary --cfg job"])
-def test_a_full_standard_output_is_status_5(tmp_path: Path, arguments: str) -> None:
+def test_main_ends_with_5_on_a_full_standard_output(tmp_path: Path, arguments: str) -> None:
     with open("/dev/full", "wb") as full:
         process = python("-m", "transformer", *arguments.split(" "), cwd=tmp_path, stdout=full)
         _, err = process.communicate(timeout=30)
@@ -991,14 +993,14 @@ def through_shell(command: str, *, cwd: Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("command", ["--version", "--help", "summary", "translate < /dev/null", "train"])
-def test_a_closed_standard_output_is_one_line(tmp_path: Path, command: str) -> None:
+def test_main_says_in_one_line_that_standard_output_is_closed(tmp_path: Path, command: str) -> None:
     status, _, err = through_shell(f"{command} >&-", cwd=tmp_path)
     assert (status, err.count("\n")) == (5, 1), err
     assert err.startswith("transformer: error: standard output is closed")
     assert not list(tmp_path.glob("runs"))
 
 
-def test_a_closed_standard_input_is_one_line_of_translate_only(tmp_path: Path) -> None:
+def test_translate_alone_minds_a_closed_standard_input(tmp_path: Path) -> None:
     status, out, err = through_shell("translate <&-", cwd=tmp_path)
     assert (status, out) == (2, "")
     assert err == "transformer: error: standard input is closed: there is nothing to translate\n"
@@ -1006,18 +1008,18 @@ def test_a_closed_standard_input_is_one_line_of_translate_only(tmp_path: Path) -
     assert (status, json.loads(out)["parameters"]["total"], err) == (0, 63_045_632, "")
 
 
-def test_a_closed_standard_error_leaves_the_status(tmp_path: Path) -> None:
+def test_main_keeps_its_status_where_standard_error_is_closed(tmp_path: Path) -> None:
     assert through_shell("average last=many 2>&-", cwd=tmp_path) == (2, "", "")
     status, out, _ = through_shell("summary experiment=base format=json 2>&-", cwd=tmp_path)
     assert (status, json.loads(out)["parameters"]["total"]) == (0, 63_045_632)
 
 
-def test_all_streams_closed_leave_the_status(tmp_path: Path) -> None:
+def test_main_keeps_its_status_where_all_streams_are_closed(tmp_path: Path) -> None:
     assert through_shell("summary <&- >&- 2>&-", cwd=tmp_path)[0] == 5
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["summary"]], ids=" ".join)
-def test_a_reader_that_left_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
+def test_main_ends_quietly_when_its_reader_has_left(tmp_path: Path, arguments: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     process = python("-m", "transformer", *arguments, cwd=tmp_path, stdout=writing)
@@ -1037,14 +1039,14 @@ def test_summary_runs_from_anywhere() -> None:
 # ---- the number of keys ---------------------------------------------------------------------------------------------
 
 
-def test_commands_have_no_more_keys_than_one_can_look_through() -> None:
+def test_jobs_have_no_more_keys_than_one_can_look_through() -> None:
     keys = {command: {key for key, _, _, _ in leaves(job)} for command, job in JOBS.items()}
     assert 60 <= len(keys["train"]) <= 110
     own = {command: len(of_command - keys["train"]) for command, of_command in keys.items()}
     assert {command: count for command, count in own.items() if count > 20} == {}
 
 
-def test_only_keys_that_a_rule_fills_in_may_be_null() -> None:
+def test_jobs_have_null_only_where_a_rule_fills_in() -> None:
     for job in JOBS.values():
         for key, kind, default, _ in leaves(job):
             assert (default is None) == (type(None) in get_args(kind)), key

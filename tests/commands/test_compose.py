@@ -218,7 +218,7 @@ def test_compose_refuses_an_experiment_that_configures_hydra(tmp_path: Path, cas
 # ---- what it trains -------------------------------------------------------------------------------------------------
 
 
-def test_a_composed_job_trains_to_the_bits_of_the_command(tmp_path: Path) -> None:
+def test_compose_gives_a_job_that_trains_to_the_bits_of_the_command(tmp_path: Path) -> None:
     job = tiny_job(tmp_path / "typed", write_corpus(tmp_path / "corpus"), max_steps=4)
     by_command = replace(job, run_dir=str(tmp_path / "command"))
     finish(start("train", *overrides(by_command), cwd=tmp_path), 0)

@@ -93,7 +93,7 @@ NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
 
 
 @pytest.mark.parametrize(("column", "name"), list(enumerate(WMT)), ids=WMT)
-def test_the_wmt_experiments_have_the_papers_recipe(column: int, name: str) -> None:
+def test_experiments_of_wmt_have_the_papers_recipe(column: int, name: str) -> None:
     job = to_json(composed(name))
     found = flat({section: job[section] for section in ("model", "tokenizer", "train", "search")})
     expected = {key: value[column] if isinstance(value, tuple) else value for key, value in RECIPE.items()}
@@ -105,7 +105,7 @@ def test_the_wmt_experiments_have_the_papers_recipe(column: int, name: str) -> N
     ("name", "count", "peak"),
     [("wmt14_en_de_base", 63_045_632, 6.99e-4), ("wmt14_en_de_big", 214_171_648, 4.94e-4)],
 )
-def test_the_papers_sizes_and_peak_rates(name: str, count: int, peak: float) -> None:
+def test_experiments_of_wmt_have_the_papers_sizes_and_peak_rates(name: str, count: int, peak: float) -> None:
     job: TrainJob = composed(name)
     assert parameters(job.model, job.tokenizer.vocab_size) == count
     assert (job.model.key_width, job.model.value_width) == (64, 64)
@@ -155,7 +155,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_english_german_is_prepared_and_trained(twin: Path, tmp_path: Path) -> None:
+def test_experiment_of_english_german_is_prepared_and_trained(twin: Path, tmp_path: Path) -> None:
     arguments = ["experiment=wmt14_en_de_base", f"data.root={twin}", "run_dir=runs/wmt", "train.threads=1"]
     _, err = finish(start("prepare", *arguments, cwd=tmp_path), 0)
     assert "data ready: 300 of 300 pairs" in err
@@ -173,7 +173,9 @@ def test_english_german_is_prepared_and_trained(twin: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "words"), [("wmt14_en_de_base", GERMAN), ("wmt14_en_fr_base", FRENCH), ("wmt14_en_fr_big", FRENCH)]
 )
-def test_each_split_goes_where_it_belongs(twin: Path, tmp_path: Path, name: str, words: tuple[str, ...]) -> None:
+def test_experiments_of_wmt_put_each_split_where_it_belongs(
+    twin: Path, tmp_path: Path, name: str, words: tuple[str, ...]
+) -> None:
     """Newstest2013 is the hub's validation split, newstest2014 its test split; English is the source."""
     prepared = prepare(composed(name, f"data.root={twin}", f"run_dir={tmp_path}/runs/a", "train.threads=1"))
     expected = {
@@ -186,7 +188,7 @@ def test_each_split_goes_where_it_belongs(twin: Path, tmp_path: Path, name: str,
 
 
 @pytest.mark.parametrize("name", WMT)
-def test_without_a_twin_it_is_the_hubs_data_set(name: str) -> None:
+def test_experiments_of_wmt_without_a_twin_name_the_hubs_data_set(name: str) -> None:
     data, subset = composed(name).data, "de-en" if "en_de" in name else "fr-en"
     found = [data.train, data.dev, *data.test.values()]
     assert found == [PairConfig("", "", "wmt/wmt14", subset, split) for split in ("train", "validation", "test")]
@@ -205,7 +207,7 @@ needs_corpora = pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason=
 
 @needs_corpora
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_local_corpus_is_where_its_experiment_looks(name: str) -> None:
+def test_experiment_of_a_local_corpus_names_files_that_are_there(name: str) -> None:
     data = composed(name, f"data.root={os.environ['TRANSFORMER_DATA']}").data
     for pair in (data.train, data.dev, *data.test.values()):
         source, target = Path(pair.src), Path(pair.tgt)
@@ -219,7 +221,7 @@ def test_a_local_corpus_is_where_its_experiment_looks(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "multi30k_en_fr" else pytest.mark.slow) for name in PAIRS]
 )
-def test_a_local_corpus_is_prepared(name: str, tmp_path: Path) -> None:
+def test_experiment_of_a_local_corpus_is_prepared(name: str, tmp_path: Path) -> None:
     prepared = prepare(composed(name, f"data.root={os.environ['TRANSFORMER_DATA']}", f"run_dir={tmp_path}/runs/a"))
     tests = {name: len(pairs) for name, pairs in prepared.test.items()}
     assert (prepared.report.pairs_read, len(prepared.dev), tests) == PAIRS[name]
@@ -252,7 +254,7 @@ def below(parents: list[str]) -> dict[str, Any]:
 
 
 @every_experiment
-def test_an_experiment_names_only_what_differs(name: str) -> None:
+def test_experiment_names_only_what_differs(name: str) -> None:
     """From what it begins from, and that is the paper's base."""
     parents, keys = written(name)
     before = flat(to_json(TrainJob())) | below(parents)
@@ -261,7 +263,7 @@ def test_an_experiment_names_only_what_differs(name: str) -> None:
 
 
 @every_experiment
-def test_an_experiment_begins_with_its_command(name: str) -> None:
+def test_experiment_begins_with_its_command(name: str) -> None:
     lines = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").split("\n")
     assert lines[0] == "# @package _global_"
     command = lines[1].removeprefix("# transformer train").split()

@@ -64,7 +64,7 @@ def rows() -> dict[str, TrainJob]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_table3_row_has_the_values_of_the_paper(rows: dict[str, TrainJob], name: str) -> None:
+def test_table_3_row_has_the_values_of_the_paper(rows: dict[str, TrainJob], name: str) -> None:
     job = rows[name]
     model = job.model
     widths = (model.n_layers, model.d_model, model.d_ff, model.n_heads, model.key_width, model.value_width)
@@ -73,14 +73,14 @@ def test_table3_row_has_the_values_of_the_paper(rows: dict[str, TrainJob], name:
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row[-1] is not None])
-def test_table3_row_has_the_parameters_that_the_paper_prints(rows: dict[str, TrainJob], name: str) -> None:
+def test_table_3_row_has_the_parameters_that_the_paper_prints(rows: dict[str, TrainJob], name: str) -> None:
     """With 41,000 pieces; the paper does not say how many it had, and 37,000 would be too few for every row alike."""
     millions = ROWS[name][-1]
     assert millions is not None
     assert parameters(rows[name].model, 41_000) / 1e6 == pytest.approx(millions, rel=0.025 if name == "big" else 0.01)
 
 
-def test_table3_rows_differ_from_the_base_in_one_thing(rows: dict[str, TrainJob]) -> None:
+def test_table_3_rows_differ_from_the_base_in_one_thing(rows: dict[str, TrainJob]) -> None:
     base = to_json(rows["base"])
     changed = {name: describe_changes(differences(base, to_json(job))) for name, job in rows.items() if name != "big"}
     assert changed == {
@@ -107,7 +107,7 @@ def test_table3_rows_differ_from_the_base_in_one_thing(rows: dict[str, TrainJob]
     assert (rows["base"].run_dir, rows["big"].run_dir) == ("runs/table3/base", "runs/table3/big")
 
 
-def test_table3_is_trained_as_the_paper_says(rows: dict[str, TrainJob]) -> None:
+def test_table_3_is_trained_as_the_paper_says(rows: dict[str, TrainJob]) -> None:
     """Section 6.2: newstest2013, no averaging; big has 300,000 steps (section 5.2)."""
     assert {job.train.average for job in rows.values()} == {1}
     assert {job.data.dev.split for job in rows.values()} == {"validation"}
@@ -115,7 +115,7 @@ def test_table3_is_trained_as_the_paper_says(rows: dict[str, TrainJob]) -> None:
     assert steps == dict.fromkeys(ROWS, 100_000) | {"big": 300_000}
 
 
-def test_published_figures_name_the_same_rows() -> None:
+def test_table_3_has_published_figures_for_the_same_rows() -> None:
     assert list(TABLE_3) == list(ROWS)
     assert {name: figures.millions for name, figures in TABLE_3.items()} == {
         name: row[-1] for name, row in ROWS.items()
@@ -169,7 +169,7 @@ def test_table_scales_every_width_and_nothing_else(tmp_path: Path, asked: list[T
     assert {tuple(job.data.test) for job in jobs.values()} == {("development",)}
 
 
-def test_what_no_row_is_about_can_be_set_for_every_row(tmp_path: Path, asked: list[TrainJob]) -> None:
+def test_make_table_sets_for_every_row_what_no_row_is_about(tmp_path: Path, asked: list[TrainJob]) -> None:
     job = table_job(tmp_path, table="3", width=128, rows="base,A_h1,D_p0")
     plain, _ = make_table(job)
     model = replace(job.model, norm=Norm.pre, relu_dropout=0.1)
@@ -193,7 +193,7 @@ def test_what_no_row_is_about_can_be_set_for_every_row(tmp_path: Path, asked: li
         ),
     ],
 )
-def test_table_refuses(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_table_refuses_what_cannot_be_made(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     assert message in refuse(table_job(tmp_path, **settings))
     assert not output_of(table_job(tmp_path, **settings)).exists()
 
@@ -232,7 +232,7 @@ def test_table_job_refuses_a_width_that_does_not_fit() -> None:
         ("base: {a: [}\n", "not YAML"),
     ],
 )
-def test_read_rows_refuses(tmp_path: Path, text: str, message: str) -> None:
+def test_read_rows_refuses_a_bad_file(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "rows.yaml"
     path.write_text(text)
     with pytest.raises(InputError, match=re.escape(message)) as caught:
@@ -250,7 +250,7 @@ def test_read_rows_refuses(tmp_path: Path, text: str, message: str) -> None:
         ({"model": 3}, "here: model=3 is not"),
     ],
 )
-def test_with_changes_refuses(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_with_changes_refuses_what_is_no_setting(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         with_changes(tiny_job(tmp_path, write_corpus(tmp_path)), changes, place="here")
 

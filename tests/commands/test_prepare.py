@@ -88,7 +88,7 @@ def store_of(job: TrainJob) -> Path:
     return path
 
 
-def test_text_goes_in_and_the_same_pairs_come_out(job: TrainJob) -> None:
+def test_prepare_gives_back_the_pairs_of_the_text(job: TrainJob) -> None:
     prepared = prepare(job)
     assert texts(prepared) == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500)]
     assert prepared.dev == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500, 520)]
@@ -111,7 +111,9 @@ def test_prepare_writes_the_same_files_as_ever(job: TrainJob) -> None:
     )
 
 
-def test_threads_and_blocks_change_nothing(job: TrainJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_prepare_makes_the_same_with_any_threads_and_blocks(
+    job: TrainJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     manifests = []
     for threads, block in ((1, 10_000), (3, 7)):  # 7: many more blocks than threads, and a last one of three
         monkeypatch.setattr("transformer.data.prepare.BLOCK", block)
@@ -122,7 +124,7 @@ def test_threads_and_blocks_change_nothing(job: TrainJob, monkeypatch: pytest.Mo
     assert manifests[0] == manifests[1]
 
 
-def test_the_report(job: TrainJob) -> None:
+def test_prepare_reports_counts_and_settings(job: TrainJob) -> None:
     prepared = prepare(job)
     report = json.loads(json.dumps(to_json(prepared.report), allow_nan=False))
     assert from_json(DataReport, report) == prepared.report
@@ -159,7 +161,7 @@ def test_the_report(job: TrainJob) -> None:
     assert store_of(job).name == report["digest"][:16]
 
 
-def test_filters_drop_whole_training_pairs_and_count_them(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+def test_prepare_drops_whole_training_pairs_and_counts_them(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
     extra = {
         "empty": [("", "null"), ("one", "  ")],
         "identical": [("one two", "one two")],
@@ -203,7 +205,7 @@ def with_references(job: TrainJob, references: list[str]) -> None:
         ({}, 2, "set tokenizer.byte_fallback=true"),
     ],
 )
-def test_references_that_do_not_come_back_are_counted_and_warned_of(
+def test_prepare_counts_references_that_do_not_come_back_and_warns_of_them(
     job: TrainJob,
     caplog: pytest.LogCaptureFixture,
     *,
@@ -231,14 +233,14 @@ def test_references_that_do_not_come_back_are_counted_and_warned_of(
     assert line.endswith(remedy)
 
 
-def test_references_that_come_back_need_no_warning(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+def test_prepare_does_not_warn_of_references_that_come_back(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
     with_references(job, ["eins", " eins  zwei\u3000", "２☃（）：？－，…½²™№ﬁ\0"])
     job.tokenizer = TokenizerConfig(vocab_size=400, byte_fallback=True)
     assert prepare(job).report.sets["dev"].references == RoundTrip(checked=3, changed=0, unknown=0, example=None)
     assert [record for record in caplog.records if record.levelno == logging.WARNING] == []
 
 
-def test_a_sample_of_training_targets_is_checked(
+def test_prepare_checks_a_sample_of_training_targets(
     job: TrainJob, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformer.data.prepare.SAMPLED_TARGETS", 100)
@@ -249,7 +251,7 @@ def test_a_sample_of_training_targets_is_checked(
     assert "100 of 100 in a sample of the training targets" in caplog.text
 
 
-def test_a_given_tokenizer_is_named_as_the_cause(
+def test_prepare_names_a_given_tokenizer_as_the_cause(
     job: TrainJob, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "given.model").write_bytes(prepare(job).tokenizer_model)
@@ -259,7 +261,7 @@ def test_a_given_tokenizer_is_named_as_the_cause(
     assert "the given tokenizer is the cause: train one" in caplog.text
 
 
-def test_a_pair_at_the_limit_is_kept(job: TrainJob) -> None:
+def test_prepare_keeps_a_pair_at_the_limit(job: TrainJob) -> None:
     counts = prepare(job).store.lengths - 1
     longest, ratios = counts.max(axis=1), counts.max(axis=1) / counts.min(axis=1)
     assert ratios.max() == 2.0
@@ -271,7 +273,9 @@ def test_a_pair_at_the_limit_is_kept(job: TrainJob) -> None:
     assert len(prepare(job).store) == (ratios < 2.0).sum() < 500
 
 
-def test_the_tokenizer_learns_from_as_many_lines_as_it_may(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_trains_the_tokenizer_on_as_many_lines_as_it_may(
+    job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of all the text of both sides, its end included."""
     seen: list[str] = []
 
@@ -290,7 +294,7 @@ def test_the_tokenizer_learns_from_as_many_lines_as_it_may(job: TrainJob, monkey
     assert sum(line.split()[0] in ZAHLEN for line in seen) == pytest.approx(100, abs=30)
 
 
-def test_a_second_call_uses_what_the_first_one_built(job: TrainJob) -> None:
+def test_prepare_uses_what_an_earlier_call_built(job: TrainJob) -> None:
     first = prepare(job)
     stamp = (store_of(job) / "source.ids").stat()
     second = prepare(job)
@@ -300,7 +304,7 @@ def test_a_second_call_uses_what_the_first_one_built(job: TrainJob) -> None:
     assert texts(first) == texts(second)
 
 
-def test_the_same_text_elsewhere_is_the_same_data(job: TrainJob, tmp_path: Path) -> None:
+def test_prepare_takes_the_same_text_elsewhere_for_the_same_data(job: TrainJob, tmp_path: Path) -> None:
     digest = prepare(job).report.digest
     shutil.copytree(tmp_path / "corpus", tmp_path / "copy")
     job.data.train = PairConfig(str(tmp_path / "copy" / "train.en"), str(tmp_path / "copy" / "train.de"))
@@ -341,7 +345,7 @@ def set_field(section: str, name: str, value: object) -> object:
         set_field("tokenizer", "sample_lines", 999),
     ],
 )
-def test_whatever_changes_the_data_changes_its_digest(job: TrainJob, change: object) -> None:
+def test_prepare_has_another_digest_for_whatever_changes_the_data(job: TrainJob, change: object) -> None:
     before = prepare(job)
     assert callable(change)
     change(job)
@@ -351,7 +355,7 @@ def test_whatever_changes_the_data_changes_its_digest(job: TrainJob, change: obj
 
 
 @pytest.mark.parametrize("name", ["PREPARE_VERSION", "STORE_VERSION"])
-def test_another_version_of_a_format_is_another_digest(
+def test_prepare_has_another_digest_for_another_version_of_a_format(
     name: str, job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = prepare(job).report.digest
@@ -359,21 +363,21 @@ def test_another_version_of_a_format_is_another_digest(
     assert prepare(job).report.digest != before
 
 
-def test_names_seeds_and_test_sets_do_not_change_the_digest(job: TrainJob) -> None:
+def test_prepare_has_the_same_digest_for_other_names_seeds_and_test_sets(job: TrainJob) -> None:
     before = prepare(job).report.digest
     job.data.src_lang, job.train.seed, job.data.test, job.train.threads = "xx", 7, {}, 2
     after = prepare(job)
     assert (after.report.digest, after.test) == (before, {})
 
 
-def test_a_target_language_that_is_no_code_is_refused_before_anything_is_read(job: TrainJob) -> None:
+def test_prepare_refuses_a_target_language_that_is_no_code_before_it_reads_anything(job: TrainJob) -> None:
     job.data.tgt_lang = "chinese"
     job.data.dev = PairConfig("missing", "missing")
     with pytest.raises(InputError, match=r"data\.tgt_lang=chinese: not a code of ISO 639"):
         prepare(job)
 
 
-def test_a_given_model_is_used_and_its_other_settings_do_not_matter(job: TrainJob, tmp_path: Path) -> None:
+def test_prepare_uses_a_given_tokenizer_and_no_other_setting_of_it(job: TrainJob, tmp_path: Path) -> None:
     model = prepare(job).tokenizer_model
     (tmp_path / "given.model").write_bytes(model)
     job.tokenizer = TokenizerConfig(model=str(tmp_path / "given.model"))
@@ -401,7 +405,7 @@ def extra_table(job: TrainJob, name: str, numbers: range, weight: float = 1.0) -
     return ExtraConfig("2", "1", dataset=path, weight=weight)
 
 
-def test_extra_corpora_follow_by_name_in_the_store(job: TrainJob) -> None:
+def test_prepare_puts_extra_corpora_behind_by_name(job: TrainJob) -> None:
     job.data.extra = {
         "web": extra(job, "web", range(800, 810), 0.5),
         "back": extra_table(job, "back.tsv.gz", range(900, 930), 3.0),
@@ -425,7 +429,7 @@ def test_extra_corpora_follow_by_name_in_the_store(job: TrainJob) -> None:
     assert (again.report, again.mixture) == (prepared.report, prepared.mixture)
 
 
-def test_duplicates_of_another_corpus_are_dropped_where_they_come_later(job: TrainJob) -> None:
+def test_prepare_drops_duplicates_of_another_corpus_where_they_come_later(job: TrainJob) -> None:
     job.data.filter.drop_duplicates = True
     job.data.extra = {"z": extra(job, "z", range(490, 530)), "a": extra_table(job, "a.tsv", range(510, 520))}
     prepared = prepare(job)
@@ -437,7 +441,7 @@ def test_duplicates_of_another_corpus_are_dropped_where_they_come_later(job: Tra
     assert dropped["duplicate"] == 20
 
 
-def test_a_weight_is_no_part_of_the_digest_but_an_extra_corpus_is(job: TrainJob) -> None:
+def test_prepare_digests_an_extra_corpus_but_not_its_weight(job: TrainJob) -> None:
     plain = prepare(job).report.digest
     job.data.extra = {"a": extra(job, "a", range(800, 810), 2.0)}
     first = prepare(job)
@@ -447,7 +451,7 @@ def test_a_weight_is_no_part_of_the_digest_but_an_extra_corpus_is(job: TrainJob)
     assert (first.mixture, second.mixture) == (((500, 1.0), (10, 2.0)), ((500, 1.0), (10, 7.0)))
 
 
-def test_a_corpus_in_each_form_is_the_same_corpus(job: TrainJob) -> None:
+def test_prepare_finds_the_same_corpus_in_each_form(job: TrainJob) -> None:
     """Text, TSV, JSON lines and Parquet; the digest differs, since files are what it is of."""
     plain, folder, digests = prepare(job), Path(job.data.train.src).parent, set()
     rows = [{"en": spell(n, WORDS), "de": spell(n, ZAHLEN)} for n in range(500)]
@@ -464,7 +468,7 @@ def test_a_corpus_in_each_form_is_the_same_corpus(job: TrainJob) -> None:
     assert len(digests | {plain.report.digest}) == 4
 
 
-def test_other_columns_of_a_table_are_other_data(job: TrainJob) -> None:
+def test_prepare_takes_other_columns_of_a_table_for_other_data(job: TrainJob) -> None:
     path = write(
         Path(job.data.train.src).parent / "a.tsv", [f"{spell(n, WORDS)}\t{spell(n, ZAHLEN)}" for n in range(500)]
     )
@@ -476,7 +480,7 @@ def test_other_columns_of_a_table_are_other_data(job: TrainJob) -> None:
     assert texts(swapped)[12] == ("eins zwei", "one two")
 
 
-def test_a_bad_extra_corpus_is_refused_before_anything_is_written(job: TrainJob) -> None:
+def test_prepare_refuses_a_bad_extra_corpus_before_it_writes_anything(job: TrainJob) -> None:
     job.data.extra = {"a": extra(job, "a", range(800, 810)), "b": extra_table(job, "b.tsv", range(900, 930))}
     table = Path(str(job.data.extra["b"].dataset))
     for content, message in (b"one two\n", ":1: 1 columns, not 2"), (b"a\tb\n\xff\tb\n", ":2: not UTF-8"):
@@ -500,7 +504,7 @@ def nothing_written(job: TrainJob) -> bool:
 
 @pytest.mark.parametrize("key", ["train", "dev", "test"])
 @pytest.mark.parametrize("side", ["src", "tgt"])
-def test_a_setting_that_is_missing_is_named(job: TrainJob, key: str, side: str) -> None:
+def test_prepare_names_a_setting_that_is_missing(job: TrainJob, key: str, side: str) -> None:
     section = job.data.test["second"] if key == "test" else getattr(job.data, key)
     setattr(section, side, "")
     name = "data.test.second" if key == "test" else f"data.{key}"
@@ -536,7 +540,9 @@ def spoil(path: Path, kind: str) -> str:
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "latin-1", "one line more", "one line less", "nothing"])
 @pytest.mark.parametrize("name", ["train.en", "train.de", "dev.de", "second.en"])
-def test_a_bad_file_is_refused_before_anything_is_written(job: TrainJob, tmp_path: Path, name: str, kind: str) -> None:
+def test_prepare_refuses_a_bad_file_before_it_writes_anything(
+    job: TrainJob, tmp_path: Path, name: str, kind: str
+) -> None:
     expected = spoil(tmp_path / "corpus" / name, kind)
     with pytest.raises(InputError) as caught:
         prepare(job)
@@ -546,7 +552,7 @@ def test_a_bad_file_is_refused_before_anything_is_written(job: TrainJob, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["train.en", "dev.de"])
-def test_a_pipe_is_refused(job: TrainJob, tmp_path: Path, name: str) -> None:
+def test_prepare_refuses_a_pipe(job: TrainJob, tmp_path: Path, name: str) -> None:
     """Such as a shell's `<(zcat ...)`."""
     path, (reader, writer) = tmp_path / "corpus" / name, os.pipe()
     os.close(writer)
@@ -560,7 +566,7 @@ def test_a_pipe_is_refused(job: TrainJob, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["train", "dev", "first"])
-def test_files_without_a_sentence_are_refused(job: TrainJob, tmp_path: Path, name: str) -> None:
+def test_prepare_refuses_files_without_a_sentence(job: TrainJob, tmp_path: Path, name: str) -> None:
     for language in ("en", "de"):
         write(tmp_path / "corpus" / f"{name}.{language}", [])
     with pytest.raises(InputError, match=r"no sentence"):
@@ -568,7 +574,7 @@ def test_files_without_a_sentence_are_refused(job: TrainJob, tmp_path: Path, nam
     assert nothing_written(job)
 
 
-def test_filters_that_leave_nothing_say_what_they_dropped(job: TrainJob) -> None:
+def test_prepare_says_what_filters_dropped_that_leave_nothing(job: TrainJob) -> None:
     job.data.train, job.data.filter.max_length = pair(Path(job.data.train.src).parent, "long", range(100, 600)), 1
     with pytest.raises(
         InputError,
@@ -579,7 +585,7 @@ def test_filters_that_leave_nothing_say_what_they_dropped(job: TrainJob) -> None
 
 
 @pytest.mark.parametrize(("lines", "reason"), [([], "the files are empty"), (["", " "], "empty 2")])
-def test_no_filter_is_blamed_for_files_without_text(
+def test_prepare_blames_no_filter_for_files_without_text(
     job: TrainJob, tmp_path: Path, lines: list[str], reason: str
 ) -> None:
     for language in ("en", "de"):
@@ -588,7 +594,9 @@ def test_no_filter_is_blamed_for_files_without_text(
         prepare(job)
 
 
-def test_compressed_files_and_small_blocks_give_the_same_data(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_makes_the_same_of_compressed_files_in_small_blocks(
+    job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = prepare(job)
     monkeypatch.setattr("transformer.data.prepare.BLOCK", 7)
     for side in ("src", "tgt"):
@@ -600,7 +608,7 @@ def test_compressed_files_and_small_blocks_give_the_same_data(job: TrainJob, mon
     assert texts(packed) == texts(plain)
 
 
-def test_damage_is_found_and_mended(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+def test_prepare_finds_damage_and_builds_again(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
     whole, state = prepare(job), random.Random(1)
     for file in sorted(store_of(job).iterdir()):
         bad = bytearray(file.read_bytes())
@@ -613,7 +621,7 @@ def test_damage_is_found_and_mended(job: TrainJob, caplog: pytest.LogCaptureFixt
         assert "built again" in caplog.text
 
 
-def test_the_store_may_be_elsewhere_and_read_only(job: TrainJob, tmp_path: Path) -> None:
+def test_prepare_takes_a_store_that_is_elsewhere_and_read_only(job: TrainJob, tmp_path: Path) -> None:
     job.data.store_dir = str(tmp_path / "elsewhere")
     first = prepare(job)
     assert nothing_written(job)
@@ -623,16 +631,14 @@ def test_the_store_may_be_elsewhere_and_read_only(job: TrainJob, tmp_path: Path)
     assert texts(prepare(job)) == texts(first)
 
 
-def test_a_place_that_cannot_be_written_is_a_storage_error(job: TrainJob, tmp_path: Path) -> None:
+def test_prepare_raises_a_storage_error_where_a_place_cannot_be_written(job: TrainJob, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     job.data.store_dir = str(tmp_path / "file" / "store")
     with pytest.raises(StorageError, match=r"cannot be written \(Not a directory\): free space or set data\.store_dir"):
         prepare(job)
 
 
-def test_a_full_disk_is_a_storage_error_and_leaves_nothing_half_done(
-    job: TrainJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepare_on_a_full_disk_leaves_nothing_half_done(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -647,7 +653,7 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing_half_done(
 @pytest.mark.parametrize(
     "place", ["transformer.data.tokenizer.Tokenizer.encode", "transformer.data.store.StoreWriter.add"]
 )
-def test_an_error_while_encoding_is_raised_as_it_is_and_ends_every_thread(
+def test_prepare_raises_an_error_of_encoding_as_it_is_and_ends_every_thread(
     place: str, job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one of the threads, on its fifth block or later, and in what takes their blocks."""
@@ -672,7 +678,9 @@ def test_an_error_while_encoding_is_raised_as_it_is_and_ends_every_thread(
     assert len(prepare(job).store) == 500
 
 
-def test_blocks_are_not_read_far_ahead_of_what_is_written(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_does_not_read_blocks_far_ahead_of_what_is_written(
+    job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or memory would hold the whole corpus where writing is slower than reading."""
     read, ahead = 0, []
     pairs, add = Source.pairs, StoreWriter.add
@@ -708,7 +716,7 @@ Tokenizer.encode = slowly
 """
 
 
-def test_ctrl_c_while_encoding_leaves_nothing_half_done(job: TrainJob, tmp_path: Path) -> None:
+def test_prepare_interrupted_while_encoding_leaves_nothing_half_done(job: TrainJob, tmp_path: Path) -> None:
     process = start_command("prepare", *overrides(job), cwd=tmp_path, driver=SLOWLY)  # it would take a minute
     assert process.stderr is not None
     assert any("encoding 500 pairs" in line for line in process.stderr)
@@ -802,7 +810,7 @@ def start(tmp_path: Path, *, sleep: float, children: int) -> subprocess.Popen[by
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_processes_that_start_together_build_once(job: TrainJob, tmp_path: Path) -> None:
+def test_prepare_builds_once_in_processes_that_start_together(job: TrainJob, tmp_path: Path) -> None:
     process = start(tmp_path, sleep=0.3, children=4)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -810,7 +818,7 @@ def test_processes_that_start_together_build_once(job: TrainJob, tmp_path: Path)
     assert output == f"500 {prepare(job).report.digest}\n".encode() * 4
 
 
-def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_used(job: TrainJob, tmp_path: Path) -> None:
+def test_prepare_that_is_killed_leaves_no_lock_and_nothing_that_is_used(job: TrainJob, tmp_path: Path) -> None:
     process = start(tmp_path, sleep=60, children=0)
     while not (tmp_path / "builds").exists():
         assert process.poll() is None
@@ -844,7 +852,7 @@ def peak(folder: str, repeat: int, queue: "multiprocessing.Queue[int]") -> None:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+def test_prepare_needs_no_more_memory_for_a_larger_corpus(tmp_path: Path) -> None:
     """30 times the pairs, 300,000, may cost their lengths and offsets in memory, not their text."""
     context = multiprocessing.get_context("spawn")
     growth = []
@@ -859,7 +867,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")
-def test_kftt_is_prepared(tmp_path: Path) -> None:
+def test_prepare_reads_the_whole_of_kftt(tmp_path: Path) -> None:
     root = os.environ["TRANSFORMER_DATA"]
     sets = [PairConfig(f"{root}/kftt/{name}.ja.gz", f"{root}/kftt/{name}.en.gz") for name in ("train", "dev", "tune")]
     job = TrainJob(

@@ -68,14 +68,14 @@ def small_demo(tmp_path: Path) -> Shipped:
     return lambda name: tmp_path / "data" if name == "data" else shipped(name)
 
 
-def test_the_pages_tag_each_block_of_code() -> None:
+def test_pages_tag_each_block_of_code() -> None:
     untagged = [str(block) for block in BLOCKS if not re.fullmatch(r"run|compose|shown: .+", block.tag)]
     assert untagged == []
     assert {block.tag.partition(":")[0] for block in BLOCKS} == {"run", "compose", "shown"}
     assert all(block.language in ("sh", "python") for block in BLOCKS if block.tag == "run")
 
 
-def test_the_examples_to_run_run(
+def test_pages_have_examples_that_run(
     small_demo: Shipped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One after the other in an empty folder, on one thread: the first one trains what the others load."""
@@ -114,7 +114,7 @@ def test_the_examples_to_run_run(
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.tag == "compose"], ids=str)
-def test_the_examples_to_compose_compose(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_have_commands_that_compose(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command makes a job, though the files that it names are not there."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("base: {}\n")
@@ -128,7 +128,7 @@ def test_the_examples_to_compose_compose(block: Block, tmp_path: Path, monkeypat
         assert len(result.jobs) == 1
 
 
-def test_the_links_of_the_pages_lead_somewhere() -> None:
+def test_pages_have_links_that_lead_somewhere() -> None:
     broken = []
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
@@ -151,13 +151,13 @@ PLACES = [
 ]
 
 
-def test_the_table_of_places_is_the_package() -> None:
+def test_readme_table_of_places_is_the_package() -> None:
     named = [place for row in PLACES for place in row]
     found = [f"{path.name}/" if path.is_dir() else path.name for path in (ROOT / "transformer").iterdir()]
     assert sorted(named) == sorted(name for name in found if name.endswith(("/", ".py")) and not name.startswith("_"))
 
 
-def test_the_table_of_places_goes_from_the_top_down() -> None:
+def test_readme_table_of_places_goes_from_the_top_down() -> None:
     row_of = {re.sub(r"/|\.py", "", place): row for row, places in enumerate(PLACES) for place in places}
     wrong = [
         f"{found.module.name} imports {found.ours}"
@@ -167,7 +167,7 @@ def test_the_table_of_places_goes_from_the_top_down() -> None:
     assert wrong == []
 
 
-def test_the_table_of_commands_is_complete() -> None:
+def test_readme_table_of_commands_is_complete() -> None:
     named = re.findall(r"^\| `(\w+)` \| ", README.partition("## Commands")[2].partition("\n## ")[0], re.MULTILINE)
     listed = re.findall(r"^  (\w+) ", enter("--help").out, re.MULTILINE)
     assert sorted(named) == sorted(listed)

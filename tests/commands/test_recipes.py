@@ -150,12 +150,14 @@ def test_recipe_has_a_command_that_composes(name: str) -> None:
     ],
     ids=["big", "warm-up", "small", "given", "equation 3"],
 )
-def test_tensor2tensor_doubles_equation_3_for_the_model_at_hand(overrides: list[str], rate: float | None) -> None:
+def test_recipe_tensor2tensor_doubles_equation_3_for_the_model_at_hand(
+    overrides: list[str], rate: float | None
+) -> None:
     found = composed("recipe=tensor2tensor", *overrides)["train.learning_rate"]
     assert found == (rate if rate is None else pytest.approx(rate, rel=1e-12))
 
 
-def test_tensor2tensor_with_the_big_model_is_its_transformer_big() -> None:
+def test_recipe_tensor2tensor_with_the_big_model_is_its_transformer_big() -> None:
     job = composed("recipe=tensor2tensor", "experiment=wmt14_en_de_big")
     names = ("d_model", "d_ff", "n_heads", "dropout", "attention_dropout", "relu_dropout", "norm")
     assert [job[f"model.{name}"] for name in names] == [1024, 4096, 16, 0.3, 0.1, 0.1, "pre"]
@@ -175,7 +177,7 @@ OVERRIDES = "experiment=multi30k_en_de overrides recipe=tensor2tensor: "
     ],
     ids=["experiment", "one key given", "both given"],
 )
-def test_experiment_overrides_the_recipe_and_the_log_says_where(
+def test_recipe_gives_way_to_the_experiment_and_the_log_says_where(
     caplog: pytest.LogCaptureFixture, overrides: list[str], own: str | None
 ) -> None:
     result = enter("train", "experiment=multi30k_en_de", "recipe=tensor2tensor", *overrides)
@@ -241,7 +243,7 @@ def test_recipe_of_one_s_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     ],
     ids=["no package", "unknown key", "unknown node", "target", "callbacks", "launcher"],
 )
-def test_bad_recipe_is_refused_in_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_recipe_that_is_bad_is_refused_in_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
     folder = write_recipe(tmp_path, text)
     assert_refused(enter("train", "--config-dir", folder, "recipe=mine", "experiment=base"), *words)
 

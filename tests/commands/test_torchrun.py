@@ -68,7 +68,7 @@ def endless(tmp_path: Path) -> TrainJob:
     return tiny_job(tmp_path / "a", data, max_steps=100_000, save_every=100_000, validate_every=100_000)
 
 
-def test_ranks_end_with_a_torchrun_that_is_killed(tmp_path: Path) -> None:
+def test_torchrun_that_is_killed_ends_its_ranks(tmp_path: Path) -> None:
     launcher = torchrun(STANDALONE, endless(tmp_path))
     wait_for(lambda: last_logged(tmp_path / "a") > 0)
     pids = ranks_of(launcher).values()
@@ -106,7 +106,7 @@ def test_torchrun_restarts_a_training_whose_rank_was_killed(tmp_path: Path, vict
 
 
 @pytest.mark.parametrize("ends", ["both finish", "one dies"])
-def test_two_nodes_are_one_training(tmp_path: Path, ends: str) -> None:
+def test_torchrun_of_two_nodes_is_one_training(tmp_path: Path, ends: str) -> None:
     """Two torchruns that meet at one address, as on two machines with a shared file system."""
     data = write_corpus(tmp_path / "corpus")
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "two"]

@@ -39,19 +39,23 @@ from support.corpora import (
     write_corpus,
     write_pair,
 )
+from support.interventions import before_each_pass, before_each_update
+from support.resumed_runs import stop_at
 from transformer.average import average_checkpoints
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Metric, PairConfig, SearchOverride, TrainConfig
 from transformer.decoding.stream import run as translate
+from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, Stopped
 from transformer.evaluation.sets import evaluate
 from transformer.records import Progress, Validation
 from transformer.run_dir import RunDir
-from transformer.training import loop
+from transformer.tracking import Tracker
+from transformer.training import loop, validate
 from transformer.training.loop import train
-from transformer.training.step import train_step
+from transformer.training.step import Objective
 from transformer.training.validate import DevSet
 
 SCALARS = {
@@ -102,24 +106,26 @@ def script(monkeypatch: pytest.MonkeyPatch, numbers: list[float]) -> None:
         found[0] = next(left, numbers[-1])
         return Validation(step, found[0], found[0], found[0], 0.0), [""] * len(dev.sources)
 
-    monkeypatch.setattr(loop, "validate", scripted)
+    monkeypatch.setattr(validate, "validate", scripted)
 
 
 @pytest.fixture
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **options: Any) -> Any:
-        raise AssertionError("a finished run trains, averages or decodes again")
+def no_training(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Neither a step, nor a dev loss, nor a translation; that nothing is written, a test sees from the files."""
 
-    for name in ("train_step", "validate", "commit"):
-        monkeypatch.setattr(loop, name, refuse)
-    for name in ("average_checkpoints", "evaluate_sets"):
-        monkeypatch.setattr(f"transformer.training.finish.{name}", refuse)
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("a finished run trains, validates or decodes again")
+
+    monkeypatch.setattr(Objective, "evaluate", refuse)
+    monkeypatch.setattr(Translator, "translate", refuse)
+    with before_each_pass(refuse):
+        yield
 
 
 # ---- the run directory ----------------------------------------------------------------------------------------------
 
 
-def test_the_run_directory_is_as_designed(finished: Path) -> None:
+def test_run_dir_has_the_files_of_the_design(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} == {
         *(".lock", "run.json", "config.yaml", "data.json", "tokenizer.model", "checkpoints", "best.json", "averaged"),
         *("tensorboard", "metrics.jsonl", "train.log", "hypotheses", "results.json"),
@@ -135,7 +141,7 @@ def test_the_run_directory_is_as_designed(finished: Path) -> None:
     assert not [path for path in finished.rglob(".*") if path.name != ".lock"]
 
 
-def test_the_papers_of_a_run(finished: Path, job: TrainJob) -> None:
+def test_run_record_says_what_was_resolved_and_read(finished: Path, job: TrainJob) -> None:
     papers = read(finished / "run.json")
     assert re.fullmatch("[0-9a-f]{16}", papers["id"])
     assert papers["versions"]["torch"] == torch.__version__
@@ -151,7 +157,7 @@ def test_the_papers_of_a_run(finished: Path, job: TrainJob) -> None:
             assert (finished / "hypotheses" / f"{name}.{kind}").read_bytes() == Path(path).read_bytes()
 
 
-def test_results(finished: Path, job: TrainJob) -> None:
+def test_results_hold_scores_and_the_steps_averaged(finished: Path, job: TrainJob) -> None:
     results = results_of(finished)
     assert (results["steps"], results["averaged"], results["seed"]) == (60, [40, 50, 60], 1)
     assert results["search"] == {"beam_size": 4, "length_penalty": 0.6, "max_extra": 12, "batch_tokens": None}
@@ -172,7 +178,7 @@ def test_results(finished: Path, job: TrainJob) -> None:
     assert results["test_sets"]["test"]["bleu"] > 0.1, "zero equals zero: the tests of scores would show nothing"
 
 
-def test_an_epoch_is_every_pair_once(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_reads_every_pair_once_an_epoch(corpus: DataConfig, tmp_path: Path) -> None:
     run_dir = run(tiny_job(tmp_path / "a", corpus, save_every=1, keep_last=20, max_steps=14, validate_every=14))
     states = [read(step_dir(run_dir, step) / "state.json")["training"]["progress"] for step in steps_of(run_dir)]
     ends = [before for before, after in pairwise(states) if after["epoch"] > before["epoch"]]
@@ -192,7 +198,7 @@ def tensorboard(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_the_three_logs_agree(finished: Path) -> None:
+def test_train_writes_three_logs_that_agree(finished: Path) -> None:
     rows = metrics_of(finished)
     training, dev = ([row for row in rows if key in row] for key in ("train/loss", "dev/bleu"))
     assert [row["step"] for row in training] == list(range(1, 61))
@@ -213,7 +219,7 @@ def test_the_three_logs_agree(finished: Path) -> None:
     assert [int(step) for step in re.findall(r"INFO step (\d+): saved\n", log)] == [10, 20, 30, 40, 50, 60]
 
 
-def test_logged_numbers_are_what_they_say(finished: Path) -> None:
+def test_metrics_are_what_they_say(finished: Path) -> None:
     rows = metrics_of(finished)
     for row in rows:
         for kind in ("train", "dev"):
@@ -234,7 +240,7 @@ def test_logged_numbers_are_what_they_say(finished: Path) -> None:
         assert row["dev/perplexity"] == pytest.approx(math.exp(found["nll"]))
 
 
-def test_without_smoothing_the_perplexity_is_that_of_the_loss(corpus: DataConfig, tmp_path: Path) -> None:
+def test_metrics_without_smoothing_have_the_perplexity_of_the_loss(corpus: DataConfig, tmp_path: Path) -> None:
     rows = metrics_of(run(tiny_job(tmp_path / "a", corpus, max_steps=3, label_smoothing=0.0)))
     for row in rows:
         for kind in ("train", "dev"):
@@ -242,7 +248,7 @@ def test_without_smoothing_the_perplexity_is_that_of_the_loss(corpus: DataConfig
                 assert row[f"{kind}/perplexity"] == pytest.approx(math.exp(row[f"{kind}/loss"]))
 
 
-def test_a_log_line_is_the_mean_over_its_steps(corpus: DataConfig, tmp_path: Path) -> None:
+def test_metrics_of_a_log_line_are_means_over_its_steps(corpus: DataConfig, tmp_path: Path) -> None:
     """Token-weighted losses; plain means of norms."""
     one = metrics_of(run(tiny_job(tmp_path / "one", corpus, max_steps=6, save_every=1, keep_last=9)))
     three = metrics_of(run(tiny_job(tmp_path / "three", corpus, max_steps=6, log_every=3)))
@@ -259,13 +265,13 @@ def test_a_log_line_is_the_mean_over_its_steps(corpus: DataConfig, tmp_path: Pat
         assert mean["train/rate"] == steps[3 * number + 2]["train/rate"]
 
 
-def test_the_rate_is_equation_3(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_logs_the_rate_of_equation_3(corpus: DataConfig, tmp_path: Path) -> None:
     job = tiny_job(tmp_path / "a", corpus, max_steps=10, learning_rate=None, warmup_steps=4)
     rates = {row["step"]: row["train/rate"] for row in metrics_of(run(job)) if "train/rate" in row}
     assert rates == pytest.approx({n: 32**-0.5 * min(n**-0.5, n * 4**-1.5) for n in range(1, 11)}, rel=1e-12)
 
 
-def test_the_rate_is_applied(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_applies_the_rate(corpus: DataConfig, tmp_path: Path) -> None:
     """Adam's first update moves a weight by just the rate, whatever the gradient."""
     slow, fast = (
         load_file(step_dir(run(tiny_job(tmp_path / name, corpus, max_steps=1, learning_rate=rate, warmup_steps=1)), 1)
@@ -278,7 +284,7 @@ def test_the_rate_is_applied(corpus: DataConfig, tmp_path: Path) -> None:
 # ---- the end of a run -----------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_prints_its_results_again(
+def test_train_prints_the_results_of_a_finished_run_again(
     finished: Path, job: TrainJob, no_training: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name not in (".lock", "train.log")}
@@ -294,7 +300,7 @@ def test_a_finished_run_prints_its_results_again(
     assert after == before
 
 
-def test_other_test_sets_are_scored_and_take_the_place_of_the_first(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_scores_other_test_sets_in_the_place_of_the_first(corpus: DataConfig, tmp_path: Path) -> None:
     """The same names with other text, then other names: neither prints a score of before, nor keeps its text."""
     job = tiny_job(tmp_path / "a", corpus, max_steps=4)
     run_dir = run(job)
@@ -310,7 +316,7 @@ def test_other_test_sets_are_scored_and_take_the_place_of_the_first(corpus: Data
     assert kept == {"dev.src", "dev.ref", "news.src", "news.ref", "news.hyp"}
 
 
-def test_more_steps_go_on_to_where_one_run_would_have_come(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_with_more_steps_goes_on_to_where_one_run_would_have_come(corpus: DataConfig, tmp_path: Path) -> None:
     short = tiny_job(tmp_path / "a", corpus, max_steps=6, save_every=2)
     assert results_of(run(short))["averaged"] == [2, 4, 6]
     run(tiny_job(tmp_path / "a", corpus, max_steps=12, save_every=2))
@@ -321,13 +327,13 @@ def test_more_steps_go_on_to_where_one_run_would_have_come(corpus: DataConfig, t
         assert_same_tensors(*paths)
 
 
-def test_a_longer_run_that_died_before_its_results_does_not_print_the_old_ones(
+def test_train_does_not_print_the_results_of_a_shorter_run(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tiny_job(tmp_path / "a", corpus, max_steps=4))
     longer = tiny_job(tmp_path / "a", corpus, max_steps=8)
     with monkeypatch.context() as patch:
-        patch.setattr("transformer.training.finish.average_checkpoints", lambda *_: sys.exit("died"))
+        patch.setattr(RunDir, "write_results", lambda *_: sys.exit("died"))
         with pytest.raises(SystemExit):
             run(longer)
     assert steps_of(tmp_path / "a")[-1] == 8
@@ -347,7 +353,7 @@ STOPS = {
 
 
 @pytest.mark.parametrize(("metric", "numbers", "patience", "last"), STOPS.values(), ids=STOPS)
-def test_early_stopping(
+def test_train_stops_early_when_patience_ends(
     corpus: DataConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -365,14 +371,13 @@ def test_early_stopping(
     assert [row["step"] for row in results["validations"]] == list(range(2, last + 1, 2))
 
 
-def test_after_patience_has_ended_only_more_patience_goes_on(
+def test_train_goes_on_after_the_end_of_patience_only_with_more_of_it(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, [3.0, 2.0])
     recipe: dict[str, Any] = {"validate_every": 2, "save_every": 3}
     assert results_of(run(tiny_job(tmp_path / "a", corpus, patience=1, **recipe)))["steps"] == 4
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", None)
+    with before_each_pass(lambda _objective: pytest.fail("a step was made")):
         run(tiny_job(tmp_path / "a", corpus, patience=1, **recipe))
     assert results_of(run(tiny_job(tmp_path / "a", corpus, patience=3, **recipe)))["steps"] == 8
     assert results_of(run(tiny_job(tmp_path / "a", corpus, patience=None, **recipe)))["steps"] == 12
@@ -395,7 +400,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize(("keep_last", "keep_best", "numbers", "kept", "best"), KEPT)
-def test_which_checkpoints_stay(
+def test_train_keeps_the_last_and_the_best_checkpoints(
     corpus: DataConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -414,7 +419,9 @@ def test_which_checkpoints_stay(
     assert results_of(run_dir)["averaged"] == regular[-keep_last:], "a best one in between is no part of the mean"
 
 
-def test_the_least_loss_is_best(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_keeps_the_least_loss_as_the_best(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script(monkeypatch, [5.0, 3.0, 4.0, 6.0])
     recipe: dict[str, Any] = {"save_every": 2, "validate_every": 3, "keep_last": 2, "average": 2, "metric": Metric.loss}
     run_dir = run(tiny_job(tmp_path / "a", corpus, **recipe))
@@ -423,7 +430,7 @@ def test_the_least_loss_is_best(corpus: DataConfig, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("last", [9, 10, 12])
-def test_the_best_is_never_one_that_is_gone(
+def test_train_names_no_best_checkpoint_that_is_gone(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
     script(monkeypatch, [1.0, 9.0, 3.0, 1.0])
@@ -441,7 +448,7 @@ def test_the_best_is_never_one_that_is_gone(
         assert read(run_dir / "best.json")["step"] in steps_of(run_dir)
 
 
-def test_best_json_goes_when_no_validated_checkpoint_stays(tmp_path: Path) -> None:
+def test_train_removes_best_json_when_no_validated_checkpoint_stays(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     recipe = TrainConfig(save_every=2, validate_every=3, keep_last=2, keep_best=0, average=2)
     progress = Progress(step=6)
@@ -474,7 +481,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "elsewhere" / "copy"))
 
 
-def test_the_averaged_model(finished: Path) -> None:
+def test_train_averages_the_last_checkpoints(finished: Path) -> None:
     assert_mean(finished / "averaged", mean_of(finished, [40, 50, 60]))
     last, averaged = weights(finished), load_file(finished / "averaged" / "model.safetensors")
     assert not [name for name in last if torch.equal(last[name], averaged[name])]
@@ -483,7 +490,9 @@ def test_the_averaged_model(finished: Path) -> None:
 
 
 @pytest.mark.parametrize(("last", "steps"), [(1, [60]), (2, [50, 60]), (99, [30, 40, 50, 60])])
-def test_the_average_command(copied: Path, last: int, steps: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_average_takes_the_last_checkpoints_asked_for(
+    copied: Path, last: int, steps: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
     run_command("average", AverageJob(run_dir=str(copied), last=last))
     assert json.loads(capsys.readouterr().out) == {"averaged": steps, "path": str(copied / "averaged")}
     assert_mean(copied / "averaged", mean_of(copied, steps))
@@ -510,7 +519,7 @@ def validated(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.mark.parametrize(
     ("best", "steps", "gone"), [(1, [6], []), (2, [6, 12], []), (3, [3, 6, 12], []), (4, [3, 6, 12], [9])]
 )
-def test_the_average_of_the_best(
+def test_average_takes_the_best_checkpoints_asked_for(
     validated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, best: int, steps: list[int], gone: list[int]
 ) -> None:
     """It is the model that translates and evaluates, although the run has later checkpoints than some of its parts."""
@@ -524,7 +533,7 @@ def test_the_average_of_the_best(
     assert all(f"steps {gone[0]} are gone; train.keep_best={best} would" in line for line in said)
 
 
-def test_the_average_of_the_best_takes_the_next_best_for_one_that_is_gone(
+def test_average_takes_the_next_best_checkpoint_for_one_that_is_gone(
     validated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copy = Path(shutil.copytree(validated, tmp_path / "copy"))
@@ -534,7 +543,7 @@ def test_the_average_of_the_best_takes_the_next_best_for_one_that_is_gone(
     assert "of the 2 best checkpoints, those of steps 6 are gone" in caplog.text
 
 
-def test_the_average_of_the_best_is_refused_where_none_was_validated(corpus: DataConfig, tmp_path: Path) -> None:
+def test_average_of_the_best_is_refused_where_none_was_validated(corpus: DataConfig, tmp_path: Path) -> None:
     run_dir = run(tiny_job(tmp_path / "a", replace(corpus, test={}), max_steps=4))
     shutil.rmtree(step_dir(run_dir, 4))
     checkpoint = run_dir / "checkpoints" / "step-00000002"
@@ -559,7 +568,7 @@ def test_translate_gives_the_translations_that_were_scored(finished: Path, job: 
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"one two", b"one two\n\n\nthree\n", b"\xff\r one\x00\n \n" * 7])
-def test_lines_out_equal_lines_in(finished: Path, text: bytes) -> None:
+def test_translate_gives_as_many_lines_as_it_is_given(finished: Path, text: bytes) -> None:
     asked = text.count(b"\n") + (not text.endswith(b"\n") and bool(text))
     assert translated(finished, text).count(b"\n") == asked
 
@@ -582,9 +591,9 @@ def test_evaluate_while_a_finished_run_goes_on_with_other_test_sets(
     """The results of the first end are of other text than the run keeps now: that is no damage."""
 
     def stopped(*arguments: Any) -> None:
-        raise Stopped("stopped by a signal")
+        signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(loop, "train_loop", stopped)
+    monkeypatch.setattr(Tracker, "settings", stopped)  # the training has begun, and takes signals
     other = replace(job, run_dir=str(copied), data=replace(job.data, test={name: job.data.dev}))
     with pytest.raises(Stopped):
         run(other)
@@ -592,7 +601,7 @@ def test_evaluate_while_a_finished_run_goes_on_with_other_test_sets(
         assert evaluate(EvaluateJob(run_dir=str(copied), threads=1)).test_sets.keys() == {name}
 
 
-def test_the_dev_scores_are_those_of_greedy_search(copied: Path, job: TrainJob) -> None:
+def test_validate_scores_greedy_search(copied: Path, job: TrainJob) -> None:
     greedy = EvaluateJob(run_dir=str(copied), threads=1, checkpoint="last", search=SearchOverride(beam_size=1))
     with as_a_command():
         found = evaluate(replace(greedy, test={"again": job.data.dev})).test_sets["again"]
@@ -601,7 +610,7 @@ def test_the_dev_scores_are_those_of_greedy_search(copied: Path, job: TrainJob) 
     assert last["chrf"] > 5
 
 
-def test_the_best_checkpoint_is_the_one_with_the_best_score(finished: Path) -> None:
+def test_best_json_names_the_checkpoint_with_the_best_score(finished: Path) -> None:
     rows = results_of(finished)["validations"]
     best = max(rows, key=lambda row: row["bleu"])["step"]
     assert read(finished / "best.json") == {"step": best, "metric": "bleu"}
@@ -625,8 +634,8 @@ def plain(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tiny_job(tmp_path_factory.mktemp("plain") / "a", corpus, max_steps=8))
 
 
-def test_a_seed_is_a_run(corpus: DataConfig, tmp_path: Path) -> None:
-    """With one thread; the runs of test_a_signal_to_a_process have two."""
+def test_train_gives_the_same_run_for_the_same_seed(corpus: DataConfig, tmp_path: Path) -> None:
+    """With one thread; the runs of test_train_in_a_process_stops_at_a_signal_and_goes_on have two."""
     one, two = (run(tiny_job(tmp_path / name, corpus, max_steps=4)) for name in ("a", "b"))
     for name in ("optimizer.safetensors", "model.safetensors"):
         assert_same_tensors(step_dir(one, 4) / name, step_dir(two, 4) / name)
@@ -634,7 +643,7 @@ def test_a_seed_is_a_run(corpus: DataConfig, tmp_path: Path) -> None:
     assert read(one / "run.json")["id"] != read(two / "run.json")["id"]
 
 
-def test_another_seed_is_another_run(corpus: DataConfig, tmp_path: Path, plain: Path) -> None:
+def test_train_gives_another_run_for_another_seed(corpus: DataConfig, tmp_path: Path, plain: Path) -> None:
     other = run(tiny_job(tmp_path / "a", corpus, max_steps=8, seed=2))
     assert weights(other).keys() == weights(plain).keys()
     same = [name for name, tensor in weights(other).items() if torch.equal(tensor, weights(plain)[name])]
@@ -657,13 +666,15 @@ def test_train_seed_draws_the_initial_weights(corpus: DataConfig, tmp_path: Path
 
 
 @pytest.mark.parametrize("change", [{"prefetch": 0}, {"log_every": 3}, {"save_every": 3}, {"validate_every": 5}])
-def test_what_must_not_change_the_weights(
+def test_train_has_the_same_weights_under_settings_that_must_not_matter(
     corpus: DataConfig, tmp_path: Path, plain: Path, change: dict[str, Any]
 ) -> None:
     assert is_same(run(tiny_job(tmp_path / "a", corpus, **{"max_steps": 8} | change)), plain)
 
 
-def test_development_and_test_sets_leave_no_trace_in_the_model(corpus: DataConfig, tmp_path: Path, plain: Path) -> None:
+def test_train_leaves_no_trace_of_development_and_test_sets_in_the_model(
+    corpus: DataConfig, tmp_path: Path, plain: Path
+) -> None:
     strange = [("Ähnliches Zeug, völlig anders", "quite other stuff")] * 3
     other = replace(
         corpus,
@@ -678,8 +689,10 @@ def test_development_and_test_sets_leave_no_trace_in_the_model(corpus: DataConfi
     assert results_of(found)["test_sets"].keys() == {"strange"}
 
 
-def test_a_run_without_a_test_set(corpus: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is told what the averaged model scores on the dev set, and which validation was best."""
+def test_train_without_a_test_set_scores_the_average_on_the_dev_set(
+    corpus: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The best validation is named, too."""
     run_command("train", tiny_job(tmp_path / "a", replace(corpus, test={}), max_steps=4))
     results = results_of(tmp_path / "a")
     assert (results["test_sets"], results["averaged"]) == ({}, [4])
@@ -710,7 +723,9 @@ def empty_folder(tmp_path: Path) -> Iterator[Path]:
     assert [path.name for path in (tmp_path / "cwd").iterdir()] in ([], ["runs"]), "left behind"
 
 
-def test_the_commands(corpus: DataConfig, tmp_path: Path, empty_folder: Path) -> None:
+def test_commands_work_on_a_run_that_was_moved_without_its_text(
+    corpus: DataConfig, tmp_path: Path, empty_folder: Path
+) -> None:
     """Train; then move the run, delete its text, and translate and evaluate."""
     sets: dict[str, Any] = {
         name: write_pair(tmp_path / "text", name, pairs_of(getattr(corpus, name))) for name in ("train", "dev")
@@ -802,16 +817,9 @@ def test_train_leaves_the_process_as_it_was(
             with pytest.raises(CheckpointError, match=r"train\.seed"):
                 train(job)
         case "stopped":
-            monkeypatch.setattr(loop, "train_step", signalled)
-            with pytest.raises(Stopped):
+            with before_each_update(lambda: signal.raise_signal(signal.SIGTERM)), pytest.raises(Stopped):
                 train(job)
     assert process_settings() == settings
-
-
-def signalled(*arguments: Any, **options: Any) -> Any:
-    """A step in which a signal comes."""
-    signal.raise_signal(signal.SIGTERM)
-    return train_step(*arguments, **options)
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -821,26 +829,24 @@ def refuse(*_: Any, **__: Any) -> Any:
 # ---- what once went wrong -------------------------------------------------------------------------------------------
 
 
-def test_a_dev_sentence_longer_than_the_model_ends_no_run(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_goes_on_with_a_dev_sentence_longer_than_the_model(corpus: DataConfig, tmp_path: Path) -> None:
     """Dev sentences are never dropped: the loss sees what fits, and the run goes on."""
     dev = write_pair(tmp_path / "dev", "dev", [("one two " * 300, "eins zwei " * 300), ("one", "eins")])
     job = tiny_job(tmp_path / "a", replace(corpus, dev=dev), model={"max_positions": 41}, max_steps=6)
     assert results_of(run(job))["validations"][-1]["loss"] > 0
 
 
-def test_a_damaged_checkpoint_is_left_out_of_the_average(
-    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Step 4 rots while step 12 is trained: the run ends, and says which checkpoints it averaged."""
-    sound = average_checkpoints
+def test_train_leaves_a_damaged_checkpoint_out_of_the_average(corpus: DataConfig, tmp_path: Path) -> None:
+    """Step 4 rots while the last steps are trained: the run ends, and says which checkpoints it averaged."""
+    run_dir = tmp_path / "a"
 
-    def rot(run_dir: Path, steps: list[int]) -> Any:
+    def rot() -> None:
         path = step_dir(run_dir, 4) / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:-1] + b"!")
-        return sound(run_dir, steps)
+        if steps_of(run_dir)[-1:] == [8]:
+            path.write_bytes(path.read_bytes()[:-1] + b"!")
 
-    monkeypatch.setattr("transformer.training.finish.average_checkpoints", rot)
-    run_dir = run(tiny_job(tmp_path / "a", corpus))
+    with before_each_update(rot):
+        run(tiny_job(run_dir, corpus))
     assert results_of(run_dir)["averaged"] == [8, 12]
     assert_mean(run_dir / "averaged", mean_of(run_dir, [8, 12]))
 
@@ -858,7 +864,7 @@ def test_average_is_the_mean_of_the_sound_checkpoints(copied: Path, damaged: int
     assert read(copied / "averaged" / "state.json")["averaged"] == sound
 
 
-def test_an_average_is_of_the_newest_step_that_went_into_it(corpus: DataConfig, tmp_path: Path) -> None:
+def test_average_checkpoints_is_of_the_newest_step_that_went_into_it(corpus: DataConfig, tmp_path: Path) -> None:
     run_dir = run(tiny_job(tmp_path / "a", corpus))
     path = step_dir(run_dir, 12) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
@@ -866,13 +872,10 @@ def test_an_average_is_of_the_newest_step_that_went_into_it(corpus: DataConfig, 
     assert (averaged.state["averaged"], averaged.step) == ([4, 8], 8)
 
 
-def test_an_average_that_training_has_passed_is_not_used(corpus: DataConfig, tmp_path: Path) -> None:
+def test_find_checkpoint_takes_no_average_that_training_has_passed(corpus: DataConfig, tmp_path: Path) -> None:
     """Trained to step 8, then on to 12 and stopped before its average: `auto` is the last checkpoint."""
     run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=8))
     assert find_checkpoint(run_dir, "auto").path.name == "averaged"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformer.training.finish.average_checkpoints", lambda *_: sys.exit("died"))
-        with pytest.raises(SystemExit):
-            run(tiny_job(tmp_path / "a", corpus))
+    stop_at(tiny_job(tmp_path / "a", corpus), 12)
     assert find_checkpoint(run_dir, "auto").path.name == "step-00000012"
     assert find_checkpoint(run_dir, "averaged").step == 8

@@ -83,7 +83,7 @@ def job(run_dir: Path, **changes: Any) -> TranslateJob:
 # --- the other sentences of a batch change a translation by rounding alone
 
 
-def test_batches_order_and_padding_change_nothing(translator: Translator) -> None:
+def test_translator_finds_the_same_in_any_batch_order_and_padding(translator: Translator) -> None:
     texts = sentences(80)
     sources = translator.tokenizer.encode(texts)
     alone = replace(translator, search=replace(SEARCH, batch_tokens=1))
@@ -100,7 +100,7 @@ def test_batches_order_and_padding_change_nothing(translator: Translator) -> Non
                 assert one.log_prob == pytest.approx(wanted.log_prob, rel=1e-12)
 
 
-def test_float32_agrees_up_to_its_rounding(translator: Translator) -> None:
+def test_translator_in_float32_agrees_up_to_its_rounding(translator: Translator) -> None:
     texts = sentences(60)
     single = replace(translator, model=translator.model.float(), search=replace(SEARCH, batch_tokens=1))
     together = replace(single, search=replace(SEARCH, batch_tokens=10**6))
@@ -148,7 +148,7 @@ def test_hypotheses_end_with_the_error_of_a_check(translator: Translator, two_th
     assert torch.get_num_threads() == 2
 
 
-def test_equals_a_search_by_hand(translator: Translator) -> None:
+def test_translator_equals_a_search_by_hand(translator: Translator) -> None:
     """One sentence, its tensors written out: source with EOS, lengths by the rule of section 6.1."""
     text = "two old dog near the tree"
     ids = translator.tokenizer.encode([text])[0]
@@ -185,7 +185,7 @@ def test_hypotheses_are_ranked_by_the_penalty_that_is_given(translator: Translat
     assert found(steep, lambda length: ((5 + length) / 6) ** 0.6) == found(translator) != found(steep)
 
 
-def test_batches_stay_within_batch_tokens(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_translator_keeps_batches_within_batch_tokens(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
     encode = translator.model.encode
 
@@ -202,7 +202,7 @@ def test_batches_stay_within_batch_tokens(translator: Translator, monkeypatch: p
 
 
 @pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16, Precision.fp16])
-def test_other_arithmetic(translator: Translator, precision: Precision) -> None:
+def test_translator_translates_in_other_arithmetic(translator: Translator, precision: Precision) -> None:
     fast = replace(translator, model=translator.model.float(), precision=precision)
     assert len([text for text in fast.translate(sentences(10)) if text]) > 5
 
@@ -220,7 +220,7 @@ class Casts(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_weights_are_cast_once_and_not_at_each_step(translator: Translator) -> None:
+def test_translator_casts_weights_once_and_not_at_each_step(translator: Translator) -> None:
     half = replace(
         translator, model=translator.model.float(), precision=Precision.bf16, search=replace(SEARCH, batch_tokens=300)
     )
@@ -282,7 +282,7 @@ def test_translate_sweep_refuses(translator: Translator, texts: Any, alphas: Any
 @pytest.mark.parametrize(
     "blank", ["", " ", "\t", "\u3000", "\u200b", "\ufeff\u200b ", "\x00", "\r", "\u2028", "\u202e"]
 )
-def test_blank_in_blank_out_without_the_model(
+def test_translator_gives_blank_for_blank_without_the_model(
     translator: Translator, monkeypatch: pytest.MonkeyPatch, blank: str
 ) -> None:
     monkeypatch.setattr(translator.model, "encode", None)
@@ -290,7 +290,9 @@ def test_blank_in_blank_out_without_the_model(
     assert translator.translate([]) == []
 
 
-def test_a_source_too_long_is_cut_and_reported(translator: Translator, caplog: pytest.LogCaptureFixture) -> None:
+def test_translator_cuts_a_source_too_long_and_reports_it(
+    translator: Translator, caplog: pytest.LogCaptureFixture
+) -> None:
     long = " ".join(["dog"] * 200)
     cut = translator.tokenizer.decode([translator.tokenizer.encode([long])[0][:59]])[0]
     texts = ["a cat .", long, "a dog .", cut]
@@ -302,7 +304,7 @@ def test_a_source_too_long_is_cut_and_reported(translator: Translator, caplog: p
         translator.translate(texts, first_line=41, strict=True)
 
 
-def test_translations_fit_the_model(translator: Translator) -> None:
+def test_translator_writes_no_more_than_the_model_can(translator: Translator) -> None:
     """Sources up to the model's last position, translations that never end."""
     wordy = replace(translator, search=replace(SEARCH, max_extra=1_000))
     norm = "decoder.0.feed_forward_norm"
@@ -314,7 +316,7 @@ def test_translations_fit_the_model(translator: Translator) -> None:
     assert (hypothesis.tokens, hypothesis.finished) == ([7] * 60, False)
 
 
-def test_stops_when_asked_and_leaves_the_model_as_it_was(translator: Translator) -> None:
+def test_translator_stops_when_asked_and_leaves_the_model_as_it_was(translator: Translator) -> None:
     small = replace(translator, search=replace(SEARCH, batch_tokens=1))
     asked: list[int] = []
 
@@ -357,7 +359,7 @@ def weights(translator: Translator) -> list[float]:
     ("name", "seed"),
     [("auto", 25), ("averaged", 25), ("last", 30), ("best", 20), ("step-10", 10), ("step-00000010", 10)],
 )
-def test_chooses_the_checkpoint(run_dir: Path, name: str, seed: int) -> None:
+def test_load_translator_chooses_the_checkpoint(run_dir: Path, name: str, seed: int) -> None:
     options: dict[str, Any] = {"search": SearchOverride(beam_size=2), "device": Device.cpu, "precision": Precision.fp32}
     found = load_translator(run_dir, checkpoint=name, **options)
     assert weights(found) == network(found.tokenizer.vocab_size, seed).output[:2, 0].tolist()
@@ -471,12 +473,12 @@ def test_translator_refuses_weights_that_are_not_finite(run_dir: Path, tmp_path:
         ("step-+1", "not one of averaged, best, last"),
     ],
 )
-def test_unknown_checkpoints(run_dir: Path, name: str, message: str) -> None:
+def test_find_checkpoint_refuses_unknown_names(run_dir: Path, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         find_checkpoint(run_dir, name)
 
 
-def test_nothing_to_load(tmp_path: Path) -> None:
+def test_find_checkpoint_says_why_there_is_nothing_to_load(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no such run directory; `transformer train run_dir=.*/none`"):
         find_checkpoint(tmp_path / "none", "auto")
     for name, message in [("auto", "no checkpoint yet"), ("last", "no checkpoint yet"), ("averaged", "not there yet")]:
@@ -501,7 +503,9 @@ def test_nothing_to_load(tmp_path: Path) -> None:
         ({"code": 1}, r"unknown keys: \['code'\]"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path: Path, spm: bytes, change: dict[str, object], message: str) -> None:
+def test_load_translator_refuses_what_does_not_fit(
+    tmp_path: Path, spm: bytes, change: dict[str, object], message: str
+) -> None:
     (tmp_path / "tokenizer.model").write_bytes(spm)
     size = Tokenizer.from_bytes(spm).vocab_size
     config = {"model": {**to_json(CONFIG), **change}, "search": to_json(SEARCH)}
@@ -514,7 +518,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, spm: bytes, change: dict[s
 
 
 @pytest.mark.parametrize("command", ["evaluate", "average"])
-def test_settings_that_are_not_there(command: str, tmp_path: Path, spm: bytes) -> None:
+def test_evaluate_and_average_name_settings_that_are_not_there(command: str, tmp_path: Path, spm: bytes) -> None:
     (tmp_path / "tokenizer.model").write_bytes(spm)
     size = Tokenizer.from_bytes(spm).vocab_size
     config = {"model": to_json(CONFIG), "search": to_json(SEARCH)}
@@ -525,7 +529,7 @@ def test_settings_that_are_not_there(command: str, tmp_path: Path, spm: bytes) -
         evaluate(evaluation(tmp_path)) if command == "evaluate" else average(AverageJob(run_dir=str(tmp_path)))
 
 
-def test_a_damaged_average_gives_way_to_the_last_checkpoint(
+def test_find_checkpoint_passes_over_a_damaged_average(
     run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copied = shutil.copytree(run_dir, tmp_path / "copied")
@@ -550,7 +554,9 @@ def nasty_lines(n: int) -> list[bytes]:
     return draw.sample(lines, len(lines))
 
 
-def test_lines_out_equal_lines_in_whatever_the_bytes(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_translate_gives_as_many_lines_as_it_is_given_whatever_the_bytes(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = nasty_lines(300)
     stdout = io.BytesIO()
     with caplog.at_level(logging.WARNING):
@@ -575,13 +581,13 @@ def test_lines_out_equal_lines_in_whatever_the_bytes(run_dir: Path, caplog: pyte
 @pytest.mark.parametrize(
     ("given", "n_lines"), [(b"", 0), (b"\n", 1), (b"\n\n", 2), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"a\n\n\nb\n", 4)]
 )
-def test_ends_of_lines(run_dir: Path, given: bytes, n_lines: int) -> None:
+def test_translate_ends_lines_at_the_newline_only(run_dir: Path, given: bytes, n_lines: int) -> None:
     stdout = io.BytesIO()
     translate(job(run_dir), io.BytesIO(given), stdout)
     assert stdout.getvalue().count(b"\n") == n_lines
 
 
-def test_lines_cut_anywhere_by_the_pipe(run_dir: Path) -> None:
+def test_translate_joins_lines_that_the_pipe_cut_anywhere(run_dir: Path) -> None:
     given = b"\n".join(nasty_lines(60)[:40]) + b"\n"
 
     class Dripping(io.BytesIO):
@@ -618,7 +624,7 @@ def on_pipes(talk: Callable[[int, int], None], job: TranslateJob) -> BaseExcepti
     return raised[0] if raised else None
 
 
-def test_answers_before_the_input_ends(run_dir: Path) -> None:
+def test_translate_answers_before_the_input_ends(run_dir: Path) -> None:
     def talk(write_in: int, read_out: int) -> None:
         for line in (b"the dog .\n", b"two cat\n\n"):
             os.write(write_in, line)
@@ -632,7 +638,7 @@ def test_answers_before_the_input_ends(run_dir: Path) -> None:
     assert on_pipes(talk, job(run_dir)) is None
 
 
-def test_a_reader_that_leaves_ends_it(run_dir: Path) -> None:
+def test_translate_ends_when_its_reader_leaves(run_dir: Path) -> None:
     def talk(write_in: int, read_out: int) -> None:
         os.close(read_out)
         os.write(write_in, b"the dog .\n")
@@ -641,13 +647,13 @@ def test_a_reader_that_leaves_ends_it(run_dir: Path) -> None:
     assert isinstance(on_pipes(talk, job(run_dir)), BrokenPipeError)  # the dispatcher ends quietly on it
 
 
-def test_strict_names_the_line(run_dir: Path) -> None:
+def test_translate_strict_names_the_line(run_dir: Path) -> None:
     text = b"a dog\n" * 3 + b"dog " * 300 + b"\n"
     with pytest.raises(InputError, match=r"line 4: \d+ pieces"):
         translate(job(run_dir, strict=True), io.BytesIO(text), io.BytesIO())
 
 
-def test_search_overrides_reach_the_search(run_dir: Path) -> None:
+def test_translate_passes_search_overrides_to_the_search(run_dir: Path) -> None:
     outputs = []
     for search in (SearchOverride(), SearchOverride(beam_size=1), SearchOverride(max_extra=1)):
         stdout = io.BytesIO()
@@ -771,7 +777,7 @@ def test_evaluate_refuses_tokenised_translations(
     assert evaluate_sets(RunDir(tmp_path), translator, pairs, scorer=partial(measure, tgt_lang="de"))["mine"].chrf > 0
 
 
-def test_scores_are_those_of_what_was_written(translator: Translator, tmp_path: Path) -> None:
+def test_evaluate_sets_scores_what_was_written(translator: Translator, tmp_path: Path) -> None:
     class Echo(Translator):
         def hypotheses(self, sources: Sequence[Any], **options: Any) -> list[list[Hypothesis]]:
             return [[Hypothesis(ids, 0.0, True)] for ids in sources]

@@ -27,6 +27,7 @@ from support.corpora import (
     tiny_job,
     write_corpus,
 )
+from support.interventions import before_each_update
 from support.ranks import ranks
 from support.resumed_runs import damage, snapshot, stop_at, with_value
 from transformer.config.jobs import TrainJob
@@ -76,7 +77,7 @@ def assert_near(found: Path, expected: Path) -> None:
 # ---- what it takes along --------------------------------------------------------------------------------------------
 
 
-def test_the_first_loss_is_that_of_the_model_it_begins_with(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_begins_with_the_loss_of_its_source(other: DataConfig, source: Path, tmp_path: Path) -> None:
     """Weights, tokenizer, and the loss on the new development set; the source is as it was."""
     before = snapshot(source)
     run_dir = run(warm(tmp_path / "b", other, source, **STILL))
@@ -97,7 +98,9 @@ def test_the_first_loss_is_that_of_the_model_it_begins_with(other: DataConfig, s
     assert row["dev/loss"] < cold_row["dev/loss"] - 0.5
 
 
-def test_optimiser_schedule_and_data_order_are_fresh(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_begins_with_a_fresh_optimiser_schedule_and_data_order(
+    other: DataConfig, source: Path, tmp_path: Path
+) -> None:
     run_dir = run(warm(tmp_path / "b", other, source, max_steps=1, average=1))
     moments = load_file(step_dir(run_dir, 1) / "optimizer.safetensors")
     assert float(moments["updates"]) == 1.0
@@ -111,7 +114,7 @@ def test_optimiser_schedule_and_data_order_are_fresh(other: DataConfig, source: 
     assert row["train/rate"] == pytest.approx(3e-3 / 10)
 
 
-def test_the_new_text_is_in_the_old_pieces(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_puts_the_new_text_into_the_old_pieces(other: DataConfig, source: Path, tmp_path: Path) -> None:
     """Under `prepare` too, which needs no weights; from a run, and from a checkpoint in it."""
     own = prepare(tiny_job(tmp_path / "own", other)).tokenizer_model
     old = (source / "tokenizer.model").read_bytes()
@@ -136,7 +139,7 @@ def test_the_new_text_is_in_the_old_pieces(other: DataConfig, source: Path, tmp_
         ("", "averaged/model.safetensors"),
     ],
 )
-def test_which_weights(
+def test_init_from_takes_the_weights_that_translate(
     other: DataConfig, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, expected: str
 ) -> None:
     """Those that translate: the moving average of a checkpoint; written relative to where the command runs."""
@@ -152,7 +155,7 @@ def test_which_weights(
     }
 
 
-def test_a_run_that_is_not_averaged_yet_gives_its_last_weights(
+def test_init_from_takes_the_last_weights_of_a_run_that_is_not_averaged_yet(
     corpus: DataConfig, other: DataConfig, tmp_path: Path
 ) -> None:
     unfinished = stop_at(tiny_job(tmp_path / "a", corpus), 5)
@@ -160,17 +163,19 @@ def test_a_run_that_is_not_averaged_yet_gives_its_last_weights(
     assert_near(step_dir(run_dir, 1) / "model.safetensors", step_dir(unfinished, 5) / "model.safetensors")
 
 
-def test_its_own_moving_average_begins_there(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_begins_the_moving_average_with_the_same_weights(
+    other: DataConfig, source: Path, tmp_path: Path
+) -> None:
     run_dir = run(warm(tmp_path / "b", other, source, ema_decay=0.999, **STILL))
     assert_near(step_dir(run_dir, 1) / "ema.safetensors", source / "averaged" / "model.safetensors")
 
 
-def test_a_run_from_nothing_says_so(other: DataConfig, tmp_path: Path) -> None:
+def test_init_from_is_null_in_the_record_of_a_run_from_nothing(other: DataConfig, tmp_path: Path) -> None:
     run_dir = run(tiny_job(tmp_path / "a", other, max_steps=1, average=1))
     assert read(run_dir / "run.json")["init_from"] is None
 
 
-def test_ranks_begin_alike(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_begins_alike_on_every_rank(other: DataConfig, source: Path, tmp_path: Path) -> None:
     job = warm(tmp_path / "b", other, source, max_tokens=100, ema_decay=0.5, **STILL)
     assert ranks(2, lambda: run(job), tmp_path) == [0, 0]
     assert_near(step_dir(tmp_path / "b", 1) / "model.safetensors", source / "averaged" / "model.safetensors")
@@ -201,20 +206,24 @@ def assert_refused(job: TrainJob, words: str, error: type[Exception] = InputErro
 
 
 @pytest.mark.parametrize(("model", "words"), DIFFERENT.values(), ids=DIFFERENT)
-def test_another_model_is_refused(
+def test_init_from_refuses_another_model(
     other: DataConfig, source: Path, tmp_path: Path, model: dict[str, Any], words: str
 ) -> None:
     assert_refused(warm(tmp_path / "b", other, source, model), words)
 
 
-def test_what_trains_only_may_differ(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_takes_a_model_that_differs_in_what_trains_only(
+    other: DataConfig, source: Path, tmp_path: Path
+) -> None:
     """Dropout, the room of positions that are computed, and widths that are the default written out."""
     free = {"dropout": 0.3, "attention_dropout": 0.1, "relu_dropout": 0.1, "max_positions": 300, "d_k": 16, "d_v": 16}
     run_dir = run(warm(tmp_path / "b", other, source, free, **STILL))
     assert_near(step_dir(run_dir, 1) / "model.safetensors", source / "averaged" / "model.safetensors")
 
 
-def test_learned_positions_are_parameters(corpus: DataConfig, other: DataConfig, tmp_path: Path) -> None:
+def test_init_from_refuses_another_number_of_learned_positions(
+    corpus: DataConfig, other: DataConfig, tmp_path: Path
+) -> None:
     learned = {"positions": Positions.learned}
     run_dir = run(tiny_job(tmp_path / "a", corpus, learned, max_steps=1, average=1))
     words = "model.max_positions is 1024 there and 300 here): set model.max_positions=1024"
@@ -249,14 +258,14 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("make", "words"), PLACES.values(), ids=PLACES)
-def test_a_place_without_a_model_is_refused(
+def test_init_from_refuses_a_place_without_a_model(
     other: DataConfig, source: Path, tmp_path: Path, make: Callable[[Path, Path], Path], words: str
 ) -> None:
     assert_refused(warm(tmp_path / "b", other, make(source, tmp_path)), words)
 
 
 @pytest.mark.parametrize("make", [nothing, empty])
-def test_a_place_without_a_tokenizer_is_refused_by_prepare(
+def test_init_from_without_a_tokenizer_is_refused_by_prepare(
     other: DataConfig, source: Path, tmp_path: Path, make: Callable[[Path, Path], Path]
 ) -> None:
     place = make(source, tmp_path)
@@ -265,13 +274,13 @@ def test_a_place_without_a_tokenizer_is_refused_by_prepare(
     assert f"init_from={place}" in str(refused.value)
 
 
-def test_a_damaged_source_is_refused(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_refuses_a_damaged_checkpoint(other: DataConfig, source: Path, tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "a")
     damage(tmp_path / "a", 8, "ema.safetensors")
     assert_refused(warm(tmp_path / "b", other, step_dir(tmp_path / "a", 8)), "sha256 differs", CheckpointError)
 
 
-def test_weights_of_another_tokenizer_are_refused(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_refuses_weights_of_another_tokenizer(other: DataConfig, source: Path, tmp_path: Path) -> None:
     job = with_value(tiny_job(tmp_path / "small", other, max_steps=1, average=1), "tokenizer.vocab_size", 40)
     small = run(job)
     shutil.copytree(source, tmp_path / "a")
@@ -280,7 +289,7 @@ def test_weights_of_another_tokenizer_are_refused(other: DataConfig, source: Pat
         run(warm(tmp_path / "b", other, tmp_path / "a"))
 
 
-def test_a_tokenizer_that_is_given_as_well(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_takes_no_other_tokenizer_beside_it(other: DataConfig, source: Path, tmp_path: Path) -> None:
     """Another one is refused; the same one, under any name, is the same one."""
     (tmp_path / "own.model").write_bytes(prepare(tiny_job(tmp_path / "own", other)).tokenizer_model)
     shutil.copy(source / "tokenizer.model", tmp_path / "same.model")
@@ -289,7 +298,7 @@ def test_a_tokenizer_that_is_given_as_well(other: DataConfig, source: Path, tmp_
     run(with_value(job, "tokenizer.model", str(tmp_path / "same.model")))
 
 
-def test_processes(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_is_refused_in_one_line_by_the_commands(other: DataConfig, source: Path, tmp_path: Path) -> None:
     """One line and status 2; the paths as they are typed."""
     os.symlink(source, tmp_path / "source")
     missing = warm(Path("b"), other, "missing")
@@ -325,7 +334,7 @@ def put_another_in_its_place(copy: Path, other: DataConfig) -> None:
 
 
 @pytest.mark.parametrize("happens", [take_away, put_another_in_its_place])
-def test_the_source_is_not_needed_any_more(
+def test_init_from_is_not_needed_any_more_once_a_run_has_begun(
     other: DataConfig, copy: Path, tmp_path: Path, happens: Callable[[Path, DataConfig], None]
 ) -> None:
     job = warm(tmp_path / "b", other, copy, ema_decay=0.9)
@@ -339,15 +348,15 @@ def test_the_source_is_not_needed_any_more(
     run(job)  # and a finished run prints its results
 
 
-def test_before_its_first_checkpoint_it_begins_again(
-    other: DataConfig, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_init_from_is_read_again_before_the_first_checkpoint(other: DataConfig, copy: Path, tmp_path: Path) -> None:
     """Killed in its first step, under a directory that is there already."""
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
     job = warm(tmp_path / "b", other, copy, **STILL)
-    with monkeypatch.context() as patch:
-        patch.setattr("transformer.training.loop.train_step", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run(job)
+    with before_each_update(die), pytest.raises(KeyboardInterrupt):
+        run(job)
     assert (tmp_path / "b" / "run.json").exists()
     shutil.move(copy, tmp_path / "moved")
     with pytest.raises(InputError, match="source: no such run directory"):
@@ -358,7 +367,7 @@ def test_before_its_first_checkpoint_it_begins_again(
     )
 
 
-def test_a_run_that_has_begun_does_not_begin_elsewhere(
+def test_init_from_may_not_change_once_a_run_has_begun(
     corpus: DataConfig, other: DataConfig, source: Path, tmp_path: Path
 ) -> None:
     job = warm(tmp_path / "b", other, source, max_steps=4)
@@ -373,7 +382,7 @@ def test_a_run_that_has_begun_does_not_begin_elsewhere(
         run(replace(cold, init_from=str(source)))
 
 
-def test_stopped_and_resumed_it_is_the_same(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_is_the_same_run_stopped_and_resumed(other: DataConfig, source: Path, tmp_path: Path) -> None:
     calm = run(warm(tmp_path / "calm", other, source, max_steps=8))
     job = warm(tmp_path / "b", other, source, max_steps=8)
     for step in (1, 3, 6):

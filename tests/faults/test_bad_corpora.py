@@ -260,7 +260,7 @@ def numbers_of(prepared: Prepared) -> list[tuple[list[str], list[str]]]:
 
 
 @pytest.mark.parametrize("trial", range(TRIALS))
-def test_a_bad_corpus_is_refused_or_no_pair_is_shifted(
+def test_prepare_refuses_a_bad_corpus_or_shifts_no_pair(
     trial: int, clean: DataConfig, model: str, tmp_path: Path
 ) -> None:
     judge(trial, clean, model, tmp_path)
@@ -268,7 +268,7 @@ def test_a_bad_corpus_is_refused_or_no_pair_is_shifted(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("part", range(4))
-def test_no_pair_is_shifted_in_many_more_bad_corpora(
+def test_prepare_shifts_no_pair_in_many_more_bad_corpora(
     part: int, clean: DataConfig, model: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     for trial in range(TRIALS * (1 + part), TRIALS * (2 + part)):
@@ -298,7 +298,7 @@ def judge(trial: int, clean: DataConfig, model: str, folder: Path) -> None:
     assert (prepared.report.pairs_read, prepared.report.pairs_kept) == (40, len(kept))
 
 
-def test_each_fault_occurs_alone_and_with_others() -> None:
+def test_choose_takes_each_fault_alone_and_with_others() -> None:
     chosen = [choose(trial) for trial in range(TRIALS)]
     assert [names for _, names in chosen[: len(FAULTS)]] == [[name] for name in FAULTS]
     among = Counter(name for _, names in chosen[len(FAULTS) :] for name in names)
@@ -309,7 +309,7 @@ def test_each_fault_occurs_alone_and_with_others() -> None:
     assert refused == sum(bool(make(trial).refusals) for trial in range(TRIALS))
 
 
-def test_the_command_line_says_the_same(clean: DataConfig, model: str, tmp_path: Path) -> None:
+def test_prepare_says_the_same_on_the_command_line(clean: DataConfig, model: str, tmp_path: Path) -> None:
     dev = [f"data.dev.src={clean.dev.src}", f"data.dev.tgt={clean.dev.tgt}", f"tokenizer.model={model}"]
     with Shell(tmp_path, "transformer.data.prepare") as shell:
         for trial in range(5, TRIALS, 10):

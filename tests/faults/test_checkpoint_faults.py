@@ -182,7 +182,7 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_crash_before_any_call_leaves_the_old_or_the_new(name: str, tmp_path: Path) -> None:
+def test_commit_leaves_the_old_or_the_new_after_a_crash_before_any_call(name: str, tmp_path: Path) -> None:
     scenario, number, done = SCENARIOS[name], 0, False
     template = scenario.template(tmp_path / "template")
     while not done:
@@ -246,13 +246,13 @@ def fail_at_every_call(scenario: Scenario, folder: Path, error: int) -> tuple[in
 
 
 @pytest.mark.parametrize("name", ["first", "next", "again", "averaged", "json"])
-def test_a_passing_error_is_survived_or_reported(name: str, tmp_path: Path) -> None:
+def test_commit_survives_or_reports_a_passing_error(name: str, tmp_path: Path) -> None:
     calls, failed = fail_at_every_call(SCENARIOS[name], tmp_path, errno.ENOSPC)
     assert calls > 3
     assert failed == 0 or name == "json"  # a checkpoint is tried again
 
 
-def test_another_attempt_needs_nothing_of_the_first(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_tries_again_without_what_the_first_attempt_left(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [OSError(errno.EIO, os.strerror(errno.EIO))]
 
     def write_badly(file: int, data: memoryview) -> int:
@@ -270,7 +270,7 @@ def test_another_attempt_needs_nothing_of_the_first(run: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("name", ["first", "next", "averaged", "json"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
-def test_a_lasting_error_is_reported_and_leaves_no_trace(name: str, error: int, tmp_path: Path) -> None:
+def test_commit_reports_a_lasting_error_and_leaves_no_trace(name: str, error: int, tmp_path: Path) -> None:
     scenario, number, struck = SCENARIOS[name], 0, True
     template = scenario.template(tmp_path / "template")
     old = snapshot(template)
@@ -293,7 +293,7 @@ def test_a_lasting_error_is_reported_and_leaves_no_trace(name: str, error: int, 
     assert number > 4
 
 
-def test_what_was_moved_aside_returns_if_the_new_one_cannot_be_put_there(
+def test_commit_puts_back_what_it_moved_aside_if_the_new_one_cannot_be_put_there(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rename(source: Path, target: Path) -> None:
@@ -311,7 +311,7 @@ def test_what_was_moved_aside_returns_if_the_new_one_cannot_be_put_there(
 # --- a full disk
 
 
-def test_the_space_is_checked_before_anything_is_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_checks_the_space_before_it_writes_anything(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = snapshot(run)
     needed = sum(t.nbytes for group in content(30)["tensors"].values() for t in group.values())
     real = shutil.disk_usage
@@ -334,7 +334,7 @@ def fill_up(run: Path, limit: int) -> None:
     write(run, 30)
 
 
-def test_a_disk_that_fills_up_at_any_size(run: Path) -> None:
+def test_commit_leaves_the_old_one_on_a_disk_that_fills_up_at_any_size(run: Path) -> None:
     largest = max((step_path(run, 20) / name).stat().st_size for name in FILES)
     before = snapshot(run)
     for part in range(20):  # 0 % to 110 %
@@ -350,7 +350,7 @@ def test_a_disk_that_fills_up_at_any_size(run: Path) -> None:
         shutil.rmtree(step_path(run, 30), ignore_errors=True)
 
 
-def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
+def test_commit_reports_a_run_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"Not a directory|File exists"):
         write(tmp_path / "file", 10)
@@ -394,7 +394,7 @@ def kill_at_random(run: Path, kills: int, seed: int) -> int:
     return top
 
 
-def test_no_reported_commit_is_lost_by_a_kill(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_commit_that_was_reported_is_not_lost_by_a_kill(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert kill_at_random(tmp_path_factory.mktemp("disk") / "run", kills=40, seed=1) >= 20
 
 
@@ -590,12 +590,12 @@ def cut_the_power(folder: Path, deaf_to: str, draws: int) -> int:
     return len(seen)
 
 
-def test_a_power_cut_at_any_moment_loses_nothing_that_was_committed(tmp_path: Path) -> None:
+def test_commit_that_was_reported_is_not_lost_by_a_power_cut(tmp_path: Path) -> None:
     assert cut_the_power(tmp_path, deaf_to="nothing", draws=0) > 300
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_the_power_loss_model_notices_a_missing_sync(tmp_path: Path, kind: str) -> None:
+def test_power_loss_notices_a_missing_sync(tmp_path: Path, kind: str) -> None:
     with pytest.raises((AssertionError, CheckpointError)):
         cut_the_power(tmp_path, deaf_to=kind, draws=0)
 
@@ -604,7 +604,7 @@ def test_the_power_loss_model_notices_a_missing_sync(tmp_path: Path, kind: str) 
 
 
 @pytest.mark.faults
-def test_no_reported_commit_is_lost_by_many_kills(
+def test_commit_that_was_reported_is_not_lost_by_many_kills(
     tmp_path_factory: pytest.TempPathFactory, record_property: Note
 ) -> None:
     assert kill_at_random(tmp_path_factory.mktemp("disk") / "run", kills=400, seed=2) >= 200
@@ -613,7 +613,7 @@ def test_no_reported_commit_is_lost_by_many_kills(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_hundred_damages_of_a_kind(
+def test_load_checkpoint_detects_a_hundred_damages_of_a_kind(
     damage: Callable[..., set[str]], run: Path, tmp_path: Path, record_property: Note
 ) -> None:
     for seed in range(100, 200):
@@ -624,7 +624,9 @@ def test_a_hundred_damages_of_a_kind(
 @pytest.mark.faults
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES], ids=["EIO", "EACCES"])
-def test_other_passing_errors(name: str, error: int, tmp_path: Path, record_property: Note) -> None:
+def test_commit_survives_or_reports_other_passing_errors(
+    name: str, error: int, tmp_path: Path, record_property: Note
+) -> None:
     calls, _ = fail_at_every_call(SCENARIOS[name], tmp_path, error)
     record_property("disk errors", calls)
 
@@ -644,7 +646,9 @@ def act_and_die(scenario: Scenario, run: Path, number: int) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_real_death_before_any_call(name: str, tmp_path: Path, record_property: Note) -> None:
+def test_commit_leaves_the_old_or_the_new_after_a_real_death_before_any_call(
+    name: str, tmp_path: Path, record_property: Note
+) -> None:
     scenario, number, status = SCENARIOS[name], 0, -9
     template = scenario.template(tmp_path / "template")
     while status == -9:
@@ -659,7 +663,7 @@ def test_a_real_death_before_any_call(name: str, tmp_path: Path, record_property
 
 
 @pytest.mark.faults
-def test_random_lives_keep_the_newest_and_the_best(tmp_path: Path, record_property: Note) -> None:
+def test_rotate_keeps_the_newest_and_the_best_through_random_lives(tmp_path: Path, record_property: Note) -> None:
     rng, run, best, top = random.Random(3), tmp_path / "run", 0, 0
     for _ in range(500):
         step, keep_last = top + rng.randint(1, 3), rng.randint(2, 4)
@@ -680,7 +684,9 @@ def test_random_lives_keep_the_newest_and_the_best(tmp_path: Path, record_proper
 
 
 @pytest.mark.faults
-def test_many_more_states_after_a_power_cut(tmp_path: Path, record_property: Note) -> None:
+def test_commit_that_was_reported_is_in_many_more_states_after_a_power_cut(
+    tmp_path: Path, record_property: Note
+) -> None:
     states = cut_the_power(tmp_path, deaf_to="nothing", draws=40)
     assert states > 500
     record_property("states of a disk after a power cut", states)
@@ -711,7 +717,7 @@ assert leftovers(run) == []
 
 @pytest.mark.faults
 @pytest.mark.parametrize("size", ["300k", "1m"])
-def test_a_disk_that_is_really_full(tmp_path: Path, size: str, record_property: Note) -> None:
+def test_commit_reports_a_disk_that_is_really_full(tmp_path: Path, size: str, record_property: Note) -> None:
     mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size="$1" none "$2" && shift 2 && exec "$@"', "sh", size]
     if (
         shutil.which("unshare") is None

@@ -163,14 +163,14 @@ def largest_difference(left: Path, right: Path, step: int) -> float:
     return max(float((tensors[0][name] - tensors[1][name]).abs().max()) for name in tensors[0])
 
 
-def test_a_run_on_changing_ranks_is_that_of_one_process(tmp_path: Path) -> None:
+def test_train_on_changing_ranks_is_the_run_of_one_process(tmp_path: Path) -> None:
     legs = ((2, 3), (3, 5), (1, 8))
     check(Schedule(pairs=23, tokens_per_step=60, max_tokens=45, layout=LayoutKind.padded, legs=legs), tmp_path)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", range(12))
-def test_twelve_schedules_are_that_of_one_process(
+def test_train_on_twelve_schedules_of_ranks_is_the_run_of_one_process(
     tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str], record_property: Callable[[str, object], None]
 ) -> None:
     found = check(draw_schedule(seed), tmp_path)

@@ -176,14 +176,14 @@ def damage_one(finished: Finished, draw: random.Random, path: Path | None = None
 IMPORTANT = ("tokenizer.model", "hypotheses/test.src", "hypotheses/test.ref", "hypotheses/other.src", "run.json")
 
 
-def test_no_damage_to_what_gives_text_its_meaning_goes_unnoticed(finished: Finished) -> None:
+def test_run_dir_notices_damage_to_what_gives_text_its_meaning(finished: Finished) -> None:
     refused = [damage_one(finished, random.Random(seed), Path(place)) for seed in (0, 1) for place in IMPORTANT]
     assert sum(refused) >= 4
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("part", range(2))
-def test_any_damage_to_a_run_is_refused_or_changes_nothing(
+def test_run_dir_with_any_damage_is_refused_or_changes_nothing(
     finished: Finished, part: int, record_property: Note
 ) -> None:
     for seed in range(100 + 100 * part, 200 + 100 * part):
@@ -193,7 +193,7 @@ def test_any_damage_to_a_run_is_refused_or_changes_nothing(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("place", IMPORTANT)
-def test_no_damage_of_many_to_what_gives_text_its_meaning_goes_unnoticed(
+def test_run_dir_notices_many_damages_to_what_gives_text_its_meaning(
     finished: Finished, place: str, record_property: Note
 ) -> None:
     for seed in range(2, 22):

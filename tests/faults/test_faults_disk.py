@@ -18,8 +18,8 @@ import pytest
 
 from support.corpora import run, steps_of, tiny_job, write_corpus
 from support.fault_runs import StruckTrainings, assert_nothing_lost, assert_recovered, leftovers
+from support.interventions import before_each_pass
 from transformer.errors import StorageError
-from transformer.training import loop
 
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EACCES": errno.EACCES}
 PARTS = 8  # of the long tier, for several workers
@@ -90,7 +90,7 @@ def fail_at(trainings: StruckTrainings, number: int, failure: int, *, lasts: boo
     return end.status
 
 
-def test_the_library_strikes_before_the_call(trainings: StruckTrainings, calls: list[str]) -> None:
+def test_strike_comes_before_the_call(trainings: StruckTrainings, calls: list[str]) -> None:
     assert len(calls) > 300
     assert {call.partition(" ")[0] for call in calls} >= {"open", "write", "fsync", "mkdir", "rename", "unlink"}
     folder = trainings.folder / "seen"
@@ -123,7 +123,9 @@ def test_train_recovers_from_an_error_of_a_call(trainings: StruckTrainings, call
     assert fail_at(trainings, number, ERRORS[name], lasts=True) == 5
 
 
-def test_tensorboard_s_thread_fails_without_a_traceback(trainings: StruckTrainings, calls: list[str]) -> None:
+def test_train_ends_without_a_traceback_where_the_thread_of_tensorboard_fails(
+    trainings: StruckTrainings, calls: list[str]
+) -> None:
     """It writes from a thread of its own, which ends; the run says so at its next step, or had no more to write."""
     fail_at(trainings, number_of(calls, r"^write .*/tensorboard/"), errno.EIO, lasts=True)
 
@@ -137,8 +139,7 @@ def test_train_refuses_before_the_first_step_where_no_checkpoint_would_fit(
     real = shutil.disk_usage
     needed = 4 * 4 * 22_912
     monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=int(1.1 * needed) - 1))
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", lambda *_, **__: pytest.fail("a step was made"))
+    with before_each_pass(lambda _objective: pytest.fail("a step was made")):
         words = rf"No space left on device \({needed} bytes needed, {int(1.1 * needed) - 1} bytes free\)"
         with pytest.raises(StorageError, match=words) as refused:
             run(job)

@@ -28,7 +28,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, Metric
 from transformer.errors import Stopped
 from transformer.records import Validation
-from transformer.training import loop
+from transformer.training import validate
 
 Note = Callable[[str, object], None]
 
@@ -141,16 +141,16 @@ def scripted(corpus: DataConfig, tmp_path: Path) -> Callable[..., tuple[Path, Pa
         }
         recipe |= {"tokens_per_step": 150, "save_every": 5, "keep_last": 2, "keep_best": 2, "average": 2}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "validate", Script(values, signals=False))
+            patch.setattr(validate, "validate", Script(values, signals=False))
             calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
-            patch.setattr(loop, "validate", Script(values, signals=True))
+            patch.setattr(validate, "validate", Script(values, signals=True))
             job, stops = tiny_job(tmp_path / "stopped", corpus, **recipe), 0
             for _ in values:
                 try:
                     run(job)
                 except Stopped:
                     stops += 1
-            patch.setattr(loop, "validate", Script(values, signals=False))
+            patch.setattr(validate, "validate", Script(values, signals=False))
             run(job)
         assert stops == len(values)
         return calm, tmp_path / "stopped"

@@ -65,7 +65,7 @@ def put_outside(run_dir: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_link_in_a_run_directory_is_not_followed(job: TrainJob, name: str) -> None:
+def test_run_dir_follows_no_link(job: TrainJob, name: str) -> None:
     command, status = READ[name]
     run_dir = Path(job.run_dir)
     outside = put_outside(run_dir, name)
@@ -75,7 +75,7 @@ def test_a_link_in_a_run_directory_is_not_followed(job: TrainJob, name: str) -> 
 
 
 @pytest.mark.parametrize(("command", "name"), [("train", n) for n in ("checkpoints", "tensorboard", "hypotheses")])
-def test_a_linked_folder_is_not_written(job: TrainJob, command: str, name: str) -> None:
+def test_run_dir_writes_into_no_linked_folder(job: TrainJob, command: str, name: str) -> None:
     outside = put_outside(Path(job.run_dir), name)
     (outside / ".tmp-of-somebody").touch()
     before = sorted(outside.rglob("*"))
@@ -108,7 +108,7 @@ PIPES = ["tokenizer.model", "hypotheses/test.src", "hypotheses/test.ref", "train
 
 
 @pytest.mark.parametrize("name", [*PIPES, *(pytest.param(name, marks=pytest.mark.faults) for name in OTHERS)])
-def test_no_command_waits_for_a_pipe(job: TrainJob, name: str) -> None:
+def test_commands_wait_for_no_pipe(job: TrainJob, name: str) -> None:
     """Each refuses, or does without."""
     path = Path(job.run_dir) / name
     path.rename(path.parent.parent / "aside")
@@ -129,7 +129,7 @@ def test_newest_asks_no_pipe_who_holds_the_lock(job: TrainJob) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "hypotheses/test.src", "metrics.jsonl"])
-def test_a_device_is_not_read(job: TrainJob, name: str) -> None:
+def test_commands_read_no_device(job: TrainJob, name: str) -> None:
     path = Path(job.run_dir) / name
     path.unlink()
     path.symlink_to("/dev/zero")
@@ -202,7 +202,7 @@ def shown_by_tensorboard(run_dir: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("attack", ["title", "clipboard", "C1", "overwrite"])
-def test_no_command_prints_what_a_document_says_raw(job: TrainJob, attack: str) -> None:
+def test_commands_print_nothing_raw_that_a_document_says(job: TrainJob, attack: str) -> None:
     run_dir = Path(job.run_dir)
     text = f"x{ATTACKS[attack]}\nforged: BLEU 100"
 
@@ -361,7 +361,7 @@ DTYPES = [name for name in dir(torch) if isinstance(getattr(torch, name), torch.
 @pytest.mark.faults
 @pytest.mark.parametrize("file", ["model", "optimizer"])
 @pytest.mark.parametrize("name", DTYPES)
-def test_a_tensor_of_any_type_is_refused_or_used(job: TrainJob, file: str, name: str) -> None:
+def test_commands_refuse_or_use_a_tensor_of_any_type(job: TrainJob, file: str, name: str) -> None:
     """Its bytes are zeros; the manifest is right."""
     folder = step_dir(Path(job.run_dir), LAST)
 

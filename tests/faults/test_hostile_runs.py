@@ -144,7 +144,7 @@ def test_train_refuses_to_resume_from_weights_that_are_not_finite(job: TrainJob)
 
 
 @pytest.mark.parametrize("command", ["translate", "evaluate", "init_from"])
-def test_a_command_refuses_weights_that_are_not_finite(job: TrainJob, tmp_path: Path, command: str) -> None:
+def test_commands_refuse_weights_that_are_not_finite(job: TrainJob, tmp_path: Path, command: str) -> None:
     forge_tensors(step_dir(Path(job.run_dir), LAST), "model.safetensors", spoil)
     if command == "init_from":
         other = replace(job, run_dir=str(tmp_path / "other"), init_from=str(step_dir(Path(job.run_dir), LAST)))
@@ -240,7 +240,7 @@ COMMANDS = ("train", "translate", "evaluate", "average")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_of_an_unreleased_version_is_refused_by_name(job: TrainJob, command: str) -> None:
+def test_commands_refuse_a_run_of_an_unreleased_version_by_name(job: TrainJob, command: str) -> None:
     """run.json had no "format" then, and checkpoints had 1."""
     run_dir = Path(job.run_dir)
     edit(run_dir / "run.json", lambda record: record.pop("format"))
@@ -510,7 +510,7 @@ ALL = {"state.json": STATES, "run.json": RECORDS, "results.json": RESULTS, "best
 @pytest.mark.faults
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(("place", "case"), [(p, c) for p, cs in ALL.items() for c in cs])
-def test_every_command_refuses_or_does_without(job: TrainJob, command: str, place: str, case: str) -> None:
+def test_commands_refuse_a_hostile_document_or_do_without(job: TrainJob, command: str, place: str, case: str) -> None:
     """A hostile document in any place: status 0, 2 or 4, and one line of error with the last two."""
     run_dir = Path(job.run_dir)
     if place == "state.json":

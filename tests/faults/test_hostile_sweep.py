@@ -244,7 +244,7 @@ CRAFTS: list[Callable[[Path, Draw, Path], str]] = [
 
 @pytest.mark.faults
 @pytest.mark.timeout(3600)
-def test_four_hundred_crafted_run_directories(
+def test_commands_survive_four_hundred_crafted_run_directories(
     finished: TrainJob,
     tmp_path: Path,
     record_property: Note,
@@ -340,7 +340,7 @@ def hostile_line(draw: Draw) -> bytes:
 
 @pytest.mark.faults
 @pytest.mark.timeout(3600)
-def test_twenty_thousand_hostile_lines(
+def test_translate_survives_twenty_thousand_hostile_lines(
     finished: TrainJob,
     tmp_path: Path,
     record_property: Note,

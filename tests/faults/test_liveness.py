@@ -16,16 +16,15 @@ import torch
 import torch.distributed as dist
 
 from support.corpora import is_verified, last_logged, run, step_dir, steps_of, tiny_job, wait_for, write_corpus
+from support.interventions import before_each_update
 from support.paths import ROOT
 from support.ranks import Ranks, ranks, start_commands, start_ranks
 from transformer import distributed, liveness
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig
-from transformer.data import batch
 from transformer.distributed import Wait, join_world
 from transformer.errors import InputError, PeerError, Stopped
-from transformer.training import loop
-from transformer.training.step import train_step
+from transformer.training.step import Objective
 
 GONE = 10.0  # seconds after which nothing of a training is left that has lost a rank: 5 on a machine of one's own
 
@@ -94,16 +93,13 @@ def test_report_failure_gives_the_others_the_reason(tmp_path: Path, corpus: Data
     """A rank that fails by itself keeps its own status; the others end with 7, and with its words."""
 
     def fail() -> None:
-        real = train_step
+        if os.environ["RANK"] == "1":
+            raise InputError("corpus.de, line 3: no text")
 
-        def step(*arguments: Any, **options: Any) -> Any:
-            if os.environ["RANK"] == "1":
-                raise InputError("corpus.de, line 3: no text")
-            return real(*arguments, **options)
+    def before() -> None:
+        before_each_update(fail)
 
-        pytest.MonkeyPatch().setattr(loop, "train_step", step)
-
-    peers = start_commands(3, endless(tmp_path / "a", corpus), tmp_path, fail)
+    peers = start_commands(3, endless(tmp_path / "a", corpus), tmp_path, before)
     assert peers.wait(30) == [7, 2, 7]
     words = "corpus.de, line 3: no text"
     assert f"transformer: error: {words} (rank 1: exit status 2)\n" in peers.said(1)
@@ -213,12 +209,14 @@ def test_dev_loss_is_interrupted_on_every_rank(tmp_path: Path, corpus: DataConfi
     job = tiny_job(tmp_path / "a", corpus, max_steps=4, save_every=2, validate_every=2, max_tokens=100, average=1)
 
     def before() -> None:
-        def collate(*arguments: Any, **options: Any) -> Any:
+        real = Objective.evaluate
+
+        def evaluate(objective: Objective, batch: Any) -> Any:
             if os.environ["RANK"] == "1":
                 signal.raise_signal(signal.SIGUSR1)
-            return batch.collate(*arguments, **options)
+            return real(objective, batch)
 
-        pytest.MonkeyPatch().setattr("transformer.training.validate.collate", collate)
+        pytest.MonkeyPatch().setattr(Objective, "evaluate", evaluate)  # in this process, which ends with the test
 
     peers = start_commands(2, job, tmp_path, before)
     assert peers.wait(30) == [75, 75]
@@ -228,7 +226,7 @@ def test_dev_loss_is_interrupted_on_every_rank(tmp_path: Path, corpus: DataConfi
     assert "step 2: dev loss" in (tmp_path / "a" / "train.log").read_text(encoding="utf-8")
 
 
-def test_a_rank_that_is_slow_to_stop_keeps_its_status(tmp_path: Path) -> None:
+def test_join_world_lets_a_rank_that_is_slow_to_stop_keep_its_status(tmp_path: Path) -> None:
     """All ranks know of a stop: nobody is lost, however long one of them takes to close its files."""
 
     def action() -> None:

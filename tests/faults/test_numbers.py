@@ -232,7 +232,7 @@ def test_train_neither_applies_nor_saves_what_is_not_finite(
 
 
 @pytest.mark.parametrize(("kind", "number", "place"), [("loss", 1, "all"), ("weight", 0, "middle")])
-def test_two_ranks_agree_on_what_is_not_finite(
+def test_train_on_two_ranks_agrees_on_what_is_not_finite(
     kind: str, number: int, place: str, tmp_path: Path, corpus: DataConfig
 ) -> None:
     inject_on_two(fault_of(kind, number, place), tmp_path, corpus)
@@ -242,7 +242,7 @@ def test_two_ranks_agree_on_what_is_not_finite(
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("kind", KINDS)
-def test_forty_eight_faults_alone(
+def test_train_neither_applies_nor_saves_any_of_forty_eight_faults(
     kind: str, number: int, place: str, tmp_path: Path, corpus: DataConfig, record_property: Note
 ) -> None:
     record_property("numbers that are not finite", 1)
@@ -252,14 +252,14 @@ def test_forty_eight_faults_alone(
 @pytest.mark.faults
 @pytest.mark.parametrize("place", ["middle", "twice", "all"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_twelve_faults_on_two_ranks(
+def test_train_on_two_ranks_agrees_on_twelve_faults(
     kind: str, place: str, tmp_path: Path, corpus: DataConfig, record_property: Note
 ) -> None:
     record_property("numbers that are not finite", 1)
     inject_on_two(fault_of(kind, 0, place), tmp_path, corpus)
 
 
-def test_a_run_that_stopped_goes_on_from_the_position_that_it_saved(tmp_path: Path, corpus: DataConfig) -> None:
+def test_train_goes_on_from_the_position_that_it_saved(tmp_path: Path, corpus: DataConfig) -> None:
     """Once what spoilt it is gone, as a bad machine is; the steps that were skipped stay skipped."""
     fault = fault_of("gradient", 0, "all")
     job = job_for(fault, tmp_path / "run", corpus)

@@ -100,7 +100,7 @@ def saved(run_dir: Path) -> int:
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("size", "kills"), [(2, 60), (4, 15)])
-def test_ranks_that_are_killed(
+def test_train_ends_every_rank_when_one_is_killed(
     tmp_path: Path, size: int, kills: int, capsys: pytest.CaptureFixture[str], record_property: Note
 ) -> None:
     """At a random time from the start of the ranks to the scores of the test sets."""
@@ -157,7 +157,7 @@ def finished(run_dir: Path, calm: Path, *, is_exact: bool) -> bool:
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("size", "stops"), [(2, 10), (4, 4)])
-def test_ranks_that_are_stopped(
+def test_train_ends_every_rank_when_one_is_stopped(
     tmp_path: Path, size: int, stops: int, capsys: pytest.CaptureFixture[str], record_property: Note
 ) -> None:
     """At a random time of the steps: what a machine that hangs looks like."""

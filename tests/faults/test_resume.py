@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -37,14 +38,17 @@ from support.corpora import (
     wait_for,
     write_corpus,
 )
+from support.interventions import after_each_update, before_each_pass, before_each_update, spoilt_gradients
 from support.resumed_runs import damage, learned, snapshot, stop_at, tensorboard_steps, with_value
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, Decay, Norm, Positions, Precision, SearchConfig
 from transformer.data import prepare
 from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
-from transformer.training import loop
-from transformer.training.validate import validate
+from transformer.run_dir import RunDir
+from transformer.training import loop, validate
+from transformer.training.step import Objective
+from transformer.training.validate import DevSet
 
 LAST = 14  # of the reference run: epochs end at 6 and 12, validations at 6, 12 and 14, checkpoints at 4, 8, 12 and 14
 
@@ -114,14 +118,14 @@ def test_train_passes_on_a_signal_that_cuts_an_import_of_torch_short(
 
 
 @pytest.mark.parametrize("step", range(1, LAST))
-def test_resumed_at_every_step(job: TrainJob, straight: Path, step: int) -> None:
+def test_train_ends_the_same_resumed_at_every_step(job: TrainJob, straight: Path, step: int) -> None:
     run_dir = stop_at(job, step, signal.SIGINT if step % 2 else signal.SIGTERM)
     run(job)
     assert_same_end(run_dir, straight)
     assert_logged_once(run_dir)
 
 
-def test_a_chain_of_random_resumes(job: TrainJob, straight: Path) -> None:
+def test_train_ends_the_same_after_a_chain_of_random_resumes(job: TrainJob, straight: Path) -> None:
     stops = sorted(random.Random(0).sample(range(1, LAST), 8))
     for step in stops:
         stop_at(job, step)
@@ -130,7 +134,7 @@ def test_a_chain_of_random_resumes(job: TrainJob, straight: Path) -> None:
     assert_logged_once(Path(job.run_dir))
 
 
-def test_a_stop_leaves_the_state_of_the_straight_run(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_stopped_leaves_the_state_of_the_straight_run(corpus: DataConfig, tmp_path: Path) -> None:
     """Weights, moments and position at an interrupted step are those of a run that saves there anyway."""
     every = run(tiny_job(tmp_path / "every", corpus, max_steps=8, save_every=1, keep_last=9))
     for step in (3, 5, 7):
@@ -142,7 +146,7 @@ def test_a_stop_leaves_the_state_of_the_straight_run(corpus: DataConfig, tmp_pat
         assert progress_of(stopped, step) == progress_of(every, step)
 
 
-def test_a_signal_in_the_last_step(job: TrainJob, straight: Path) -> None:
+def test_train_stops_at_a_signal_in_the_last_step(job: TrainJob, straight: Path) -> None:
     """It stops here too: the validation that is due and the test sets can take longer than a scheduler waits."""
     stop_at(job, LAST)
     assert not (Path(job.run_dir) / "results.json").exists()
@@ -151,49 +155,59 @@ def test_a_signal_in_the_last_step(job: TrainJob, straight: Path) -> None:
     assert_logged_once(Path(job.run_dir))
 
 
-def stop_in(name: str, job: TrainJob, step: int) -> None:
-    """A signal comes while the loop validates, or commits, this step."""
-    real = getattr(loop, name)
+def stop_in(owner: type, method: str, job: TrainJob, step: int) -> None:
+    """A signal comes behind this step, when the training first calls that method of the class."""
+    done = max(steps_of(Path(job.run_dir)), default=0)
+    signals = [signal.SIGTERM]
+    real = getattr(owner, method)
+
+    def count() -> None:
+        nonlocal done
+        done += 1
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
-        if options["step"] == step:
-            signal.raise_signal(signal.SIGTERM)
+        if done == step and signals:
+            signal.raise_signal(signals.pop())
         return real(*arguments, **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, name, interrupted)
+    with pytest.MonkeyPatch.context() as patch, after_each_update(count):
+        patch.setattr(owner, method, interrupted)
         with pytest.raises(Stopped, match=f"step {step} is saved"):
             run(job)
 
 
-def test_a_signal_while_the_last_step_is_saved(job: TrainJob, straight: Path) -> None:
-    stop_in("commit", job, LAST)
+def stop_in_validation(job: TrainJob, step: int) -> None:
+    """A signal comes while the dev loss of this step is measured."""
+    stop_in(Objective, "evaluate", job, step)
+
+
+def test_train_stops_at_a_signal_while_the_last_step_is_saved(job: TrainJob, straight: Path) -> None:
+    stop_in(RunDir, "write_best", job, LAST)  # behind its checkpoint, before older ones are removed
     run(job)
     assert_same_end(Path(job.run_dir), straight)
 
 
 @pytest.mark.parametrize("step", [6, 12, LAST])
-def test_a_signal_during_validation(job: TrainJob, straight: Path, step: int) -> None:
-    stop_in("validate", job, step)
+def test_train_stops_at_a_signal_during_validation(job: TrainJob, straight: Path, step: int) -> None:
+    stop_in_validation(job, step)
     assert steps_of(Path(job.run_dir))[-1] == step
     assert step not in [
         row["step"] for row in progress_of(Path(job.run_dir), step)["training"]["progress"]["validations"]
     ]
-    stop_in("validate", job, step)  # again
+    stop_in_validation(job, step)  # again
     run(job)
     assert_same_end(Path(job.run_dir), straight)
     assert_logged_once(Path(job.run_dir))
 
 
 @pytest.mark.parametrize("step", [6, LAST])
-def test_a_validation_done_after_resuming_is_not_done_twice(
+def test_train_does_not_repeat_a_validation_done_after_resuming(
     job: TrainJob, straight: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """A signal cuts it short; the resumed run does it, and dies in the next step (or while it averages)."""
-    stop_in("validate", job, step)
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", die)
-        patch.setattr("transformer.training.finish.average_checkpoints", die)
+    """A signal cuts it short; the resumed run does it, and dies in the next step (or before it writes its results)."""
+    stop_in_validation(job, step)
+    with monkeypatch.context() as patch, before_each_update(die):
+        patch.setattr(RunDir, "write_results", die)
         with pytest.raises(Death):
             run(job)
     run(job)
@@ -210,18 +224,18 @@ def die(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize("patience", [2, 3])
-def test_patience_outlives_an_interruption(
+def test_train_counts_patience_through_interruptions(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
 ) -> None:
     """Stopped in the step after each validation, a run makes the same decisions."""
     bleu = {2: 5.0, 4: 3.0, 6: 6.0, 8: 1.0, 10: 6.0, 12: 2.0, 14: 9.0}
-    real = validate
+    real = validate.validate
 
     def scripted(*arguments: Any, **options: Any) -> Any:
         found, hypotheses = real(*arguments, **options)
         return replace(found, bleu=bleu[found.step]), hypotheses
 
-    monkeypatch.setattr(loop, "validate", scripted)
+    monkeypatch.setattr(validate, "validate", scripted)
     recipe: dict[str, Any] = {"validate_every": 2, "save_every": 4, "patience": patience, "max_steps": LAST}
     calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
     job = tiny_job(tmp_path / "chain", corpus, **recipe)
@@ -233,12 +247,12 @@ def test_patience_outlives_an_interruption(
     assert_same_end(tmp_path / "chain", calm)
 
 
-def test_last_window_is_logged_although_a_signal_cut_the_last_validation_short(
+def test_log_window_is_logged_although_a_signal_cut_the_last_validation_short(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Patience ends the run at step 10, in the middle of a window; the resumed run only makes up for the validation."""
     bleu = {2: 5.0, 4: 3.0, 6: 6.0, 8: 1.0, 10: 6.0}
-    real = validate
+    real = validate.validate
     signals: list[int] = []
 
     def scripted(*arguments: Any, **options: Any) -> Any:
@@ -247,7 +261,7 @@ def test_last_window_is_logged_although_a_signal_cut_the_last_validation_short(
         found, hypotheses = real(*arguments, **options)
         return replace(found, bleu=bleu[found.step]), hypotheses
 
-    monkeypatch.setattr(loop, "validate", scripted)
+    monkeypatch.setattr(validate, "validate", scripted)
     recipe: dict[str, Any] = {"validate_every": 2, "save_every": 4, "log_every": 4, "patience": 2, "max_steps": LAST}
     calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
     assert [row["step"] for row in learned(calm) if "train/loss" in row] == [4, 8, 10]
@@ -260,36 +274,26 @@ def test_last_window_is_logged_although_a_signal_cut_the_last_validation_short(
     assert learned(tmp_path / "cut") == learned(calm)
 
 
-def test_numbers_that_are_not_finite_end_a_run_whose_checkpoints_are_sound(
-    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_ends_at_numbers_that_are_not_finite_with_sound_checkpoints(corpus: DataConfig, tmp_path: Path) -> None:
     """The streak goes on over a resume; what is saved is finite."""
     job = tiny_job(tmp_path / "a", corpus, max_steps=40, validate_every=40)
-    real = vars(loop)["train_step"]  # which may have been replaced already
-
     stop_at(job, 5)
     before = load_file(step_dir(tmp_path / "a", 5) / "model.safetensors")
 
-    def poisoned(objective: Any, *arguments: Any, **options: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.Tensor, "backward", lambda loss: poison(objective))
-            return real(objective, *arguments, **options)
-
-    monkeypatch.setattr(loop, "train_step", poisoned)
-    with pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 15"):
+    with spoilt_gradients(range(1, 41)), pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 15"):
         run(job)
     assert NumericalError.exit_status == 6
     assert steps_of(tmp_path / "a")[-1] == 15, "the position is saved"
     after = load_file(step_dir(tmp_path / "a", 15) / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before), "a bad update was applied"
     assert progress_of(tmp_path / "a", 15)["training"]["progress"]["streak"] == 10
-    with pytest.raises(NumericalError, match=r"\d\d consecutive updates.* up to step"):
+    with spoilt_gradients(range(1, 41)), pytest.raises(NumericalError, match=r"\d\d consecutive updates.* up to step"):
         run(job)
 
 
 @pytest.mark.parametrize(
     ("place", "phase"),
-    [("train_step", "training"), ("dev_loss", "measuring the dev loss"), ("prepare", "starting or finishing")],
+    [("forward", "training"), ("evaluate", "measuring the dev loss"), ("of", "starting or finishing")],
 )
 def test_train_names_what_was_done_when_gpu_memory_ran_out(
     tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch, place: str, phase: str
@@ -297,25 +301,25 @@ def test_train_names_what_was_done_when_gpu_memory_ran_out(
     def too_much(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    modules = {"train_step": "loop", "dev_loss": "validate", "prepare": "start"}
-    monkeypatch.setattr(f"transformer.training.{modules[place]}.{place}", too_much)
+    monkeypatch.setattr(DevSet if place == "of" else Objective, place, too_much)
     with pytest.raises(InputError) as caught:
         run(tiny_job(tmp_path / "a", corpus))
     message = str(caught.value)
     assert message.startswith(f"out of GPU memory while {phase}")
-    assert ("lower train.max_tokens (now 300); the same command goes on" in message) == (place != "prepare")
-
-
-def poison(objective: torch.nn.Module) -> None:
-    for parameter in objective.parameters():
-        parameter.grad = torch.full_like(parameter, float("nan"))
+    assert ("lower train.max_tokens (now 300); the same command goes on" in message) == (place != "of")
 
 
 @pytest.mark.parametrize("step", [2, 7, 9])
-def test_the_loss_scale_goes_on(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def test_loss_scale_goes_on_over_a_resume(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
     """Begun far too high and doubled after every third good update, it changes all the time."""
-    scaler: dict[str, Any] = {"init_scale": 2.0**30, "growth_interval": 3}
-    monkeypatch.setattr("transformer.training.state.loss_scaler", lambda *_: torch.amp.GradScaler("cpu", **scaler))
+    begin = torch.amp.GradScaler.__init__
+
+    def begin_too_high(scaler: torch.amp.GradScaler, device: str, *, enabled: bool) -> None:
+        begin(scaler, device, init_scale=2.0**30, growth_interval=3, enabled=enabled)
+
+    monkeypatch.setattr(torch.amp.GradScaler, "__init__", begin_too_high)
     recipe: dict[str, Any] = {"precision": Precision.fp16, "max_steps": 20}
     calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
     stop_at(tiny_job(tmp_path / "stopped", corpus, **recipe), step)
@@ -327,28 +331,17 @@ def test_the_loss_scale_goes_on(corpus: DataConfig, tmp_path: Path, monkeypatch:
     assert state["loss_scale"].keys() == {"scale", "growth_tracker"}
 
 
-def test_a_run_in_float16_learns_as_one_in_float32(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
+def test_train_in_float16_learns_as_in_float32(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
     half = run(tiny_job(tmp_path / "a", corpus, max_steps=LAST, precision=Precision.fp16))
     rows = [[row["train/loss"] for row in metrics_of(run_dir) if "train/loss" in row] for run_dir in (half, straight)]
     assert rows[0] == pytest.approx(rows[1], rel=2e-3)
     assert rows[0] != rows[1], "it was rounded"
 
 
-def test_gradients_that_no_scale_makes_finite_end_a_run(
-    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_ends_at_gradients_that_no_scale_makes_finite(corpus: DataConfig, tmp_path: Path) -> None:
     """From 65,536 a scale is 1 at the seventeenth update."""
-    monkeypatch.setattr(torch.Tensor, "backward", lambda _loss: poison(objectives[0]))
-    objectives: list[torch.nn.Module] = []
-    real = vars(loop)["train_step"]  # which may have been replaced already
-
-    def noted(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
-        objectives[:] = [objective]
-        return real(objective, *arguments, **options)
-
-    monkeypatch.setattr(loop, "train_step", noted)
     job = tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, max_steps=40, validate_every=40)
-    with pytest.raises(NumericalError, match="17 consecutive updates"):
+    with spoilt_gradients(range(1, 41)), pytest.raises(NumericalError, match="17 consecutive updates"):
         run(job)
 
 
@@ -386,17 +379,19 @@ def test_log_window_goes_on_after_a_signal(unscored: DataConfig, tmp_path: Path,
 
 
 @pytest.mark.parametrize("last", [7, 9])
-def test_log_window_goes_on_after_a_death(
-    unscored: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: Path, last: int
-) -> None:
+def test_log_window_goes_on_after_a_death(unscored: DataConfig, tmp_path: Path, windows: Path, last: int) -> None:
     """After step `last` the process is gone; the checkpoint is that of step 6, and what was logged later is dropped."""
     job = tiny_job(tmp_path / "a", unscored, **WINDOW)
-    left = iter(range(last))
-    real = vars(loop)["train_step"]  # which may have been replaced already
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", lambda *a, **o: die() if next(left, None) is None else real(*a, **o))
-        with pytest.raises(Death):
-            run(job)
+    taken = 0
+
+    def die_behind_last() -> None:
+        nonlocal taken
+        if taken == last:
+            raise Death
+        taken += 1
+
+    with before_each_update(die_behind_last), pytest.raises(Death):
+        run(job)
     assert steps_of(tmp_path / "a")[-1] == 6
     assert learned(run(job)) == learned(windows)
 
@@ -415,25 +410,24 @@ class Seen:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], Seen]:
-    """Make the gradients of these steps NaN, and watch."""
+def watch() -> Iterator[Callable[[range], Seen]]:
+    """Make the gradients of these steps NaN, and watch, over resumes too."""
+    with ExitStack() as held:
 
-    def begin(bad: range) -> Seen:
-        seen, real = Seen(), vars(loop)["train_step"]
+        def begin(bad: range) -> Seen:
+            seen = Seen()
+            trained: list[Objective] = []
 
-        def step(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
-            seen.step += 1
-            with pytest.MonkeyPatch.context() as patch:
-                if seen.step in bad:
-                    patch.setattr(torch.Tensor, "backward", lambda loss: poison(objective))
-                result = real(objective, *arguments, **options)
-            seen.weights[seen.step] = [parameter.detach().clone() for parameter in objective.parameters()]
-            return result
+            def note() -> None:
+                seen.step += 1
+                seen.weights[seen.step] = [parameter.detach().clone() for parameter in trained[-1].parameters()]
 
-        monkeypatch.setattr(loop, "train_step", step)
-        return seen
+            held.enter_context(spoilt_gradients(bad))
+            held.enter_context(before_each_pass(trained.append))
+            held.enter_context(after_each_update(note))
+            return seen
 
-    return begin
+        yield begin
 
 
 def counts(run_dir: Path, step: int) -> tuple[int, int, int, int | None]:
@@ -442,7 +436,7 @@ def counts(run_dir: Path, step: int) -> tuple[int, int, int, int | None]:
     return tuple(progress[key] for key in ("skipped", "streak", "longest_streak", "first_skipped"))
 
 
-def test_skipped_updates_end_a_run_that_logs_rarely(
+def test_train_ends_at_skipped_updates_though_it_logs_rarely(
     unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen]
 ) -> None:
     """The tenth in a row is step 14; the host looks after step 20."""
@@ -454,7 +448,7 @@ def test_skipped_updates_end_a_run_that_logs_rarely(
 
 
 @pytest.mark.parametrize("stops", [(), (4, 9), (11, 14, 22)], ids=str)
-def test_skipped_updates_are_counted_over_resumes(
+def test_train_counts_skipped_updates_over_resumes(
     unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen], stops: tuple[int, ...]
 ) -> None:
     """Nine in a row are survived, and leave the weights alone."""
@@ -472,7 +466,7 @@ def test_skipped_updates_are_counted_over_resumes(
     assert is_same == [n in range(5, 14) for n in range(2, 25)]
 
 
-def test_skipped_updates_in_a_row_go_on_over_a_resume(
+def test_train_counts_skipped_updates_in_a_row_over_a_resume(
     unscored: DataConfig, tmp_path: Path, watch: Callable[[range], Seen]
 ) -> None:
     seen = watch(range(5, 15))
@@ -507,7 +501,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("model", "recipe"), VARIANTS.values(), ids=VARIANTS)
-def test_every_recipe_trains_and_resumes(
+def test_train_resumes_under_every_recipe(
     corpus: DataConfig, tmp_path: Path, model: dict[str, Any], recipe: dict[str, Any]
 ) -> None:
     settings = {"max_steps": 5, "validate_every": 5} | recipe
@@ -591,7 +585,7 @@ def as_typed(value: object) -> str:
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key not in FREE | NOTED])
-def test_what_changes_the_mathematics_is_refused(copy: TrainJob, tmp_path: Path, key: str) -> None:
+def test_resume_refuses_what_changes_the_mathematics(copy: TrainJob, tmp_path: Path, key: str) -> None:
     before = dict(leaves(copy))[key]
     now = another(key, before, tmp_path)
     shown = as_typed(before), as_typed(now)
@@ -602,12 +596,12 @@ def test_what_changes_the_mathematics_is_refused(copy: TrainJob, tmp_path: Path,
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key in FREE])
-def test_what_does_not_is_accepted(copy: TrainJob, tmp_path: Path, key: str) -> None:
+def test_resume_accepts_what_does_not_change_the_mathematics(copy: TrainJob, tmp_path: Path, key: str) -> None:
     run(with_value(copy, key, another(key, dict(leaves(copy))[key], tmp_path)))
 
 
 @pytest.mark.parametrize("key", sorted(NOTED))
-def test_what_may_change_the_last_bits_is_accepted_and_logged(copy: TrainJob, tmp_path: Path, key: str) -> None:
+def test_resume_accepts_and_logs_what_may_change_the_last_bits(copy: TrainJob, tmp_path: Path, key: str) -> None:
     before = dict(leaves(copy))[key]
     now = another(key, before, tmp_path)
     shown = as_typed(before), as_typed(now)
@@ -633,7 +627,7 @@ def test_resume_refuses_a_run_of_an_unreleased_version_by_name(copy: TrainJob, n
 
 
 @pytest.mark.parametrize(("key", "value"), [("precision", "bf17"), ("layout", "pakced"), ("device", 3)])
-def test_papers_that_are_damaged_are_refused(copy: TrainJob, key: str, value: object) -> None:
+def test_resume_refuses_a_damaged_run_record(copy: TrainJob, key: str, value: object) -> None:
     path = Path(copy.run_dir) / "run.json"
     papers = read(path)
     papers["resolved"][key] = value
@@ -643,13 +637,13 @@ def test_papers_that_are_damaged_are_refused(copy: TrainJob, key: str, value: ob
         run(copy)
 
 
-def test_every_key_is_decided_on(copy: TrainJob) -> None:
+def test_resume_decides_on_every_key(copy: TrainJob) -> None:
     """A new key must be put on one of the lists here."""
     assert (FREE | NOTED) - set(KEYS) == {"run_dir"}
     assert {key for key, _ in leaves(copy)} - set(KEYS) - {"run_dir"} == FILES | NOT_HERE
 
 
-def test_all_that_is_refused_is_named_in_one_line(copy: TrainJob) -> None:
+def test_resume_names_all_that_it_refuses_in_one_line(copy: TrainJob) -> None:
     job = with_value(with_value(copy, "model.dropout", 0.3), "train.seed", 7)
     with pytest.raises(CheckpointError) as refused:
         run(with_value(job, "train.samples", 0))
@@ -657,7 +651,7 @@ def test_all_that_is_refused_is_named_in_one_line(copy: TrainJob) -> None:
     assert "samples" not in str(refused.value)
 
 
-def test_the_length_of_a_run_decides_the_rates_of_linear_decay(corpus: DataConfig, tmp_path: Path) -> None:
+def test_resume_refuses_another_length_under_linear_decay(corpus: DataConfig, tmp_path: Path) -> None:
     recipe: dict[str, Any] = {"decay": Decay.linear, "warmup_steps": 2}
     run(tiny_job(tmp_path / "a", corpus, max_steps=4, **recipe))
     with pytest.raises(CheckpointError, match=r"train\.max_steps: 4 -> 6"):
@@ -676,7 +670,7 @@ def own_text(corpus: DataConfig, tmp_path: Path) -> DataConfig:
     return write_corpus(tmp_path / "text")
 
 
-def test_a_changed_training_text_is_refused(own_text: DataConfig, tmp_path: Path) -> None:
+def test_resume_refuses_a_changed_training_text(own_text: DataConfig, tmp_path: Path) -> None:
     job = tiny_job(tmp_path / "a", own_text, max_steps=6)
     stop_at(job, 3)
     changed_line(Path(own_text.train.tgt))
@@ -685,7 +679,7 @@ def test_a_changed_training_text_is_refused(own_text: DataConfig, tmp_path: Path
     assert "\n" not in str(refused.value)
 
 
-def test_a_run_that_was_prepared_otherwise_is_refused_as_such_and_translates(
+def test_resume_refuses_a_run_that_was_prepared_otherwise_which_translates_still(
     own_text: DataConfig, tmp_path: Path
 ) -> None:
     """Its run.json has no key that came later."""
@@ -700,7 +694,7 @@ def test_a_run_that_was_prepared_otherwise_is_refused_as_such_and_translates(
     assert len(transformer.load(job.run_dir, device="cpu").translate(["one two"])) == 1
 
 
-def test_another_tokenizer_of_the_same_text_is_refused(
+def test_resume_refuses_another_tokenizer_of_the_same_text(
     own_text: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The digest names text and settings; of these another release may make other pieces, if the store is rebuilt."""
@@ -715,7 +709,7 @@ def test_another_tokenizer_of_the_same_text_is_refused(
     assert steps_of(Path(job.run_dir)) == [3]
 
 
-def test_changed_development_and_test_texts_are_not(
+def test_resume_accepts_changed_development_and_test_texts(
     own_text: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job, warning = tiny_job(tmp_path / "a", own_text, max_steps=6), "the text of data.dev has changed"
@@ -730,7 +724,7 @@ def test_changed_development_and_test_texts_are_not(
     assert kept.read_bytes() == Path(own_text.test["test"].tgt).read_bytes()
 
 
-def test_run_and_corpus_may_move(own_text: DataConfig, tmp_path: Path, straight: Path) -> None:
+def test_resume_accepts_a_run_and_a_corpus_that_moved(own_text: DataConfig, tmp_path: Path, straight: Path) -> None:
     run_dir = stop_at(tiny_job(tmp_path / "a", own_text, max_steps=LAST), 5)
     there = shutil.move(run_dir, tmp_path / "there")
     shutil.rmtree(tmp_path / "text")
@@ -740,7 +734,7 @@ def test_run_and_corpus_may_move(own_text: DataConfig, tmp_path: Path, straight:
     assert_same_end(Path(there), straight)
 
 
-def test_a_given_tokenizer_is_known_by_its_content(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
+def test_resume_knows_a_given_tokenizer_by_its_content(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
     paths = [shutil.copy(straight / "tokenizer.model", tmp_path / name) for name in ("one.model", "two.model")]
     job = with_value(tiny_job(tmp_path / "a", corpus, max_steps=4), "tokenizer.model", str(paths[0]))
     run(job)
@@ -749,7 +743,7 @@ def test_a_given_tokenizer_is_known_by_its_content(corpus: DataConfig, tmp_path:
         run(with_value(job, "tokenizer.model", None))
 
 
-def test_other_search_settings_go_into_the_rest_of_the_run(job: TrainJob) -> None:
+def test_resume_takes_other_search_settings_for_the_rest_of_the_run(job: TrainJob) -> None:
     stop_at(job, 9)
     run(replace(job, search=SearchConfig(beam_size=2, max_extra=12)))
     results = results_of(Path(job.run_dir))
@@ -761,7 +755,7 @@ def test_other_search_settings_go_into_the_rest_of_the_run(job: TrainJob) -> Non
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"])
-def test_a_damaged_checkpoint_is_passed_over(job: TrainJob, straight: Path, name: str) -> None:
+def test_resume_passes_over_a_damaged_checkpoint(job: TrainJob, straight: Path, name: str) -> None:
     run_dir = stop_at(job, 10)
     damage(run_dir, 10, name)
     run(job)
@@ -771,7 +765,7 @@ def test_a_damaged_checkpoint_is_passed_over(job: TrainJob, straight: Path, name
     assert (run_dir / "checkpoints" / ".bad-step-00000010" / name).exists()
 
 
-def test_where_all_checkpoints_are_damaged_nothing_is_touched(job: TrainJob) -> None:
+def test_resume_touches_nothing_where_all_checkpoints_are_damaged(job: TrainJob) -> None:
     run_dir = stop_at(job, 10)
     for step in steps_of(run_dir):
         damage(run_dir, step)
@@ -789,14 +783,14 @@ def test_where_all_checkpoints_are_damaged_nothing_is_touched(job: TrainJob) -> 
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"{}", b'{"config": {}}'])
-def test_a_damaged_run_json_is_refused(copy: TrainJob, content: bytes | None) -> None:
+def test_resume_refuses_a_damaged_run_json(copy: TrainJob, content: bytes | None) -> None:
     path = Path(copy.run_dir) / "run.json"
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"run\.json"):
         run(copy)
 
 
-def test_a_metrics_file_that_a_crash_cut_short(job: TrainJob, straight: Path) -> None:
+def test_resume_mends_a_metrics_file_that_a_crash_cut_short(job: TrainJob, straight: Path) -> None:
     run_dir = stop_at(job, 7)
     with (run_dir / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 8, "train/loss": 1.0}\n{"step": 9, "tra')
@@ -808,7 +802,7 @@ def test_a_metrics_file_that_a_crash_cut_short(job: TrainJob, straight: Path) ->
 # ---- places and inputs that will not do -----------------------------------------------------------------------------
 
 
-def test_a_place_under_a_file(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_refuses_a_place_under_a_file(corpus: DataConfig, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     for data in (corpus, replace(corpus, store_dir=None)):
         with pytest.raises(StorageError, match="file") as refused:
@@ -837,7 +831,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("spoil", "words"), BAD.values(), ids=BAD)
-def test_bad_input_makes_no_run_directory(
+def test_train_makes_no_run_directory_for_bad_input(
     own_text: DataConfig, tmp_path: Path, spoil: Callable[[DataConfig], object], words: str
 ) -> None:
     spoil(own_text)
@@ -851,7 +845,9 @@ def test_bad_input_makes_no_run_directory(
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
-def test_statuses_of_processes(corpus: DataConfig, own_text: DataConfig, copy: TrainJob, tmp_path: Path) -> None:
+def test_train_ends_with_the_documented_statuses(
+    corpus: DataConfig, own_text: DataConfig, copy: TrainJob, tmp_path: Path
+) -> None:
     """One line on standard error and the documented status, three processes at once."""
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     not_utf8(own_text)
@@ -869,10 +865,16 @@ def test_statuses_of_processes(corpus: DataConfig, own_text: DataConfig, copy: T
     assert not (tmp_path / "runs" / "a").exists()
 
 
-STUCK = "import time, transformer.training.loop as loop\nloop.train_step = lambda *_, **__: time.sleep(300)"
+STUCK = """
+import time
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+register_optimizer_step_pre_hook(lambda *_: time.sleep(300))
+"""
 
 
-def test_one_trainer_in_a_directory_and_two_signals(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_admits_one_process_to_a_directory_and_ends_at_a_second_signal(
+    corpus: DataConfig, tmp_path: Path
+) -> None:
     """The second trainer ends at once, naming the first; the first, in a long step, ends at its second signal."""
     job = tiny_job(tmp_path / "a", corpus)
     first = start("train", *overrides(job), cwd=tmp_path, driver=STUCK)
@@ -900,7 +902,7 @@ def test_one_trainer_in_a_directory_and_two_signals(corpus: DataConfig, tmp_path
 FULL = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))"
 
 
-def test_a_full_disk(job: TrainJob, straight: Path, tmp_path: Path) -> None:
+def test_train_on_a_full_disk_keeps_its_checkpoints_and_goes_on(job: TrainJob, straight: Path, tmp_path: Path) -> None:
     """A file may have no more than 80,000 bytes; the weights have 91,648."""
     run_dir = stop_at(job, 5)
     before = {step: snapshot(step_dir(run_dir, step)) for step in steps_of(run_dir)}
@@ -916,7 +918,7 @@ def test_a_full_disk(job: TrainJob, straight: Path, tmp_path: Path) -> None:
 LONG: dict[str, Any] = {"max_steps": 30, "save_every": 5, "validate_every": 15, "threads": 2}
 
 
-def test_a_signal_to_a_process(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_in_a_process_stops_at_a_signal_and_goes_on(corpus: DataConfig, tmp_path: Path) -> None:
     """From outside, two threads, prefetch 4, and the same command again: nothing is lost and nothing differs."""
     data = replace(corpus, test={"test": corpus.test["test"]})
     stopped, calm = tmp_path / "stopped", tmp_path / "calm"
@@ -943,7 +945,7 @@ def test_a_signal_to_a_process(corpus: DataConfig, tmp_path: Path) -> None:
 KILLED: dict[str, Any] = {"max_steps": 80, "save_every": 4, "validate_every": 20}
 
 
-def test_five_kills(corpus: DataConfig, tmp_path: Path) -> None:
+def test_train_loses_nothing_by_five_kills(corpus: DataConfig, tmp_path: Path) -> None:
     """SIGKILL at any moment, then the same command again."""
     draw = random.Random(5)
     job, run_dir = tiny_job(tmp_path / "a", corpus, **KILLED), tmp_path / "a"

@@ -51,7 +51,9 @@ def being_written(run_dir: Path, pid: int) -> bool:
 
 @pytest.mark.faults
 @pytest.mark.timeout(3600)
-def test_twenty_kills_of_the_demo(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_train_of_the_demo_loses_nothing_by_twenty_kills(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """Two in start-up, ten uniform over the steps, six while a checkpoint is written, two after the last step."""
     command = ["train", f"data.root={copy_demo(tmp_path)}", f"train.max_steps={STEPS}", "train.log_every=1"]
     command += ["train.save_every=5", "train.validate_every=40", "train.threads=2"]

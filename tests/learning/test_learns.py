@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(1800)
-def test_the_demo_learns_its_grammar(tmp_path: Path) -> None:
+def test_train_of_the_demo_learns_its_grammar(tmp_path: Path) -> None:
     """80 BLEU on sentences like the training ones, and 60 to 97 on combinations that training never showed."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", "transformer", "train"], cwd=tmp_path, env=environment, check=True)
@@ -77,7 +77,7 @@ def draw_strings(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("answer", [lambda text: text, lambda text: text[::-1]], ids=["copy", "reverse"])
-def test_a_tiny_model_learns_copy_and_reverse(tmp_path: Path, answer: Callable[[str], str]) -> None:
+def test_train_of_a_tiny_model_learns_copy_and_reverse(tmp_path: Path, answer: Callable[[str], str]) -> None:
     """Over 95 % of strings that training never showed come out right to the last symbol."""
     strings = draw_strings(12_300)
     parts = {"train": strings[:12_000], "dev": strings[12_000:12_050], "test": strings[12_050:]}

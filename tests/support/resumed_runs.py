@@ -14,28 +14,24 @@ from support.corpora import (
     step_dir,
     steps_of,
 )
+from support.interventions import before_each_update
 from transformer.config.jobs import TrainJob
 from transformer.errors import Stopped
-from transformer.training import loop
 
 
 def stop_at(job: TrainJob, step: int, number: int = signal.SIGTERM) -> Path:
     """Run until a signal arrives during this step."""
     run_dir = Path(job.run_dir)
     done = max(steps_of(run_dir), default=0)
-    real = vars(loop)["train_step"]  # which may have been replaced already
 
-    def interrupted(*arguments: Any, **options: Any) -> Any:
+    def interrupt() -> None:
         nonlocal done
         done += 1
         if done == step:
             signal.raise_signal(number)
-        return real(*arguments, **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "train_step", interrupted)
-        with pytest.raises(Stopped, match=f"step {step} is saved"):
-            run(job)
+    with before_each_update(interrupt), pytest.raises(Stopped, match=f"step {step} is saved"):
+        run(job)
     assert steps_of(run_dir)[-1] == step
     return run_dir
 

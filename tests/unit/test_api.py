@@ -47,7 +47,7 @@ def _handlers() -> Iterator[None]:
 # ---- names ----------------------------------------------------------------------------------------------------------
 
 
-def test_import_waits_neither_for_torch_nor_for_hydra() -> None:
+def test_package_waits_neither_for_torch_nor_for_hydra() -> None:
     code = (
         "import json, sys, transformer\n"
         "slow = ('torch', 'numpy', 'hydra', 'omegaconf', 'sentencepiece', 'sacrebleu')\n"
@@ -64,7 +64,7 @@ def test_import_waits_neither_for_torch_nor_for_hydra() -> None:
     assert (knows_hydra, knows_torch) == (True, False), "composing a job takes no torch"
 
 
-def test_names_are_those_of_the_modules_that_define_them() -> None:
+def test_package_gives_the_names_of_the_modules_that_define_them() -> None:
     from transformer import Padded, Results, Translator, attention_weights, compose, load, train
 
     named: list[Any] = [Padded, Results, TransformerError, Translator, attention_weights, compose, load, train]
@@ -80,7 +80,7 @@ def test_names_are_those_of_the_modules_that_define_them() -> None:
     ]
 
 
-def test_names_are_listed() -> None:
+def test_package_lists_its_names() -> None:
     public = sorted([*FUNCTIONS, *CLASSES, "__version__"])
     assert sorted(transformer.__all__) == public
     assert set(public) <= set(dir(transformer))
@@ -90,7 +90,7 @@ def test_names_are_listed() -> None:
     assert set(public) <= namespace.keys()
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_package_raises_an_attribute_error_for_an_unknown_name() -> None:
     with pytest.raises(AttributeError, match="module 'transformer' has no attribute 'lode'"):
         getattr(transformer, "lode")  # noqa: B009 (type checkers know that it is not there)
     assert not hasattr(transformer, "__wrapped__")
@@ -99,7 +99,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS + CLASSES)
-def test_help_has_text(name: str) -> None:
+def test_package_has_help_for_every_name(name: str) -> None:
     found = getattr(transformer, name)
     assert len(inspect.getdoc(found) or "") > 50
     out = io.StringIO()

@@ -206,7 +206,7 @@ def test_attention_weights_come_from_a_softmax_in_fp32_at_least(
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 2, 3], [1, 1, 4]])
 @pytest.mark.parametrize("causal", [False, True])
 @every_score
-def test_self_attention_is_eq1(score: Score, lengths: list[int], causal: bool, d_k: int, d_v: int) -> None:
+def test_attend_to_itself_is_eq1(score: Score, lengths: list[int], causal: bool, d_k: int, d_v: int) -> None:
     q, k, v = draw_qkv(3, 5, 5, d_k, d_v)
     layout, options = Padded.of(lengths, 5), how(score, d_k)
     ours = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0, **options)
@@ -222,7 +222,7 @@ def test_self_attention_is_eq1(score: Score, lengths: list[int], causal: bool, d
     ("targets", "sources"), [([4, 4], [6, 6]), ([4, 1], [6, 2]), ([2, 4], [3, 6]), ([1, 1], [6, 5])]
 )
 @every_score
-def test_attention_over_another_sequence_is_eq1(
+def test_attend_over_another_sequence_is_eq1(
     score: Score, targets: list[int], sources: list[int], d_k: int, d_v: int
 ) -> None:
     t, s = max(targets), max(sources)
@@ -238,7 +238,7 @@ def test_attention_over_another_sequence_is_eq1(
 
 @pytest.mark.parametrize(("d_k", "d_v"), WIDTHS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_padded_batch_is_torchs_function_on_each_sentence_alone(causal: bool, d_k: int, d_v: int) -> None:
+def test_attend_over_a_padded_batch_is_torchs_function_on_each_sentence_alone(causal: bool, d_k: int, d_v: int) -> None:
     lengths = [5, 2, 3]
     q, k, v = draw_qkv(3, 5, 5, d_k, d_v)
     layout = Padded.of(lengths, 5)
@@ -253,7 +253,7 @@ def test_a_padded_batch_is_torchs_function_on_each_sentence_alone(causal: bool, 
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_weighted_mean_computed_by_hand(causal: bool) -> None:
+def test_attend_gives_a_weighted_mean_computed_by_hand(causal: bool) -> None:
     """Two keys, d_k = 4, q . k = 2 ln 3 and 0: weights 3/4 and 1/4 where the scale is 1/sqrt(4)."""
     q = torch.tensor([[2 * math.log(3.0), 0.0, 0.0, 0.0]] * 2).view(1, 2, 1, 4)
     k = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]).view(1, 2, 1, 4)
@@ -266,7 +266,7 @@ def test_a_weighted_mean_computed_by_hand(causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @every_score
-def test_an_empty_slot_is_finite_and_contributes_nothing(score: Score, causal: bool) -> None:
+def test_attend_is_finite_in_an_empty_slot_which_contributes_nothing(score: Score, causal: bool) -> None:
     q, k, v = draw_qkv(3, 4, 4, 3, 5)
     layout, options = Padded.of([4, 0, 2], 4), how(score, 3)
     out = attend(q, k, v, queries=layout, keys=layout, causal=causal, dropout=0.0, **options)
@@ -293,7 +293,7 @@ def test_an_empty_slot_is_finite_and_contributes_nothing(score: Score, causal: b
 
 
 @every_score
-def test_an_empty_source_is_finite_for_the_queries_that_read_it(score: Score) -> None:
+def test_attend_over_an_empty_source_is_finite(score: Score) -> None:
     q, k, v = draw_qkv(2, 3, 4, 3, 5)
     layouts: dict[str, Any] = {"queries": Padded.of([3, 3], 3), "keys": Padded.of([0, 4], 4)}
     out = attend(q, k, v, **layouts, causal=False, dropout=0.0, **how(score, 3))
@@ -306,9 +306,7 @@ def test_an_empty_source_is_finite_for_the_queries_that_read_it(score: Score) ->
 @pytest.mark.parametrize("shape", ["padded", "packed"])
 @pytest.mark.parametrize("causal", [False, True])
 @every_score
-def test_dropout_is_on_the_weights_and_keeps_their_mean(
-    score: Score, causal: bool, shape: str, dtype: torch.dtype
-) -> None:
+def test_attend_drops_weights_and_keeps_their_mean(score: Score, causal: bool, shape: str, dtype: torch.dtype) -> None:
     """With the identity as values the result is the weights: each is dropped, or kept and divided by 1 - p."""
     s, p = 12, 0.25
     layout = Padded.of([s], s) if shape == "padded" else pack(np.array([[s, s]]), (s, s), grouped=True)[0]
@@ -371,7 +369,7 @@ PADDED_GROUPS = pytest.mark.parametrize("small", [256, 0], ids=["one group", "ma
 @pytest.mark.parametrize("causal", [False, True])
 @PADDED_GROUPS
 @every_score
-def test_packed_attention_is_eq1_on_each_sentence_alone(
+def test_attend_over_packed_sentences_is_eq1_on_each_alone(
     score: Score,
     lengths: list[tuple[int, int]],
     capacities: tuple[int, int],
@@ -470,7 +468,9 @@ def test_attend_is_attention_weights_times_values(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @every_score
-def test_half_precision_is_eq1_but_for_rounding(score: Score, layout: str, causal: bool, dtype: torch.dtype) -> None:
+def test_attend_in_half_precision_is_eq1_but_for_rounding(
+    score: Score, layout: str, causal: bool, dtype: torch.dtype
+) -> None:
     """Rounding to the type is allowed a few times over; the formula sees the same rounded inputs in float64."""
     options = how(score, 8)
     vector = None if options["score_vector"] is None else options["score_vector"].detach().to(dtype).requires_grad_()
@@ -505,7 +505,7 @@ def test_half_precision_is_eq1_but_for_rounding(score: Score, layout: str, causa
         (torch.float32, True, 0),
     ],
 )
-def test_the_kernel_of_low_precision_is_used_where_it_pays(
+def test_attend_uses_the_kernel_of_low_precision_where_it_pays(
     dtype: torch.dtype, with_gradient: bool, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
@@ -526,7 +526,9 @@ def test_the_kernel_of_low_precision_is_used_where_it_pays(
 
 
 @pytest.mark.parametrize(("elements", "chunks"), [(1, 7), (2 * 120, 4), (3 * 120 + 119, 3), (7 * 120, 1)])
-def test_additive_scores_come_in_chunks_of_queries(elements: int, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attend_computes_additive_scores_in_chunks_of_queries(
+    elements: int, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B 2, H 3, T 7, S 5, K 4: a query's sums are 120 numbers. The last chunk may be shorter."""
     q, k, vector = draw(2, 3, 7, 4, seed=1), draw(2, 3, 5, 4, seed=2), draw(3, 4, seed=3)
     plain = scores_of(Score.additive, q.transpose(1, 2), k.transpose(1, 2), vector)
@@ -551,7 +553,7 @@ def test_additive_scores_come_in_chunks_of_queries(elements: int, chunks: int, m
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_additive_scores_keep_no_sums_for_the_backward() -> None:
+def test_attend_keeps_no_additive_sums_for_the_backward() -> None:
     """B 2, H 3, T 7, S 5, K 4: all sums are 840 numbers, and what is kept is no larger than the scores."""
     q, k, vector = draw(2, 3, 7, 4, seed=1), draw(2, 3, 5, 4, seed=2), draw(3, 4, seed=3)
     kept: list[int] = []
@@ -657,7 +659,7 @@ def assert_same_modules(
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [2, 5, 3]])
 @pytest.mark.parametrize("causal", [False, True])
-def test_self_and_masked_self_attention_are_torchs_module(lengths: list[int], causal: bool) -> None:
+def test_multi_head_attention_to_itself_is_torchs_module(lengths: list[int], causal: bool) -> None:
     torch.manual_seed(0)
     ours, theirs = twins(12, 3)
     x, layout = draw(3, 5, 12, seed=1), Padded.of(lengths, 5)
@@ -671,7 +673,7 @@ def test_self_and_masked_self_attention_are_torchs_module(lengths: list[int], ca
 
 
 @pytest.mark.parametrize(("targets", "sources"), [([4, 4], [6, 6]), ([4, 2], [3, 6])])
-def test_encoder_decoder_attention_is_torchs_module(targets: list[int], sources: list[int]) -> None:
+def test_multi_head_attention_over_another_sequence_is_torchs_module(targets: list[int], sources: list[int]) -> None:
     torch.manual_seed(0)
     ours, theirs = twins(12, 4)
     x, memory = draw(2, 4, 12, seed=1), draw(2, 6, 12, seed=2)
@@ -684,7 +686,7 @@ def test_encoder_decoder_attention_is_torchs_module(targets: list[int], sources:
 
 
 @every_score
-def test_head_widths_are_free_and_no_projection_has_a_bias(score: Score) -> None:
+def test_multi_head_attention_has_free_head_widths_and_no_bias(score: Score) -> None:
     module = MultiHeadAttention(10, 3, d_k=4, d_v=7, score=score, dropout=0.0)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     assert shapes == ({"score_vector": (3, 4)} if score is Score.additive else {}) | {
@@ -695,7 +697,7 @@ def test_head_widths_are_free_and_no_projection_has_a_bias(score: Score) -> None
     }
 
 
-def test_each_projection_has_xavier_bounds_of_its_own() -> None:
+def test_multi_head_attention_has_xavier_bounds_for_each_projection() -> None:
     """sqrt(6 / (in + out)) of each matrix; one fused matrix of all three would have a smaller bound."""
     torch.manual_seed(0)
     module = MultiHeadAttention(96, 4, d_k=16, d_v=40, score=Score.scaled, dropout=0.0)
@@ -706,7 +708,7 @@ def test_each_projection_has_xavier_bounds_of_its_own() -> None:
         assert projection.weight.std().item() == pytest.approx(bound / math.sqrt(3.0), rel=0.03)
 
 
-def test_a_score_vector_is_normal_with_variance_one_over_d_k() -> None:
+def test_multi_head_attention_draws_its_score_vector_with_variance_one_over_d_k() -> None:
     """Bounds of four standard errors over 10,000 draws."""
     torch.manual_seed(0)
     vector = MultiHeadAttention(4, 400, d_k=25, d_v=1, score=Score.additive, dropout=0.0).score_vector
@@ -717,7 +719,7 @@ def test_a_score_vector_is_normal_with_variance_one_over_d_k() -> None:
 
 
 @every_score
-def test_module_dropout_acts_in_training_only(score: Score) -> None:
+def test_multi_head_attention_drops_in_training_only(score: Score) -> None:
     torch.manual_seed(0)
     module = MultiHeadAttention(8, 2, d_k=4, d_v=4, score=score, dropout=0.5)
     x, layout = draw(1, 6, 8, seed=1), Padded.of([6], 6)

@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Path:
 # --- round trip
 
 
-def test_every_kind_of_tensor_returns_bit_for_bit(tmp_path: Path) -> None:
+def test_commit_returns_every_kind_of_tensor_bit_for_bit(tmp_path: Path) -> None:
     odd = torch.tensor([0.0, -0.0, float("nan"), float("inf"), 1e-45, 3.14])
     model: dict[str, torch.Tensor] = {f"x.{d}": odd.to(d) for d in (torch.bfloat16, torch.float16, torch.float32)}
     model |= {
@@ -75,7 +75,7 @@ def test_every_kind_of_tensor_returns_bit_for_bit(tmp_path: Path) -> None:
     assert sorted(os.listdir(found.path)) == ["MANIFEST.json", "config.json", "model.safetensors", "state.json"]
 
 
-def test_the_manifest_says_what_sha256sum_says(run: Path) -> None:
+def test_manifest_says_what_sha256sum_says(run: Path) -> None:
     folder = step_path(run, 20)
     manifest = json.loads((folder / "MANIFEST.json").read_text())
     assert (manifest["format"], manifest["step"], list(manifest["files"])) == (3, 20, sorted(FILES)[1:])
@@ -85,7 +85,7 @@ def test_the_manifest_says_what_sha256sum_says(run: Path) -> None:
     assert sorted(os.listdir(folder)) == sorted(FILES)
 
 
-def test_equal_content_gives_equal_bytes_whatever_the_order_of_names(tmp_path: Path) -> None:
+def test_commit_writes_equal_bytes_whatever_the_order_of_names(tmp_path: Path) -> None:
     shuffled = content(10)
     shuffled["tensors"] = {k: dict(reversed(v.items())) for k, v in reversed(shuffled["tensors"].items())}
     write(tmp_path / "a", 10)
@@ -93,11 +93,11 @@ def test_equal_content_gives_equal_bytes_whatever_the_order_of_names(tmp_path: P
     assert snapshot(tmp_path / "a") == snapshot(tmp_path / "b")
 
 
-def test_the_order_of_the_configuration_is_kept(run: Path) -> None:
+def test_commit_keeps_the_order_of_the_configuration(run: Path) -> None:
     assert list(load_checkpoint(step_path(run, 20)).config["data"]["test"]) == ["b", "a"]
 
 
-def test_files_have_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
+def test_commit_leaves_files_the_mode_of_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         path = write(tmp_path, 1).path
@@ -107,7 +107,7 @@ def test_files_have_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o750
 
 
-def test_an_equal_checkpoint_is_left_alone_and_another_replaced(run: Path) -> None:
+def test_commit_leaves_an_equal_checkpoint_alone_and_replaces_another(run: Path) -> None:
     before = (step_path(run, 20) / "state.json").stat().st_ino
     write(run, 20)
     assert (step_path(run, 20) / "state.json").stat().st_ino == before
@@ -118,7 +118,7 @@ def test_an_equal_checkpoint_is_left_alone_and_another_replaced(run: Path) -> No
     assert sorted(os.listdir(run / "checkpoints")) == ["step-00000010", "step-00000020"]
 
 
-def test_a_damaged_checkpoint_in_the_way_is_kept_aside(run: Path) -> None:
+def test_commit_keeps_a_damaged_checkpoint_in_the_way_aside(run: Path) -> None:
     for expected in (1, 2):
         (step_path(run, 20) / "state.json").write_text("{}\n")
         assert_whole(write(run, 20))
@@ -126,7 +126,7 @@ def test_a_damaged_checkpoint_in_the_way_is_kept_aside(run: Path) -> None:
     assert list_steps(run) == [10, 20]
 
 
-def test_averaged_is_replaced(run: Path) -> None:
+def test_commit_replaces_the_averaged_one(run: Path) -> None:
     for version in (0, 1):
         written = commit(run, averaged=True, step=20, **content(20, version))
         assert written == load_checkpoint(run / "averaged")
@@ -135,7 +135,7 @@ def test_averaged_is_replaced(run: Path) -> None:
     assert sorted(os.listdir(run)) == ["averaged", "checkpoints"]
 
 
-def test_what_would_not_load_is_not_written(run: Path) -> None:
+def test_commit_does_not_write_what_would_not_load(run: Path) -> None:
     before = snapshot(run)
     for config in ({"_target_": "os.system"}, {"a": [{"b": "${oc.env:HOME}"}]}):
         with pytest.raises(InputError, match=r"_target_|oc\.env"):
@@ -152,7 +152,7 @@ def test_what_would_not_load_is_not_written(run: Path) -> None:
     assert snapshot(run) == before
 
 
-def test_tensors_that_are_not_there(run: Path) -> None:
+def test_checkpoint_names_tensors_that_are_not_there(run: Path) -> None:
     found = commit(run, step=30, **content(30) | {"tensors": {"model": {}}})
     for name in ("ema", "../step-00000020/model", "state.json"):
         with pytest.raises(CheckpointError, match="does not hold it"):
@@ -163,7 +163,7 @@ def test_tensors_that_are_not_there(run: Path) -> None:
 # --- listing, rotation, small files
 
 
-def test_only_canonical_names_are_steps(run: Path) -> None:
+def test_list_steps_takes_canonical_names_only(run: Path) -> None:
     for name in (
         "step-30",
         "step-000000030",
@@ -179,7 +179,7 @@ def test_only_canonical_names_are_steps(run: Path) -> None:
     assert newest(run / "absent") is None
 
 
-def test_rotation_keeps_what_it_is_told_and_always_the_newest(run: Path) -> None:
+def test_rotate_keeps_what_it_is_told_and_always_the_newest(run: Path) -> None:
     for step in (30, 40):
         write(run, step)
     rotate(run, {10, 30})
@@ -188,7 +188,7 @@ def test_rotation_keeps_what_it_is_told_and_always_the_newest(run: Path) -> None
     assert sorted(os.listdir(run / "checkpoints")) == ["step-00000040"]
 
 
-def test_a_failing_rotation_is_logged_and_finished_at_the_next_start(
+def test_rotate_that_fails_is_logged_and_finished_at_the_next_start(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
@@ -212,7 +212,7 @@ def raiser(number: int) -> Callable[..., Any]:
     return fail
 
 
-def test_json_files_are_replaced_atomically(tmp_path: Path) -> None:
+def test_write_json_replaces_files_atomically(tmp_path: Path) -> None:
     path = tmp_path / "best.json"
     for value in ({"step": 1, "metric": 0.1, "a": None}, ["ä", "\ud800", 10**400]):
         write_json(path, value)
@@ -228,7 +228,7 @@ def test_json_files_are_replaced_atomically(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", BAD_JSON)
-def test_bad_json_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+def test_read_json_refuses_bad_json_by_name(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "best.json"
     path.write_bytes(BAD_JSON[kind])
     with pytest.raises(ValueError, match=r"\w"):
@@ -237,7 +237,7 @@ def test_bad_json_is_refused_by_name(tmp_path: Path, kind: str) -> None:
         RunDir(tmp_path).read_best()
 
 
-def test_json_is_read_from_regular_files_only(tmp_path: Path) -> None:
+def test_read_json_reads_regular_files_only(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("1")
     (tmp_path / "link").symlink_to("real")
     os.mkfifo(tmp_path / "pipe")
@@ -250,7 +250,7 @@ def test_json_is_read_from_regular_files_only(tmp_path: Path) -> None:
 # --- the lock
 
 
-def test_a_second_process_is_refused_at_once_and_told_who_holds_the_lock(tmp_path: Path) -> None:
+def test_lock_run_refuses_a_second_process_at_once_and_says_who_holds_the_lock(tmp_path: Path) -> None:
     def hold() -> None:
         with lock_run(tmp_path / "deep" / "run"):
             os.write(ready[1], b".")
@@ -278,7 +278,7 @@ def test_a_second_process_is_refused_at_once_and_told_who_holds_the_lock(tmp_pat
     assert os.listdir(tmp_path / "deep" / "run") == [".lock"]
 
 
-def test_one_process_cannot_lock_twice_and_an_exception_frees_the_lock(tmp_path: Path) -> None:
+def test_lock_run_holds_once_in_a_process_and_ends_with_an_exception(tmp_path: Path) -> None:
     def fail() -> None:
         with lock_run(tmp_path):
             assert status_of(lambda: lock_run(tmp_path).__enter__()) == 3
@@ -293,7 +293,7 @@ def test_one_process_cannot_lock_twice_and_an_exception_frees_the_lock(tmp_path:
         assert holds_lock(RunDir(tmp_path))
 
 
-def test_leftovers_are_cleared_under_the_lock_and_links_not_followed(run: Path, tmp_path: Path) -> None:
+def test_lock_run_clears_leftovers_and_follows_no_link(run: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_text("precious")
     wanted = snapshot(run)
@@ -309,7 +309,7 @@ def test_leftovers_are_cleared_under_the_lock_and_links_not_followed(run: Path, 
     assert (tmp_path / "outside" / "file").read_text() == "precious"
 
 
-def test_places_that_cannot_be_locked(tmp_path: Path) -> None:
+def test_lock_run_names_places_that_cannot_be_locked(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "file")
@@ -328,12 +328,12 @@ def test_places_that_cannot_be_locked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_is_detected_and_named(damage: Callable[..., set[str]], run: Path, tmp_path: Path) -> None:
+def test_load_checkpoint_detects_and_names_damage(damage: Callable[..., set[str]], run: Path, tmp_path: Path) -> None:
     for seed in range(12):
         assert_detected(run, tmp_path / "damaged", damage, random.Random(seed))
 
 
-def test_a_damaged_checkpoint_is_reported_once_and_kept(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_newest_reports_a_damaged_checkpoint_once_and_keeps_it(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     (step_path(run, 20) / "model.safetensors").write_bytes(b"x")
     before = snapshot(run)
     assert newest(run) == load_checkpoint(step_path(run, 10))
@@ -348,7 +348,7 @@ def test_a_damaged_checkpoint_is_reported_once_and_kept(run: Path, caplog: pytes
     assert (run / "checkpoints" / ".bad-step-00000020" / "model.safetensors").read_bytes() == b"x"
 
 
-def test_with_all_damaged_nothing_is_touched(run: Path) -> None:
+def test_newest_touches_nothing_where_all_are_damaged(run: Path) -> None:
     (step_path(run, 20) / "MANIFEST.json").unlink()
     os.truncate(step_path(run, 10) / "ema.safetensors", 5)
     (run / "checkpoints" / "step-00000030").write_text("not a directory")
@@ -369,7 +369,7 @@ def test_with_all_damaged_nothing_is_touched(run: Path) -> None:
         newest(run)
 
 
-def test_what_rots_between_verifying_and_reading_is_noticed(run: Path) -> None:
+def test_checkpoint_notices_what_rots_between_verifying_and_reading(run: Path) -> None:
     found = newest(run)
     assert found is not None
     flip_file = found.path / "model.safetensors"
@@ -394,7 +394,7 @@ def reseal(path: Path, **changes: Any) -> None:
     (path / "MANIFEST.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
 
-def test_resealing_is_accepted(run: Path) -> None:
+def test_load_checkpoint_accepts_what_was_resealed(run: Path) -> None:
     (step_path(run, 20) / "state.json").write_text('{"mine": 1}')
     reseal(step_path(run, 20))
     assert load_checkpoint(step_path(run, 20)).state == {"mine": 1}
@@ -414,7 +414,7 @@ def test_resealing_is_accepted(run: Path) -> None:
         "{" + '"a": [' + "[" * 900 + '"${x}"' + "]" * 900 + "]}",
     ],
 )
-def test_a_configuration_that_could_be_resolved_is_refused(run: Path, text: str) -> None:
+def test_load_checkpoint_refuses_a_configuration_that_could_be_resolved(run: Path, text: str) -> None:
     (step_path(run, 20) / "config.json").write_text(text)
     reseal(step_path(run, 20))
     with pytest.raises(CheckpointError, match=r"config\.json: "):
@@ -423,7 +423,7 @@ def test_a_configuration_that_could_be_resolved_is_refused(run: Path, text: str)
 
 @pytest.mark.parametrize("name", ["config.json", "state.json", "MANIFEST.json"])
 @pytest.mark.parametrize("kind", BAD_JSON)
-def test_bad_json_in_a_checkpoint_is_refused_in_no_time(run: Path, name: str, kind: str) -> None:
+def test_load_checkpoint_refuses_bad_json_in_no_time(run: Path, name: str, kind: str) -> None:
     path = step_path(run, 20)
     if name == "MANIFEST.json":
         (path / name).write_bytes(BAD_JSON[kind])
@@ -452,7 +452,7 @@ NAMES += ["model.safetensors ", "x" * 100_000, "\ud800", "model.safetensors\n", 
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:24])
-def test_a_manifest_with_strange_names_is_refused(run: Path, name: str) -> None:
+def test_load_checkpoint_refuses_a_manifest_with_strange_names(run: Path, name: str) -> None:
     path = step_path(run, 20)
     manifest = json.loads((path / "MANIFEST.json").read_text())
     manifest["files"][name] = {"size": 1, "sha256": sha256(b"x").hexdigest()}
@@ -463,7 +463,7 @@ def test_a_manifest_with_strange_names_is_refused(run: Path, name: str) -> None:
     assert len(str(caught.value)) < 1000
 
 
-def test_a_manifest_that_names_a_file_twice_is_refused(run: Path) -> None:
+def test_load_checkpoint_refuses_a_manifest_that_names_a_file_twice(run: Path) -> None:
     path = step_path(run, 20) / "MANIFEST.json"
     path.write_text(path.read_text().replace('"step": 20,', '"step": 10,\n  "step": 20,'))
     with pytest.raises(CheckpointError, match="not as it was written"):
@@ -472,7 +472,7 @@ def test_a_manifest_that_names_a_file_twice_is_refused(run: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
-def test_only_regular_files_are_read(run: Path, tmp_path: Path, name: str, kind: str) -> None:
+def test_load_checkpoint_reads_regular_files_only(run: Path, tmp_path: Path, name: str, kind: str) -> None:
     path = step_path(run, 20) / name
     os.rename(path, tmp_path / "moved")
     match kind:
@@ -490,7 +490,7 @@ def test_only_regular_files_are_read(run: Path, tmp_path: Path, name: str, kind:
     assert time.monotonic() - began < 1
 
 
-def test_a_checkpoint_that_is_itself_a_link_is_refused(run: Path) -> None:
+def test_load_checkpoint_refuses_a_link_to_a_checkpoint(run: Path) -> None:
     step_path(run, 30).symlink_to("step-00000020")
     with pytest.raises(CheckpointError, match="step-00000030: "):
         load_checkpoint(step_path(run, 30))
@@ -526,7 +526,7 @@ PAYLOADS = {
 
 
 @pytest.mark.parametrize("kind", PAYLOADS)
-def test_what_is_no_safetensors_file_is_refused_and_not_run(
+def test_load_checkpoint_refuses_what_is_no_safetensors_file_and_does_not_run_it(
     run: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -122,7 +122,7 @@ def through_json(job: Any) -> Any:
     return from_json(type(job), json.loads(json.dumps(to_json(job), allow_nan=False)))
 
 
-def test_any_job_comes_back_from_json() -> None:
+def test_from_json_gives_back_any_job() -> None:
     for seed in range(200):
         job = random_job(random.Random(seed))
         again = through_json(job)
@@ -137,15 +137,15 @@ def types_of(config: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", [TrainJob, SummaryJob, TranslateJob, EvaluateJob, AverageJob])
-def test_the_defaults_of_every_job_come_back_from_json(kind: type) -> None:
+def test_from_json_gives_back_the_defaults_of_every_job(kind: type) -> None:
     assert through_json(kind()) == kind()
 
 
-def test_a_missing_key_takes_its_default() -> None:
+def test_from_json_takes_the_default_of_a_missing_key() -> None:
     assert from_json(TrainJob, {"model": {"d_model": 64}}) == TrainJob(model=ModelConfig(d_model=64))
 
 
-def test_json_names_choices_and_keeps_nesting() -> None:
+def test_to_json_names_choices_and_keeps_nesting() -> None:
     data = to_json(SummaryJob(format=Format.json, model=ModelConfig(norm=Norm.pre)))
     assert (data["format"], data["model"]["norm"]) == ("json", "pre")
     nothing = {"src": "", "tgt": "", "dataset": None, "subset": None, "split": None}
@@ -215,7 +215,7 @@ REFUSED: dict[str, tuple[str, object, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_bad_value_is_refused_by_name(case: str) -> None:
+def test_from_json_refuses_a_bad_value_by_name(case: str) -> None:
     key, value, words = REFUSED[case]
     data: Any = copy.deepcopy(to_json(TrainJob()))
     *groups, last = key.split(".")
@@ -229,7 +229,7 @@ def test_a_bad_value_is_refused_by_name(case: str) -> None:
 
 
 @pytest.mark.parametrize("data", [None, [], "x", 3, [["run_dir", "x"]]])
-def test_a_job_must_be_a_mapping(data: object) -> None:
+def test_from_json_refuses_a_job_that_is_no_mapping(data: object) -> None:
     with pytest.raises(ValueError, match="TrainJob"):
         from_json(TrainJob, data)
 
@@ -237,7 +237,7 @@ def test_a_job_must_be_a_mapping(data: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("d_model", 2), ("d_k", 1), ("dropout", 0.999), ("max_positions", 257), ("n_layers", 1)]
 )
-def test_the_edge_of_what_is_allowed_is_allowed(key: str, value: Any) -> None:
+def test_from_json_takes_the_edge_of_what_is_allowed(key: str, value: Any) -> None:
     heads = {"n_heads": 1} if key == "d_model" else {}
     assert getattr(from_json(TrainJob, {"model": {key: value, **heads}}).model, key) == value
 
@@ -252,7 +252,7 @@ def test_the_edge_of_what_is_allowed_is_allowed(key: str, value: Any) -> None:
     ],
     ids=["base", "d_k", "d_v", "free"],
 )
-def test_head_widths_follow_the_model_unless_given(config: ModelConfig, widths: tuple[int, int]) -> None:
+def test_model_config_has_head_widths_of_the_model_unless_given(config: ModelConfig, widths: tuple[int, int]) -> None:
     assert (config.key_width, config.value_width) == widths
 
 
@@ -350,7 +350,7 @@ ON_RESUME = {
 }
 
 
-def test_keys_of_a_training_job_and_their_policy_on_resume() -> None:
+def test_train_job_has_these_keys_and_policies_on_resume() -> None:
     assert {name: key.on_resume.name[0] for name, key in keys_of(TrainJob).items()} == ON_RESUME
 
 
@@ -373,7 +373,7 @@ def test_option_refuses_on_resume_unless_it_says_otherwise() -> None:
     assert option(1, "a key").metadata["on_resume"] is OnResume.refuse
 
 
-def test_search_settings_of_a_command_override_the_runs() -> None:
+def test_search_override_replaces_the_settings_of_the_run() -> None:
     run = SearchConfig(beam_size=7, length_penalty=1.0, max_extra=9, batch_tokens=99)
     assert SearchOverride().over(run) == run
     assert SearchOverride(beam_size=1, length_penalty=0.0).over(run) == SearchConfig(1, 0.0, 9, 99)
@@ -381,7 +381,7 @@ def test_search_settings_of_a_command_override_the_runs() -> None:
         SearchOverride(beam_size=0)
 
 
-def test_a_sweep_comes_back_from_json() -> None:
+def test_from_json_gives_back_a_sweep() -> None:
     job = EvaluateJob(sweep=SweepConfig(beam_size=[1, 4], length_penalty=[0.0, 0.6]), format=Format.json)
     assert through_json(job) == job
     data = to_json(job)
@@ -410,7 +410,7 @@ def test_a_sweep_comes_back_from_json() -> None:
     ],
     ids=["empty", "zero", "nan", "twice", "a test set"],
 )
-def test_a_sweep_is_refused(make: Any, message: str) -> None:
+def test_sweep_config_refuses_what_cannot_be_swept(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -426,17 +426,17 @@ def test_a_sweep_is_refused(make: Any, message: str) -> None:
     ],
     ids=["translate", "evaluate", "average", "average of the best", "average of both"],
 )
-def test_a_key_outside_any_group_is_named_as_it_is_typed(make: Any, key: str) -> None:
+def test_jobs_name_a_key_outside_any_group_as_it_is_typed(make: Any, key: str) -> None:
     with pytest.raises(ValueError, match=rf"^{key} "):
         make()
 
 
 @pytest.mark.parametrize("kind", [Norm, Positions, Decay, Precision, Device, Algorithm, Metric, Format])
-def test_choices_are_named_as_they_are_typed(kind: Any) -> None:
+def test_settings_name_choices_as_they_are_typed(kind: Any) -> None:
     assert all(member.name == member.value == member.name.lower() for member in kind)
 
 
-def test_two_jobs_share_nothing() -> None:
+def test_train_job_shares_nothing_with_another() -> None:
     first, second = TrainJob(), TrainJob()
     first.data.test["news"] = PairConfig("a", "b")
     first.model.d_model = 2

@@ -129,7 +129,7 @@ def noun_phrase(stem: str, kind: str, adjective: str, noun: str, plural: bool = 
         (("", "der", "big", "bear"), "der große Bär, den großen Bären, dem großen Bären, des großen Bären"),
     ],
 )
-def test_noun_phrases(arguments: tuple[str, str, str, str], expected: str) -> None:
+def test_noun_phrase_by_hand(arguments: tuple[str, str, str, str], expected: str) -> None:
     assert noun_phrase(*arguments) == expected
 
 
@@ -159,7 +159,7 @@ def test_noun_phrases(arguments: tuple[str, str, str, str], expected: str) -> No
         ("girl", "Mädchen", "Mädchen"),
     ],
 )
-def test_plurals(noun: str, plural: str, dative: str) -> None:
+def test_noun_german_gives_plurals(noun: str, plural: str, dative: str) -> None:
     assert [NOUNS[noun].german(True, case) for case in CASES] == [plural, plural, dative, plural]
 
 
@@ -170,7 +170,7 @@ def plural_class(noun: Any) -> str:
     return {"nen": "en", "n": "en"}.get(ending, ending)
 
 
-def test_the_lexicon_is_rich() -> None:
+def test_lexicon_is_rich() -> None:
     counted = [noun for noun in lexicon.SIMPLE_NOUNS if not noun.mass]
     classes = Counter(plural_class(noun) for noun in counted)
     assert len(lexicon.SIMPLE_NOUNS) >= 150
@@ -201,13 +201,13 @@ def test_the_lexicon_is_rich() -> None:
         ("car key", "der Autoschlüssel", "Autoschlüssel"),
     ],
 )
-def test_compounds(compound: str, singular: str, plural: str) -> None:
+def test_noun_german_gives_compounds(compound: str, singular: str, plural: str) -> None:
     noun = NOUNS[compound]
     assert f"{lexicon.DER[noun.gender]['nom']} {noun.german(False, 'nom')}" == singular
     assert noun.german(True, "nom") == plural
 
 
-def test_pronouns() -> None:
+def test_lexicon_pronouns_by_hand() -> None:
     assert {english[0]: " ".join(german) for english, german, _ in lexicon.PRONOUNS.values()} == {
         "I": "ich mich mir mein",
         "he": "er ihn ihm sein",
@@ -224,14 +224,14 @@ def test_pronouns() -> None:
     }
 
 
-def test_english_nouns() -> None:
+def test_noun_english_plurals_and_articles_by_hand() -> None:
     expected = {"city": "cities", "boy": "boys", "box": "boxes", "knife": "knives", "child": "children", "bus": "buses"}
     assert {noun: NOUNS[noun].english(True) for noun in expected} == expected
     words = ("old dog", "umbrella", "red apple", "ugly hat", "honest man", "hotel")
     assert [lexicon.article(word) for word in words] == ["an", "an", "a", "an", "an", "a"]
 
 
-def test_english_verbs() -> None:
+def test_verb_english_forms_by_hand() -> None:
     verbs = ("run", "lie", "write", "see", "travel", "get up", "sit", "open", "swim", "carry")
     gerunds = "running lying writing seeing travelling getting sitting opening swimming carrying"
     assert " ".join(VERBS[verb].gerund for verb in verbs) == gerunds
@@ -265,11 +265,11 @@ def test_english_verbs() -> None:
         ("mit", "Anna", "mit Anna"),
     ],
 )
-def test_contractions(preposition: str, phrase: str, expected: str) -> None:
+def test_contract_by_hand(preposition: str, phrase: str, expected: str) -> None:
     assert lexicon.contract(preposition, phrase) == expected
 
 
-def test_numbers() -> None:
+def test_number_by_hand() -> None:
     assert [lexicon.number(value) for value in (2, 7, 12)] == [
         ("two", "zwei"),
         ("seven", "sieben"),
@@ -300,11 +300,11 @@ def test_numbers() -> None:
         (19, 5, ("at 19:05", "um 19:05 Uhr")),
     ],
 )
-def test_times_of_day(hour: int, minute: int, expected: tuple[str, str]) -> None:
+def test_clock_by_hand(hour: int, minute: int, expected: tuple[str, str]) -> None:
     assert lexicon.clock(hour, minute) == expected
 
 
-def test_dates() -> None:
+def test_lexicon_months_and_weekdays_by_hand() -> None:
     months = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember"
     assert " ".join(month for _, month, _ in lexicon.MONTHS) == months
     assert [days for *_, days in lexicon.MONTHS] == [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
@@ -312,7 +312,7 @@ def test_dates() -> None:
     assert " ".join(day for _, day in lexicon.WEEKDAYS) == days
 
 
-def test_prices() -> None:
+def test_price_by_hand() -> None:
     assert lexicon.price(350) == ("3.50 euros", "3,50 Euro")
     assert lexicon.price(1205) == ("12.05 euros", "12,05 Euro")
     assert lexicon.price(1_905_000) == ("19,050 euros", "19.050 Euro")
@@ -414,11 +414,11 @@ HIM: dict[str, Any] = {"objects": [demo.Phrase("him", "ihn", is_pronoun=True)]}
         (clause("carry", **DOG), "she carries the dog | sie trägt den Hund | sie den Hund trägt | trägt sie den Hund"),
     ],
 )
-def test_clauses(actual: tuple[str, ...], expected: str) -> None:
+def test_clause_by_hand(actual: tuple[str, ...], expected: str) -> None:
     assert " | ".join(actual) == expected
 
 
-def test_fronted_time_inverts() -> None:
+def test_german_inverts_after_a_fronted_time() -> None:
     time = demo.Phrase("on 3 May", "am 3. Mai")
     built = demo.Clause(demo.Phrase("Anna", "Anna"), VERBS["arrive"], past=True, time=time)
     assert demo.english(built, "fronted") == "on 3 May Anna arrived"
@@ -426,7 +426,7 @@ def test_fronted_time_inverts() -> None:
     assert demo.german(built) == "Anna ist am 3. Mai angekommen"
 
 
-def test_sich_follows_a_pronoun_and_precedes_a_noun() -> None:
+def test_german_puts_sich_behind_a_pronoun_and_before_a_noun() -> None:
     built = demo.Clause(demo.Phrase("Anna", "Anna"), VERBS["hurry"], time=demo.Phrase("today", "heute"))
     orders = ("second", "fronted", "first", "last", "headless")
     assert [demo.german(built, order) for order in orders] == [
@@ -447,7 +447,7 @@ def test_sich_follows_a_pronoun_and_precedes_a_noun() -> None:
         ("over", "über dem Garten", "über den Garten"),
     ],
 )
-def test_two_way_prepositions(place: str, where: str, whither: str) -> None:
+def test_lexicon_has_two_way_prepositions(place: str, where: str, whither: str) -> None:
     german, cases = lexicon.PREPOSITIONS[place]
     assert [lexicon.contract(german, f"{lexicon.DER['m'][case]} Garten") for case in cases] == [where, whither]
 
@@ -462,17 +462,17 @@ def test_two_way_prepositions(place: str, where: str, whither: str) -> None:
         ("rest", "auszuruhen"),
     ],
 )
-def test_zu_infinitives(verb: str, infinitive: str) -> None:
+def test_zu_infinitive_by_hand(verb: str, infinitive: str) -> None:
     assert VERBS[verb].zu_infinitive == infinitive
 
 
-def test_perfect_auxiliaries() -> None:
+def test_lexicon_verbs_have_their_perfect_auxiliaries() -> None:
     sein = {verb.key for verb in lexicon.VERBS if verb.sein}
     expected = "follow, stay, walk, run, swim, come, travel, fly, arrive, come back, get up, fall asleep"
     assert sein == set(expected.split(", "))
 
 
-def test_german_is_told_by_english_save_for_synonyms() -> None:
+def test_lexicon_german_is_told_by_english_save_for_synonyms() -> None:
     for german in (
         [noun.de for noun in lexicon.NOUNS],
         [adjective.de for adjective in lexicon.ADJECTIVES],
@@ -493,7 +493,7 @@ def test_german_is_told_by_english_save_for_synonyms() -> None:
     }
 
 
-def test_tags_are_known() -> None:
+def test_lexicon_tags_are_known() -> None:
     tags = {tag for noun in lexicon.NOUNS for tag in noun.tags}
     assert {tag for verb in lexicon.VERBS for tag in (*verb.subjects, *verb.objects)} <= tags
     assert {tag for places in lexicon.PLACEMENTS.values() for _, tag in places} <= tags
@@ -510,7 +510,7 @@ def test_tags_are_known() -> None:
 # The files
 
 
-def test_generator_reproduces_the_files(tmp_path: Path) -> None:
+def test_make_demo_reproduces_the_files(tmp_path: Path) -> None:
     demo.main([str(tmp_path)])
     for split in SPLITS:
         for language in ("en", "de"):
@@ -520,7 +520,7 @@ def test_generator_reproduces_the_files(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.align").read_bytes() == (DATA / f"{name}.align").read_bytes(), name
 
 
-def test_files_are_the_known_ones() -> None:
+def test_demo_files_are_the_known_ones() -> None:
     digest = hashlib.sha256()
     for split in SPLITS:
         for language in ("en", "de"):
@@ -528,7 +528,7 @@ def test_files_are_the_known_ones() -> None:
     assert digest.hexdigest() == "fefcf1fb3ceb7e7fad413262d6bd2153aae31946aec8886b5f8b7594d13079b5"
 
 
-def test_line_counts_and_form(corpus: dict[str, list[str]]) -> None:
+def test_demo_lines_have_their_counts_and_form(corpus: dict[str, list[str]]) -> None:
     for name, lines in corpus.items():
         assert len(lines) == SPLITS[name.split(".")[0]]
         for line in lines:
@@ -536,13 +536,13 @@ def test_line_counts_and_form(corpus: dict[str, list[str]]) -> None:
             assert not re.search(r"  | [,.?]|,,|,[^ \d]", line), line
 
 
-def test_no_sentence_occurs_twice(corpus: dict[str, list[str]]) -> None:
+def test_demo_sentences_occur_once(corpus: dict[str, list[str]]) -> None:
     for language in ("en", "de"):
         lines = [line for split in SPLITS for line in corpus[f"{split}.{language}"]]
         assert len(set(lines)) == len(lines)
 
 
-def test_questions_and_lengths(corpus: dict[str, list[str]]) -> None:
+def test_demo_sentences_have_questions_and_usual_lengths(corpus: dict[str, list[str]]) -> None:
     train = corpus["train.en"]
     assert 0.05 < sum(line.endswith("?") for line in train) / len(train) < 0.2
     assert 8 <= sum(len(line.split()) for line in train) / len(train) <= 11
@@ -555,7 +555,7 @@ def compound_forms(compound: str, language: str) -> set[str]:
     return {noun.german(plural, case) for plural in (False, True) for case in CASES}
 
 
-def test_free_variation_is_there_and_moderate(corpus: dict[str, list[str]]) -> None:
+def test_demo_sentences_vary_freely_in_moderation(corpus: dict[str, list[str]]) -> None:
     """The minor rendering of four choices, as a share of both."""
     text = "\n".join(corpus["train.de"])
     for minor, major in (
@@ -568,7 +568,7 @@ def test_free_variation_is_there_and_moderate(corpus: dict[str, list[str]]) -> N
         assert 0.02 < few / (few + many) < 0.6, minor
 
 
-def test_compositional_words_occur_in_train(corpus: dict[str, list[str]]) -> None:
+def test_demo_compositional_words_occur_in_train(corpus: dict[str, list[str]]) -> None:
     """Save for the very forms that are held out: datives plural, verbs fused with their prefix, compounds."""
     for language in ("en", "de"):
         known = {word for line in corpus[f"train.{language}"] for word in demo.words(line)}
@@ -616,14 +616,14 @@ ALIGNED = ("dev", "test", "test_compositional")
         ),
     ],
 )
-def test_alignments_say_which_word_says_what(en: str, de: str, links: str) -> None:
+def test_demo_alignments_say_which_word_says_what(en: str, de: str, links: str) -> None:
     """A genitive moves, a verb is in two parts, kein is a and not, im is two words, a compound is one."""
     line = read("test.en").index(en)
     assert (read("test.de")[line], read("test.align")[line]) == (de, links)
 
 
 @pytest.mark.parametrize("name", ALIGNED)
-def test_alignments_link_nearly_all_words_and_none_that_is_not_there(name: str) -> None:
+def test_demo_alignments_link_nearly_all_words_and_none_that_is_not_there(name: str) -> None:
     """What has no counterpart: Sie in a request, a conjunction that one of the languages leaves out, an article."""
     linked, words = 0, 0
     for en, de, links in zip(read(f"{name}.en"), read(f"{name}.de"), read(f"{name}.align"), strict=True):
@@ -734,7 +734,7 @@ def german_forms(kind: str) -> str:
 SEEN = ("train", "dev", "test")
 
 
-def test_held_out_pairs_stay_out(corpus: dict[str, list[str]]) -> None:
+def test_demo_train_lacks_held_out_pairs(corpus: dict[str, list[str]]) -> None:
     found = set().union(*(combinations(line) for split in SEEN for line in corpus[f"{split}.en"]))
     per_kind = Counter(kind for kind, *_ in found)
     assert per_kind.keys() == demo.CLASSES.keys() - {*demo.NEW_FORMS, "relative clause"}
@@ -744,13 +744,13 @@ def test_held_out_pairs_stay_out(corpus: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adjective-noun", "date", "pronoun"])
-def test_compositional_pairs_are_held_out(corpus: dict[str, list[str]], kind: str) -> None:
+def test_demo_compositional_pairs_are_held_out(corpus: dict[str, list[str]], kind: str) -> None:
     for line in block(corpus["test_compositional.en"], kind):
         assert any(found[0] == kind and is_held_out(*found) for found in combinations(line)), line
 
 
 @pytest.mark.parametrize("kind", demo.NEW_FORMS)
-def test_held_out_forms_stay_out(corpus: dict[str, list[str]], kind: str) -> None:
+def test_demo_train_lacks_held_out_forms(corpus: dict[str, list[str]], kind: str) -> None:
     pattern = re.compile(rf"\b(?:{german_forms(kind)})\b")
     assert [line for split in SEEN for line in corpus[f"{split}.de"] if pattern.search(line)] == []
     hits = sum(bool(pattern.search(line)) for line in block(corpus["test_compositional.de"], kind))
@@ -758,7 +758,7 @@ def test_held_out_forms_stay_out(corpus: dict[str, list[str]], kind: str) -> Non
     assert hits > 0.7 * demo.CLASSES[kind] if kind == "separable verb" else hits == demo.CLASSES[kind]
 
 
-def test_relative_clauses_in_subordinate_clauses_stay_out(corpus: dict[str, list[str]]) -> None:
+def test_demo_train_lacks_relative_clauses_in_subordinate_clauses(corpus: dict[str, list[str]]) -> None:
     relative = re.compile(r" (?:who|whom|which|whose)\b")
     subordinate = re.compile(r"\b(?:that|whether|when|why|because|although|if|before|while)\b", re.IGNORECASE)
     lines = [line for split in SEEN for line in corpus[f"{split}.en"]]
@@ -768,7 +768,7 @@ def test_relative_clauses_in_subordinate_clauses_stay_out(corpus: dict[str, list
         assert subordinate.search(line), line
 
 
-def test_focus_is_needed_for_held_out_combinations() -> None:
+def test_grammar_needs_a_focus_for_held_out_combinations() -> None:
     grammar = demo.Grammar(1)
     with pytest.raises(demo.Rejected):
         grammar.note("pronoun", "lamp")

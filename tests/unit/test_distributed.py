@@ -31,6 +31,7 @@ from support.corpora import (
     wait_for,
     write_corpus,
 )
+from support.interventions import after_each_update, before_each_pass, before_each_update, spoilt_gradients
 from support.paths import ROOT
 from support.ranks import ranks
 from transformer import distributed, files
@@ -39,8 +40,7 @@ from transformer.config.settings import DataConfig, LayoutKind, Precision
 from transformer.data import prepare, store
 from transformer.distributed import Vote, Wait, World, join_world
 from transformer.errors import InputError, PeerError
-from transformer.training import loop
-from transformer.training.step import train_step
+from transformer.training.step import Objective
 
 
 def state(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
@@ -65,7 +65,7 @@ def job(run_dir: Path, corpus: DataConfig, **recipe: Any) -> TrainJob:
 @pytest.mark.parametrize(
     "sizes", [(2, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in ((4, 2), (2, 3), (1, 4)))]
 )
-def test_a_run_goes_on_with_other_ranks(tmp_path: Path, corpus: DataConfig, sizes: tuple[int, int]) -> None:
+def test_train_goes_on_with_other_ranks(tmp_path: Path, corpus: DataConfig, sizes: tuple[int, int]) -> None:
     """Twenty steps in float64 with dropout: three on `sizes[0]` ranks, then on `sizes[1]`, against the first alone."""
     first, second = sizes
     assert ranks(first, lambda: run(job(tmp_path / "straight", corpus)), tmp_path) == [0] * first
@@ -74,7 +74,7 @@ def test_a_run_goes_on_with_other_ranks(tmp_path: Path, corpus: DataConfig, size
     assert_equal(tmp_path / "straight", tmp_path / "moved")
 
 
-def test_packed_ranks_share_a_step(tmp_path: Path, corpus: DataConfig) -> None:
+def test_train_step_of_packed_batches_is_shared_by_ranks(tmp_path: Path, corpus: DataConfig) -> None:
     """Begun on two ranks, then alone: the same, with dropout; and without it, what padding gives."""
     packed = {"layout": LayoutKind.packed}
     assert ranks(2, lambda: run(job(tmp_path / "two", corpus, **packed)), tmp_path) == [0, 0]
@@ -94,7 +94,7 @@ def assert_equal(left: Path, right: Path) -> None:
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-9
 
 
-def test_a_signal_to_torchrun_stops_every_rank(tmp_path: Path, corpus: DataConfig) -> None:
+def test_train_stops_every_rank_at_a_signal_to_torchrun(tmp_path: Path, corpus: DataConfig) -> None:
     """torchrun passes SIGTERM on: the ranks commit the step in progress together, and the same command goes on."""
     settings = overrides(job(tmp_path / "a", corpus, max_steps=4000, save_every=4000, validate_every=4000))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -121,7 +121,7 @@ def test_a_signal_to_torchrun_stops_every_rank(tmp_path: Path, corpus: DataConfi
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lengths", "seed"), [((4, 6), 1), ((4, 10), 2), ((9, 30), 3)])
-def test_ranks_share_a_step(tmp_path: Path, lengths: tuple[int, int], seed: int) -> None:
+def test_train_step_is_shared_by_ranks(tmp_path: Path, lengths: tuple[int, int], seed: int) -> None:
     """A step's micro-batches on one rank or on four, some of them idle: the same weights and moments to 1e-9."""
     corpus = write_corpus(tmp_path / "corpus", seed)
     corpus.filter.max_length = 40
@@ -134,37 +134,44 @@ def test_ranks_share_a_step(tmp_path: Path, lengths: tuple[int, int], seed: int)
     assert_equal(tmp_path / "two", tmp_path / "four")
 
 
-def test_an_overflow_on_one_rank_is_one_on_all(tmp_path: Path, corpus: DataConfig) -> None:
+def test_train_step_takes_an_overflow_on_one_rank_for_one_on_all(tmp_path: Path, corpus: DataConfig) -> None:
     """In fp16 every rank skips the same updates at the same scales, though only one has met the infinity."""
 
     def action() -> None:
-        found: list[tuple[bool, float]] = []
-        real = train_step
+        trained: list[Objective] = []
+        before: list[torch.Tensor] = []
+        was_applied: list[bool] = []
+        scales: list[float] = []
+        update = torch.amp.GradScaler.update
 
-        def noted(objective: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
-            hooks = [
-                parameter.register_hook(lambda gradient: gradient * math.inf)
-                for parameter in objective.parameters()
-                if os.environ["RANK"] == "1" and len(found) == 2
-            ]
-            scale = options["scaler"].get_scale()
-            result = real(objective, *arguments, **options)
-            found.append((bool(result.applied), scale))
-            for hook in hooks:
-                hook.remove()
-            return result
+        def copy_weights() -> None:
+            before[:] = [parameter.detach().clone() for parameter in trained[-1].parameters()]
 
-        pytest.MonkeyPatch().setattr(loop, "train_step", noted)  # in this process, which ends with the test
+        def compare_weights() -> None:
+            pairs = zip(before, trained[-1].parameters(), strict=True)
+            was_applied.append(not all(torch.equal(old, new) for old, new in pairs))
+
+        def note_scale(scaler: torch.amp.GradScaler) -> None:
+            scales.append(scaler.get_scale())
+            update(scaler)
+
+        pytest.MonkeyPatch().setattr(torch.amp.GradScaler, "update", note_scale)  # this process ends with the test
         recipe: dict[str, Any] = {"max_tokens": 100, "max_steps": 4, "average": 1}
-        run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, **recipe))
-        sys.stdout.write(f"\n{found}")
+        with (
+            before_each_pass(trained.append),
+            before_each_update(copy_weights),
+            after_each_update(compare_weights),
+            spoilt_gradients((3,) if os.environ["RANK"] == "1" else (), factor=math.inf),
+        ):
+            run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp16, **recipe))
+        sys.stdout.write(f"\n{list(zip(was_applied, scales, strict=True))}")
 
     assert ranks(2, action, tmp_path) == [0, 0]
     seen = [(tmp_path / name).read_text(encoding="utf-8").rpartition("\n")[2] for name in ("rank-0", "rank-1")]
     assert seen[0] == seen[1] == "[(True, 65536.0), (True, 65536.0), (False, 65536.0), (True, 32768.0)]"
 
 
-def test_one_rank_writes(tmp_path: Path, corpus: DataConfig) -> None:
+def test_train_writes_on_one_rank(tmp_path: Path, corpus: DataConfig) -> None:
     """Only rank 0 logs and prints results, and no step stands twice in what it writes."""
 
     def action() -> None:
@@ -178,7 +185,7 @@ def test_one_rank_writes(tmp_path: Path, corpus: DataConfig) -> None:
     assert len(lines) == len(set(lines)) + 2  # a training line and a validation line at steps 10 and 20
 
 
-def test_bad_input_ends_every_rank(tmp_path: Path, corpus: DataConfig) -> None:
+def test_train_ends_every_rank_at_bad_input(tmp_path: Path, corpus: DataConfig) -> None:
     broken = job(tmp_path / "a", corpus)
     broken.data = write_corpus(tmp_path / "corpus")
     Path(broken.data.train.tgt).write_text("one line too few\n", encoding="utf-8")
@@ -186,7 +193,7 @@ def test_bad_input_ends_every_rank(tmp_path: Path, corpus: DataConfig) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
+def test_world_any_ends_the_ranks_that_one_left_by_its_death(tmp_path: Path) -> None:
     def action() -> None:
         with join_world(torch.device("cpu")) as world:
             if world.rank == 1:
@@ -278,24 +285,21 @@ def test_train_step_calls_a_peer_that_does_not_answer_by_name(tmp_path: Path, co
     """In the gradient's all-reduce, too: exit status 7, and no traceback."""
 
     def action() -> None:
-        with_timeouts(2, 60)
-        real = train_step
-
-        def step(*arguments: Any, **options: Any) -> Any:
+        def leave(_objective: Objective) -> None:
             if os.environ["RANK"] == "1":
                 time.sleep(5 if end == "hangs" else 0)
                 os._exit(9)
-            return real(*arguments, **options)
 
-        pytest.MonkeyPatch().setattr(loop, "train_step", step)
-        run(job(tmp_path / "a", corpus))
+        with_timeouts(2, 60)
+        with before_each_pass(leave):
+            run(job(tmp_path / "a", corpus))
 
     assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9], (tmp_path / "rank-0").read_text(encoding="utf-8")
     who = "rank 1" if end == "dies" else "another rank"
     assert f"PeerError: {who} does not answer: " in (tmp_path / "rank-0").read_text(encoding="utf-8")
 
 
-def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_world_refuses_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -318,7 +322,7 @@ def test_join_world_leaves_no_process_group_where_the_ranks_do_not_meet(tmp_path
     assert ranks(2, meet, tmp_path) == [0, 0]
 
 
-def test_messages(tmp_path: Path) -> None:
+def test_world_passes_messages_and_sums_between_ranks(tmp_path: Path) -> None:
     def action() -> None:
         with join_world(torch.device("cpu")) as world:
             assert world.gather({"rank": world.rank, "text": "ü" * world.rank}) == [
@@ -361,7 +365,7 @@ def test_vote_gives_up_on_a_peer_that_does_not_answer(tmp_path: Path, end: str) 
     assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9]
 
 
-def test_alone_there_is_no_group() -> None:
+def test_world_of_one_rank_has_no_group() -> None:
     world = World(0, 1, {})
     vote = Vote(world)
     assert (vote.ask(False), vote.ask(True)) == (False, True)

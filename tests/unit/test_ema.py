@@ -24,6 +24,7 @@ from support.corpora import (
     tiny_job,
     write_corpus,
 )
+from support.interventions import after_each_update, before_each_pass, spoilt_gradients
 from support.ranks import ranks
 from transformer.average import average
 from transformer.checkpoint import load_checkpoint
@@ -31,13 +32,14 @@ from transformer.config.jobs import AverageJob, SummaryJob
 from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, SearchOverride, TrainConfig
 from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
+from transformer.distributed import World
 from transformer.evaluation.score import measure
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.tools.summary import summarise
-from transformer.training import loop
 from transformer.training.optimizer import move_average
-from transformer.training.step import Objective, train_step
-from transformer.training.validate import dev_loss, validate
+from transformer.training.state import TrainState
+from transformer.training.step import Objective
+from transformer.training.validate import DevSet, dev_loss
 
 RECIPE: dict[str, Any] = {"max_steps": 12, "save_every": 2, "keep_last": 6, "validate_every": 6, "ema_decay": 0.3}
 
@@ -76,7 +78,7 @@ def test_move_average_leaves_everything_after_a_skipped_update() -> None:
     assert all(np.array_equal(before[name], w) for name, w in copies(parameters_by_name(average)).items())
 
 
-def test_a_constant_is_its_own_average_and_the_first_decays_are_these() -> None:
+def test_move_average_keeps_a_constant_and_has_these_first_decays() -> None:
     """d = 1/10, 2/11, 3/12, then the limit: a weight that jumps from 0 to 1 leaves the product of the d behind."""
     average, model = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     nn.init.zeros_(average.weight)
@@ -93,7 +95,7 @@ def test_a_constant_is_its_own_average_and_the_first_decays_are_these() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "accuracy"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
-def test_the_average_is_the_recurrence(dtype: torch.dtype, accuracy: float) -> None:
+def test_move_average_is_the_recurrence(dtype: torch.dtype, accuracy: float) -> None:
     """200 updates over a module with a shared matrix, until the decay is at its limit."""
     torch.manual_seed(0)
     config = ModelConfig(n_layers=1, d_model=8, d_ff=12, n_heads=2, max_positions=16)
@@ -115,26 +117,28 @@ def test_the_average_is_the_recurrence(dtype: torch.dtype, accuracy: float) -> N
         np.testing.assert_allclose(tensor, expected[name], rtol=accuracy, atol=accuracy)
 
 
-def test_the_average_of_a_training(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_moves_the_average_after_each_update(corpus: DataConfig, tmp_path: Path) -> None:
     """From the weights that each step left, in float64; a skipped update is no update, and does not count."""
-    steps: list[tuple[bool, dict[str, Any]]] = []
+    trained: list[Objective] = []
     first: dict[str, Any] = {}
-    real = train_step
+    steps: list[dict[str, Any]] = []  # the weights after each
 
-    def noted(objective: nn.Module, *arguments: Any, **options: Any) -> Any:
-        first.update({} if first else copies(parameters_by_name(objective.model)))  # type: ignore[arg-type]
-        with pytest.MonkeyPatch.context() as patch:
-            if len(steps) in (0, 4):
-                patch.setattr(torch.Tensor, "backward", lambda _loss: poison(objective))
-            result = real(objective, *arguments, **options)
-        steps.append((bool(result.applied), copies(parameters_by_name(objective.model))))  # type: ignore[arg-type]
-        return result
+    def note_first(objective: Objective) -> None:
+        trained.append(objective)
+        first.update({} if first else copies(parameters_by_name(objective.model)))
 
-    monkeypatch.setattr(loop, "train_step", noted)
-    run_dir = run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp64, **RECIPE))
-    assert [applied for applied, _ in steps] == [n not in (0, 4) for n in range(12)]
+    def note() -> None:
+        steps.append(copies(parameters_by_name(trained[-1].model)))
+
+    with before_each_pass(note_first), after_each_update(note), spoilt_gradients((1, 5)):
+        run_dir = run(tiny_job(tmp_path / "a", corpus, precision=Precision.fp64, **RECIPE))
+    was_applied = [
+        any((after[name] != before[name]).any() for name in after)
+        for before, after in zip([first, *steps[:-1]], steps, strict=True)
+    ]
+    assert was_applied == [n not in (0, 4) for n in range(12)]
     expected, updates = first, 0
-    for applied, now in steps:
+    for applied, now in zip(was_applied, steps, strict=True):
         if applied:
             d = min(0.3, (1 + updates) / (10 + updates))
             expected = {name: d * expected[name] + (1 - d) * now[name] for name in now}
@@ -144,12 +148,7 @@ def test_the_average_of_a_training(corpus: DataConfig, tmp_path: Path, monkeypat
     assert all(np.allclose(found[name], expected[name], rtol=1e-12, atol=1e-14) for name in found)
 
 
-def poison(objective: nn.Module) -> None:
-    for parameter in objective.parameters():
-        parameter.grad = torch.full_like(parameter, float("nan"))
-
-
-def test_the_training_does_not_notice(corpus: DataConfig, finished: Path, tmp_path: Path) -> None:
+def test_train_has_the_same_weights_with_a_moving_average(corpus: DataConfig, finished: Path, tmp_path: Path) -> None:
     """Weights and moments are, to the last bit, those of a run without an average, validations in between and all."""
     plain = run(tiny_job(tmp_path / "plain", corpus, **RECIPE | {"ema_decay": None}))
     for step in steps_of(finished):
@@ -172,7 +171,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_the_file_of_a_checkpoint(finished: Path) -> None:
+def test_checkpoint_has_a_file_of_the_moving_average(finished: Path) -> None:
     for step in steps_of(finished):
         folder = step_dir(finished, step)
         assert is_verified(folder)
@@ -185,14 +184,14 @@ def test_the_file_of_a_checkpoint(finished: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["last", "best", "step-8"])
-def test_what_translates_is_the_average(finished: Path, checkpoint: str) -> None:
+def test_load_translator_takes_the_moving_average(finished: Path, checkpoint: str) -> None:
     best: int = read(finished / "best.json")["step"]
     step = {"last": 12, "best": best, "step-8": 8}[checkpoint]
     loaded = parameters_by_name(translator_of(finished, checkpoint).model)
     assert same(loaded, weights(finished, step, "ema"))
 
 
-def test_the_averaged_model_is_the_mean_of_the_averages(finished: Path) -> None:
+def test_average_is_the_mean_of_the_moving_averages(finished: Path) -> None:
     assert results_of(finished)["averaged"] == [8, 10, 12]
     found = copies(load_file(finished / "averaged" / "model.safetensors"))
     means = [copies(weights(finished, step, "ema")) for step in (8, 10, 12)]
@@ -208,21 +207,26 @@ def test_the_averaged_model_is_the_mean_of_the_averages(finished: Path) -> None:
     )
 
 
-def test_validation_judges_the_average(
+def test_validate_measures_the_moving_average(
     corpus: DataConfig, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss and BLEU of every validation are those of the model in ema.safetensors, loaded afresh."""
-    seen: list[Any] = []
-    real = validate
+    sides = [Path(path).read_text(encoding="utf-8").split("\n")[:-1] for path in (corpus.dev.src, corpus.dev.tgt)]
+    tokenizer = translator_of(finished, "last").tokenizer
+    dev = DevSet.of(list(zip(*sides, strict=True)), tokenizer, max_pieces=1000)
+    used: list[Transformer] = []
+    real = Translator.translate
 
-    def noted(objective: Any, translator: Translator, dev: Any, world: Any, **options: Any) -> Any:
-        seen[:] = [objective, translator.model, dev, world]
-        return real(objective, translator, dev, world, **options)
+    def noted(translator: Translator, texts: Any, **options: Any) -> list[str]:
+        if list(texts) == dev.sources:
+            used.append(translator.model)
+        return real(translator, texts, **options)
 
-    monkeypatch.setattr(loop, "validate", noted)
+    monkeypatch.setattr(Translator, "translate", noted)
     again = run(tiny_job(tmp_path / "a", corpus, **RECIPE))
-    _, used, dev, world = seen
-    assert same(parameters_by_name(used), weights(again, 12, "ema"))
+    assert len(used) == 2
+    assert same(parameters_by_name(used[-1]), weights(again, 12, "ema"))
+    world = World(0, 1, {})
     for row in results_of(finished)["validations"]:
         fresh = translator_of(finished, f"step-{row['step']}")
         objective = Objective(fresh.model, 0.1)
@@ -232,19 +236,20 @@ def test_validation_judges_the_average(
         assert (scores.bleu, scores.chrf) == (row["bleu"], row["chrf"])
 
 
-def test_every_rank_holds_the_same(corpus: DataConfig, tmp_path: Path) -> None:
+def test_move_average_is_the_same_on_every_rank(corpus: DataConfig, tmp_path: Path) -> None:
     """Started on two ranks, resumed on two; each prints what its average came to."""
 
     def action(steps: int) -> Callable[[], None]:
         def train() -> None:
-            found: list[nn.Module] = []
-            real = move_average
+            found: list[Any] = []
+            real = TrainState.tensors
 
-            def noted(average: nn.Module, *arguments: Any, **options: Any) -> None:
-                found[:] = [average]
-                real(average, *arguments, **options)
+            def noted(state: TrainState) -> Any:
+                """What every rank calls before a commit, though rank 0 alone writes."""
+                found[:] = [state.ema]
+                return real(state)
 
-            pytest.MonkeyPatch().setattr(loop, "move_average", noted)  # in this process, which ends with the test
+            pytest.MonkeyPatch().setattr(TrainState, "tensors", noted)  # in this process, which ends with the test
             run(tiny_job(tmp_path / "a", corpus, **RECIPE | {"max_tokens": 100, "max_steps": steps}))
             content = b"".join(tensor.numpy().tobytes() for tensor in parameters_by_name(found[0]).values())
             sys.stdout.write(f"\n{hashlib.sha256(content).hexdigest()}")
@@ -258,7 +263,7 @@ def test_every_rank_holds_the_same(corpus: DataConfig, tmp_path: Path) -> None:
         assert printed[0] == printed[1]
 
 
-def test_the_average_costs_its_memory() -> None:
+def test_summarise_counts_the_memory_of_the_moving_average() -> None:
     plain, averaging = (summarise(SummaryJob(train=TrainConfig(ema_decay=decay))).memory for decay in (None, 0.999))
     assert plain.average == 0
     assert averaging.average == averaging.weights == plain.weights == 63_045_632 * 4

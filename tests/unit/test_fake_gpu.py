@@ -51,25 +51,25 @@ def products(graph: dict[str, Any]) -> int:
     return sum(count for name, count in graph["calls"].items() if name in PRODUCTS)
 
 
-def test_settings_on_a_gpu_are_the_fast_ones(base: dict[str, Any]) -> None:
+def test_resolve_settings_on_a_gpu_takes_the_fast_ones(base: dict[str, Any]) -> None:
     expected = {"device": "cuda", "precision": "bf16", "layout": "packed", "compile": True, "max_tokens": 32_768}
     assert base["resolved"].items() >= expected.items()
     assert base["capacities"] == [25_088, 25_088]
 
 
-def test_base_step_is_one_graph(base: dict[str, Any]) -> None:
+def test_train_step_of_base_is_one_graph(base: dict[str, Any]) -> None:
     assert base["breaks"] == {}
     assert base["compiled"] == 1
     assert [graph["backward"] for graph in base["graphs"]] == [False, True]
 
 
-def test_base_step_calls_no_operator_that_inductor_has_no_code_for(base: dict[str, Any]) -> None:
+def test_train_step_of_base_calls_no_operator_that_inductor_has_no_code_for(base: dict[str, Any]) -> None:
     forward, backward = base["graphs"]
     assert set(forward["calls"]) - FORWARD == set()
     assert set(backward["calls"]) - BACKWARD == set()
 
 
-def test_base_step_launches_and_moves_no_more_than_before(base: dict[str, Any]) -> None:
+def test_train_step_of_base_launches_and_moves_no_more_than_before(base: dict[str, Any]) -> None:
     """At most the figures of the first run, with room for another torch. Bytes are those that inductor counts."""
     forward, backward = base["graphs"]
     assert forward["launches"] <= 238 * ROOM
@@ -82,7 +82,7 @@ def test_base_step_launches_and_moves_no_more_than_before(base: dict[str, Any]) 
     assert backward["calls"]["torch_attn._varlen_attn_backward.default"] == 18
 
 
-def test_base_kernels_are_machine_code_without_spills(base: dict[str, Any]) -> None:
+def test_train_step_of_base_is_machine_code_without_spills(base: dict[str, Any]) -> None:
     """Every kernel, in every variant that inductor would choose from on the device, by ptxas for sm_90."""
     kernels = base["kernels"]
     assert len(Counter(kernel["name"] for kernel in kernels)) >= 20
@@ -95,7 +95,7 @@ def test_base_kernels_are_machine_code_without_spills(base: dict[str, Any]) -> N
 TRITON_OPERATOR = "transformer.packed_attention"
 
 
-def test_step_with_triton_attention_is_one_graph_around_it() -> None:
+def test_train_step_with_triton_attention_is_one_graph_around_it() -> None:
     """Three attentions of 1 + 1 layers, each one call forward and one backward; the fused loss is outside the graph.
 
     At most the figures of the first run: bytes are those that inductor counts, those of the products among them.
@@ -117,7 +117,7 @@ def test_step_with_triton_attention_is_one_graph_around_it() -> None:
     assert backward["gigabytes"] <= 5.50 * ROOM
 
 
-def test_step_with_flex_attention_is_one_graph_of_triton_kernels() -> None:
+def test_train_step_with_flex_attention_is_one_graph_of_triton_kernels() -> None:
     """The masks of the three roles are made in the graph, with one sort each, however many layers read them.
 
     torch's own templates need not fit the registers: in 2.13 the forward one does not.
@@ -133,7 +133,7 @@ def test_step_with_flex_attention_is_one_graph_of_triton_kernels() -> None:
     assert len([name for name in templates if "flex_attention" in name]) >= 2
 
 
-def test_triton_kernels_are_machine_code() -> None:
+def test_kernels_in_triton_are_machine_code() -> None:
     """Of this package, for Ampere and Hopper, with and without dropout, for heads of 64 and 128.
 
     On Hopper registers suffice for all, but for two numbers of a thread where heads have 128; on Ampere not for the

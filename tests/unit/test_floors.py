@@ -32,7 +32,7 @@ def floor(requirement: Requirement) -> Version:
 
 
 @pytest.mark.parametrize("requirement", [*REQUIREMENTS, *OPTIONAL], ids=lambda requirement: str(requirement))
-def test_the_installed_version_is_one_that_is_declared(requirement: Requirement) -> None:
+def test_requirements_allow_the_installed_version(requirement: Requirement) -> None:
     if requirement.name == PROJECT["name"]:
         return
     try:
@@ -44,13 +44,13 @@ def test_the_installed_version_is_one_that_is_declared(requirement: Requirement)
     assert requirement.specifier.contains(installed, prereleases=True), f"{requirement.name} {installed}"
 
 
-def test_every_requirement_has_a_floor_and_none_is_below_a_known_hole() -> None:
+def test_requirements_have_floors_above_every_known_hole() -> None:
     floors = {requirement.name: floor(requirement) for requirement in REQUIREMENTS}
     assert {name: str(floors[name]) for name in SOUND if floors[name] < Version(SOUND[name])} == {}
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
-def test_the_lock_names_each_requirement_once_with_a_version_that_is_declared_and_a_hash(path: Path) -> None:
+def test_locks_name_each_requirement_once_with_a_version_that_is_declared_and_a_hash(path: Path) -> None:
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line and not line.startswith("#")]
     assert [line for line in lines if re.fullmatch(r"\S+==\S+ --hash=sha256:[0-9a-f]{64}", line) is None] == []
     locked = {line.partition("==")[0]: line.partition("==")[2].partition(" ")[0] for line in lines}
@@ -61,5 +61,5 @@ def test_the_lock_names_each_requirement_once_with_a_version_that_is_declared_an
             assert requirement.specifier.contains(names[requirement.name]), requirement
 
 
-def test_there_is_a_lock() -> None:
+def test_locks_are_there() -> None:
     assert LOCKS

@@ -119,7 +119,7 @@ def assert_close(found: Outcome, wanted: Outcome, losses: float, gradients: floa
 @pytest.mark.parametrize(("precision", "room"), [(Precision.fp32, (1e-5, 5e-4)), (Precision.bf16, (2e-3, 0.3))])
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("score", list(Score))
-def test_either_layout_is_the_float64_model_on_a_cpu(
+def test_transformer_in_either_layout_is_the_float64_model_on_a_cpu(
     score: Score, layout: str, precision: Precision, room: tuple[float, float]
 ) -> None:
     config, (ids,) = replace(SMALL, score=score), some(1)
@@ -183,7 +183,7 @@ def test_packed_attention_is_eq1_on_each_sentence(
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_empty_slots_leak_nothing(dtype: torch.dtype, causal: bool) -> None:
+def test_transformer_leaks_nothing_of_empty_slots(dtype: torch.dtype, causal: bool) -> None:
     """NaN in every empty slot, on the way there and back, changes nothing elsewhere and gives zeros there."""
     lengths = np.array([[3, 3], [7, 7], [1, 1]])
     grouped = not has_varlen_kernel(DEVICE, dtype, d_k=32, d_v=32)
@@ -212,7 +212,7 @@ def test_empty_slots_leak_nothing(dtype: torch.dtype, causal: bool) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 1e-2)])
-def test_the_loss_kernel_is_the_reference(dtype: torch.dtype, tolerance: float) -> None:
+def test_linear_cross_entropy_is_the_reference(dtype: torch.dtype, tolerance: float) -> None:
     """9,000 rows are two blocks and a rest on a GPU, more on a CPU; every tenth row is an empty slot."""
     draw = torch.Generator().manual_seed(3)
     hidden, matrix = torch.randn(9000, 64, generator=draw), torch.randn(V, 64, generator=draw) / 8
@@ -352,7 +352,7 @@ def test_fused_loss_is_the_reference(n: int, vocab_size: int, rows: int, dtype: 
 
 
 @needs_triton
-def test_triton_run_trains_with_dropout_on_the_weights_and_a_fused_loss(tmp_path: Path) -> None:
+def test_train_with_triton_attention_and_a_fused_loss_learns(tmp_path: Path) -> None:
     """The public command with both switches on: compiled, packed, and the loss falls."""
     job = job_on_device(tmp_path, precision=Precision.bf16, max_steps=60, save_every=20, validate_every=60)
     job.train.attention_kernel = AttentionKernel.triton
@@ -369,7 +369,7 @@ def test_triton_run_trains_with_dropout_on_the_weights_and_a_fused_loss(tmp_path
 # ---- steps ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_never_waits_for_the_device() -> None:
+def test_train_step_never_waits_for_the_device() -> None:
     """Eager steps as the loop takes them, with the loader's copies, under torch's check for synchronisation.
 
     The first two may still allocate and set up; none of the others may make the host wait. (torch does not notice a
@@ -429,7 +429,7 @@ def test_a_step_never_waits_for_the_device() -> None:
     assert progress.usual_norm > 0.0
 
 
-def test_steps_copied_ahead_are_the_steps_of_the_host() -> None:
+def test_load_steps_copies_ahead_the_steps_of_the_host() -> None:
     """The device is kept busy before it reads each of them, so that memory that is used again too early would show."""
     batching = Batching(
         mixture=[(len(corpus()), 1.0)],
@@ -466,7 +466,7 @@ def test_steps_copied_ahead_are_the_steps_of_the_host() -> None:
     assert sums(4, DEVICE) == sums(0, CPU)
 
 
-def test_compiled_is_eager_and_ten_packed_batches_are_one_shape() -> None:
+def test_objective_compiled_is_eager_and_ten_packed_batches_are_one_shape() -> None:
     """The first batch compiles; those after it do not. (On a CPU groups change shape: two do.)"""
     from torch._dynamo.utils import counters  # slow
 
@@ -500,7 +500,7 @@ def train(job: TrainJob) -> Path:
     return run_dir
 
 
-def test_fp16_learns_under_a_scaled_loss(tmp_path: Path) -> None:
+def test_train_in_fp16_learns_under_a_scaled_loss(tmp_path: Path) -> None:
     job = job_on_device(tmp_path, precision=Precision.fp16, max_steps=60, save_every=20, validate_every=60)
     job.train.compile = False
     run_dir = train(job)
@@ -510,7 +510,7 @@ def test_fp16_learns_under_a_scaled_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
-def test_a_deterministic_run_resumes_to_the_last_bit(tmp_path: Path, precision: Precision) -> None:
+def test_train_deterministic_resumes_to_the_last_bit(tmp_path: Path, precision: Precision) -> None:
     job = job_on_device(tmp_path, precision=precision, deterministic=True, save_every=3, validate_every=6)
     job.train.compile = False
     straight = train(job)
@@ -523,7 +523,7 @@ def test_a_deterministic_run_resumes_to_the_last_bit(tmp_path: Path, precision: 
     assert progress_of(straight, 12) == progress_of(Path(resumed.run_dir), 12)
 
 
-def test_a_run_with_nothing_set_trains_on_the_device(tmp_path: Path) -> None:
+def test_train_with_nothing_set_runs_on_the_device(tmp_path: Path) -> None:
     """On a GPU `auto` comes to compiled, packed and bf16 where that is fast; the loss falls, the tests are scored."""
     run_dir = train(job_on_device(tmp_path, precision=Precision.auto, max_steps=60, save_every=20, validate_every=60))
     resolved = read(run_dir / "run.json")["resolved"]

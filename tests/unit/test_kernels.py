@@ -34,7 +34,7 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.parametrize("probability", [0.9, 0.7, 0.5, 0.25, 0.001])
-def test_every_decision_of_a_word_has_the_probability_asked_for(probability: float) -> None:
+def test_keep_mask_has_the_probability_asked_for_in_every_part_of_a_word(probability: float) -> None:
     """Four 16-bit parts of 100,000 words, each within five standard errors, and no two of them related."""
     torch.manual_seed(0)
     parts = keep_mask(torch.empty(100_000, 4), probability).double()
@@ -47,7 +47,7 @@ def test_every_decision_of_a_word_has_the_probability_asked_for(probability: flo
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3,), (4,), (5,), (2, 3, 7)])
-def test_a_mask_has_any_shape(shape: tuple[int, ...]) -> None:
+def test_keep_mask_has_any_shape(shape: tuple[int, ...]) -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         mask = keep_mask(torch.empty(shape, dtype=dtype), 0.5)
         assert (mask.shape, mask.dtype) == (shape, dtype)
@@ -98,7 +98,7 @@ def test_add_dropout_of_two_types_gives_the_wider_one() -> None:
     assert torch.equal(add_dropout(torch.ones(100), x, 0.5, training=False), torch.full((100,), 2.0))
 
 
-def test_masks_follow_the_seed() -> None:
+def test_dropout_follows_the_seed() -> None:
     x = torch.ones(1000)
     outs = []
     for seed in (3, 3, 4):
@@ -118,7 +118,7 @@ def test_dropout_that_drops_nothing_is_the_identity_and_draws_nothing(p: float, 
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_module_drops_in_training() -> None:
+def test_dropout_module_drops_in_training() -> None:
     torch.manual_seed(0)
     by_module = Dropout(0.5)(torch.ones(100))
     torch.manual_seed(0)
@@ -190,7 +190,7 @@ def test_dense_attention_is_exact_but_for_rounding(hidden: Tensor | None, dtype:
 
 
 @every_mask
-def test_the_dropout_of_dense_attention_is_the_same_on_the_way_back(hidden: Tensor | None) -> None:
+def test_dense_attention_drops_the_same_on_the_way_back(hidden: Tensor | None) -> None:
     """The mask is read off with the identity as values, then put into the formula, which torch differentiates."""
     q, k, v = inputs = qkv()
     torch.manual_seed(5)
@@ -211,7 +211,7 @@ def test_the_dropout_of_dense_attention_is_the_same_on_the_way_back(hidden: Tens
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_the_dropout_of_dense_attention_is_on_its_weights(p: float) -> None:
+def test_dense_attention_drops_weights(p: float) -> None:
     """With the identity as values the result is the weights: each is 0, or itself divided by 1 - p."""
     torch.manual_seed(0)
     q, k, v = draw(8, 4, 25, 6, seed=1), draw(8, 4, 25, 6, seed=2), torch.eye(25, dtype=torch.float64)
@@ -255,7 +255,7 @@ def written_out(hidden: Tensor, matrix: Tensor, targets: list[int], eps: float) 
 @both_smoothings
 @blocks
 @pytest.mark.parametrize("factor", [1.0, 0.37])
-def test_the_loss_and_its_gradients_are_those_written_out(
+def test_linear_cross_entropy_and_its_gradients_are_those_written_out(
     targets: list[int], eps: float, rows: int, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "ROWS", rows)
@@ -273,7 +273,7 @@ def test_the_loss_and_its_gradients_are_those_written_out(
 
 
 @both_smoothings
-def test_the_gradient_of_the_loss_is_the_numerical_one(eps: float) -> None:
+def test_linear_cross_entropy_has_the_numerical_gradient(eps: float) -> None:
     targets = torch.tensor(TARGETS["some empty"])
     inputs = [leaf(N, D, seed=1), leaf(V, D, seed=2)]
     assert torch.autograd.gradcheck(lambda h, m: linear_cross_entropy(h, m, targets, label_smoothing=eps)[0], inputs)
@@ -281,7 +281,7 @@ def test_the_gradient_of_the_loss_is_the_numerical_one(eps: float) -> None:
 
 @both_smoothings
 @pytest.mark.parametrize("targets", [[], [0] * N], ids=["no rows", "empty rows"])
-def test_nothing_to_predict_costs_nothing_and_has_a_zero_gradient(targets: list[int], eps: float) -> None:
+def test_linear_cross_entropy_of_nothing_is_zero_with_a_zero_gradient(targets: list[int], eps: float) -> None:
     inputs = [leaf(len(targets), D, seed=1), leaf(V, D, seed=2)]
     ours, plain = linear_cross_entropy(
         inputs[0], inputs[1], torch.tensor(targets, dtype=torch.int64), label_smoothing=eps
@@ -294,7 +294,7 @@ def test_nothing_to_predict_costs_nothing_and_has_a_zero_gradient(targets: list[
 @every_target
 @both_smoothings
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-def test_the_loss_is_exact_but_for_rounding(
+def test_linear_cross_entropy_is_exact_but_for_rounding(
     targets: list[int], eps: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hidden states in `dtype`, the matrix in float32 as training keeps it: sums and its gradient stay there."""
@@ -314,7 +314,7 @@ def test_the_loss_is_exact_but_for_rounding(
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_autocast_lowers_the_products_and_nothing_else(dtype: torch.dtype) -> None:
+def test_linear_cross_entropy_lowers_the_products_alone_under_autocast(dtype: torch.dtype) -> None:
     targets = torch.tensor(TARGETS["some empty"])
     hidden, matrix = leaf(N, D, seed=1, dtype=torch.float32), leaf(V, D, seed=2, dtype=torch.float32)
     with torch.autocast("cpu", dtype=dtype):
@@ -330,7 +330,7 @@ def test_autocast_lowers_the_products_and_nothing_else(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize("gap", [5.0, 10.0, 14.0, 200.0])
-def test_a_hopeless_target_costs_much_and_not_everything(dtype: torch.dtype, gap: float) -> None:
+def test_linear_cross_entropy_of_a_hopeless_target_is_much_and_not_infinite(dtype: torch.dtype, gap: float) -> None:
     """Its probability is exp(-gap): fp16 tells numbers apart down to 2**-24, which is exp(-16.6)."""
     hidden, matrix = torch.tensor([[gap]], dtype=dtype), torch.zeros(V, 1)
     matrix[7] = 1.0
@@ -344,7 +344,7 @@ def test_a_hopeless_target_costs_much_and_not_everything(dtype: torch.dtype, gap
     assert gradient.item() == pytest.approx(1.0, abs=0.1)
 
 
-def test_the_loss_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_cross_entropy_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "ROWS", 10)
     hidden, matrix = leaf(400, 3, seed=1), leaf(50, 3, seed=2)
     with Largest() as largest:

@@ -183,7 +183,7 @@ def test_packed_groups_hold_every_sentence_once_in_the_same_row_of_both_sides_an
 
 
 @pytest.mark.parametrize(("capacities", "named"), [((6, 9), r"\[7, 6\] tokens .* \[6, 9\]"), ((9, 5), r"\[9, 5\]")])
-def test_what_does_not_fit_is_refused(capacities: tuple[int, int], named: str) -> None:
+def test_packed_refuses_what_does_not_fit(capacities: tuple[int, int], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         packed([(2, 1), (3, 3), (2, 2)], capacities)
 
@@ -271,7 +271,7 @@ def test_pack_without_groups_is_what_a_kernel_reads() -> None:
     assert source.to(torch.device("meta")).groups is None
 
 
-def test_heads_are_padded_in_the_order_of_batched_products() -> None:
+def test_packed_groups_pad_heads_in_the_order_of_batched_products() -> None:
     """`pad_heads` is `pad` with the heads before the positions, `unpad_heads` the way back; gradients too."""
     sides = packed([(3, 9), (18, 4), (1, 1), (7, 12)], (32, 32))
     for side in sides:

@@ -25,7 +25,7 @@ from transformer.machine import (
 @pytest.mark.parametrize(
     ("given", "ranks", "threads"), [(None, None, 8), (None, "1", 8), (None, "3", 2), (None, "9", 1), (3, "8", 3)]
 )
-def test_threads_are_a_share_of_the_cores_this_process_may_use(
+def test_resolve_threads_takes_a_share_of_the_cores_this_process_may_use(
     given: int | None, ranks: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(10, 18)))
@@ -62,7 +62,7 @@ def test_source_commit_is_that_of_git(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep their heap as they like")
-def test_what_was_freed_between_others_goes_back() -> None:
+def test_trim_heap_gives_back_what_was_freed_between_others() -> None:
     """In a process whose heap nobody else has used."""
     freed = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
     assert int(freed.stdout) > 100
@@ -123,7 +123,7 @@ def test_limit_kernel_caches_leaves_what_the_user_has_set(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_training_a_small_model_stays_small(tmp_path: Path) -> None:
+def test_train_of_a_small_model_stays_small(tmp_path: Path) -> None:
     """With validation, averaging and scoring: it was 1.1 GB once, and is 0.6 to 0.67 GiB on two threads."""
     keys = ["model.d_model=32", "model.d_ff=128", "train.max_steps=60", f"run_dir={tmp_path / 'run'}"]
     command = [sys.executable, "-m", "transformer", "train", *keys]
@@ -134,6 +134,6 @@ def test_training_a_small_model_stays_small(tmp_path: Path) -> None:
     assert 0 < memory.kilobytes < 740_000
 
 
-def test_preparing_imports_no_torch() -> None:
+def test_prepare_imports_no_torch() -> None:
     code = "import sys, transformer.data.prepare; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

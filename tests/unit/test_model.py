@@ -168,7 +168,7 @@ def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], t
 
 @every_config
 @pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_a_batch_is_the_papers_formulas_on_each_sentence(config: ModelConfig, layout: str) -> None:
+def test_transformer_on_a_batch_is_the_papers_formulas_on_each_sentence(config: ModelConfig, layout: str) -> None:
     model = build(config)
     weights = {name: tensor.clone().requires_grad_() for name, tensor in parameters_by_name(model).items()}
     if layout == "padded":
@@ -215,7 +215,7 @@ SHAPES = {
 @pytest.mark.parametrize("config", list(SHAPES.values()), ids=list(SHAPES))
 @pytest.mark.parametrize(("sources", "targets", "empty"), list(PACKED.values()), ids=list(PACKED))
 @pytest.mark.parametrize("small", [256, 0], ids=["few groups", "many groups"])
-def test_packed_is_padded(
+def test_transformer_gives_the_same_packed_and_padded(
     config: ModelConfig,
     sources: list[list[int]],
     targets: list[list[int]],
@@ -238,7 +238,7 @@ def test_packed_is_padded(
 
 
 @pytest.mark.parametrize("config", list(SHAPES.values()), ids=list(SHAPES))
-def test_what_an_empty_slot_holds_moves_nothing(config: ModelConfig) -> None:
+def test_transformer_is_not_moved_by_what_an_empty_slot_holds(config: ModelConfig) -> None:
     """Not even a row of 1e30: finite, as weights are, but enough to drown whatever it is added to."""
     model = build(replace(config, tie_embeddings=False))
     parameters = dict(model.named_parameters())
@@ -306,7 +306,7 @@ def torch_names(config: ModelConfig) -> dict[str, str]:
 
 
 @both_norms
-def test_encoder_and_decoder_are_torchs_layers(norm: Norm) -> None:
+def test_transformer_layers_are_torchs(norm: Norm) -> None:
     model = build(replace(BASE, norm=norm))
     theirs = torch_stack(model)
     (source, source_layout), (target, target_layout) = pad(SOURCES, 7), pad(TARGETS, 6)
@@ -362,7 +362,7 @@ def test_sinusoids_are_rounded_once_in_float32() -> None:
 
 
 @pytest.mark.parametrize("d_model", [4, 64])
-def test_an_embedding_is_scaled_by_the_root_of_d_model(d_model: int) -> None:
+def test_embedding_is_scaled_by_the_root_of_d_model(d_model: int) -> None:
     matrix = nn.Parameter(torch.randn(9, d_model))
     module = Embedding(matrix, Positions.sinusoidal, max_positions=5, dropout=0.0)
     out = module(torch.tensor([[3, 3, 8]]), torch.arange(3))
@@ -371,7 +371,7 @@ def test_an_embedding_is_scaled_by_the_root_of_d_model(d_model: int) -> None:
     torch.testing.assert_close(out[0], expected, rtol=1e-14, atol=1e-14)
 
 
-def test_the_matrix_is_normal_with_no_row_zeroed() -> None:
+def test_transformer_draws_a_normal_matrix_with_no_row_zeroed() -> None:
     torch.manual_seed(0)
     config = replace(BASE, n_layers=1, d_model=64)
     matrix = Transformer(config, 3_000).embedding.detach()
@@ -385,7 +385,7 @@ def test_the_matrix_is_normal_with_no_row_zeroed() -> None:
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_what_enters_the_first_layer_has_unit_variance(side: str) -> None:
+def test_embedding_gives_the_first_layer_unit_variance(side: str) -> None:
     torch.manual_seed(0)
     model = Transformer(replace(BASE, n_layers=1, d_model=64), 3_000)
     embed = getattr(model, f"{side}_embedding")
@@ -394,7 +394,7 @@ def test_what_enters_the_first_layer_has_unit_variance(side: str) -> None:
     assert out.std().item() == pytest.approx(1.0, rel=0.01)
 
 
-def test_other_initial_values() -> None:
+def test_transformer_has_these_other_initial_values() -> None:
     model = Transformer(CONFIGS["pre"], V)
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
@@ -406,7 +406,7 @@ def test_other_initial_values() -> None:
             assert 0.85 * bound < parameter.abs().max().item() <= bound, name
 
 
-def test_pad_is_an_ordinary_row_of_the_softmax() -> None:
+def test_unembed_takes_pad_for_an_ordinary_row_of_the_softmax() -> None:
     """tensor2tensor zeroes the pad row on every use; here it is trained like any other."""
     model = build(BASE)
     logits_of(model, pad(SOURCES), pad(TARGETS)).logsumexp(-1).sum().backward()
@@ -433,13 +433,15 @@ WITHOUT, WITH = [5, 9, 3], [5, 7, 3]
 @pytest.mark.parametrize(
     ("source", "target", "elsewhere"), [(WITHOUT, WITHOUT, False), (WITH, WITHOUT, True), (WITHOUT, WITH, True)]
 )
-def test_one_matrix_serves_source_target_and_output(source: list[int], target: list[int], elsewhere: bool) -> None:
+def test_transformer_has_one_matrix_for_source_target_and_output(
+    source: list[int], target: list[int], elsewhere: bool
+) -> None:
     model = build(BASE)
     assert moved(model, model.embedding, source, target) == (True, elsewhere)
     assert sum("embedding" in name or name == "output" for name in parameters_by_name(model)) == 1
 
 
-def test_untied_matrices_serve_one_use_each() -> None:
+def test_transformer_untied_has_a_matrix_for_each_use() -> None:
     uses = {}
     for name in ("source_embedding.matrix", "target_embedding.matrix", "output"):
         for source, target in ((WITHOUT, WITHOUT), (WITH, WITHOUT), (WITHOUT, WITH)):
@@ -459,7 +461,7 @@ def test_untied_matrices_serve_one_use_each() -> None:
     }
 
 
-def test_learned_positions_are_trained_one_table_a_side() -> None:
+def test_transformer_trains_a_table_of_learned_positions_for_each_side() -> None:
     model = build(CONFIGS["learned"])
     logits_of(model, pad(SOURCES), pad(TARGETS)).square().sum().backward()
     for side, longest in (("source", 6), ("target", 5)):
@@ -479,7 +481,7 @@ def test_sinusoids_are_not_parameters() -> None:
 
 
 @every_config
-def test_without_dropout_training_and_evaluation_are_the_same(config: ModelConfig) -> None:
+def test_transformer_without_dropout_is_the_same_in_training_and_evaluation(config: ModelConfig) -> None:
     model = build(config)
     batch = pad(SOURCES), pad(TARGETS)
     assert torch.equal(logits_of(model.train(), *batch), logits_of(model.eval(), *batch))
@@ -511,7 +513,7 @@ FEED_FORWARDS = {f"{side}.{i}.feed_forward" for side in ("encoder", "decoder") f
 
 
 @both_norms
-def test_attention_and_relu_dropout_act_where_they_should(norm: Norm) -> None:
+def test_transformer_drops_weights_and_activations_where_it_should(norm: Norm) -> None:
     kinds = (MultiHeadAttention, FeedForward, Embedding)
     config = replace(BASE, norm=norm)
     assert random_modules(replace(config, attention_dropout=0.5), kinds) == ATTENTIONS
@@ -520,13 +522,13 @@ def test_attention_and_relu_dropout_act_where_they_should(norm: Norm) -> None:
 
 
 @both_norms
-def test_residual_dropout_acts_on_every_sublayer(norm: Norm) -> None:
+def test_transformer_drops_the_output_of_every_sublayer(norm: Norm) -> None:
     expected = {f"{name}_norm" for name in ATTENTIONS | FEED_FORWARDS}
     assert random_modules(replace(BASE, norm=norm, dropout=0.5), (AddNorm,)) == expected
 
 
 @pytest.mark.parametrize("setting", ["dropout", "attention_dropout", "relu_dropout"])
-def test_no_dropout_in_evaluation(setting: str) -> None:
+def test_transformer_drops_nothing_in_evaluation(setting: str) -> None:
     plain, dropping = build(BASE), build(replace(BASE, **dict[str, Any]({setting: 0.5})))
     batch = pad(SOURCES), pad(TARGETS)
     assert torch.equal(logits_of(dropping.eval(), *batch), logits_of(plain, *batch))
@@ -540,7 +542,7 @@ def assert_dropped(out: Tensor, full: Tensor, p: float) -> None:
     assert kept.double().mean().item() == pytest.approx(1 - p, abs=0.06)
 
 
-def test_embedding_dropout_is_on_the_sum() -> None:
+def test_embedding_drops_the_sum() -> None:
     torch.manual_seed(0)
     module = Embedding(nn.Parameter(torch.randn(40, 32)), Positions.sinusoidal, max_positions=40, dropout=0.25)
     tokens, positions = torch.arange(40).view(1, 40), torch.arange(40)
@@ -548,7 +550,7 @@ def test_embedding_dropout_is_on_the_sum() -> None:
     assert_dropped(out, module.eval()(tokens, positions), 0.25)
 
 
-def test_relu_dropout_is_inside_the_feed_forward() -> None:
+def test_feed_forward_drops_inside() -> None:
     torch.manual_seed(0)
     module = FeedForward(32, 32, dropout=0.25)
     with torch.no_grad():
@@ -560,7 +562,7 @@ def test_relu_dropout_is_inside_the_feed_forward() -> None:
     assert_close(module.eval()(-x), torch.full_like(x, 0.5))
 
 
-def test_residual_dropout_is_on_the_sublayers_output_before_the_sum() -> None:
+def test_add_norm_drops_the_sublayers_output_before_the_sum() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(40, 32), torch.rand(40, 32) + 0.1
     pre = AddNorm(32, Norm.pre, dropout=0.25)
@@ -590,7 +592,7 @@ def test_add_norm_drops_nothing_of_the_residual(norm: Norm) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @both_norms
-def test_no_target_reaches_an_earlier_position(norm: Norm, dtype: torch.dtype) -> None:
+def test_transformer_lets_no_target_reach_an_earlier_position(norm: Norm, dtype: torch.dtype) -> None:
     model = build(replace(BASE, norm=norm)).to(dtype)
     source = pad([[5, 9, 4, 3], [6, 7, 3]])
     target, layout = pad([[2, 6, 11, 4, 4, 9, 12], [2, 8, 5, 10, 7]])
@@ -606,7 +608,7 @@ def test_no_target_reaches_an_earlier_position(norm: Norm, dtype: torch.dtype) -
 
 
 @every_config
-def test_what_stands_in_padding_moves_nothing(config: ModelConfig) -> None:
+def test_transformer_is_not_moved_by_what_stands_in_padding(config: ModelConfig) -> None:
     model = build(config)
     before = logits_of(model, pad(SOURCES, 7), pad(TARGETS, 6))
     real = pad(TARGETS, 6)[1].visible()
@@ -616,7 +618,7 @@ def test_what_stands_in_padding_moves_nothing(config: ModelConfig) -> None:
 
 @every_config
 @pytest.mark.parametrize(("source_width", "target_width"), [(6, 9), (9, 5), (9, 9)])
-def test_more_padding_moves_nothing(config: ModelConfig, source_width: int, target_width: int) -> None:
+def test_transformer_is_not_moved_by_more_padding(config: ModelConfig, source_width: int, target_width: int) -> None:
     model = build(config)
     before = logits_of(model, pad(SOURCES), pad(TARGETS))
     after = logits_of(model, pad(SOURCES, source_width), pad(TARGETS, target_width))
@@ -625,7 +627,7 @@ def test_more_padding_moves_nothing(config: ModelConfig, source_width: int, targ
 
 
 @every_config
-def test_a_sentence_does_not_depend_on_its_neighbours(config: ModelConfig) -> None:
+def test_transformer_computes_a_sentence_without_its_neighbours(config: ModelConfig) -> None:
     model = build(config)
     together = logits_of(model, pad(SOURCES), pad(TARGETS))
     for row, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
@@ -636,7 +638,7 @@ def test_a_sentence_does_not_depend_on_its_neighbours(config: ModelConfig) -> No
     assert torch.equal(swapped[1:][real[1:]], together[1:][real[1:]])
 
 
-def test_an_empty_slot_changes_nothing_and_gets_no_gradient() -> None:
+def test_transformer_gives_an_empty_slot_no_gradient_and_no_effect() -> None:
     model = build(BASE)
     with_empty = logits_of(model, pad([SOURCES[0], [], SOURCES[1]]), pad([TARGETS[0], [], TARGETS[1]]))
     without = logits_of(model, pad([SOURCES[0], SOURCES[1]]), pad([TARGETS[0], TARGETS[1]]))
@@ -652,7 +654,7 @@ def test_an_empty_slot_changes_nothing_and_gets_no_gradient() -> None:
 
 
 @both_norms
-def test_no_gradient_reaches_padding_or_later_targets(norm: Norm) -> None:
+def test_transformer_lets_no_gradient_reach_padding_or_later_targets(norm: Norm) -> None:
     model = build(replace(BASE, norm=norm))
     entered: list[Tensor] = []
     for module in (model.source_embedding, model.target_embedding):
@@ -672,7 +674,7 @@ def test_no_gradient_reaches_padding_or_later_targets(norm: Norm) -> None:
 
 
 @every_config
-def test_a_cached_step_is_a_position_of_the_forward_pass(config: ModelConfig) -> None:
+def test_decode_step_is_a_position_of_the_forward_pass(config: ModelConfig) -> None:
     model = build(config).eval()
     source, layout = pad(SOURCES, 7)
     target = torch.randint(V, (3, 8))
@@ -706,7 +708,7 @@ def reordered(state: DecoderState, beams: Beams, picks: dict[int, list[int]]) ->
 
 
 @every_config
-def test_cached_decoding_follows_reordered_hypotheses(config: ModelConfig) -> None:
+def test_decode_step_follows_reordered_hypotheses(config: ModelConfig) -> None:
     model = build(config).eval()
     source, layout = pad(SOURCES, 7)
     beams: Beams = [(sentence, [[], [], []]) for sentence in SOURCES]
@@ -747,7 +749,7 @@ def test_decoder_state_is_a_value() -> None:
 # Parameters by name
 
 
-def test_parameters_travel_by_name() -> None:
+def test_parameters_by_name_travel() -> None:
     model, other = build(CONFIGS["all"], seed=0), build(CONFIGS["all"], seed=1)
     batch = pad(SOURCES), pad(TARGETS)
     saved = {name: tensor.clone() for name, tensor in parameters_by_name(model).items()}
@@ -758,7 +760,7 @@ def test_parameters_travel_by_name() -> None:
 
 
 @pytest.mark.parametrize("score", list(Score), ids=lambda score: score.name)
-def test_names_are_the_papers(score: Score) -> None:
+def test_parameters_by_name_have_the_papers_names(score: Score) -> None:
     names = set(parameters_by_name(build(replace(BASE, n_layers=1, score=score))))
     attention = {f"W_{x}.weight" for x in "qkvo"} | ({"score_vector"} if score is Score.additive else set())
     norm, linear = {"weight", "bias"}, {"W_1.weight", "W_1.bias", "W_2.weight", "W_2.bias"}
@@ -771,7 +773,7 @@ def test_names_are_the_papers(score: Score) -> None:
 
 
 @pytest.mark.parametrize("fault", ["missing", "extra", "renamed", "transposed", "shorter"])
-def test_wrong_names_and_shapes_are_refused(fault: str) -> None:
+def test_load_parameters_refuses_wrong_names_and_shapes(fault: str) -> None:
     model = build(BASE)
     tensors = {name: tensor.clone() for name, tensor in parameters_by_name(model).items()}
     name = "encoder.0.feed_forward.W_1.weight"

@@ -164,11 +164,11 @@ def test_flex_attention_is_the_plain_form(role: str, monkeypatch: pytest.MonkeyP
         (0, 32_768, 128),
     ],
 )
-def test_rows_of_a_block_take_an_eighth_of_what_is_free(free: int, most: int, rows: int) -> None:
+def test_rows_per_block_takes_an_eighth_of_what_is_free(free: int, most: int, rows: int) -> None:
     assert rows_per_block(free, vocab_size=37_000, itemsize=2, most=most) == rows
 
 
-def test_wide_products_are_wide_where_torch_has_no_such_product() -> None:
+def test_wide_product_is_wide_where_torch_has_no_such_product() -> None:
     a, b = (torch.randn(5, 5, generator=torch.Generator().manual_seed(seed)).bfloat16() for seed in (1, 2))
     product = wide_product(a, b, torch.float32)
     assert product.dtype is torch.float32

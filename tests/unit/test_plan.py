@@ -49,7 +49,7 @@ def random_lengths(random_state: np.random.Generator) -> np.ndarray:
     return lengths.astype(np.int32)
 
 
-def test_every_sentence_once_within_the_budget_for_random_corpora() -> None:
+def test_plan_epoch_takes_every_sentence_of_random_corpora_once_within_the_budget() -> None:
     state = np.random.default_rng(7)
     for trial in range(300):
         lengths = random_lengths(state)
@@ -92,7 +92,7 @@ def plain_plan(
     return shuffled(steps)
 
 
-def test_the_plan_is_the_plain_one_for_random_corpora() -> None:
+def test_plan_epoch_is_the_plain_plan_for_random_corpora() -> None:
     """One pool and many, one step and many; equal pairs; sides of unlike length; sentences as long as a step."""
     state = np.random.default_rng(23)
     pools = set()
@@ -107,7 +107,7 @@ def test_the_plan_is_the_plain_one_for_random_corpora() -> None:
 
 
 @pytest.mark.parametrize("longest", [40, 70_000])
-def test_the_plan_of_a_large_corpus_is_the_plain_one(longest: int) -> None:
+def test_plan_epoch_of_a_large_corpus_is_the_plain_plan(longest: int) -> None:
     """More pairs than are looked at together, and lengths too large for 16 bits."""
     lengths = np.exp(np.random.default_rng(3).normal(2.0, 0.7, size=(150_000, 2))).clip(1, 40).astype(np.int32)
     lengths[::50_000] = longest
@@ -115,7 +115,7 @@ def test_the_plan_of_a_large_corpus_is_the_plain_one(longest: int) -> None:
     assert as_lists(plan(lengths, **where)) == plain_plan(lengths, **where)
 
 
-def test_equal_random_numbers_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_epoch_keeps_the_order_of_equal_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come once in a million epochs, numbers with the same upper bits in every one: here all the time."""
 
     class Coarse(np.random.PCG64):
@@ -130,7 +130,7 @@ def test_equal_random_numbers_keep_their_order(monkeypatch: pytest.MonkeyPatch) 
         assert as_lists(plan(lengths, **where)) == plain_plan(lengths, **where)
 
 
-def test_a_tiny_plan_is_what_it_was_on_the_day_it_was_written() -> None:
+def test_plan_epoch_of_a_tiny_corpus_is_what_it_was_on_the_day_it_was_written() -> None:
     """A change here breaks every resume in mid-epoch: PLAN_VERSION must then rise."""
     lengths = np.array([[3, 4], [5, 2], [9, 9], [1, 1], [4, 4], [2, 7], [6, 6], [8, 3]], dtype=np.int32)
     plans = [as_lists(plan(lengths, seed=1, epoch=epoch, tokens_per_step=12)) for epoch in (0, 1)]
@@ -138,7 +138,7 @@ def test_a_tiny_plan_is_what_it_was_on_the_day_it_was_written() -> None:
     assert plans == [[[2], [1, 6], [3, 0, 4], [5, 7]], [[3, 0, 4], [1, 6], [2], [5, 7]]]
 
 
-def test_another_epoch_or_seed_is_another_order_and_the_same_is_the_same() -> None:
+def test_plan_epoch_depends_on_epoch_and_seed_alone() -> None:
     lengths = np.random.default_rng(0).integers(1, 40, size=(500, 2)).astype(np.int32)
     plans = {
         (seed, epoch): as_lists(plan(lengths, seed=seed, epoch=epoch, tokens_per_step=300))
@@ -149,7 +149,7 @@ def test_another_epoch_or_seed_is_another_order_and_the_same_is_the_same() -> No
     assert as_lists(plan(lengths, seed=2, epoch=1, tokens_per_step=300)) == plans[2, 1]
 
 
-def test_steps_are_full_and_shuffled() -> None:
+def test_plan_epoch_fills_and_shuffles_steps() -> None:
     lengths = np.random.default_rng(0).integers(1, 40, size=(20_000, 2)).astype(np.int32)
     steps = plan(lengths, seed=3, epoch=0, tokens_per_step=500)
     fill = [int(lengths[step].sum(axis=0).max()) for step in steps]
@@ -161,7 +161,7 @@ def test_steps_are_full_and_shuffled() -> None:
     assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.1
 
 
-def test_what_cannot_be_planned_is_refused() -> None:
+def test_plan_epoch_and_split_step_refuse_what_does_not_fit() -> None:
     with pytest.raises(InputError, match=r"13 tokens does not fit train\.tokens_per_step=12"):
         plan(np.array([[1, 1], [2, 13]], dtype=np.int32), seed=1, epoch=0, tokens_per_step=12)
     with pytest.raises(InputError, match="no sentence pair"):
@@ -180,13 +180,13 @@ def copies(mixture: Mixture, epoch: int, seed: int = 1) -> np.ndarray:
     return np.bincount(np.concatenate(steps), minlength=len(MIXED))
 
 
-def test_whole_weights_are_exact_copies() -> None:
+def test_plan_epoch_copies_exactly_by_whole_weights() -> None:
     found = copies([(1_000, 3.0), (500, 1.0), (1_500, 2.0)], epoch=0)
     assert found.tolist() == [3] * 1_000 + [1] * 500 + [2] * 1_500
     assert copies([(1_000, 1.0), (0, 7.0), (2_000, 1.0)], epoch=0).tolist() == [1] * 3_000
 
 
-def test_a_mixture_of_weights_1_is_the_plan_of_the_corpus() -> None:
+def test_plan_epoch_of_a_mixture_of_weights_1_is_that_of_the_corpus() -> None:
     where: dict[str, Any] = {"seed": 5, "epoch": 2, "tokens_per_step": 300}
     plans = [
         as_lists(plan(MIXED, mixture=mixture, **where)) for mixture in ([(3_000, 1)], [(1_200, 1.0), (1_800, 1.0)])
@@ -194,7 +194,7 @@ def test_a_mixture_of_weights_1_is_the_plan_of_the_corpus() -> None:
     assert plans[0] == plans[1] == plain_plan(MIXED, **where)
 
 
-def test_a_mixture_is_planned_as_plainly() -> None:
+def test_plan_epoch_of_a_mixture_is_the_plain_plan() -> None:
     where = {"seed": 5, "epoch": 2, "tokens_per_step": 300}
     steps = plan(MIXED, mixture=[(500, 2.0), (500, 3.0), (2_000, 1.0)], **where)
     first, second, third = list(range(500)), list(range(500, 1_000)), list(range(1_000, 3_000))
@@ -202,7 +202,7 @@ def test_a_mixture_is_planned_as_plainly() -> None:
 
 
 @pytest.mark.parametrize(("weight", "low"), [(0.2, 0), (0.75, 0), (1.5, 1), (3.1, 3)])
-def test_fractions_of_a_weight_are_other_pairs_in_each_epoch(weight: float, low: int) -> None:
+def test_plan_epoch_takes_other_pairs_for_a_fraction_in_each_epoch(weight: float, low: int) -> None:
     """The weighted corpus lies between two others, whose pairs are what they were."""
     epochs = [copies([(800, 1.0), (2_000, weight), (200, 2.0)], epoch) for epoch in range(40)]
     for found in epochs:
@@ -219,7 +219,7 @@ def test_fractions_of_a_weight_are_other_pairs_in_each_epoch(weight: float, low:
     assert abs(both - share**2) < 0.01  # one epoch says nothing of the next
 
 
-def test_fractions_depend_on_seed_epoch_and_pair_alone() -> None:
+def test_plan_epoch_draws_fractions_by_seed_epoch_and_pair_alone() -> None:
     mixture = [(1_000, 0.3), (2_000, 1.6)]
     where = {"seed": 9, "epoch": 7, "tokens_per_step": 400}
     assert as_lists(plan(MIXED, mixture=mixture, **where)) == as_lists(plan(MIXED, mixture=mixture, **where))
@@ -230,7 +230,7 @@ def test_fractions_depend_on_seed_epoch_and_pair_alone() -> None:
     assert len({tuple(copies(mixture, epoch=epoch)) for epoch in range(5)}) == 5
 
 
-def test_a_mixture_that_is_not_the_corpus_or_leaves_nothing_is_refused() -> None:
+def test_plan_epoch_refuses_a_mixture_that_is_not_the_corpus_or_leaves_nothing() -> None:
     with pytest.raises(ValueError, match=r"\(2999, 1.0\).* for 3000 pairs"):
         copies([(2_999, 1.0)], epoch=0)
     with pytest.raises(InputError, match="no sentence pair is left in epoch 4: raise the weights"):
@@ -255,7 +255,7 @@ def fewest(lengths: np.ndarray, left: list[int], max_tokens: int) -> int:
     return best
 
 
-def test_micro_batches_are_the_fewest_that_any_grouping_allows() -> None:
+def test_split_step_makes_the_fewest_micro_batches_that_any_grouping_allows() -> None:
     state = random.Random(5)
     for _ in range(60):
         lengths = np.array([[state.randint(1, 9), state.randint(1, 9)] for _ in range(state.randint(1, 7))], np.int32)
@@ -264,7 +264,7 @@ def test_micro_batches_are_the_fewest_that_any_grouping_allows() -> None:
         assert len(parts) == fewest(lengths, list(range(len(lengths))), max_tokens)
 
 
-def test_micro_batches_hold_the_step_fit_and_come_in_multiples() -> None:
+def test_split_step_makes_micro_batches_that_hold_the_step_fit_and_come_in_multiples() -> None:
     state = np.random.default_rng(11)
     for _ in range(500):
         lengths = random_lengths(state)
@@ -289,7 +289,7 @@ def test_micro_batches_hold_the_step_fit_and_come_in_multiples() -> None:
         (100, 8, [[4], [3], [2], [1], [0], [], [], []]),
     ],
 )
-def test_micro_batches_of_a_step_by_hand(max_tokens: int, multiple: int, expected: LISTS) -> None:
+def test_split_step_by_hand(max_tokens: int, multiple: int, expected: LISTS) -> None:
     lengths = np.array([[1, 2], [3, 3], [4, 1], [2, 5], [6, 6]], dtype=np.int32)
     assert as_lists(split_step(np.arange(5), lengths, max_tokens=max_tokens, micro_batch_multiple=multiple)) == expected
 
@@ -297,7 +297,7 @@ def test_micro_batches_of_a_step_by_hand(max_tokens: int, multiple: int, expecte
 # Packed micro-batches
 
 
-def test_packed_sentences_go_to_the_emptiest_micro_batch() -> None:
+def test_split_step_packs_a_sentence_into_the_emptiest_micro_batch() -> None:
     """Written again with plain lists; capacities differ, and either side may be the one that decides."""
     state = np.random.default_rng(13)
     more = 0
@@ -328,14 +328,14 @@ def test_packed_sentences_go_to_the_emptiest_micro_batch() -> None:
     assert more > 30
 
 
-def test_packed_micro_batches_do_not_split_for_one_long_sentence() -> None:
+def test_split_step_packs_one_long_sentence_without_another_micro_batch() -> None:
     lengths = np.array([[250, 250]] + [[10, 10]] * 900, dtype=np.int32)
     parts = split_step(np.arange(901), lengths, max_tokens=256, micro_batch_multiple=1, capacities=(256, 256))
     assert len(parts) == 37  # the long one, and 25 of the others in each of 36
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_packed_micro_batches_are_as_many_as_ranks(ranks: int) -> None:
+def test_split_step_packs_as_many_micro_batches_as_ranks(ranks: int) -> None:
     """Sentences of one length differ in the length of their translation: no step may need a second round for that."""
     state = np.random.default_rng(ranks)
     source = np.clip(state.lognormal(3.1, 0.6, size=60_000), 1, 200)
@@ -348,7 +348,7 @@ def test_packed_micro_batches_are_as_many_as_ranks(ranks: int) -> None:
     assert {len(split_step(step, lengths, **split)) for step in steps} == {ranks}
 
 
-def test_packed_micro_batches_hold_the_step_fit_are_even_and_come_in_multiples() -> None:
+def test_split_step_packs_micro_batches_that_hold_the_step_fit_are_even_and_come_in_multiples() -> None:
     state = np.random.default_rng(17)
     for _ in range(100):
         lengths = random_lengths(state)
@@ -384,13 +384,13 @@ def test_packed_micro_batches_hold_the_step_fit_are_even_and_come_in_multiples()
         ((16, 17), 7, [[4], [3], [2], [1], [0], [], []]),
     ],
 )
-def test_packed_micro_batches_of_a_step_by_hand(capacities: tuple[int, int], multiple: int, expected: LISTS) -> None:
+def test_split_step_packs_by_hand(capacities: tuple[int, int], multiple: int, expected: LISTS) -> None:
     lengths = np.array([[1, 2], [3, 3], [4, 1], [2, 5], [6, 6]], dtype=np.int32)
     parts = split_step(np.arange(5), lengths, max_tokens=17, micro_batch_multiple=multiple, capacities=capacities)
     assert as_lists(parts) == expected
 
 
-def test_a_sentence_is_measured_by_the_capacity_of_its_own_side() -> None:
+def test_split_step_measures_a_sentence_by_the_capacity_of_its_own_side() -> None:
     lengths = np.array([[9, 4], [3, 5]], dtype=np.int32)
     split = {"max_tokens": 9, "micro_batch_multiple": 1}
     assert as_lists(split_step(np.arange(2), lengths, **split, capacities=(9, 5))) == [[0], [1]]
@@ -416,13 +416,13 @@ def words(root: str, source: str, target: str) -> np.ndarray:
 
 
 @pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")
-def test_padding_on_multi30k_is_below_five_percent() -> None:
+def test_split_step_pads_multi30k_by_less_than_five_percent() -> None:
     lengths = words(os.environ["TRANSFORMER_DATA"], "multi30k/train.en", "multi30k/train.de")
     assert padding_share(lengths, 4096, 4096) < 0.05  # sorted by nothing it would be above 0.4
 
 
 @pytest.mark.slow
-def test_an_epoch_of_the_papers_corpus_is_planned_in_seconds() -> None:
+def test_plan_epoch_takes_seconds_for_the_papers_corpus() -> None:
     state = np.random.default_rng(0)
     source = np.exp(state.normal(3.1, 0.6, 4_500_000))
     both = np.stack([source, source * np.exp(state.normal(0, 0.2, len(source)))], axis=1)
@@ -432,7 +432,7 @@ def test_an_epoch_of_the_papers_corpus_is_planned_in_seconds() -> None:
     assert time.process_time() - began < 5
 
 
-def test_planning_needs_few_bytes_a_pair() -> None:
+def test_plan_epoch_needs_few_bytes_a_pair() -> None:
     lengths = np.random.default_rng(0).integers(1, 60, size=(1_000_000, 2)).astype(np.int32)
     tracemalloc.start()
     try:

@@ -141,7 +141,7 @@ def test_log_preview_leaves_bad_data_to_the_loader(caplog: pytest.LogCaptureFixt
     assert caplog.records == []
 
 
-def test_a_training_says_what_its_steps_are_at_each_start(tmp_path: Path) -> None:
+def test_train_says_what_its_steps_are_at_each_start(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     run(tiny_job(tmp_path / "a", corpus, max_steps=2))
     run(tiny_job(tmp_path / "a", corpus, max_steps=4))

@@ -72,7 +72,7 @@ SCRIPTS: dict[str, tuple[list[float], list[bool], list[int], list[int]]] = {
 @pytest.mark.parametrize("interrupted", [False, True], ids=["straight", "interrupted"])
 @pytest.mark.parametrize("metric", Metric)
 @pytest.mark.parametrize("case", SCRIPTS)
-def test_the_best_and_the_patience_of_a_script(case: str, metric: Metric, interrupted: bool) -> None:
+def test_progress_records_the_best_and_the_patience_of_a_script(case: str, metric: Metric, interrupted: bool) -> None:
     values, better, stalled, ranking = SCRIPTS[case]
     progress = Progress()
     config = TrainConfig(patience=2, metric=metric)
@@ -86,7 +86,7 @@ def test_the_best_and_the_patience_of_a_script(case: str, metric: Metric, interr
 
 
 @pytest.mark.parametrize("metric", Metric)
-def test_an_interruption_changes_no_decision(metric: Metric) -> None:
+def test_progress_decides_the_same_after_an_interruption(metric: Metric) -> None:
     for values in itertools.product([1.0, 2.0, NAN], repeat=4):
         straight, broken = Progress(), Progress()
         for step, value in enumerate(values):
@@ -97,7 +97,7 @@ def test_an_interruption_changes_no_decision(metric: Metric) -> None:
             assert straight.stalled == broken.stalled
 
 
-def test_thirty_random_validations_rank_as_sorting_would() -> None:
+def test_progress_ranks_random_validations_as_sorting_would() -> None:
     draw = random.Random(3)
     for metric in Metric:
         values = [draw.choice([NAN, float(draw.randint(0, 9))]) for _ in range(30)]
@@ -108,7 +108,7 @@ def test_thirty_random_validations_rank_as_sorting_would() -> None:
         assert progress.best_steps(metric) == sorted(finite, key=lambda step: (-values[step], step))
 
 
-def test_the_end_is_the_last_step_or_the_end_of_patience() -> None:
+def test_progress_has_ended_at_the_last_step_or_the_end_of_patience() -> None:
     config = TrainConfig(max_steps=10, patience=3)
     assert [Progress(step=step).has_ended(config) for step in (9, 10, 11)] == [False, True, True]
     assert [Progress(stalled=stalled).has_ended(config) for stalled in (2, 3)] == [False, True]
@@ -158,7 +158,7 @@ def count_norms(norms: list[float]) -> Progress:
     return progress
 
 
-def test_the_usual_norm_is_the_mean_and_later_a_running_mean_over_a_hundred() -> None:
+def test_gradient_norms_have_a_usual_one_that_is_a_mean_and_later_a_running_mean() -> None:
     assert count_norms([2.0, 4.0, 9.0]).usual_norm == pytest.approx(5.0, rel=1e-12)
     assert count_norms([2.0, NAN, 4.0, math.inf, 9.0]).usual_norm == pytest.approx(5.0, rel=1e-12)
     many = [3.0] * 500 + [5.0]
@@ -178,7 +178,9 @@ def test_the_usual_norm_is_the_mean_and_later_a_running_mean_over_a_hundred() ->
         ([1000.0] * 20 + [1.0] * 200, 0, None),
     ],
 )
-def test_a_spike_is_a_norm_above_ten_times_the_usual_one(norms: list[float], spikes: int, last: int | None) -> None:
+def test_gradient_norms_above_ten_times_the_usual_one_are_spikes(
+    norms: list[float], spikes: int, last: int | None
+) -> None:
     progress = count_norms(norms)
     assert (progress.spikes, progress.last_spike) == (spikes, last)
     assert progress.usual_norm < 1e4
@@ -219,7 +221,7 @@ GOOD: dict[str, Any] = to_json(Progress(validations=[Validation(1, 2.0, 3.0, 4.0
     ],
     ids=["null", "list", "text", "empty", "key", "no list", "number", "short", "row", "step", "bleu"],
 )
-def test_anything_else_is_refused(data: Any) -> None:
+def test_progress_refuses_any_other_json(data: Any) -> None:
     with pytest.raises(ValueError, match="Progress"):
         from_json(Progress, data, complete=True)
 
@@ -231,7 +233,7 @@ def test_perplexity_has_no_overflow(loss: float, expected: float) -> None:
     assert perplexity(loss) == pytest.approx(expected)
 
 
-def test_a_validation_says_both_perplexities() -> None:
+def test_validation_says_both_perplexities() -> None:
     shown = Validation(step=1, loss=math.log(8), nll=math.log(4), bleu=27.3, chrf=55.5)
     assert validation_scalars(shown) == pytest.approx(
         {"dev/loss": 2.0794, "dev/perplexity": 4, "dev/smoothed_perplexity": 8, "dev/bleu": 27.3, "dev/chrf": 55.5},

@@ -78,7 +78,9 @@ def plain_beam(
 
 
 @pytest.mark.parametrize("at_once", [1, 20, 45])  # of nine pieces: one row, two or five of the twelve at a time
-def test_logits_looked_at_in_parts_give_the_same(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beam_search_finds_the_same_with_logits_looked_at_in_parts(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table, lengths = Table(5, 9, eos_bias=-3.0), [7, 12, 9]
     whole, rows = search(table, lengths, 4, alpha=0.6)
     monkeypatch.setattr("transformer.decoding.search._LOGITS_AT_ONCE", at_once)
@@ -89,7 +91,7 @@ def test_logits_looked_at_in_parts_give_the_same(at_once: int, monkeypatch: pyte
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_pruned_finds_the_best_of_all(seed: int, alpha: float) -> None:
+def test_beam_search_finds_the_best_of_all_where_nothing_is_pruned(seed: int, alpha: float) -> None:
     table = Table(seed, vocab_size=6)  # 3 pieces: at most 81 prefixes at |Y| = 5, fewer than the beam
     max_lengths = [5, 1, 4, 3]
     found, _ = search(table, max_lengths, 300, alpha=alpha)
@@ -111,7 +113,7 @@ def rows_asked(steps: list[int], beam_size: int) -> list[int]:
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("beam_size", [1, 2, 4, 7])
-def test_equals_a_plain_search_of_each_sentence(beam_size: int, alpha: float) -> None:
+def test_beam_search_equals_a_plain_search_of_each_sentence(beam_size: int, alpha: float) -> None:
     table = Table(beam_size, vocab_size=12, eos_bias=-2.0)
     max_lengths = [1, 2, 25, *random.Random(9).choices(range(1, 13), k=40)]
     found, seen = search(table, max_lengths, beam_size, alpha=alpha)
@@ -170,7 +172,7 @@ class Rows:
         raise AssertionError("one step needs no second")
 
 
-def test_finished_sentences_leave_together() -> None:
+def test_beam_search_drops_finished_sentences_together() -> None:
     """Of 32 sentences that end one after the other, an eighth leaves at a time."""
     table = Table(3, 9, eos_bias=-50.0)
     maxima = [length for length in range(1, 33)]
@@ -191,7 +193,7 @@ def test_finished_sentences_leave_together() -> None:
     assert rows[-9:] == [9, 9, 7, 6, 5, 4, 3, 2, 1]
 
 
-def test_beam_1_is_greedy() -> None:
+def test_beam_search_with_a_beam_of_one_is_greedy() -> None:
     table = Table(3, vocab_size=9)
     found, _ = search(table, [15] * 30, 1, alpha=0.6)
     for sentence, hypothesis in enumerate(found):
@@ -205,7 +207,7 @@ def test_beam_1_is_greedy() -> None:
         assert (hypothesis.tokens, hypothesis.finished) == (prefix[:-1] if finished else prefix, finished)
 
 
-def test_lengths_and_forbidden_ids() -> None:
+def test_beam_search_keeps_to_lengths_and_allowed_ids() -> None:
     table = Table(4, vocab_size=8, eos_bias=-30.0)  # it never wants to end
     max_lengths = [1, 2, 3, 10, 4]
     found, _ = search(table, max_lengths, 3, alpha=0.6)
@@ -214,7 +216,7 @@ def test_lengths_and_forbidden_ids() -> None:
     assert not {PAD, BOS, EOS} & {token for hypothesis in found for token in hypothesis.tokens}
 
 
-def test_an_end_at_the_maximum_counts() -> None:
+def test_beam_search_counts_an_end_at_the_maximum() -> None:
     class EndsAfterTwo(Table):
         def __call__(self, sentence: int, prefix: tuple[int, ...]) -> list[float]:
             wanted = EOS if len(prefix) == 2 else 5
@@ -228,13 +230,13 @@ def test_an_end_at_the_maximum_counts() -> None:
     ]
 
 
-def test_finished_sentences_leave() -> None:
+def test_beam_search_drops_finished_sentences() -> None:
     table = Table(5, vocab_size=8, eos_bias=-30.0)
     _, seen = search(table, [2, 5, 3, 5], 3, alpha=0.6)
     assert seen == [12, 12, 9, 6, 6]
 
 
-def test_stops_as_soon_as_no_live_hypothesis_can_win() -> None:
+def test_beam_search_stops_as_soon_as_no_live_hypothesis_can_win() -> None:
     class EndsAtOnce(Table):
         def __call__(self, sentence: int, prefix: tuple[int, ...]) -> list[float]:
             return [-0.1 if v == EOS else -3.0 for v in range(6)]
@@ -244,7 +246,7 @@ def test_stops_as_soon_as_no_live_hypothesis_can_win() -> None:
     assert len(seen) == 1  # -0.1 beats anything that begins with -3: -3 / ((5 + 50) / 6)^0.6 = -0.79
 
 
-def test_ties_are_settled_the_same_way_every_time() -> None:
+def test_beam_search_settles_ties_the_same_way_every_time() -> None:
     class Flat(Table):
         def __call__(self, sentence: int, prefix: tuple[int, ...]) -> list[float]:
             return [-2.0] * 6
@@ -253,7 +255,7 @@ def test_ties_are_settled_the_same_way_every_time() -> None:
     assert len({(tuple(h.tokens), h.log_prob) for found in results for h in found}) == 1
 
 
-def test_the_step_s_logits_are_left_alone() -> None:
+def test_beam_search_leaves_the_logits_of_the_step_alone() -> None:
     logits = torch.zeros(2, 6)
     state = Prefixes(Table(0, 6), [(0, ())] * 2)
     lengths = torch.tensor([3])
@@ -270,7 +272,7 @@ def test_the_step_s_logits_are_left_alone() -> None:
     assert torch.equal(logits, torch.zeros(2, 6))
 
 
-def test_length_penalty_of_wu_et_al() -> None:
+def test_length_penalty_is_that_of_wu_et_al() -> None:
     assert length_penalty(0.6)(1) == 1.0
     assert length_penalty(0.6)(25) == pytest.approx(2.626527804403767)  # 5 ** 0.6
     assert length_penalty(0.0)(40) == 1.0
@@ -297,7 +299,7 @@ def uncached_step(tokens: Tensor, state: Uncached) -> tuple[Tensor, Uncached]:
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_cached_decoding_equals_decoding_anew(beam_size: int) -> None:
+def test_beam_search_with_a_cache_equals_decoding_anew(beam_size: int) -> None:
     torch.manual_seed(1)
     config = ModelConfig(n_layers=2, d_model=16, d_ff=32, n_heads=2, max_positions=40)
     model = Transformer(config, 20).double().eval()
@@ -405,7 +407,7 @@ def test_beam_search_sums_in_float64_what_a_model_computes_in_float32(ends: bool
     assert first.log_prob == second.log_prob == count * log_third
 
 
-def test_two_early_ends_do_not_end_a_beam() -> None:
+def test_beam_search_is_not_ended_by_two_early_ends() -> None:
     """EOS at once and after one piece fill a beam of two with bad translations; a good long one is still alive."""
     probabilities = {
         0: {EOS: 0.3, 4: 0.7},
@@ -447,7 +449,7 @@ def test_two_early_ends_do_not_end_a_beam() -> None:
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("seed", range(6))
-def test_n_best_of_all_translations_where_nothing_is_pruned(seed: int, alpha: float) -> None:
+def test_beam_search_n_best_of_all_translations_where_nothing_is_pruned(seed: int, alpha: float) -> None:
     table = Table(seed, vocab_size=6)  # 3 pieces: at most 81 prefixes at |Y| = 5, fewer than the beam
     max_lengths = [5, 3, 4]
     found, _ = search_n_best(table, max_lengths, 300, n_best=13, alpha=alpha)
@@ -459,7 +461,7 @@ def test_n_best_of_all_translations_where_nothing_is_pruned(seed: int, alpha: fl
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize(("beam_size", "n_best"), [(2, 2), (4, 2), (4, 4), (7, 3), (7, 7)])
-def test_n_best_equals_a_plain_search_of_each_sentence(beam_size: int, n_best: int, alpha: float) -> None:
+def test_beam_search_n_best_equals_a_plain_search_of_each_sentence(beam_size: int, n_best: int, alpha: float) -> None:
     table = Table(beam_size + n_best, vocab_size=12, eos_bias=2.0)
     max_lengths = [1, 2, 25, *random.Random(9).choices(range(1, 13), k=40)]
     found, seen = search_n_best(table, max_lengths, beam_size, n_best=n_best, alpha=alpha)
@@ -477,7 +479,7 @@ def test_n_best_equals_a_plain_search_of_each_sentence(beam_size: int, n_best: i
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_n_best_begins_with_what_a_smaller_n_best_returns(alpha: float) -> None:
+def test_beam_search_n_best_begins_with_what_a_smaller_n_best_returns(alpha: float) -> None:
     table = Table(11, vocab_size=12, eos_bias=-1.0)
     max_lengths = random.Random(2).choices(range(1, 15), k=40)
     four, rows_of_four = search_n_best(table, max_lengths, 4, n_best=4, alpha=alpha)
@@ -496,7 +498,7 @@ def test_n_best_begins_with_what_a_smaller_n_best_returns(alpha: float) -> None:
         (2.0, [[4, 4], [4, 4, 4], [], [4]]),  # -0.644, -0.885, -1.050, -1.201
     ],
 )
-def test_n_best_is_ordered_by_log_prob_over_penalty(alpha: float, expected: list[list[int]]) -> None:
+def test_beam_search_n_best_is_ordered_by_log_prob_over_penalty(alpha: float, expected: list[list[int]]) -> None:
     """Four translations, of |Y| = 1 to 4 and of probabilities 0.35, 0.195, 0.3185 and 0.1365."""
     table = Known(
         {
@@ -514,7 +516,7 @@ def test_n_best_is_ordered_by_log_prob_over_penalty(alpha: float, expected: list
         assert hypothesis.log_prob == pytest.approx(math.log(probabilities[len(hypothesis.tokens)]), rel=1e-12)
 
 
-def test_n_best_fills_up_with_unfinished_hypotheses_after_the_finished_ones() -> None:
+def test_beam_search_n_best_fills_up_with_unfinished_hypotheses_after_the_finished_ones() -> None:
     table = Known({(): {EOS: 0.1, 4: 0.3, 5: 0.6}})
     [three], _ = search_n_best(table, [1], 3, n_best=3, alpha=0.6)
     [all_there_are], _ = search_n_best(table, [1], 5, n_best=5, alpha=0.6)
@@ -529,12 +531,12 @@ def test_n_best_fills_up_with_unfinished_hypotheses_after_the_finished_ones() ->
     assert best == three[:1]
 
 
-def test_n_best_of_what_is_impossible_is_one_unfinished_hypothesis() -> None:
+def test_beam_search_n_best_of_what_is_impossible_is_one_unfinished_hypothesis() -> None:
     [found], _ = search_n_best(Known({(): {PAD: 1.0}}), [1], 2, n_best=2, alpha=0.6)
     assert [(hypothesis.log_prob, hypothesis.finished) for hypothesis in found] == [(-math.inf, False)]
 
 
-def test_n_best_puts_what_finished_earlier_first_where_scores_are_equal() -> None:
+def test_beam_search_n_best_puts_what_finished_earlier_first_where_scores_are_equal() -> None:
     """Four alike at the first step; what does not end then ends at the second, with certainty."""
     table = Known({(): dict.fromkeys((EOS, 4, 5, 6), 0.25), **{(piece,): {EOS: 1.0} for piece in (4, 5, 6)}})
     [cut], _ = search_n_best(table, [1], 4, n_best=4, alpha=0.0)
@@ -546,7 +548,7 @@ def test_n_best_puts_what_finished_earlier_first_where_scores_are_equal() -> Non
     assert [hypothesis.tokens for hypothesis in whole] == [hypothesis.tokens for hypothesis in cut]  # as their parents
 
 
-def test_n_best_keeps_a_sentence_until_nothing_can_enter_its_list() -> None:
+def test_beam_search_n_best_keeps_a_sentence_until_nothing_can_enter_its_list() -> None:
     """After one step: 0.9 has ended, 0.1 lives. The best is certain by then; the second best is still to come."""
     table = Known({(): {EOS: 0.9, 4: 0.1}, (4,): {EOS: 0.5, 5: 0.5}, (4, 5): {EOS: 1.0}})
     for n_best, expected, n_steps in [(1, [[]], 1), (2, [[], [4, 5]], 3)]:
@@ -556,7 +558,7 @@ def test_n_best_keeps_a_sentence_until_nothing_can_enter_its_list() -> None:
 
 
 @pytest.mark.parametrize("n_best", [-1, 0, 3])
-def test_n_best_must_fit_the_beam(n_best: int) -> None:
+def test_beam_search_n_best_must_fit_the_beam(n_best: int) -> None:
     with pytest.raises(ValueError, match=rf"n_best={n_best} must be from 1 to beam_size=2"):
         search_n_best(Table(0, 6), [3], 2, n_best=n_best, alpha=0.6)
 

@@ -98,7 +98,7 @@ def test_resolve_settings_does_what_is_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_kernels_that_no_gpu_has_run_are_taken_only_when_asked_for() -> None:
+def test_resolve_settings_takes_kernels_that_no_gpu_has_run_only_when_asked_for() -> None:
     resolved = resolve_settings(job(), 1)
     assert (resolved.attention_kernel, resolved.loss_rows) == (AttentionKernel.varlen, None)
     assert resolve_settings(job({"score": Score.additive}), 1).attention_kernel is None
@@ -119,7 +119,7 @@ def test_kernels_that_no_gpu_has_run_are_taken_only_when_asked_for() -> None:
         ({"d_k": 256, "d_v": 128}, {}, 256, "flex"),
     ],
 )
-def test_attention_kernel_follows_a_static_rule(
+def test_resolve_settings_chooses_the_attention_kernel_by_a_static_rule(
     model: dict[str, Any], recipe: dict[str, Any], longest: int, kernel: str
 ) -> None:
     made = job(model, attention_kernel=AttentionKernel.auto, **recipe)
@@ -139,13 +139,15 @@ def test_attention_kernel_follows_a_static_rule(
         ({}, {"attention_kernel": AttentionKernel.flex, "compile": False}, "flex must be compiled"),
     ],
 )
-def test_attention_kernel_that_cannot_is_refused(model: dict[str, Any], recipe: dict[str, Any], message: str) -> None:
+def test_resolve_settings_refuses_an_attention_kernel_that_cannot(
+    model: dict[str, Any], recipe: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         resolve_settings(job(model, **recipe), 1)
 
 
 @pytest.mark.usefixtures("gpu")
-def test_kernels_need_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_settings_refuses_kernels_without_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "has_triton", lambda device: False)
     with pytest.raises(InputError, match=r"train\.attention_kernel=triton needs Triton"):
         resolve_settings(job(attention_kernel=AttentionKernel.triton), 1)
@@ -155,7 +157,9 @@ def test_kernels_need_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_fused_loss_has_the_rows_that_fit_and_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_settings_gives_the_fused_loss_the_rows_that_fit_and_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An eighth of 8 GiB holds 14,464 rows of 37,000 in bf16; a run that goes on adds in the order of before."""
     made = job(fused_loss=True)
     resolved = resolve_settings(made, 1)
@@ -165,7 +169,9 @@ def test_fused_loss_has_the_rows_that_fit_and_keeps_them(monkeypatch: pytest.Mon
     assert resolve_again(job(), resolved).loss_rows is None
 
 
-def test_kernels_for_gpus_are_said_to_be_untried_and_not_used_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
+def test_resolve_settings_says_that_kernels_are_untried_and_uses_none_on_a_cpu(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     asked = job(device=Device.cpu, attention_kernel=AttentionKernel.triton, fused_loss=True)
     resolved = resolve_settings(asked, 1)
     assert (resolved.attention_kernel, resolved.loss_rows) == (None, None)
@@ -228,7 +234,7 @@ def test_resolve_settings_takes_fewer_threads_where_a_run_goes_on_with_fewer_cor
         ([[10, 10]] * 9, 25_000, 32_768, 1, (128, 128)),  # a corpus that is smaller than a step
     ],
 )
-def test_packed_capacities(
+def test_packed_capacities_by_hand(
     lengths: list[list[int]], tokens: int, most: int, multiple: int, expected: tuple[int, int]
 ) -> None:
     given = {"tokens_per_step": tokens, "max_tokens": most, "micro_batch_multiple": multiple}

@@ -81,7 +81,7 @@ def left_in(store: Path) -> list[str]:
 # ---- a folder -------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_read_in_both_directions(twin: Path, tmp_path: Path, home: Path) -> None:
+def test_resolve_source_reads_a_folder_in_both_directions(twin: Path, tmp_path: Path, home: Path) -> None:
     found = find(twin, tmp_path / "store")
     assert list(found.pairs()) == expected("train")
     assert found.origin == Origin(str(twin), "de-en", "train", ["en", "de"], revision=None)
@@ -101,7 +101,9 @@ def test_a_folder_is_read_in_both_directions(twin: Path, tmp_path: Path, home: P
     assert sum(path.stat().st_size for path in home.rglob("*") if path.is_file()) < 10_000
 
 
-def test_a_folder_is_copied_once_until_it_changes(twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_source_copies_a_folder_once_until_it_changes(
+    twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = find(twin, tmp_path / "store")
     stamps = [(path.stat().st_ino, path.stat().st_mtime_ns) for path in first.files.values()]
     with monkeypatch.context() as patch:
@@ -128,7 +130,7 @@ def test_a_folder_is_copied_once_until_it_changes(twin: Path, tmp_path: Path, mo
     ],
     ids=["subset", "split", "slice", "no split", "no column"],
 )
-def test_what_a_folder_does_not_have_is_named(
+def test_resolve_source_names_what_a_folder_does_not_have(
     given: dict[str, Any], words: list[str], twin: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -139,14 +141,14 @@ def test_what_a_folder_does_not_have_is_named(
     assert left_in(tmp_path / "store") == []
 
 
-def test_a_column_that_a_folder_lacks_is_named_with_those_it_has(twin: Path, tmp_path: Path) -> None:
+def test_resolve_source_names_a_column_that_a_folder_lacks_with_those_it_has(twin: Path, tmp_path: Path) -> None:
     place, names = re.escape(f"{twin} de-en train"), r"translation\.de, translation\.en"
     with pytest.raises(InputError, match=rf"^{place}: no column 'fr', only '{names}': name two of these$"):
         find(twin, tmp_path / "store", tgt="fr")
     assert left_in(tmp_path / "store") == []
 
 
-def test_a_column_of_a_folder_that_is_no_text_is_named_with_its_row(
+def test_resolve_source_names_the_row_of_a_column_that_is_no_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "BLOCK", 2)
@@ -160,7 +162,7 @@ def test_a_column_of_a_folder_that_is_no_text_is_named_with_its_row(
     assert left_in(tmp_path / "store") == []
 
 
-def test_what_cannot_be_read_is_named_by_the_row_before_it(
+def test_resolve_source_names_the_row_before_what_cannot_be_read(
     twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "BLOCK", 8)  # of the 60 rows of the first file, 56 are seven blocks
@@ -169,7 +171,7 @@ def test_what_cannot_be_read_is_named_by_the_row_before_it(
         find(twin, tmp_path / "store")
 
 
-def test_a_damaged_folder_leaves_no_copy(twin: Path, tmp_path: Path) -> None:
+def test_resolve_source_leaves_no_copy_of_a_damaged_folder(twin: Path, tmp_path: Path) -> None:
     path = twin / "de-en" / "train-00000-of-00001.parquet"
     good = path.read_bytes()
     path.write_bytes(good[:600] + bytes(200) + good[800:])
@@ -181,7 +183,7 @@ def test_a_damaged_folder_leaves_no_copy(twin: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=["stop", "full"])
-def test_an_interrupted_copy_leaves_nothing(
+def test_resolve_source_leaves_nothing_of_an_interrupted_copy(
     error: BaseException, twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(file: Any, text: str) -> None:
@@ -198,7 +200,7 @@ def test_an_interrupted_copy_leaves_nothing(
     assert list(find(twin, tmp_path / "store").pairs()) == expected("train")
 
 
-def test_a_copy_has_its_name_when_all_of_it_is_on_the_disk(
+def test_resolve_source_names_a_copy_when_all_of_it_is_on_the_disk(
     twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -211,7 +213,7 @@ def test_a_copy_has_its_name_when_all_of_it_is_on_the_disk(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
-def test_a_copy_without_its_papers_is_made_again(content: bytes, twin: Path, tmp_path: Path) -> None:
+def test_resolve_source_copies_again_where_about_json_is_bad(content: bytes, twin: Path, tmp_path: Path) -> None:
     found = find(twin, tmp_path / "store")
     about = found.files["src"].with_name("about.json")
     about.write_bytes(content)
@@ -221,7 +223,7 @@ def test_a_copy_without_its_papers_is_made_again(content: bytes, twin: Path, tmp
 
 
 @pytest.mark.parametrize("side", ["src", "tgt"])
-def test_a_copy_that_is_not_whole_is_made_again(side: str, twin: Path, tmp_path: Path) -> None:
+def test_resolve_source_copies_again_what_is_not_whole(side: str, twin: Path, tmp_path: Path) -> None:
     found = find(twin, tmp_path / "store")
     path = found.files[side]
     path.write_bytes(path.read_bytes()[:100])
@@ -230,7 +232,7 @@ def test_a_copy_that_is_not_whole_is_made_again(side: str, twin: Path, tmp_path:
     assert list(find(twin, tmp_path / "store").pairs()) == expected("train")
 
 
-def test_what_is_no_data_makes_no_other_copy(twin: Path, tmp_path: Path) -> None:
+def test_resolve_source_copies_nothing_anew_for_what_is_no_data(twin: Path, tmp_path: Path) -> None:
     found = find(twin, tmp_path / "store")
     (twin / ".cache" / "huggingface").mkdir(parents=True)
     (twin / ".cache" / "huggingface" / "x.metadata").write_bytes(b"1")
@@ -239,7 +241,9 @@ def test_what_is_no_data_makes_no_other_copy(twin: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["text", "json", "parquet"])
-def test_a_folder_may_be_called_like_a_format(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_source_takes_a_folder_that_is_called_like_a_format(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_twin(tmp_path / name)
     (tmp_path / "other.jsonl").write_bytes(b"not JSON\n")
     monkeypatch.chdir(tmp_path)
@@ -258,7 +262,7 @@ def test_a_folder_may_be_called_like_a_format(name: str, tmp_path: Path, monkeyp
         ),
     ],
 )
-def test_words_and_quotation_marks_of_a_folder_s_text_tables_are_kept(
+def test_resolve_source_keeps_words_and_quotation_marks_of_a_folders_tables(
     name: str, content: str, texts: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Readers of CSV take `null` for a missing value, and a lone quotation mark of TSV for the start of a long cell."""
@@ -269,16 +273,16 @@ def test_words_and_quotation_marks_of_a_folder_s_text_tables_are_kept(
 
 
 @pytest.mark.parametrize(("run_dir", "expected"), [("runs/a", "runs"), ("runs/a/", "runs"), ("a", "."), (".", "..")])
-def test_the_store_is_beside_the_run(run_dir: str, expected: str) -> None:
+def test_store_beside_is_beside_the_run(run_dir: str, expected: str) -> None:
     assert store_beside(run_dir) == Path(expected, ".store")
 
 
-def test_an_empty_name_is_none(tmp_path: Path) -> None:
+def test_resolve_source_takes_an_empty_name_for_none(tmp_path: Path) -> None:
     given = PairConfig("a.en", "a.de", dataset="", split="train")
     assert resolve_source(given, "data.dev", languages=LANGUAGES, store_dir=tmp_path).columns is None
 
 
-def test_small_faults_show_before_a_copy_is_made(twin: Path, tmp_path: Path) -> None:
+def test_prepare_shows_small_faults_before_it_copies(twin: Path, tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "text")
     data.train = PairConfig(dataset=str(twin), subset="de-en", split="train")
     data.test["other"].tgt = str(tmp_path / "nothing")
@@ -307,7 +311,7 @@ def find_slowly(folder: Path, builds: Path) -> None:
     assert list(find(folder / "twin", folder / "store").pairs()) == expected("train")
 
 
-def test_processes_that_start_together_copy_once(twin: Path, tmp_path: Path) -> None:
+def test_resolve_source_copies_once_in_processes_that_start_together(twin: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=find_slowly, args=(tmp_path, tmp_path / "copies")) for _ in range(2)]
     for process in processes:
@@ -318,7 +322,7 @@ def test_processes_that_start_together_copy_once(twin: Path, tmp_path: Path) -> 
     assert (tmp_path / "copies").read_text(encoding="utf-8") == "copy\n"
 
 
-def test_a_copy_can_be_used_where_nothing_can_be_written(twin: Path, tmp_path: Path) -> None:
+def test_resolve_source_uses_a_copy_where_nothing_can_be_written(twin: Path, tmp_path: Path) -> None:
     first = find(twin, tmp_path / "store")
     for lock in (tmp_path / "store").rglob("*.lock"):
         lock.unlink()
@@ -329,7 +333,7 @@ def test_a_copy_can_be_used_where_nothing_can_be_written(twin: Path, tmp_path: P
 @pytest.mark.parametrize(
     "other", [{"dataset": "a/c"}, {"subset": None}, {"split": "test"}, {"src": "de", "tgt": "en"}, {"tgt": "fr"}]
 )
-def test_whatever_is_asked_for_has_a_copy_of_its_own(
+def test_resolve_source_makes_a_copy_for_whatever_is_asked_for(
     other: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "_revision", lambda name: COMMIT)
@@ -342,7 +346,7 @@ def test_whatever_is_asked_for_has_a_copy_of_its_own(
 @pytest.mark.parametrize(
     "name", ["../nowhere", "./corpus", "a/b/c", "corpus/train.en", "/no/where", "a b", "/" * 9 + "x" * 999]
 )
-def test_what_is_neither_a_data_set_nor_a_table_is_named(
+def test_resolve_source_names_what_is_neither_a_data_set_nor_a_table(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without asking the hub: a file that exists has another format, and no name there has such a form."""
@@ -369,7 +373,9 @@ def test_what_is_neither_a_data_set_nor_a_table_is_named(
         ("a.parquet", {"tgt": "german"}, ("en", "german")),
     ],
 )
-def test_a_table_has_usual_columns(name: str, given: dict[str, str], columns: tuple[str, str], tmp_path: Path) -> None:
+def test_resolve_source_knows_the_usual_columns_of_a_table(
+    name: str, given: dict[str, str], columns: tuple[str, str], tmp_path: Path
+) -> None:
     path = tmp_path / name
     path.write_bytes(gzip.compress(b"a\tb\tc\n") if path.suffix == ".gz" else b"a\tb\n")
     found = resolve_source(PairConfig(dataset=str(path), **given), "data.dev", languages=LANGUAGES, store_dir=tmp_path)
@@ -385,7 +391,7 @@ def test_a_table_has_usual_columns(name: str, given: dict[str, str], columns: tu
         ("folder", {"src": "de", "split": "train"}, ("en", "de"), "de"),
     ],
 )
-def test_the_usual_columns_never_make_both_sides_one(
+def test_resolve_source_never_makes_both_sides_one_column(
     name: str, given: dict[str, str], languages: tuple[str, str], column: str, tmp_path: Path
 ) -> None:
     path = tmp_path / name
@@ -397,14 +403,14 @@ def test_the_usual_columns_never_make_both_sides_one(
         resolve_source(PairConfig(dataset=str(path), **given), "data.dev", languages=languages, store_dir=tmp_path)
 
 
-def test_a_column_may_be_copied_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_resolve_source_copies_a_column_where_that_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(b"one\teins\n")
     pair = PairConfig("2", "2", dataset=str(tmp_path / "a.tsv"))
     found = resolve_source(pair, "data.extra.copied", languages=LANGUAGES, store_dir=tmp_path)
     assert list(found.pairs()) == [("eins", "eins")]
 
 
-def test_a_first_row_that_names_the_languages_is_believed(tmp_path: Path) -> None:
+def test_source_believes_a_first_row_that_names_the_languages(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes(b"de\ten\nneu\tnew\n")
     for languages, expected_pair in ((("en", "de"), ("new", "neu")), (("de", "en"), ("neu", "new"))):
@@ -414,7 +420,7 @@ def test_a_first_row_that_names_the_languages_is_believed(tmp_path: Path) -> Non
     assert list(found.pairs()) == [("de", "en"), ("neu", "new")]  # it names but one of these
 
 
-def test_a_set_without_a_sentence_is_refused(tmp_path: Path) -> None:
+def test_source_load_refuses_a_set_without_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(b"")
     found = resolve_source(
         PairConfig(dataset=str(tmp_path / "a.tsv")), "data.dev", languages=LANGUAGES, store_dir=tmp_path
@@ -443,7 +449,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
     return job
 
 
-def test_data_json_tells_of_extra_corpora(trained: TrainJob) -> None:
+def test_train_tells_of_extra_corpora_in_data_json(trained: TrainJob) -> None:
     sets = read(Path(trained.run_dir) / "data.json")["sets"]
     assert sets["train"]["pairs_kept"] == 200
     assert {key: sets["extra.bt"][key] for key in ("columns", "pairs_kept", "weight")} == {
@@ -453,7 +459,7 @@ def test_data_json_tells_of_extra_corpora(trained: TrainJob) -> None:
     }
 
 
-def test_other_extra_corpora_are_another_run(trained: TrainJob, tmp_path: Path) -> None:
+def test_train_does_not_resume_with_other_extra_corpora(trained: TrainJob, tmp_path: Path) -> None:
     job = copy.deepcopy(trained)
     job.data.extra["bt"].weight = 1.5
     assert_not_resumed(job, "data.extra.bt.weight: 0.5 -> 1.5")
@@ -474,7 +480,7 @@ def assert_not_resumed(job: TrainJob, *words: str) -> None:
     assert steps_of(Path(job.run_dir)) == [2]
 
 
-def test_an_extra_corpus_may_move(trained: TrainJob, tmp_path: Path) -> None:
+def test_train_resumes_with_an_extra_corpus_that_moved(trained: TrainJob, tmp_path: Path) -> None:
     job = copy.deepcopy(trained)
     shutil.copytree(trained.run_dir, tmp_path / "runs" / "b")
     job.run_dir, job.train.max_steps = str(tmp_path / "runs" / "b"), 3
@@ -501,9 +507,7 @@ def test_evaluate_reads_tables_and_data_sets(trained: TrainJob, twin: Path, tmp_
 
 
 @pytest.mark.parametrize(("key", "remedy"), [("data.dev", "set data.store_dir"), ("test.mine", "set store_dir")])
-def test_a_place_without_copies_gets_a_remedy_that_the_command_has(
-    key: str, remedy: str, twin: Path, tmp_path: Path
-) -> None:
+def test_resolve_source_names_a_remedy_that_the_command_has(key: str, remedy: str, twin: Path, tmp_path: Path) -> None:
     (tmp_path / "store").write_bytes(b"")
     pair = PairConfig(dataset=str(twin), subset="de-en", split="test")
     with pytest.raises(StorageError) as caught:
@@ -608,7 +612,7 @@ def from_hub(name: str, run_dir: str) -> list[str]:
     return ["prepare", "experiment=small", f"run_dir={run_dir}", "tokenizer.vocab_size=50", *given]
 
 
-def test_the_hub_over_http(hub: Hub, tmp_path: Path) -> None:
+def test_prepare_copies_from_the_hub_over_http(hub: Hub, tmp_path: Path) -> None:
     environment = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path / "home")}
     retries = "transformer.data.prepare, datasets, time; time.sleep = lambda seconds: None"
     with Shell(tmp_path, retries, **environment, HF_HUB_OFFLINE="0") as shell:

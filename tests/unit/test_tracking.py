@@ -167,7 +167,7 @@ def hyper_parameter_tab(folder: Path) -> tuple[Any, dict[str, Any]]:
     return columns, {group.sessions[0].name: group for group in found.session_groups}
 
 
-def test_settings_of_a_sweep_stand_beside_their_scores(tmp_path: Path) -> None:
+def test_tracker_puts_settings_of_a_sweep_beside_their_scores(tmp_path: Path) -> None:
     """The settings that differ come first; a run that was resumed stands once, with its newest scores."""
     for name, d_ff, rate in (("a", 64, None), ("b", 128, 1e-3)):
         job = TrainJob(run_dir=name, model=ModelConfig(d_ff=d_ff), train=TrainConfig(learning_rate=rate))

@@ -209,7 +209,7 @@ def test_train_says_when_not_even_a_sentence_fits(tmp_path: Path, corpus: DataCo
 
 
 @pytest.mark.usefixtures("tried")
-def test_ranks_take_what_fits_on_all_of_them(tmp_path: Path, corpus: DataConfig) -> None:
+def test_train_takes_what_fits_on_all_ranks(tmp_path: Path, corpus: DataConfig) -> None:
     """Rank 1 has less memory than rank 0."""
 
     def action() -> None:
@@ -223,7 +223,14 @@ def test_ranks_take_what_fits_on_all_of_them(tmp_path: Path, corpus: DataConfig)
 # ---- an estimate ----------------------------------------------------------------------------------------------------
 
 
-def test_on_a_cpu_memory_is_estimated(tmp_path: Path, corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+def limit_memory(monkeypatch: pytest.MonkeyPatch, folder: Path, free: int) -> None:
+    """Say what a container's files say where so many bytes of it are free."""
+    monkeypatch.setattr(machine, "CONTROL_GROUP", str(folder))
+    for name, text in (("max", f"{free}\n"), ("current", "0\n"), ("stat", "inactive_file 0\n")):
+        (folder / f"memory.{name}").write_text(text, encoding="ascii")
+
+
+def test_train_estimates_memory_on_a_cpu(tmp_path: Path, corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
     with memory_of(10**6) as seen:
         run_dir = run(job_of(tmp_path / "a", corpus))
     check = read(run_dir / "run.json")["memory"]
@@ -234,21 +241,21 @@ def test_on_a_cpu_memory_is_estimated(tmp_path: Path, corpus: DataConfig, caplog
     assert [message for message in caplog.messages if message.startswith("memory of a step: 0.0")]
 
 
-def test_on_a_cpu_a_step_that_needs_more_than_is_free_is_a_warning(
+def test_train_warns_on_a_cpu_of_a_step_that_needs_more_than_is_free(
     tmp_path: Path, corpus: DataConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "free_memory", lambda: 1000)
+    limit_memory(monkeypatch, tmp_path, 1000)
     run(job_of(tmp_path / "a", corpus))
     (record,) = [record for record in caplog.records if record.getMessage().startswith("memory of a step")]
     assert record.levelname == "WARNING"
 
 
-def test_on_a_cpu_fit_memory_goes_by_the_estimate(
+def test_train_fits_memory_on_a_cpu_by_the_estimate(
     tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []
     for name, free in (("small", 2 * 2**20), ("large", 2**40)):
-        monkeypatch.setattr(trial, "free_memory", lambda free=free: free)
+        limit_memory(monkeypatch, tmp_path, free)
         run_dir = run(job_of(tmp_path / name, corpus, max_tokens=None, fit_memory=True))
         record = read(run_dir / "run.json")
         assert record["memory"]["needed"] <= 0.95 * free

@@ -27,7 +27,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(output)
 
 
-def test_packed_kernel_path_is_the_path_by_groups() -> None:
+def test_attend_by_packed_kernels_is_the_path_by_groups() -> None:
     """50 real batches in bf16, NaN in every empty slot: one graph, and the loss and gradient of the other path.
 
     Half precision rounds the two paths differently. Five batches in fp32 show that nothing but rounding differs.
@@ -43,7 +43,7 @@ def test_packed_kernel_path_is_the_path_by_groups() -> None:
     assert max(found["fp32"]["gradients"]) < 1e-5
 
 
-def test_packed_step_is_compiled_once_whatever_the_sentences() -> None:
+def test_train_step_packed_is_compiled_once_whatever_the_sentences() -> None:
     """Batches of few and of over 256 sentences; the longest has 2 to 200 tokens, on one side or on both."""
     found = finish(start("uneven"))
 
@@ -70,7 +70,7 @@ def two_ranks(part: str, **variables: str) -> dict[str, Any]:
     return found
 
 
-def test_compiled_ranks_share_the_gradient_of_uncompiled_ones() -> None:
+def test_train_step_on_compiled_ranks_has_the_gradient_of_uncompiled_ones() -> None:
     """Two gloo ranks, each with two micro-batches, of which only the last brings the all-reduce."""
     found = two_ranks("ranks")
     assert found["largest_difference"] == 0.0
@@ -81,7 +81,7 @@ def test_compiled_ranks_share_the_gradient_of_uncompiled_ones() -> None:
     assert found["pieces"] > 1
 
 
-def test_compiled_ranks_attend_by_flex_attention_in_one_piece() -> None:
+def test_train_step_on_compiled_ranks_attends_by_flex_attention_in_one_piece() -> None:
     """Against groups of padded sentences: the compiler may not cut the stacks around it."""
     found = two_ranks("ranks_flex")
     assert found["largest_difference"] < 1e-7 * found["norm"]
@@ -91,7 +91,7 @@ def test_compiled_ranks_attend_by_flex_attention_in_one_piece() -> None:
 
 @pytest.mark.fake_gpu  # by its length: half a minute
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_compiled_ranks_attend_by_triton_kernels_in_pieces() -> None:
+def test_train_step_on_compiled_ranks_attends_by_triton_kernels_in_pieces() -> None:
     """Against groups of padded sentences, forward and backward by Triton's interpreter."""
     found = two_ranks("ranks_triton", TRITON_INTERPRET="1")
     assert found["largest_difference"] < 1e-7 * found["norm"]

@@ -32,6 +32,7 @@ from transformer.machine import trim_heap
 from transformer.records import Best, CheckpointState, Progress, Results
 from transformer.run_dir import DEV, RunDir, list_steps
 from transformer.tracking import BESIDE_BAR, ProgressBar, Tracker, progress_bar
+from transformer.training import validate
 from transformer.training.finish import is_finished, results_of
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 from transformer.training.optimizer import move_average, rate_of, updates_applied
@@ -42,7 +43,6 @@ from transformer.training.resolve import batching_of
 from transformer.training.start import Run, open_run
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.trial import check_memory
-from transformer.training.validate import show_attention, show_samples, validate
 
 log = logging.getLogger(__name__)
 
@@ -327,7 +327,7 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
     translator = Translator(model, run.tokenizer, greedy, run.device, run.resolved.precision)
     try:
         with memory_errors_named("measuring the dev loss", remedy=_smaller_batches(run)):
-            validation, hypotheses = validate(
+            validation, hypotheses = validate.validate(
                 Objective(model, job.train.label_smoothing),
                 translator,
                 run.dev,
@@ -347,9 +347,9 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
     log.info("step %d: dev %s%s", step, describe(validation), ", the best so far" if is_best else "")
 
     # Show what the model does.
-    show_samples(run.dev, hypotheses, tracker, step=step, count=job.train.samples)
+    validate.show_samples(run.dev, hypotheses, tracker, step=step, count=job.train.samples)
     if job.train.attention_images and world.is_rank0:
-        show_attention(model, run.dev, tracker, step=step, device=run.device, precision=run.resolved.precision)
+        validate.show_attention(model, run.dev, tracker, step=step, device=run.device, precision=run.resolved.precision)
 
     return step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]
 
