@@ -29,8 +29,8 @@ from transformer.layout import Packed
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.inspection import AttentionMaps, Role, attention_maps, draw
 from transformer.model.transformer import Transformer
-from transformer.tools.attention import attention
-from transformer.tools.attention_figures import Panel, Picture, Words, draw_lines, draw_maps
+from transformer.tools.attention.command import attention
+from transformer.tools.attention.figures import Panel, Picture, Words, draw_lines, draw_maps
 from transformer.tools.plots import fonts_for
 
 SOURCE = [5, 9, 11, 4, 7]

@@ -16,8 +16,15 @@ from transformer.config.jobs import AttentionJob
 from transformer.config.settings import DataConfig
 from transformer.errors import InputError
 from transformer.model.inspection import AttentionMaps
-from transformer.tools.attention import attention
-from transformer.tools.heads import AlignmentMeter, Gold, HeadMeter, align_words, read_alignments, word_of_each
+from transformer.tools.attention.command import attention
+from transformer.tools.attention.heads import (
+    AlignmentMeter,
+    Gold,
+    HeadMeter,
+    align_words,
+    read_alignments,
+    word_of_each,
+)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +196,7 @@ def test_attention_says_in_one_line_what_is_wrong(
 def test_attention_refuses_more_weights_than_a_page_holds(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer.tools.attention.MOST_WEIGHTS", 100)
+    monkeypatch.setattr("transformer.tools.attention.command.MOST_WEIGHTS", 100)
     with pytest.raises(InputError, match=r"pieces: \d+ weights, and a page holds 100: choose a shorter sentence"):
         attention(job_of(trained, tmp_path, text="one two three", target="eins zwei drei"))
 

@@ -30,7 +30,6 @@ from transformer.errors import CheckpointError, InputError
 from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.transformer import Transformer
-from transformer.tools import grid, tables
 from transformer.tools.plots import Panel, plot_panels
 from transformer.tools.score_study import costs as costs_module
 from transformer.tools.score_study import study as study_module
@@ -46,7 +45,9 @@ from transformer.tools.score_study.study import (
     study_scores,
 )
 from transformer.tools.significance import Interval
-from transformer.tools.tables import Measured, Table, TableRow, make_table
+from transformer.tools.tables import command as tables
+from transformer.tools.tables import grid
+from transformer.tools.tables.command import Measured, Table, TableRow, make_table
 from transformer.training.step import Objective
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 
 from support.browser import Browser, running_browser
 from transformer.model.inspection import AttentionMaps, Role
-from transformer.tools.explorer import explorer
+from transformer.tools.attention.explorer import explorer
 from transformer.tools.page import Component, format_page
 from transformer.tools.plots import head_colors
 
@@ -49,8 +49,10 @@ def test_format_page_escapes_hostile_text() -> None:
 
 
 def test_format_page_names_nothing_outside_it() -> None:
-    page = format_page("two", [Component("explorer", "one", {}), Component("explorer", "other", {})])
-    assert page.count('component("explorer"') == 1, "components of one kind share their script"
+    page = format_page(
+        "two", [Component("attention/explorer", "one", {}), Component("attention/explorer", "other", {})]
+    )
+    assert page.count('component("attention/explorer"') == 1, "components of one kind share their script"
     assert re.search(r"\b(?:src|href|url|import|fetch)\s*[=(]", page) is None
     assert "default-src 'none'" in page
 

@@ -137,8 +137,8 @@ def _sweep(job: EvaluateJob) -> None:
 
 
 def _compare(job: CompareJob) -> None:
-    from transformer.tools.compare import compare
-    from transformer.tools.compare_format import format_comparison
+    from transformer.tools.compare.command import compare
+    from transformer.tools.compare.format import format_comparison
 
     comparison = compare(job)
     _write_result(comparison, format_comparison(comparison), as_json=job.format is Format.json)
@@ -190,11 +190,11 @@ def _export(job: ExportJob) -> None:
 
 def _table(job: TableJob) -> None:
     from transformer.distributed import is_rank0
-    from transformer.tools.run_table import make_run_table
     from transformer.tools.score_study.format import format_study, write_study
     from transformer.tools.score_study.study import study_scores
-    from transformer.tools.table_format import format_layers, format_markdown, write_layer_table, write_table
-    from transformer.tools.tables import is_folder, make_layer_table, make_table, output_of
+    from transformer.tools.tables.command import is_folder, make_layer_table, make_table, output_of
+    from transformer.tools.tables.format import format_layers, format_markdown, write_layer_table, write_table
+    from transformer.tools.tables.runs import make_run_table
 
     # Table 1 is counted and timed; nothing is trained.
     if job.table == "1":
@@ -227,7 +227,7 @@ def _table(job: TableJob) -> None:
 
 
 def _attention(job: AttentionJob) -> None:
-    from transformer.tools.attention import attention
+    from transformer.tools.attention.command import attention
 
     _write(attention(job))
 

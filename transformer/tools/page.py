@@ -1,7 +1,7 @@
 """A self-contained HTML page: its components, their data, scripts and styles in one file that needs no network.
 
-    Component("explorer", heading, data)    an element, the data for it as JSON,
-                                            and explorer.js and explorer.css, which show the data in the element
+    Component("attention/explorer", heading, data)    an element, the data for it as JSON, and explorer.js and
+                                                      explorer.css of tools/attention, which show it in the element
 
 The data hold text that others wrote, so they stand in the page as JSON in which no tag can begin. The page's policy
 names the digest of its one script, and the browser runs no other. Scripts put text into the page as text, never as

@@ -14,7 +14,7 @@ component("report/attention", (element, data) => {
       const view = make("div", { id: `explorer-${number + 1}` });
       element.append(view);
       views.set(number, view);
-      kinds.get("explorer")(view, data[number].explorer);
+      kinds.get("attention/explorer")(view, data[number].explorer);
     }
     for (const [n, view] of views) view.hidden = n !== number;
     window.dispatchEvent(new Event("resize")); // what was hidden has no width, and is drawn anew

@@ -1,6 +1,6 @@
 """The attention explorers of a report: a few dev sentences of each run, translated by its model.
 
-`tools.attention` inspects a sentence, and `tools.explorer` makes of it what the page's script shows.
+`attention.sentence` inspects a sentence, and `attention.explorer` makes of it what the page's script shows.
 """
 
 import logging
@@ -14,8 +14,8 @@ from transformer.decoding.translator import Translator, is_blank
 from transformer.errors import TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.run_dir import DEV
-from transformer.tools.attention_sentence import inspect
-from transformer.tools.explorer import explorer
+from transformer.tools.attention.explorer import explorer
+from transformer.tools.attention.sentence import inspect
 from transformer.tools.page import Component
 from transformer.tools.plots import head_colors
 from transformer.tools.report.blocks import shorten
@@ -39,7 +39,7 @@ def attention_section(runs: Sequence[RunReading], job: ReportJob) -> Component |
         sentences += _explorers(run, job, is_alone=len(runs) == 1)
     if not sentences:
         return None
-    return Component("report/attention", "Attention", sentences, also=("explorer",))
+    return Component("report/attention", "Attention", sentences, also=("attention/explorer",))
 
 
 def _explorers(run: RunReading, job: ReportJob, *, is_alone: bool) -> list[dict[str, object]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from transformer.records import Validation
 from transformer.tools import significance
-from transformer.tools.compare_format import SIGNIFICANT
+from transformer.tools.compare.format import SIGNIFICANT
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import Block, Cell, Marked, Note, Scale, Score, Table, section
 from transformer.tools.report.reading import RunReading

@@ -29,7 +29,7 @@ from transformer.tools.score_study.findings import (
     scored_rows,
 )
 from transformer.tools.score_study.study import SENTENCES, AttentionState, Observed, ScoreStudy
-from transformer.tools.table_format import format_csv, format_markdown, mean_bleu
+from transformer.tools.tables.format import format_csv, format_markdown, mean_bleu
 
 
 def write_study(output: Path, study: ScoreStudy) -> None:

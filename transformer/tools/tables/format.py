@@ -20,10 +20,10 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
 from transformer.files import write_file, write_json
 from transformer.tools.complexity import LayerTime, format_complexity, format_times
-from transformer.tools.paper import CONCLUSIONS, Conclusion, Published
 from transformer.tools.plots import Point, plot_points, plot_times
 from transformer.tools.significance import Interval
-from transformer.tools.tables import LayerTable, Measured, Table, TableRow
+from transformer.tools.tables.command import LayerTable, Measured, Table, TableRow
+from transformer.tools.tables.paper import CONCLUSIONS, Conclusion, Published
 
 log = logging.getLogger(__name__)
 

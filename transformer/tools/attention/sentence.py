@@ -4,7 +4,7 @@
       -> pieces, and the translation: given, or the model's own   read_pieces
       -> the weights of every head                                inspect, by `model/inspection`
 
-It is below `attention` and the attention section of `report`.
+It is below `command` and the attention section of `report`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from transformer.errors import InputError
 from transformer.evaluation.sets import read_set
 from transformer.model.inspection import AttentionMaps, Role, attention_maps
 from transformer.run_dir import DEV, RunDir
-from transformer.tools.attention_figures import Words
+from transformer.tools.attention.figures import Words
 from transformer.vocabulary import BOS, EOS
 
 Sentence = tuple[str, str | None]  # a source and, where the model is to read it, its translation

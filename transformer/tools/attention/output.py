@@ -3,7 +3,7 @@
     of a sentence   attention.html, weights.npz or weights.json, and figures/ROLE-LAYER-words.png, -map.png, as SVG too
     of many         heads.json, heads.md, heads.csv, heads.png and heads.svg
 
-What they hold is made elsewhere: the page by `explorer` and `page`, the figures by `attention_figures`.
+What they hold is made elsewhere: the page by `explorer` and `tools.page`, the figures by `figures`.
 """
 
 import errno
@@ -23,10 +23,10 @@ from transformer.errors import InputError, StorageError
 from transformer.files import make_directories, write_file, write_json
 from transformer.model.inspection import Role
 from transformer.run_dir import RunDir
-from transformer.tools.attention_figures import Panel, Picture, draw_heads, draw_lines, draw_maps
-from transformer.tools.attention_sentence import Inspected
-from transformer.tools.explorer import explorer
-from transformer.tools.heads import SPACE, HeadReport, format_heads_csv, format_heads_markdown
+from transformer.tools.attention.explorer import explorer
+from transformer.tools.attention.figures import Panel, Picture, draw_heads, draw_lines, draw_maps
+from transformer.tools.attention.heads import SPACE, HeadReport, format_heads_csv, format_heads_markdown
+from transformer.tools.attention.sentence import Inspected
 from transformer.tools.page import format_page
 from transformer.tools.plots import head_colors
 

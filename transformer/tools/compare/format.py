@@ -6,8 +6,8 @@ Its tables have columns of one width, so that they can be read in a terminal, to
 from collections.abc import Sequence
 
 from transformer.terminal import printable
-from transformer.tools.compare import Change, Comparison, LengthRow, SetComparison
-from transformer.tools.compare_words import RarityRow
+from transformer.tools.compare.command import Change, Comparison, LengthRow, SetComparison
+from transformer.tools.compare.words import RarityRow
 from transformer.tools.significance import MetricComparison, SystemScore
 
 SIGNIFICANT = 0.05  # p-values up to here are marked, as sacreBLEU marks them

@@ -1,6 +1,6 @@
 """`transformer attention`: who attends to whom in a trained model (the paper's Figures 3 to 5).
 
-    one sentence     attention_sentence -> attention_output: a page to explore, figures, and the weights as a file
+    one sentence     sentence -> output: a page to explore, figures, and the weights as a file
     many of them     describe_heads -> `heads`: what each head does, and how well layers align words
 
 The weights themselves come from `model/inspection`.
@@ -18,24 +18,7 @@ from transformer.errors import InputError
 from transformer.machine import resolve_threads
 from transformer.model.inspection import attention_maps
 from transformer.run_dir import RunDir
-from transformer.tools.attention_output import (
-    check_figures,
-    make_output,
-    write_figures,
-    write_page,
-    write_report,
-    write_weights,
-)
-from transformer.tools.attention_sentence import (
-    Inspected,
-    check_pieces,
-    inspect,
-    named_sentence,
-    origin_of,
-    read_pieces,
-    sentences_of,
-)
-from transformer.tools.heads import (
+from transformer.tools.attention.heads import (
     AlignmentMeter,
     Gold,
     HeadMeter,
@@ -43,6 +26,23 @@ from transformer.tools.heads import (
     format_heads_markdown,
     read_alignments,
     word_of_each,
+)
+from transformer.tools.attention.output import (
+    check_figures,
+    make_output,
+    write_figures,
+    write_page,
+    write_report,
+    write_weights,
+)
+from transformer.tools.attention.sentence import (
+    Inspected,
+    check_pieces,
+    inspect,
+    named_sentence,
+    origin_of,
+    read_pieces,
+    sentences_of,
 )
 
 MOST_WEIGHTS = 1 << 24  # of one sentence pair: a page of at most 16 MB or so

@@ -6,7 +6,7 @@
 //   draw()           everything that depends on the state
 //
 // Positions, layers and heads are counted from 0 here, from 1 in the address.
-component("explorer", (element, data) => {
+component("attention/explorer", (element, data) => {
   const ROLES = [
     { key: "encoder_self", name: "Encoder self", from: "source", to: "source", queries: data.source, keys: data.source },
     { key: "decoder_self", name: "Decoder self", from: "read", to: "read so far", queries: data.reads, keys: data.reads },
@@ -124,7 +124,7 @@ component("explorer", (element, data) => {
   }
 
   // Only an explorer that is alone on its page keeps its state in the address, and hears keys from the whole page.
-  const isAlone = document.querySelectorAll('[data-component="explorer"]').length === 1;
+  const isAlone = document.querySelectorAll('[data-component="attention/explorer"]').length === 1;
 
   // Write the state into the page's address, so that a link shows the same.
   function remember() {

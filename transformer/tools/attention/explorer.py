@@ -41,7 +41,7 @@ def explorer(
         "colors": list(colors),
         "weights": {role.value: [_pack(layer) for layer in maps.of(role)] for role in Role},
     }
-    return Component("explorer", heading, data)
+    return Component("attention/explorer", heading, data)
 
 
 def _pack(weights: Tensor) -> str:

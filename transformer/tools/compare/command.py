@@ -3,9 +3,9 @@
     the text that finished runs keep, or files; nothing is decoded
       -> scores     BLEU, chrF and TER with their intervals and two tests of significance, by `significance`
       -> lengths    BLEU and chrF of short and of long sentences
-      -> rarity     how well frequent and rare words are translated, by `compare_words`
+      -> rarity     how well frequent and rare words are translated, by `words`
       -> changes    the sentences whose chrF differs most
-      -> a Comparison, which `compare_format` makes readable
+      -> a Comparison, which `format` makes readable
 
 Words are what BLEU counts, the tokens of its tokenizer. For Chinese and Japanese these are no words between spaces.
 """
@@ -28,7 +28,7 @@ from transformer.evaluation.sets import check_kept, read_set
 from transformer.records import Results
 from transformer.run_dir import HYPOTHESIS, RunDir
 from transformer.tools import significance
-from transformer.tools.compare_words import (
+from transformer.tools.compare.words import (
     RarityRow,
     Tokenise,
     WordCounts,

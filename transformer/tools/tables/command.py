@@ -2,10 +2,10 @@
 
     make_layer_table    Table 1: counted and timed, and nothing is trained
     make_table          all other tables:
-                          table_rows     a job for each row
+                          rows           a job for each row
                           grid           a training for each row and each seed, in OUTPUT/ROW/seed-N
                           measure        perplexity, BLEU with its interval, parameters, FLOPs and time of each run
-                          table_format   OUTPUT/table.md, table.csv, table.json and table.svg
+                          format         OUTPUT/table.md, table.csv, table.json and table.svg
 
 Table 3 is scored as the paper scores it: the last checkpoint, without averaging, on the development set. Table 2 and a
 table of your own are scored as `train` does it: the averaged model, on the test sets.
@@ -35,10 +35,10 @@ from transformer.machine import resolve_threads
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, RunDir
 from transformer.tools.complexity import Complexity, LayerTime, complexity_rows, time_layers
-from transformer.tools.grid import describe_changes, run_grid
-from transformer.tools.paper import Published
 from transformer.tools.significance import Interval, bootstrap_bleu
-from transformer.tools.table_rows import PAPER_WIDTH, Row, beside_the_rows, rows_of
+from transformer.tools.tables.grid import describe_changes, run_grid
+from transformer.tools.tables.paper import Published
+from transformer.tools.tables.rows import PAPER_WIDTH, Row, beside_the_rows, rows_of
 from transformer.training.progress import perplexity
 
 log = logging.getLogger(__name__)

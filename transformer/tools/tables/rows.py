@@ -4,7 +4,7 @@
     table=scores      each attention score at each d_k
     table=rows.yaml   rows of the user's own
 
-Corpus, budget and search are the command's in every row. `tables` trains and measures them.
+Corpus, budget and search are the command's in every row. `command` trains and measures them.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,8 +18,8 @@ from transformer.config.keys import leaves
 from transformer.config.primitives import to_json
 from transformer.config.settings import ModelConfig, Score
 from transformer.errors import InputError
-from transformer.tools.grid import Changes, describe_changes, differences, with_changes
-from transformer.tools.paper import TABLE_2, TABLE_3, Published
+from transformer.tools.tables.grid import Changes, describe_changes, differences, with_changes
+from transformer.tools.tables.paper import TABLE_2, TABLE_3, Published
 
 DEVELOPMENT = "development"  # the dev set where it is scored as a test set: beam search, once, at the end
 PAPER_WIDTH = 512
