@@ -23,10 +23,11 @@ from transformer.checkpoint import Checkpoint, first_not_finite, load_checkpoint
 from transformer.config.jobs import ReplayJob, TrainJob
 from transformer.config.settings import AttentionKernel, TrainConfig
 from transformer.data.batch import Batch
+from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching, plan_epoch, split_step
 from transformer.data.prepare import prepare
-from transformer.data.store import Ids, Store
+from transformer.data.store import Ids
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Packed
@@ -107,7 +108,7 @@ def replay(job: ReplayJob) -> Replay:
     log.info("from %s: step %d and on, to step %d at most", origin, first, last)
 
     steps = load_steps(
-        lambda epoch: training.store,
+        training.stores,
         training.batching,
         rank=0,
         world_size=1,
@@ -115,7 +116,7 @@ def replay(job: ReplayJob) -> Replay:
         prefetch=2,
         device=training.device,
     )
-    with closing(steps):
+    with closing(training.stores), closing(steps):
         for number, step in enumerate(steps, first):
             found = _run(training, step, number, is_watched=number == job.step)
             if number == last or (job.step is None and found.finding is not None):
@@ -133,7 +134,7 @@ class _Training:
     job: TrainJob
     resolved: Resolved
     device: torch.device
-    store: Store
+    stores: EpochStores
     batching: Batching
     tokenizer: Tokenizer
     state: TrainState
@@ -177,6 +178,13 @@ def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
     run.check_tokenizer(prepared.tokenizer_model)
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
 
+    stores = epoch_stores(
+        prepared.store,
+        tokenizer,
+        rate=job.train.subword_sampling,
+        seed=job.train.seed,
+        threads=resolved.threads,
+    )
     state = TrainState.at_start(
         job.model,
         job.train,
@@ -191,8 +199,8 @@ def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
         job=job,
         resolved=resolved,
         device=device,
-        store=prepared.store,
-        batching=batching_of(job, resolved, store=prepared.store, mixture=prepared.mixture),
+        stores=stores,
+        batching=batching_of(job, resolved, lengths=stores.lengths, mixture=prepared.mixture),
         tokenizer=tokenizer,
         state=state,
     )
@@ -333,7 +341,7 @@ def _finding(training: _Training, step: Step, seen: _Seen) -> Finding:
     if seen.micro_batch is None:
         return Finding(seen.phase, seen.module, None, ids=[], sentences=[])
 
-    batching, store = training.batching, training.store
+    batching, store = training.batching, training.stores(step.epoch)
     plan = plan_epoch(
         store.lengths,
         mixture=batching.mixture,
@@ -360,7 +368,7 @@ def _finding(training: _Training, step: Step, seen: _Seen) -> Finding:
 
 
 def _sentence(training: _Training, ids: Ids) -> Sentence:
-    source, target = (training.store.gather(ids, side).pieces.tolist() for side in (0, 1))
+    source, target = (training.stores.corpus.gather(ids, side).pieces.tolist() for side in (0, 1))
     texts = training.tokenizer.decode([source, target])
     return Sentence(int(ids[0]), *texts)
 

@@ -18,8 +18,9 @@ from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.cost import parameters
 from transformer.data.corpus import Pair
+from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.prepare import Prepared, SharedPrepared, prepare
-from transformer.data.store import Mixture, Store
+from transformer.data.store import Mixture
 from transformer.data.tokenizer import Tokenizer
 from transformer.distributed import Wait, World, local_device
 from transformer.evaluation.score import check_language
@@ -44,7 +45,7 @@ class Run:
     resolved: Resolved
     device: torch.device
     tokenizer: Tokenizer
-    store: Store
+    stores: EpochStores
     mixture: Mixture
     dev: DevSet
     test: Mapping[str, Sequence[Pair]]
@@ -86,7 +87,9 @@ def open_run(job: TrainJob, world: World, held: ExitStack) -> Run:
         lambda: to_json(_start_or_resume(job, prepared, checkpoint, source=source, world_size=world.size))
     )
     resolved = from_json(Resolved, answer)
-    return _build(job, resolved, prepared, checkpoint=checkpoint, source=source, rank=world.rank)
+    run = _build(job, resolved, prepared, checkpoint=checkpoint, source=source, rank=world.rank)
+    held.callback(run.stores.close)
+    return run
 
 
 def _prepare(job: TrainJob, world: World) -> Prepared:
@@ -167,7 +170,13 @@ def _build(
         resolved=resolved,
         device=device,
         tokenizer=tokenizer,
-        store=prepared.store,
+        stores=epoch_stores(
+            prepared.store,
+            tokenizer,
+            rate=job.train.subword_sampling,
+            seed=job.train.seed,
+            threads=resolved.threads,
+        ),
         mixture=prepared.mixture,
         dev=dev,
         test=prepared.test,
