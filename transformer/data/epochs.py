@@ -100,7 +100,8 @@ class EpochStores:
         tokens = store.lengths.sum(axis=0, dtype=np.int64)
         source, target = (tokens / self.corpus.lengths.sum(axis=0, dtype=np.int64)).tolist()
         log.info(
-            "subword sampling: %.2f source and %.2f target tokens for each of the corpus, %.1f s an epoch, %s tokens/s",
+            "subword sampling: an epoch has %.2f times the source and %.2f times the target tokens of the corpus; made in "
+            "%.1f s, %s tokens/s",
             source,
             target,
             seconds,
