@@ -62,6 +62,8 @@ class SubwordSampler:
 
     def sample(self, sentences: Sentences, ids: Ids, *, seed: int, epoch: int, side: int) -> Sentences:
         """Other pieces for the sentences of one side, whose numbers in the store are `ids` `(b,)`."""
+        if len(sentences.pieces) == 0:
+            return sentences
         characters, lengths = self._spelling.spell(sentences)  # (c,), (b,)
         sentence = np.repeat(np.arange(len(ids)), lengths)  # (c,)
 
