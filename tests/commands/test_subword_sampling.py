@@ -2,7 +2,9 @@
 
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +53,16 @@ def sampling_job(run_dir: Path, corpus: DataConfig, algorithm: Algorithm = Algor
 
 
 @pytest.fixture(scope="module")
-def finished(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[Algorithm, TrainJob]:
-    """The run that nothing interrupts, with either tokenizer."""
-    jobs = {
-        algorithm: sampling_job(tmp_path_factory.mktemp("straight") / "a", corpus, algorithm) for algorithm in LAYOUTS
-    }
-    for job in jobs.values():
+def finished(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Algorithm], TrainJob]:
+    """The run that nothing interrupts, with either tokenizer, once somebody asks for it."""
+
+    @cache
+    def job(algorithm: Algorithm) -> TrainJob:
+        job = sampling_job(tmp_path_factory.mktemp("straight") / "a", corpus, algorithm)
         run(job)
-    return jobs
+        return job
+
+    return job
 
 
 def steps_by_epoch(run_dir: Path) -> list[list[int]]:
@@ -71,10 +75,10 @@ def steps_by_epoch(run_dir: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("algorithm", LAYOUTS, ids=lambda algorithm: algorithm.name)
 def test_train_resumes_in_the_second_epoch_on_the_same_pieces(
-    algorithm: Algorithm, finished: dict[Algorithm, TrainJob], corpus: DataConfig, tmp_path: Path
+    algorithm: Algorithm, finished: Callable[[Algorithm], TrainJob], corpus: DataConfig, tmp_path: Path
 ) -> None:
     """Stopped in the middle of the second epoch, and at the last step of the first one: bit-identical."""
-    straight = Path(finished[algorithm].run_dir)
+    straight = Path(finished(algorithm).run_dir)
     first, second = steps_by_epoch(straight)[:2]
     assert len(second) > 3
     job = sampling_job(tmp_path / "a", corpus, algorithm)
@@ -87,9 +91,9 @@ def test_train_resumes_in_the_second_epoch_on_the_same_pieces(
 
 @pytest.mark.parametrize("algorithm", LAYOUTS, ids=lambda algorithm: algorithm.name)
 def test_replay_runs_a_step_on_the_pieces_of_its_epoch(
-    algorithm: Algorithm, finished: dict[Algorithm, TrainJob]
+    algorithm: Algorithm, finished: Callable[[Algorithm], TrainJob]
 ) -> None:
-    run_dir = Path(finished[algorithm].run_dir)
+    run_dir = Path(finished(algorithm).run_dir)
     first, second = steps_by_epoch(run_dir)[:2]
     for step in (first[1], second[0], second[2]):
         found = replay(ReplayJob(run_dir=str(run_dir), step=step))
@@ -98,11 +102,11 @@ def test_replay_runs_a_step_on_the_pieces_of_its_epoch(
 
 
 def test_train_learns_something_else_than_without_sampling(
-    finished: dict[Algorithm, TrainJob], corpus: DataConfig, tmp_path: Path
+    finished: Callable[[Algorithm], TrainJob], corpus: DataConfig, tmp_path: Path
 ) -> None:
     """From the same start: in the first step already. More tokens make more steps of an epoch."""
     plain = run(sampling_job(tmp_path / "a", corpus, subword_sampling=None))
-    sampled = Path(finished[Algorithm.bpe].run_dir)
+    sampled = Path(finished(Algorithm.bpe).run_dir)
     one, other = ([row["train/loss"] for row in metrics_of(path) if "train/loss" in row] for path in (plain, sampled))
     assert all(a != b for a, b in zip(one, other, strict=True))
     assert len(steps_by_epoch(sampled)[0]) > len(steps_by_epoch(plain)[0])
@@ -113,10 +117,10 @@ def test_train_learns_something_else_than_without_sampling(
 
 
 def test_train_takes_the_tokenizer_that_is_given(
-    finished: dict[Algorithm, TrainJob], corpus: DataConfig, tmp_path: Path
+    finished: Callable[[Algorithm], TrainJob], corpus: DataConfig, tmp_path: Path
 ) -> None:
     """Of the same model file a run makes the same pieces, so it learns the same."""
-    straight = finished[Algorithm.unigram]
+    straight = finished(Algorithm.unigram)
     job = sampling_job(tmp_path / "a", corpus, Algorithm.unigram, max_steps=4, validate_every=4)
     job.tokenizer = TokenizerConfig(model=str(Path(straight.run_dir) / "tokenizer.model"))
     run(job)
@@ -129,9 +133,9 @@ def test_train_takes_the_tokenizer_that_is_given(
 
 @pytest.mark.parametrize(("value", "shown"), [(0.1, "0.1"), (None, "null")])
 def test_train_does_not_resume_with_other_sampling(
-    value: float | None, shown: str, finished: dict[Algorithm, TrainJob]
+    value: float | None, shown: str, finished: Callable[[Algorithm], TrainJob]
 ) -> None:
-    job = finished[Algorithm.bpe]
+    job = finished(Algorithm.bpe)
     changed = replace(job, train=replace(job.train, subword_sampling=value))
     with pytest.raises(CheckpointError, match=re.escape(f"train.subword_sampling: 0.3 -> {shown}")) as refused:
         run(changed)
