@@ -114,7 +114,7 @@ def ours(spec: Spec) -> Contender:
     def steps_from(start: int) -> Iterator[Step]:
         return load_steps(
             lambda epoch: prepared.store,
-            batching_of(job, resolved, store=prepared.store, mixture=prepared.mixture),
+            batching_of(job, resolved, lengths=prepared.store.lengths, mixture=prepared.mixture),
             rank=0,
             world_size=1,
             position=Position(0, start),

@@ -164,7 +164,7 @@ class Training:
     def __init__(self, job: TrainJob, store: Store, vocab_size: int) -> None:
         self.resolved = resolve_settings(job, 1)
         self.device = torch.device(self.resolved.device.name)
-        self.batching = batching_of(job, self.resolved, store=store, mixture=((len(store), 1.0),))
+        self.batching = batching_of(job, self.resolved, lengths=store.lengths, mixture=((len(store), 1.0),))
         self.parameters = parameters(job.model, vocab_size)
         self.taken = 0
         self._train = job.train

@@ -539,6 +539,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "search.batch_tokens": 4096,
     "train.max_steps": 3,
     "train.clip_norm": 0.5,
+    "train.subword_sampling": 0.1,
     "train.ema_decay": 0.9,
     "train.patience": 2,
     "train.average": 1,

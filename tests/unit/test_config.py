@@ -323,6 +323,7 @@ ON_RESUME = {
     "train.adam_eps": "r",
     "train.label_smoothing": "r",
     "train.clip_norm": "r",
+    "train.subword_sampling": "r",
     "train.ema_decay": "r",
     "train.precision": "r",
     "train.device": "n",

@@ -247,7 +247,7 @@ def test_batching_of_fixes_the_shapes_of_a_run(layout: str, capacities: tuple[in
     made = job(device=Device.cpu, layout=LayoutKind[layout], tokens_per_step=700, max_tokens=900, seed=5)
     store = Store.from_pieces([[7] * 4] * 200, [[7] * 5] * 200)
     mixture = ((150, 1.0), (50, 2.5))
-    assert batching_of(made, resolve_settings(made, 3), store=store, mixture=mixture) == Batching(
+    assert batching_of(made, resolve_settings(made, 3), lengths=store.lengths, mixture=mixture) == Batching(
         mixture=mixture,
         seed=5,
         tokens_per_step=700,

@@ -390,6 +390,10 @@ class TrainConfig:
     adam_eps: float = option(1e-9, "Adam's epsilon")
     label_smoothing: float = option(0.1, "probability spread over the wrong classes")
     clip_norm: float | None = option(None, "largest gradient norm (null: no clipping, as the paper)")
+    subword_sampling: float | None = option(
+        None,
+        "other pieces in every epoch: BPE leaves out merges by this probability, unigram takes this power (null: no)",
+    )
     ema_decay: float | None = option(
         None, "decay of a moving average of the weights, which then translates (null: none)"
     )
@@ -434,7 +438,7 @@ class TrainConfig:
 
         decay = self.ema_decay
         require(decay is None or 0.0 < decay < 1.0, f"train.ema_decay={decay} must be in (0, 1)")
-        for name in ("learning_rate", "adam_eps", "clip_norm"):
+        for name in ("learning_rate", "adam_eps", "clip_norm", "subword_sampling"):
             value = getattr(self, name)
             require(value is None or (math.isfinite(value) and value > 0), f"train.{name}={value} must be above 0")
 

@@ -102,6 +102,11 @@ class Store:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the piece ids."""
+        return self._pieces[0].dtype
+
     def gather(self, ids: Ids, side: int) -> Sentences:
         """One side of the pairs `ids` `(b,)`, in this order, its pieces as int64."""
         self._refuse_cut_files(side)

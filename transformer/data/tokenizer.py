@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import sentencepiece
 
@@ -23,6 +23,14 @@ LARGEST_MODEL = 64 << 20  # bytes; a real one has less than one million
 
 _OTHER_SPACE = re.compile(r"[^\S ]")  # whitespace but for the space itself
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Piece(NamedTuple):
+    """An entry of the vocabulary."""
+
+    text: str  # U+2581 for a space
+    score: float  # BPE: minus the number of the merge; unigram: the logarithm of its probability
+    is_text: bool  # False: it stands for unknown text, for a byte, or for nothing that is written
 
 
 class Tokenizer:
@@ -77,6 +85,20 @@ class Tokenizer:
         """
         pairs = zip(texts, self.decode(self.encode(texts)), strict=True)
         return [(text, decoded) for text, decoded in pairs if text.split() != decoded.split()]
+
+    def vocabulary(self) -> list[Piece]:
+        """All pieces, in the order of their ids."""
+        processor = self._processor
+        pieces = []
+        for index in range(self.vocab_size):
+            is_text = not (
+                processor.is_unknown(index)
+                or processor.is_control(index)
+                or processor.is_byte(index)
+                or processor.is_unused(index)
+            )
+            pieces.append(Piece(self.piece(index), processor.get_score(index), is_text))
+        return pieces
 
     def piece(self, index: int) -> str:
         """The piece of an id, with U+2581 for a space."""

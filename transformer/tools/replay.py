@@ -25,10 +25,10 @@ from transformer.checkpoint import Checkpoint, first_not_finite, load_checkpoint
 from transformer.config.jobs import ReplayJob, TrainJob
 from transformer.config.settings import AttentionKernel, TrainConfig
 from transformer.data.batch import Batch
+from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching, plan_epoch, split_step
 from transformer.data.prepare import prepare
-from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Packed
@@ -113,7 +113,7 @@ def replay(job: ReplayJob) -> Replay:
 
     # Step by step, as the training went.
     steps = load_steps(
-        lambda epoch: training.store,
+        training.stores,
         training.batching,
         rank=0,
         world_size=1,
@@ -121,7 +121,7 @@ def replay(job: ReplayJob) -> Replay:
         prefetch=2,
         device=training.device,
     )
-    with closing(steps):
+    with closing(steps), closing(training.stores):
         for number, step in enumerate(steps, first):
             replayed = _run(training, step, number, is_watched=number == job.step)
             has_found = job.step is None and replayed.finding is not None
@@ -140,7 +140,7 @@ class _Training:
     job: TrainJob
     resolved: Resolved
     device: torch.device
-    store: Store
+    stores: EpochStores
     batching: Batching
     tokenizer: Tokenizer
     state: TrainState
@@ -194,6 +194,14 @@ def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
     run.check_tokenizer(prepared.tokenizer_model)
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
 
+    stores = epoch_stores(
+        prepared.store,
+        tokenizer,
+        rate=job.train.subword_sampling,
+        seed=job.train.seed,
+        threads=resolved.threads,
+    )
+
     # Its weights, moments and progress.
     state = TrainState.at_start(
         job.model,
@@ -209,8 +217,8 @@ def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
         job=job,
         resolved=resolved,
         device=device,
-        store=prepared.store,
-        batching=batching_of(job, resolved, store=prepared.store, mixture=prepared.mixture),
+        stores=stores,
+        batching=batching_of(job, resolved, lengths=stores.lengths, mixture=prepared.mixture),
         tokenizer=tokenizer,
         state=state,
     )
@@ -378,7 +386,7 @@ def _finding(training: _Training, step: Step, seen: _Seen) -> Finding:
 
     # The step holds no ids: plan it again.
     batching = training.batching
-    store = training.store
+    store = training.stores(step.epoch)
     plan = plan_epoch(
         store.lengths,
         mixture=batching.mixture,
@@ -410,8 +418,8 @@ def _finding(training: _Training, step: Step, seen: _Seen) -> Finding:
 def _sentence(training: _Training, index: int) -> Sentence:
     """The text of a sentence pair of the corpus."""
     ids = np.array([index])
-    source_pieces = training.store.gather(ids, 0).pieces.tolist()
-    target_pieces = training.store.gather(ids, 1).pieces.tolist()
+    source_pieces = training.stores.corpus.gather(ids, 0).pieces.tolist()
+    target_pieces = training.stores.corpus.gather(ids, 1).pieces.tolist()
     source, target = training.tokenizer.decode([source_pieces, target_pieces])
     return Sentence(index, source, target)
 

@@ -103,6 +103,7 @@ def train_loop(run: Run, world: World) -> None:
         Tracker(run.directory if world.is_rank0 else None, progress.step) as tracker,
         progress_bar(config.max_steps, progress.step, unit="step", shown=world.is_rank0) as bar,
         closing(_steps(run, world)) as steps,
+        closing(run.stores),  # before the steps, whose thread may wait for an epoch
     ):
         tracker.settings(run.job)
 
@@ -196,7 +197,8 @@ def _with_checked_memory(run: Run, objective: Objective, world: World) -> Run:
         run.job,
         run.resolved,
         objective,
-        store=run.store,
+        lengths=run.stores.lengths,
+        longest=run.stores.corpus.longest,
         mixture=run.mixture,
         device=run.device,
         world=world,
@@ -213,7 +215,7 @@ def _with_checked_memory(run: Run, objective: Objective, world: World) -> Run:
 def _log_preview(run: Run, world: World) -> None:
     """Say in the log what the steps of the first epoch are."""
     log_preview(
-        run.store.lengths,
+        run.stores.corpus.lengths,
         _batching(run),
         model=run.job.model,
         vocab_size=run.tokenizer.vocab_size,
@@ -226,7 +228,7 @@ def _log_preview(run: Run, world: World) -> None:
 def _steps(run: Run, world: World) -> Generator[Step, None, None]:
     """The steps of this rank, from the position that training has come to."""
     return load_steps(
-        lambda epoch: run.store,
+        run.stores,
         _batching(run),
         rank=world.rank,
         world_size=world.size,
@@ -237,7 +239,7 @@ def _steps(run: Run, world: World) -> Generator[Step, None, None]:
 
 
 def _batching(run: Run) -> Batching:
-    return batching_of(run.job, run.resolved, store=run.store, mixture=run.mixture)
+    return batching_of(run.job, run.resolved, lengths=run.stores.lengths, mixture=run.mixture)
 
 
 def _smaller_batches(run: Run) -> str:

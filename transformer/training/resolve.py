@@ -25,7 +25,7 @@ from transformer.compute import (
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import AttentionKernel, Device, LayoutKind, Precision, Score
 from transformer.data.plan import Batching, packed_capacities
-from transformer.data.store import Mixture, Store
+from transformer.data.store import Lengths, Mixture
 from transformer.errors import InputError
 from transformer.kernels.fused_loss import rows_per_block
 from transformer.kernels.packed_attention import WIDEST
@@ -180,15 +180,15 @@ def _compiles(
     return True
 
 
-def batching_of(job: TrainJob, resolved: Resolved, *, store: Store, mixture: Mixture) -> Batching:
+def batching_of(job: TrainJob, resolved: Resolved, *, lengths: Lengths, mixture: Mixture) -> Batching:
     """How a run's epochs become batches.
 
-    `store` is that of the first epoch. Its lengths decide on the slots of a packed batch.
+    `lengths` `(n, 2)` decide on the slots of a packed batch: those of the first epoch, or of a sample of it.
     """
     capacities = None
     if resolved.layout is LayoutKind.packed:
         capacities = packed_capacities(
-            store.lengths,
+            lengths,
             tokens_per_step=job.train.tokens_per_step,
             max_tokens=resolved.max_tokens,
             micro_batch_multiple=resolved.micro_batch_multiple,

@@ -18,8 +18,9 @@ from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.cost import parameters
 from transformer.data.corpus import Pair
+from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.prepare import Prepared, SharedPrepared, prepare
-from transformer.data.store import Mixture, Store
+from transformer.data.store import Mixture
 from transformer.data.tokenizer import Tokenizer
 from transformer.distributed import Wait, World, local_device
 from transformer.evaluation.score import check_language
@@ -44,7 +45,7 @@ class Run:
     resolved: Resolved
     device: torch.device
     tokenizer: Tokenizer
-    store: Store
+    stores: EpochStores
     mixture: Mixture
     dev: DevSet
     test: Mapping[str, Sequence[Pair]]
@@ -167,7 +168,13 @@ def _build(
         resolved=resolved,
         device=device,
         tokenizer=tokenizer,
-        store=prepared.store,
+        stores=epoch_stores(
+            prepared.store,
+            tokenizer,
+            rate=job.train.subword_sampling,
+            seed=job.train.seed,
+            threads=resolved.threads,
+        ),
         mixture=prepared.mixture,
         dev=dev,
         test=prepared.test,

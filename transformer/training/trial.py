@@ -23,7 +23,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import Precision
 from transformer.data.batch import Batch, collate
 from transformer.data.plan import SLOTS, Batching
-from transformer.data.store import Mixture, Store
+from transformer.data.store import Lengths, Mixture, Store
 from transformer.distributed import World
 from transformer.errors import InputError
 from transformer.machine import free_memory
@@ -50,7 +50,8 @@ def check_memory(
     resolved: Resolved,
     objective: Objective,
     *,
-    store: Store,
+    lengths: Lengths,
+    longest: tuple[int, int],
     mixture: Mixture,
     device: torch.device,
     world: World,
@@ -61,7 +62,7 @@ def check_memory(
     """
     is_estimate = not can_try(device)
     available = free_memory() if is_estimate else torch.cuda.get_device_properties(device).total_memory
-    needs = _Needs(job, resolved, store, mixture, device)
+    needs = _Needs(job, resolved, lengths, longest, mixture, device)
 
     # The largest micro-batches that fit.
     if job.train.fit_memory:
@@ -70,7 +71,7 @@ def check_memory(
         limit = USABLE * available
         max_tokens = _largest(
             job,
-            store,
+            longest,
             lambda max_tokens: not world.any(needs.of(max_tokens, eager) > limit),
             ranks=world.size,
         )
@@ -103,16 +104,17 @@ class _Needs:
 
     job: TrainJob
     resolved: Resolved
-    store: Store
+    lengths: Lengths
+    longest: tuple[int, int]
     mixture: Mixture
     device: torch.device
 
     def of(self, max_tokens: int, objective: Objective) -> float:
         """Bytes; infinity if a trial runs out of memory."""
         resolved = replace(self.resolved, max_tokens=max_tokens)
-        batching = batching_of(self.job, resolved, store=self.store, mixture=self.mixture)
+        batching = batching_of(self.job, resolved, lengths=self.lengths, mixture=self.mixture)
         if can_try(self.device):
-            batch = largest_batch(batching, self.store.longest)
+            batch = largest_batch(batching, self.longest)
             return try_step(objective, batch, device=self.device, precision=resolved.precision)
 
         memory = estimate_memory(
@@ -120,7 +122,7 @@ class _Needs:
             objective.model.vocab_size,
             resolved=resolved,
             slots=max(batching.capacities or (batching.max_tokens,)),
-            mean_length=float(max(self.store.longest)),
+            mean_length=float(max(self.longest)),
             has_average=self.job.train.ema_decay is not None,
         )
         return memory.total
@@ -185,9 +187,9 @@ def _accumulate_twice(objective: Objective, batch: Batch, *, device: torch.devic
 # ---- train.fit_memory -----------------------------------------------------------------------------------------------
 
 
-def _largest(job: TrainJob, store: Store, fits: Callable[[int], bool], *, ranks: int) -> int:
+def _largest(job: TrainJob, longest: tuple[int, int], fits: Callable[[int], bool], *, ranks: int) -> int:
     """The largest `max_tokens` that fits. Raises InputError where not even one sentence does."""
-    smallest = max(*store.longest, job.data.filter.max_length + 1)
+    smallest = max(*longest, job.data.filter.max_length + 1)
     whole_step = math.ceil(PADDING * job.train.tokens_per_step / ranks)  # what is larger would never be full
     max_tokens = largest_that_fits(fits, smallest=smallest, largest=max(smallest, whole_step + smallest))
     if max_tokens is None:

@@ -125,7 +125,7 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
         resolved = resolve_settings(job, world_size=1)
         tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
         vocab_size = tokenizer.vocab_size
-        batching = batching_of(job, resolved, store=prepared.store, mixture=prepared.mixture)
+        batching = batching_of(job, resolved, lengths=prepared.store.lengths, mixture=prepared.mixture)
         preview = preview_epoch(prepared.store.lengths, batching, model=job.model, vocab_size=vocab_size)
     except InputError as error:
         remedy = "`transformer train` would end with the same error: see the findings above it"

@@ -1,0 +1,172 @@
+"""Training on other pieces in every epoch: resumed, on ranks and in replay they are the pieces of the straight run."""
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from support.corpora import (
+    assert_same_end,
+    metrics_of,
+    run,
+    step_dir,
+    steps_of,
+    tiny_job,
+    write_corpus,
+)
+from support.ranks import ranks
+from support.resumed_runs import learned, stop_at
+from transformer.config.jobs import ReplayJob, TrainJob
+from transformer.config.settings import (
+    Algorithm,
+    DataConfig,
+    LayoutKind,
+    Precision,
+    SearchConfig,
+    TokenizerConfig,
+)
+from transformer.errors import CheckpointError, InputError
+from transformer.tools.replay import replay
+
+LAST = 14  # an epoch has six to nine steps
+LAYOUTS = {Algorithm.bpe: LayoutKind.packed, Algorithm.unigram: LayoutKind.padded}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def sampling_job(run_dir: Path, corpus: DataConfig, algorithm: Algorithm = Algorithm.bpe, **recipe: Any) -> TrainJob:
+    """With dropout; greedy search, that tests wait for nothing."""
+    settings = {"max_steps": LAST, "validate_every": LAST, "save_every": 4, "keep_last": 9, "average": 1}
+    settings |= {"subword_sampling": 0.3, "layout": LAYOUTS[algorithm], **recipe}
+    job = tiny_job(run_dir, corpus, **settings)
+    tokenizer = TokenizerConfig(vocab_size=60, algorithm=algorithm)
+    return replace(job, tokenizer=tokenizer, search=SearchConfig(beam_size=1, max_extra=1))
+
+
+@pytest.fixture(scope="module")
+def finished(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Algorithm], TrainJob]:
+    """The run that nothing interrupts, with either tokenizer, once somebody asks for it."""
+
+    @cache
+    def job(algorithm: Algorithm) -> TrainJob:
+        job = sampling_job(tmp_path_factory.mktemp("straight") / "a", corpus, algorithm)
+        run(job)
+        return job
+
+    return job
+
+
+def steps_by_epoch(run_dir: Path) -> list[list[int]]:
+    epochs: dict[float, list[int]] = {}
+    for row in metrics_of(run_dir):
+        if "train/epoch" in row:
+            epochs.setdefault(row["train/epoch"], []).append(row["step"])
+    return list(epochs.values())
+
+
+@pytest.mark.parametrize("algorithm", LAYOUTS, ids=lambda algorithm: algorithm.name)
+def test_train_resumes_in_the_second_epoch_on_the_same_pieces(
+    algorithm: Algorithm, finished: Callable[[Algorithm], TrainJob], corpus: DataConfig, tmp_path: Path
+) -> None:
+    """Stopped in the middle of the second epoch, and at the last step of the first one: bit-identical."""
+    straight = Path(finished(algorithm).run_dir)
+    first, second = steps_by_epoch(straight)[:2]
+    assert len(second) > 3
+    job = sampling_job(tmp_path / "a", corpus, algorithm)
+    stop_at(job, first[-1])
+    stop_at(job, second[2])
+    run(job)
+    assert_same_end(Path(job.run_dir), straight)
+    assert learned(Path(job.run_dir)) == learned(straight)
+
+
+@pytest.mark.parametrize("algorithm", LAYOUTS, ids=lambda algorithm: algorithm.name)
+def test_replay_runs_a_step_on_the_pieces_of_its_epoch(
+    algorithm: Algorithm, finished: Callable[[Algorithm], TrainJob]
+) -> None:
+    run_dir = Path(finished(algorithm).run_dir)
+    first, second = steps_by_epoch(run_dir)[:2]
+    for step in (first[1], second[0], second[2]):
+        found = replay(ReplayJob(run_dir=str(run_dir), step=step))
+        (logged,) = [row for row in metrics_of(run_dir) if row["step"] == step and "train/loss" in row]
+        assert (found.loss, found.gradient_norm) == (logged["train/loss"], logged["train/gradient_norm"])
+
+
+def test_train_learns_something_else_than_without_sampling(
+    finished: Callable[[Algorithm], TrainJob], corpus: DataConfig, tmp_path: Path
+) -> None:
+    """From the same start: in the first step already. More tokens make more steps of an epoch."""
+    plain = run(sampling_job(tmp_path / "a", corpus, subword_sampling=None))
+    sampled = Path(finished(Algorithm.bpe).run_dir)
+    one, other = ([row["train/loss"] for row in metrics_of(path) if "train/loss" in row] for path in (plain, sampled))
+    assert all(a != b for a, b in zip(one, other, strict=True))
+    assert len(steps_by_epoch(sampled)[0]) > len(steps_by_epoch(plain)[0])
+    weights = [load_file(step_dir(path, LAST) / "model.safetensors") for path in (plain, sampled)]
+    assert not any(weights[0][name].equal(weights[1][name]) for name in weights[0] if name.endswith("weight"))
+    logs = [(path / "train.log").read_text(encoding="utf-8") for path in (plain, sampled)]
+    assert [log.count("subword sampling: ") for log in logs] == [0, 1]
+
+
+def test_train_takes_the_tokenizer_that_is_given(
+    finished: Callable[[Algorithm], TrainJob], corpus: DataConfig, tmp_path: Path
+) -> None:
+    """Of the same model file a run makes the same pieces, so it learns the same."""
+    straight = finished(Algorithm.unigram)
+    job = sampling_job(tmp_path / "a", corpus, Algorithm.unigram, max_steps=4, validate_every=4)
+    job.tokenizer = TokenizerConfig(model=str(Path(straight.run_dir) / "tokenizer.model"))
+    run(job)
+    losses = [
+        [row["train/loss"] for row in metrics_of(Path(path)) if "train/loss" in row]
+        for path in (job.run_dir, straight.run_dir)
+    ]
+    assert losses[0] == losses[1][:4]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.1, "0.1"), (None, "null")])
+def test_train_does_not_resume_with_other_sampling(
+    value: float | None, shown: str, finished: Callable[[Algorithm], TrainJob]
+) -> None:
+    job = finished(Algorithm.bpe)
+    changed = replace(job, train=replace(job.train, subword_sampling=value))
+    with pytest.raises(CheckpointError, match=re.escape(f"train.subword_sampling: 0.3 -> {shown}")) as refused:
+        run(changed)
+    assert "\n" not in str(refused.value)
+    assert steps_of(Path(job.run_dir))[-1] == LAST
+
+
+def test_train_refuses_a_probability_above_one(corpus: DataConfig, tmp_path: Path) -> None:
+    """Only once the tokenizer is there is it known what the number means."""
+    with pytest.raises(InputError, match=r"train\.subword_sampling=1\.5") as refused:
+        run(sampling_job(tmp_path / "a", corpus, subword_sampling=1.5))
+    assert "\n" not in str(refused.value)
+    assert steps_of(tmp_path / "a") == []
+
+
+def test_two_ranks_train_on_the_pieces_of_one(corpus: DataConfig, tmp_path: Path) -> None:
+    """Begun on two ranks, ended in the second epoch on one, against two all the way: in float64, to 1e-9."""
+    recipe: dict[str, Any] = {"precision": Precision.fp64, "max_tokens": 100}
+    straight = sampling_job(tmp_path / "two", corpus, **recipe)
+    assert ranks(2, lambda: run(straight), tmp_path) == [0, 0]
+    begun = sampling_job(tmp_path / "moved", corpus, **recipe | {"max_steps": 2, "validate_every": 2})
+    assert ranks(2, lambda: run(begun), tmp_path) == [0, 0]
+    run(sampling_job(tmp_path / "moved", corpus, **recipe))
+    for name in ("model", "optimizer"):
+        folders = (step_dir(tmp_path / run_dir, LAST) for run_dir in ("two", "moved"))
+        one, other = (load_file(folder / f"{name}.safetensors") for folder in folders)
+        assert one.keys() == other.keys()
+        assert max(float((one[key] - other[key]).abs().max()) for key in one) < 1e-9
+
+
+def test_train_leaves_no_thread_behind(corpus: DataConfig, tmp_path: Path) -> None:
+    run(sampling_job(tmp_path / "a", corpus, max_steps=2, validate_every=2))
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("epoch", "subwords"))]

@@ -1,0 +1,139 @@
+"""The store of each epoch: that of the corpus, or, under subword sampling, one with other pieces in every epoch.
+
+    store of the corpus -> SubwordSampler, block by block, on several threads -> store of the epoch
+
+The loader asks for the epochs in turn. While it reads one, a thread makes the next. An epoch of its own takes as much
+memory as the ids of the corpus have on disk, and the next one as much again.
+"""
+
+import logging
+import threading
+import time
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import cached_property, partial
+
+import numpy as np
+import numpy.typing as npt
+
+from transformer.data.store import SIDES, Ids, Lengths, Sentences, Store
+from transformer.data.subwords import SubwordSampler
+from transformer.data.tokenizer import Tokenizer
+
+BLOCK = 1_000  # pairs that are sampled at a time
+SAMPLE = 50_000  # pairs at most that tell, before the first epoch, how long sampled sentences are
+
+log = logging.getLogger(__name__)
+
+
+def epoch_stores(corpus: Store, tokenizer: Tokenizer, *, rate: float | None, seed: int, threads: int) -> "EpochStores":
+    """The stores of a run's epochs, with `train.subword_sampling` at this rate; None: without."""
+    sampler = None if rate is None else SubwordSampler(tokenizer.vocabulary(), rate)
+    return EpochStores(corpus, sampler, seed=seed, threads=threads)
+
+
+class EpochStores:
+    """The store of every epoch of a run; without a sampler always that of the corpus.
+
+    A sentence that would become longer than the longest of the corpus keeps the pieces that it has there. So whatever
+    has room for the corpus has room for every epoch.
+    """
+
+    def __init__(self, corpus: Store, sampler: SubwordSampler | None, *, seed: int, threads: int) -> None:
+        self.corpus = corpus
+        self._sampler = sampler
+        self._seed = seed
+        self._threads = threads
+
+        self._maker = ThreadPoolExecutor(1, "epoch")  # which starts no thread before it has work
+        self._ahead: dict[int, Future[Store]] = {}
+        self._is_closed = threading.Event()
+        self._is_logged = False
+
+    def __call__(self, epoch: int) -> Store:
+        """The store of this epoch. From now on, that of the next one is made."""
+        if self._sampler is None:
+            return self.corpus
+
+        store = self._ahead.pop(epoch, None) or self._maker.submit(self._make, epoch)
+        self._ahead = {epoch + 1: self._maker.submit(self._make, epoch + 1)}
+        return store.result()
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        """Lengths `(n, 2)` as the first epoch has them: of some pairs, and of the longest sentences of the corpus."""
+        if self._sampler is None:
+            return self.corpus.lengths
+
+        some = np.arange(0, len(self.corpus), -(-len(self.corpus) // SAMPLE))
+        sides = [self._sample(some, epoch=0, side=side) for side in range(len(SIDES))]
+        lengths = np.column_stack([sentences.counts + 1 for sentences in sides])
+        return np.vstack([lengths, [self.corpus.longest]]).astype(np.int32)
+
+    def close(self) -> None:
+        """Stop making an epoch that nobody will need."""
+        self._is_closed.set()
+        self._maker.shutdown(cancel_futures=True)
+
+    def _make(self, epoch: int) -> Store:
+        began = time.perf_counter()
+        starts = range(0, len(self.corpus), BLOCK)
+        blocks = [np.arange(start, min(start + BLOCK, len(self.corpus))) for start in starts]
+
+        sides = []
+        with ThreadPoolExecutor(self._threads, "subwords") as pool:
+            for side in range(len(SIDES)):
+                sampled = list(pool.map(partial(self._sample, epoch=epoch, side=side), blocks))
+                pieces = np.concatenate([sentences.pieces for sentences in sampled])
+                counts = np.concatenate([sentences.counts for sentences in sampled])
+                sides.append((pieces, np.concatenate([[0], counts.cumsum()])))
+
+        (source, source_offsets), (target, target_offsets) = sides
+        store = Store((source, target), (source_offsets, target_offsets))
+        self._log(store, seconds=time.perf_counter() - began)
+        return store
+
+    def _log(self, store: Store, *, seconds: float) -> None:
+        """Tell once how many tokens there are, and what they cost."""
+        if self._is_logged:
+            return
+        self._is_logged = True
+        tokens = store.lengths.sum(axis=0, dtype=np.int64)
+        source, target = (tokens / self.corpus.lengths.sum(axis=0, dtype=np.int64)).tolist()
+        log.info(
+            "subword sampling: an epoch has %.2f times the source and %.2f times the target tokens of the corpus; "
+            "made in %.1f s, %s tokens/s",
+            source,
+            target,
+            seconds,
+            f"{int(tokens.sum()) / seconds:,.0f}",
+        )
+
+    def _sample(self, ids: Ids, *, epoch: int, side: int) -> Sentences:
+        """The sentences `ids` `(b,)` of one side as an epoch has them, their pieces as the corpus stores them."""
+        assert self._sampler is not None
+        if self._is_closed.is_set():
+            raise CancelledError
+
+        plain = self.corpus.gather(ids, side)
+        sampled = self._sampler.sample(plain, ids, seed=self._seed, epoch=epoch, side=side)
+        is_too_long = sampled.counts + 1 > self.corpus.longest[side]  # (b,) with EOS
+        pieces, counts = _choose(is_too_long, plain, sampled)
+        return Sentences(pieces.astype(self.corpus.dtype), counts)
+
+
+def _choose(is_first: npt.NDArray[np.bool_], first: Sentences, second: Sentences) -> Sentences:
+    """Of each sentence the first version, or else the second; `is_first` is `(b,)`."""
+    counts = np.where(is_first, first.counts, second.counts)
+    if not is_first.any():
+        return second
+
+    chosen_first = first.select(is_first)
+    chosen_second = second.select(~is_first)
+    sentence = np.concatenate(
+        [
+            np.repeat(np.flatnonzero(is_first), chosen_first.counts),
+            np.repeat(np.flatnonzero(~is_first), chosen_second.counts),
+        ]
+    )
+    pieces = np.concatenate([chosen_first.pieces, chosen_second.pieces])
+    return Sentences(pieces[sentence.argsort(kind="stable")], counts)
