@@ -438,7 +438,9 @@ class TrainConfig:
 
         decay = self.ema_decay
         require(decay is None or 0.0 < decay < 1.0, f"train.ema_decay={decay} must be in (0, 1)")
-        for name in ("learning_rate", "adam_eps", "clip_norm", "subword_sampling"):
+        sampling = self.subword_sampling
+        require(sampling is None or 0.0 < sampling <= 1000.0, f"train.subword_sampling={sampling} must be in (0, 1000]")
+        for name in ("learning_rate", "adam_eps", "clip_norm"):
             value = getattr(self, name)
             require(value is None or (math.isfinite(value) and value > 0), f"train.{name}={value} must be above 0")
 

@@ -45,7 +45,7 @@ class EpochStores:
         self._threads = threads
 
         self._maker = ThreadPoolExecutor(1, "epoch")  # which starts no thread before it has work
-        self._ahead: dict[int, Future[Store]] = {}
+        self._made: dict[int, Future[Store]] = {}  # that of the epoch in progress, and of the next one
         self._is_closed = threading.Event()
         self._is_logged = False
 
@@ -54,9 +54,13 @@ class EpochStores:
         if self._sampler is None:
             return self.corpus
 
-        store = self._ahead.pop(epoch, None) or self._maker.submit(self._make, epoch)
-        self._ahead = {epoch + 1: self._maker.submit(self._make, epoch + 1)}
-        return store.result()
+        made = {}
+        for number in (epoch, epoch + 1):
+            made[number] = self._made.pop(number, None) or self._maker.submit(self._make, number)
+        for unneeded in self._made.values():
+            unneeded.cancel()
+        self._made = made
+        return made[epoch].result()
 
     @cached_property
     def lengths(self) -> Lengths:

@@ -7,10 +7,12 @@ draws a segmentation by its probability (Kudo, 2018, section 3.2). SentencePiece
 every process. Here they follow from (seed, epoch, side, sentence), so a run that resumes, or runs on other ranks,
 trains on the same ones. The text is not needed: the pieces of a sentence spell it.
 
-A segment is a run of characters whose ends no piece crosses: a word, or a part of one. All segments are worked on at
-once, in flat arrays. `V` pieces in the vocabulary, `b` sentences, `c` characters of them, end to end, `s` segments.
+A segment is a run of characters whose ends no piece crosses: a word, or a part of one. What the papers do with words is
+done with segments, which matters to BPE only, and where languages have no spaces. All segments are worked on at once,
+in flat arrays. `V` pieces in the vocabulary, `b` sentences, `c` characters of them, end to end, `s` segments.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
@@ -47,9 +49,11 @@ class SubwordSampler:
         is_bpe = all(piece.score.is_integer() for piece in vocabulary)  # ranks of merges; unigram's are logarithms
         if is_bpe and rate > 1.0:
             raise InputError(f"train.subword_sampling={rate}: for BPE it is a probability: give 1 at most")
-        if not is_bpe:  # only what a user defined has a probability of 1
-            vocabulary = [piece._replace(is_text=piece.is_text and piece.score < 0.0) for piece in vocabulary]
 
+        # A symbol that a user defined is never cut. It has the score 0.0, while the first merge has -0.0.
+        vocabulary = [
+            piece._replace(is_text=piece.is_text and math.copysign(1.0, piece.score) < 0.0) for piece in vocabulary
+        ]
         spelling = _Spelling.of(vocabulary)
         self._segmentation: _Segmentation
         if is_bpe:
@@ -57,7 +61,7 @@ class SubwordSampler:
             self._segmentation = merges
             self._spelling = spelling.without(merges.unreachable(spelling))
         else:
-            self._segmentation = _Lattice.of(vocabulary, rate)
+            self._segmentation = _Lattice.of(vocabulary, spelling, rate)
             self._spelling = spelling
 
     def sample(self, sentences: Sentences, ids: Ids, *, seed: int, epoch: int, side: int) -> Sentences:
@@ -165,10 +169,14 @@ class _Spelling:
 
     def without(self, pieces: Ids) -> Self:
         """The same, but these pieces are their own only character."""
-        spellings = [self.characters[start:end].tolist() for start, end in pairwise(self.offsets)]
+        spellings = self.spellings()
         for piece in pieces.tolist():
             spellings[piece] = [piece]
         return self._from(spellings)
+
+    def spellings(self) -> list[list[int]]:
+        """The characters of each piece."""
+        return [self.characters[start:end].tolist() for start, end in pairwise(self.offsets)]
 
     def spell(self, sentences: Sentences) -> tuple[Ids, Ids]:
         """The characters of sentences, end to end, `(c,)`; and how many each sentence has, `(b,)`."""
@@ -298,21 +306,19 @@ class _Lattice:
     longest: int
 
     @classmethod
-    def of(cls, vocabulary: Sequence[Piece], rate: float) -> Self:
-        id_of = {piece.text: index for index, piece in enumerate(vocabulary) if piece.is_text}
+    def of(cls, vocabulary: Sequence[Piece], spelling: _Spelling, rate: float) -> Self:
         children: dict[tuple[int, int], int] = {}
         piece_at = [_NONE]
-        for text, index in id_of.items():
+        for index, characters in enumerate(spelling.spellings()):
             node = 0
-            for character in text:
-                edge = (node, id_of.get(character, _NONE))
-                node = children.setdefault(edge, len(piece_at))
+            for character in characters:
+                node = children.setdefault((node, character), len(piece_at))
                 if node == len(piece_at):
                     piece_at.append(_NONE)
             piece_at[node] = index
 
         log_probs = np.array([rate * piece.score for piece in vocabulary] + [-np.inf])
-        longest = max(map(len, id_of), default=1)
+        longest = int(np.diff(spelling.offsets).max())
         return cls(_Table.of(children, len(vocabulary)), np.array(piece_at), log_probs, longest)
 
     def segment(self, characters: Ids, starts: Ids, keys: Keys) -> Ids:
