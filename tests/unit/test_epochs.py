@@ -176,12 +176,12 @@ class _Slow(SubwordSampler):
     def sample(self, sentences: Sentences, ids: Ids, *, seed: int, epoch: int, side: int) -> Sentences:
         if epoch > 0:
             self.began.set()
-            time.sleep(0.2)
+            time.sleep(0.5)
         return super().sample(sentences, ids, seed=seed, epoch=epoch, side=side)
 
 
 def test_epoch_stores_stop_making_an_epoch_when_they_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochs, "BLOCK", 4)  # 587 blocks a side: two minutes
+    monkeypatch.setattr(epochs, "BLOCK", 40)  # 59 blocks a side: half a minute
     before = {*threading.enumerate()}
     sampler = _Slow()
     stores = make_stores(sampler=sampler, threads=2)
@@ -191,7 +191,7 @@ def test_epoch_stores_stop_making_an_epoch_when_they_are_closed(monkeypatch: pyt
 
     began = time.monotonic()
     stores.close()
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < 15.0
     assert {*threading.enumerate()} == before
     stores.close()  # once more does no harm
 
