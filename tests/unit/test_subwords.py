@@ -163,7 +163,7 @@ def test_sampler_keeps_the_text_and_what_has_no_characters(
 def test_sampler_keeps_a_piece_whose_characters_have_no_pieces(algorithm: str) -> None:
     """A vocabulary that somebody has cut may have `aq` without `q`."""
     texts = ["b", "aq", "q▁", "a", "ab", "bz", "z"]
-    scores = {"bpe": (-5.0, -1.0, -2.0, -3.0, 0.0, -4.0, -6.0), "unigram": (-1.5, -2.5, -3.5, -1.2, -2.2, -3.2, -1.1)}
+    scores = {"bpe": (-5.0, -1.0, -2.0, -3.0, -0.0, -4.0, -6.0), "unigram": (-1.5, -2.5, -3.5, -1.2, -2.2, -3.2, -1.1)}
     vocabulary = [*SPECIAL, *(Piece(text, score, True) for text, score in zip(texts, scores[algorithm], strict=True))]
     sentences = [[4], [5], [6], [7], [8], [9], [10], [5, 10, 6, 8, 5], [10, 10, 7, 5]]
     spelt = [[vocabulary[piece].text for piece in pieces] for pieces in sentences]
