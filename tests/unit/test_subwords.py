@@ -51,7 +51,10 @@ def corpus(name: str) -> list[str]:
 @cache
 def trained(algorithm: str, corpus_name: str, **settings: Any) -> Tokenizer:
     """A tokenizer of SentencePiece's own trainer, with settings that ours does not offer, too."""
-    usual = {"vocab_size": 2500 if corpus_name == "kftt" else 800, "normalization_rule_name": "identity"}
+    usual: dict[str, Any] = {
+        "vocab_size": 2500 if corpus_name == "kftt" else 800,
+        "normalization_rule_name": "identity",
+    }
     usual |= {"character_coverage": 1.0, "byte_fallback": False, "split_by_whitespace": True}
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(

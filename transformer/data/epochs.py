@@ -54,13 +54,12 @@ class EpochStores:
         if self._sampler is None:
             return self.corpus
 
-        made = {}
-        for number in (epoch, epoch + 1):
-            made[number] = self._made.pop(number, None) or self._maker.submit(self._make, number)
-        for unneeded in self._made.values():
-            unneeded.cancel()
-        self._made = made
-        return made[epoch].result()
+        needed = {number: self._begun(number) for number in (epoch, epoch + 1)}
+        for number, store in self._made.items():
+            if number not in needed:
+                store.cancel()
+        self._made = needed
+        return needed[epoch].result()
 
     @cached_property
     def lengths(self) -> Lengths:
@@ -77,6 +76,9 @@ class EpochStores:
         """Stop making an epoch that nobody will need."""
         self._is_closed.set()
         self._maker.shutdown(cancel_futures=True)
+
+    def _begun(self, epoch: int) -> Future[Store]:
+        return self._made.get(epoch) or self._maker.submit(self._make, epoch)
 
     def _make(self, epoch: int) -> Store:
         began = time.perf_counter()
