@@ -3,7 +3,7 @@
     pieces of the corpus -> their characters -> segments of words -> pieces drawn at random
 
 A BPE tokenizer leaves out merges at random (BPE-dropout: Provilkov et al., 2020, algorithm 1). A unigram tokenizer
-draws a segmentation by its probability (Kudo, 2018, section 3.2). SentencePiece can do both, but draws other pieces in
+draws a segmentation by its probability (Kudo, 2018, section 3.3). SentencePiece can do both, but draws other pieces in
 every process. Here they follow from (seed, epoch, side, sentence), so a run that resumes, or runs on other ranks,
 trains on the same ones. The text is not needed: the pieces of a sentence spell it.
 
