@@ -291,9 +291,10 @@ def test_train_prints_the_results_of_a_finished_run_again(
     run_command("train", job)
     printed = capsys.readouterr().out
     results = results_of(finished)
-    assert re.findall(r"^(\w+): BLEU ([0-9.]+) \((\S+)\)", printed, re.MULTILINE) == [
-        (name, f"{scores['bleu']:.2f}", scores["bleu_signature"]) for name, scores in results["test_sets"].items()
+    assert re.findall(r"^(\w+) +BLEU ([0-9.]+), chrF ([0-9.]+)$", printed, re.MULTILINE) == [
+        (name, f"{scores['bleu']:.2f}", f"{scores['chrf']:.2f}") for name, scores in results["test_sets"].items()
     ]
+    assert f"\n  BLEU: {results['test_sets']['test']['bleu_signature']}\n" in printed
     assert "beam 4, alpha 0.6" in printed
     assert "mean of steps 40, 50, 60" in printed
     after = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name not in (".lock", "train.log")}
@@ -751,7 +752,7 @@ def test_commands_work_on_a_run_that_was_moved_without_its_text(
     assert translation.communicate(source, timeout=300)[0] == expected
     printed, _ = finish(evaluation, 0)
     for name, scores in results["test_sets"].items():
-        assert f"{name}  BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}\n" in printed
+        assert f"{name:<5}  BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}\n" in printed
     assert f"  BLEU: {results['test_sets']['test']['bleu_signature']}\n" in printed
 
 
