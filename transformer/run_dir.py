@@ -185,8 +185,11 @@ class RunDir:
         write_json(self.results, to_json(results))
 
     def read_results(self) -> Results:
-        """results.json. Raises CheckpointError where it is missing or damaged."""
-        return _read(self.results, Results)
+        """results.json. Raises CheckpointError where it is missing or damaged.
+
+        What is newer than the file takes its default, as in a record.
+        """
+        return _read(self.results, Results, complete=False)
 
     def check_tokenizer(self, content: bytes) -> None:
         """Raise CheckpointError if this is not the tokenizer that the run was started with, where run.json tells."""

@@ -1,6 +1,7 @@
 """`transformer train --multirun`: grids, what becomes of runs that fail or are finished, several ranks, and Optuna."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,14 +94,14 @@ def test_multirun_trains_on_two_ranks_and_skips_what_is_finished(tmp_path: Path)
     )
     assert ended.returncode == 0, ended.stderr
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["train.seed-1", "train.seed-2"]
-    assert ended.stdout.count("test: BLEU ") == 2
+    assert len(re.findall(r"^test +BLEU ", ended.stdout, re.MULTILINE)) == 2
 
     out, err = finish(start("train", "-m", *given, "train.seed=1,2,3", cwd=tmp_path), 0)
     skipped = [line for line in err.split("\n") if "finished at step 2 already; nothing is left to train" in line]
     assert skipped == [
         f"{tmp_path}/a/train.seed-{seed}: finished at step 2 already; nothing is left to train" for seed in (1, 2)
     ]
-    assert out.count("test: BLEU ") == 3
+    assert len(re.findall(r"^test +BLEU ", out, re.MULTILINE)) == 3
     assert (tmp_path / "a" / "train.seed-3" / "results.json").exists()
 
 

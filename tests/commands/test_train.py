@@ -301,6 +301,20 @@ def test_train_prints_the_results_of_a_finished_run_again(
     assert after == before
 
 
+def test_train_takes_the_results_of_an_older_version_for_finished(
+    finished: Path, job: TrainJob, no_training: None
+) -> None:
+    path = finished / "results.json"
+    as_written = path.read_bytes()
+    results = read(path)
+    del results["dev"]
+    path.write_text(json.dumps(results))
+    before = path.stat().st_mtime_ns
+    run_command("train", job)
+    assert path.stat().st_mtime_ns == before
+    path.write_bytes(as_written)
+
+
 def test_train_scores_other_test_sets_in_the_place_of_the_first(corpus: DataConfig, tmp_path: Path) -> None:
     """The same names with other text, then other names: neither prints a score of before, nor keeps its text."""
     job = tiny_job(tmp_path / "a", corpus, max_steps=4)
