@@ -302,6 +302,7 @@ class Results:
     test_digest: str
     validations: list[Validation]
     dev: Scores | None = None  # where there is no test set: the averaged model, on the dev set
+    dev_digest: str | None = None  # of that set's text
 
     def __post_init__(self) -> None:
         check_names("results.test_sets", self.test_sets)

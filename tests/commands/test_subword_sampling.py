@@ -22,6 +22,7 @@ from support.corpora import (
 )
 from support.ranks import ranks
 from support.resumed_runs import learned, stop_at
+from transformer.config.compose import compose
 from transformer.config.jobs import ReplayJob, TrainJob
 from transformer.config.settings import (
     Algorithm,
@@ -119,7 +120,7 @@ def test_train_learns_something_else_than_without_sampling(
     weights = [load_file(step_dir(path, LAST) / "model.safetensors") for path in (plain, sampled)]
     assert not any(weights[0][name].equal(weights[1][name]) for name in weights[0] if name.endswith("weight"))
     logs = [(path / "train.log").read_text(encoding="utf-8") for path in (plain, sampled)]
-    assert [log.count("subword sampling: ") for log in logs] == [0, 1]
+    assert [log.count("subword sampling: an epoch has ") for log in logs] == [0, 1]
 
 
 def test_train_takes_the_tokenizer_that_is_given(
@@ -149,11 +150,18 @@ def test_train_does_not_resume_with_other_sampling(
     assert steps_of(Path(job.run_dir))[-1] == LAST
 
 
-def test_train_refuses_a_probability_above_one(corpus: DataConfig, tmp_path: Path) -> None:
-    """Only once the tokenizer is there is it known what the number means."""
-    with pytest.raises(InputError, match=r"train\.subword_sampling=1\.5") as refused:
-        run(sampling_job(tmp_path / "a", corpus, subword_sampling=1.5))
-    assert "\n" not in str(refused.value)
+def test_train_refuses_a_probability_above_one(
+    finished: Callable[[Algorithm], TrainJob], corpus: DataConfig, tmp_path: Path
+) -> None:
+    """At once; where the tokenizer is given, when it has been read."""
+    with pytest.raises(InputError, match=r"train\.subword_sampling=1\.5: for BPE it is a probability"):
+        compose("train", ["train.subword_sampling=1.5"])
+
+    job = sampling_job(tmp_path / "a", corpus)
+    job.tokenizer = TokenizerConfig(model=str(Path(finished(Algorithm.bpe).run_dir) / "tokenizer.model"))
+    job.train.subword_sampling = 1.5
+    with pytest.raises(InputError, match=r"train\.subword_sampling=1\.5: for BPE it is a probability"):
+        run(job)
     assert steps_of(tmp_path / "a") == []
 
 

@@ -727,6 +727,12 @@ def test_train_without_a_test_set_scores_the_average_on_the_dev_set(
         f"  chrF: {dev['chrf_signature']}",
     ]
 
+    # Another text of the dev set is scored anew, though nothing is left to train.
+    other = write_pair(tmp_path, "dev", pairs_of(corpus.dev)[:3])
+    run_command("train", tiny_job(tmp_path / "a", replace(corpus, test={}, dev=other), max_steps=4))
+    assert results_of(tmp_path / "a")["dev_digest"] != results["dev_digest"]
+    assert len(lines_of(tmp_path / "a" / "hypotheses" / "dev.hyp")) == 3
+
 
 # ---- the public commands --------------------------------------------------------------------------------------------
 

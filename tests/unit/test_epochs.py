@@ -42,10 +42,8 @@ CORPUS = make_corpus()
 EVERY = np.arange(PAIRS)
 
 
-def make_stores(
-    corpus: Store = CORPUS, sampler: SubwordSampler | None = None, *, seed: int = 3, threads: int = 1
-) -> EpochStores:
-    return EpochStores(corpus, sampler or SubwordSampler(VOCABULARY, 0.2), seed=seed, threads=threads)
+def make_stores(corpus: Store = CORPUS, sampler: SubwordSampler | None = None, *, seed: int = 3) -> EpochStores:
+    return EpochStores(corpus, sampler or SubwordSampler(VOCABULARY, 0.2), seed=seed)
 
 
 def sentences_of(store: Store, side: int) -> list[list[int]]:
@@ -60,7 +58,7 @@ def spell(sentences: list[list[int]]) -> list[str]:
 
 def test_epoch_stores_without_a_sampler_are_the_corpus() -> None:
     before = threading.active_count()
-    stores = EpochStores(CORPUS, None, seed=1, threads=4)
+    stores = EpochStores(CORPUS, None, seed=1)
     assert all(stores(epoch) is CORPUS for epoch in (0, 1, 7))
     assert stores.lengths is CORPUS.lengths
     assert threading.active_count() == before
@@ -98,12 +96,11 @@ def test_epoch_stores_depend_on_the_seed() -> None:
     other.close()
 
 
-@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 1, 0, 2, 2)])
-def test_epoch_stores_are_the_same_for_any_threads_and_order(threads: int, order: tuple[int, ...]) -> None:
+def test_epoch_stores_are_the_same_for_any_order(order: tuple[int, ...]) -> None:
     """And what the sampler gives for all pairs at once, but for those that it would make too long."""
     sampler = SubwordSampler(VOCABULARY, 0.2)
-    stores = make_stores(threads=threads)
+    stores = make_stores()
     for epoch in order:
         store = stores(epoch)
         for side in range(2):
@@ -115,6 +112,19 @@ def test_epoch_stores_are_the_same_for_any_threads_and_order(threads: int, order
             wanted = [b if len(b) <= room else a for a, b in zip(plain, sampled, strict=True)]
             assert sentences_of(store, side) == wanted
     stores.close()
+
+
+def test_epoch_stores_make_an_epoch_beside_those_that_are_asked_for() -> None:
+    """As replay does, while its loader is ahead."""
+    stores = make_stores()
+    stores(1)
+    again = stores.make(0)
+    ahead = stores(2)
+    for side in range(2):
+        assert sentences_of(again, side) == sentences_of(make_stores().make(0), side)
+        assert sentences_of(ahead, side) == sentences_of(make_stores().make(2), side)
+    stores.close()
+    assert make_stores(sampler=None).corpus is EpochStores(CORPUS, None, seed=1).make(5)
 
 
 def test_epoch_stores_have_no_sentence_that_is_longer_than_the_longest_of_its_side() -> None:
@@ -184,7 +194,7 @@ def test_epoch_stores_stop_making_an_epoch_when_they_are_closed(monkeypatch: pyt
     monkeypatch.setattr(epochs, "BLOCK", 40)  # 59 blocks a side: half a minute
     before = {*threading.enumerate()}
     sampler = _Slow()
-    stores = make_stores(sampler=sampler, threads=2)
+    stores = make_stores(sampler=sampler)
     stores(0)
     assert sampler.began.wait(60)
     assert {*threading.enumerate()} > before
@@ -211,7 +221,7 @@ class _Failing(SubwordSampler):
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_epoch_stores_pass_on_an_error_of_the_sampler(epoch: int) -> None:
-    stores = make_stores(sampler=_Failing(epoch), threads=2)
+    stores = make_stores(sampler=_Failing(epoch))
     for earlier in range(epoch):
         stores(earlier)
     with pytest.raises(InputError, match="a disk is gone"):

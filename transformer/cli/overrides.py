@@ -28,7 +28,7 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("-p", "--package", "-cd", "--config-dir", "-cn", "--config-name", "-cp", "--config-path"), ()),
 }
 
-WIDTH = 100  # characters of a line of help
+WIDTH = 100  # characters of a line of help, but for examples and defaults
 
 # Commands whose arguments without `=` are run directories: they become the key `runs`.
 TAKES_PATHS = ("compare", "report")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from transformer.config.settings import (
     MOST_BEAM,
+    Algorithm,
     DataConfig,
     Device,
     Format,
@@ -49,6 +50,12 @@ class TrainJob:
 
     def __post_init__(self) -> None:
         require(bool(self.run_dir), "run_dir must name a directory")
+        rate = self.train.subword_sampling
+        is_bpe = self.tokenizer.model is None and self.tokenizer.algorithm is Algorithm.bpe
+        require(
+            rate is None or rate <= 1.0 or not is_bpe,
+            f"train.subword_sampling={rate}: for BPE it is a probability: give 1 at most",
+        )
 
         # The longest sentence must fit the model, a step and a micro-batch.
         longest = self.data.filter.max_length + 1  # with EOS

@@ -1,16 +1,17 @@
 """The store of each epoch: that of the corpus, or, under subword sampling, one with other pieces in every epoch.
 
-    store of the corpus -> SubwordSampler, block by block, on several threads -> store of the epoch
+    store of the corpus -> SubwordSampler, block by block -> store of the epoch
 
-The loader asks for the epochs in turn. While it reads one, a thread makes the next. An epoch of its own takes as much
-memory as the ids of the corpus have on disk, and the next one as much again.
+The loader asks for the epochs in turn. While it reads one, a thread makes the next: a single one, because several would
+hold Python's lock against one another, and against the training. An epoch of its own takes as much memory on each rank
+as the ids of the corpus have on disk, and the next one as much again.
 """
 
 import logging
 import threading
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -25,24 +26,23 @@ SAMPLE = 50_000  # pairs at most that tell, before the first epoch, how long sam
 log = logging.getLogger(__name__)
 
 
-def epoch_stores(corpus: Store, tokenizer: Tokenizer, *, rate: float | None, seed: int, threads: int) -> "EpochStores":
+def epoch_stores(corpus: Store, tokenizer: Tokenizer, *, rate: float | None, seed: int) -> "EpochStores":
     """The stores of a run's epochs, with `train.subword_sampling` at this rate; None: without."""
     sampler = None if rate is None else SubwordSampler(tokenizer.vocabulary(), rate)
-    return EpochStores(corpus, sampler, seed=seed, threads=threads)
+    return EpochStores(corpus, sampler, seed=seed)
 
 
 class EpochStores:
-    """The store of every epoch of a run; without a sampler always that of the corpus.
+    """The store of every epoch of a run, for one thread to ask for; without a sampler always that of the corpus.
 
     A sentence that would become longer than the longest of the corpus keeps the pieces that it has there. So whatever
     has room for the corpus has room for every epoch.
     """
 
-    def __init__(self, corpus: Store, sampler: SubwordSampler | None, *, seed: int, threads: int) -> None:
+    def __init__(self, corpus: Store, sampler: SubwordSampler | None, *, seed: int) -> None:
         self.corpus = corpus
         self._sampler = sampler
         self._seed = seed
-        self._threads = threads
 
         self._maker = ThreadPoolExecutor(1, "epoch")  # which starts no thread before it has work
         self._made: dict[int, Future[Store]] = {}  # that of the epoch in progress, and of the next one
@@ -54,12 +54,18 @@ class EpochStores:
         if self._sampler is None:
             return self.corpus
 
+        if epoch not in self._made:
+            log.info("subword sampling: the pieces of epoch %d are drawn", epoch)
         needed = {number: self._begun(number) for number in (epoch, epoch + 1)}
         for number, store in self._made.items():
             if number not in needed:
                 store.cancel()
         self._made = needed
         return needed[epoch].result()
+
+    def make(self, epoch: int) -> Store:
+        """The store of this epoch, made by the calling thread whatever others wait for."""
+        return self.corpus if self._sampler is None else self._make(epoch)
 
     @cached_property
     def lengths(self) -> Lengths:
@@ -86,12 +92,11 @@ class EpochStores:
         blocks = [np.arange(start, min(start + BLOCK, len(self.corpus))) for start in starts]
 
         sides = []
-        with ThreadPoolExecutor(self._threads, "subwords") as pool:
-            for side in range(len(SIDES)):
-                sampled = list(pool.map(partial(self._sample, epoch=epoch, side=side), blocks))
-                pieces = np.concatenate([sentences.pieces for sentences in sampled])
-                counts = np.concatenate([sentences.counts for sentences in sampled])
-                sides.append((pieces, np.concatenate([[0], counts.cumsum()])))
+        for side in range(len(SIDES)):
+            sampled = [self._sample(ids, epoch=epoch, side=side) for ids in blocks]
+            pieces = np.concatenate([sentences.pieces for sentences in sampled])
+            counts = np.concatenate([sentences.counts for sentences in sampled])
+            sides.append((pieces, np.concatenate([[0], counts.cumsum()])))
 
         (source, source_offsets), (target, target_offsets) = sides
         store = Store((source, target), (source_offsets, target_offsets))

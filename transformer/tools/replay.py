@@ -199,7 +199,6 @@ def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
         tokenizer,
         rate=job.train.subword_sampling,
         seed=job.train.seed,
-        threads=resolved.threads,
     )
 
     # Its weights, moments and progress.
@@ -386,7 +385,7 @@ def _finding(training: _Training, step: Step, seen: _Seen) -> Finding:
 
     # The step holds no ids: plan it again.
     batching = training.batching
-    store = training.stores(step.epoch)
+    store = training.stores.make(step.epoch)  # not the loader's own: it is ahead
     plan = plan_epoch(
         store.lengths,
         mixture=batching.mixture,

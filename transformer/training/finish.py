@@ -15,7 +15,7 @@ from transformer.training.start import Run
 
 
 def is_finished(run: Run) -> bool:
-    """Whether results.json is there, for this step, these test sets and this search."""
+    """Whether results.json is there, for this step, this search, and the sets that it has scores of."""
     try:
         results = run.directory.read_results()
     except CheckpointError:  # missing, or damaged
@@ -26,6 +26,7 @@ def is_finished(run: Run) -> bool:
         and results.steps == run.progress.step
         and results.search == run.job.search
         and results.test_digest == digest_sets(run.test)
+        and (results.dev is None or results.dev_digest == run.dev.digest)
     )
 
 
@@ -81,4 +82,5 @@ def _evaluate(run: Run) -> Results:
         test_digest=digest_sets(run.test),
         validations=progress.validations,
         dev=dev,
+        dev_digest=None if dev is None else run.dev.digest,
     )

@@ -214,6 +214,8 @@ def _with_checked_memory(run: Run, objective: Objective, world: World) -> Run:
 
 def _log_preview(run: Run, world: World) -> None:
     """Say in the log what the steps of the first epoch are."""
+    if run.job.train.subword_sampling is not None:
+        log.info("before subword sampling, which makes more tokens, and so more steps of fewer pairs:")
     log_preview(
         run.stores.corpus.lengths,
         _batching(run),

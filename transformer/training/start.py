@@ -173,7 +173,6 @@ def _build(
             tokenizer,
             rate=job.train.subword_sampling,
             seed=job.train.seed,
-            threads=resolved.threads,
         ),
         mixture=prepared.mixture,
         dev=dev,
