@@ -103,6 +103,16 @@ def make_directories(path: Path) -> None:
         sync(folder.parent)
 
 
+def make_output(folder: Path) -> None:
+    """Make the folder for the output of a command. Raises StorageError."""
+    try:
+        make_directories(folder)
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    except OSError as error:
+        raise StorageError(f"output={folder}: cannot be made: {error.strerror}: choose another directory") from error
+
+
 def temporary_name(path: Path, prefix: str) -> Path:
     """A fresh name in the same directory, hence on the same file system."""
     return path.with_name(f"{prefix}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")

@@ -341,7 +341,7 @@ def test_report_refuses_in_one_line(runs: Path, job: ReportJob, message: str) ->
 def test_report_refuses_an_output_that_cannot_be_written(runs: Path) -> None:
     with pytest.raises(StorageError, match=r"^output=a: a directory: name the file to write"):
         run_command("report", ReportJob(runs=["a"], output="a"))
-    with pytest.raises(StorageError, match=r"^output=a/run.json/x.html: cannot be made: "):
+    with pytest.raises(StorageError, match=r"^output=a/run.json: cannot be made: "):
         run_command("report", ReportJob(runs=["a"], output="a/run.json/x.html"))
 
 

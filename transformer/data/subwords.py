@@ -234,7 +234,7 @@ class _Merges:
         return cls(_Table.of(merged, len(vocabulary)), np.array([*ranks, _NEVER]), rate)
 
     def unreachable(self, spelling: _Spelling) -> Ids:
-        """The pieces that their own characters do not become, such as symbols that a user defined."""
+        """The pieces that their own characters do not become, as in a vocabulary without some of the steps between."""
         starts = spelling.offsets[:-1]
         keys = np.zeros(len(spelling.characters), np.uint64)
         pieces = replace(self, rate=0.0).segment(spelling.characters, starts, keys)

@@ -15,6 +15,7 @@ from transformer.config.jobs import AttentionJob
 from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
+from transformer.files import make_output
 from transformer.machine import resolve_threads
 from transformer.model.inspection import attention_maps
 from transformer.run_dir import RunDir
@@ -29,7 +30,6 @@ from transformer.tools.attention.heads import (
 )
 from transformer.tools.attention.output import (
     check_figures,
-    make_output,
     write_figures,
     write_page,
     write_report,

@@ -6,11 +6,9 @@
 What they hold is made elsewhere: the page by `explorer` and `tools.page`, the figures by `figures`.
 """
 
-import errno
 import io
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from transformer.config.jobs import AttentionJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import WeightsFormat
 from transformer.errors import InputError, StorageError
-from transformer.files import make_directories, write_file, write_json
+from transformer.files import make_output, write_file, write_json
 from transformer.model.inspection import Role
 from transformer.run_dir import RunDir
 from transformer.tools.attention.explorer import explorer
@@ -39,16 +37,6 @@ TITLES = {
     Role.decoder_self: "Decoder self-attention",
     Role.cross: "Cross-attention",
 }
-
-
-def make_output(output: Path) -> None:
-    """Make the output directory. Raises StorageError."""
-    try:
-        make_directories(output)
-        if not output.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    except OSError as error:
-        raise StorageError(f"output={output}: cannot be made: {error.strerror}: choose another directory") from error
 
 
 def write_report(output: Path, report: HeadReport) -> None:

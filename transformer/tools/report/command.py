@@ -9,9 +9,7 @@ Nothing is written into a run directory. A run that is damaged or not finished s
 in `RunReading.missing` what it cannot read or do, and the page says it.
 """
 
-import errno
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ import torch
 from transformer import __version__
 from transformer.config.jobs import ReportJob
 from transformer.errors import InputError, StorageError
-from transformer.files import make_directories, write_file
+from transformer.files import make_output, write_file
 from transformer.machine import resolve_threads
 from transformer.tools.page import Component, format_page
 from transformer.tools.report.attention import attention_section
@@ -115,11 +113,6 @@ def _sample_sections(scored: Sequence[Scored]) -> list[Component]:
 
 def _make_folder(output: Path) -> None:
     """Make the folder of the page. Raises StorageError."""
-    try:
-        make_directories(output.parent)
-        if not output.parent.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    except OSError as error:
-        raise StorageError(f"output={output}: cannot be made: {error.strerror}: choose another place") from error
+    make_output(output.parent)
     if output.is_dir():
         raise StorageError(f"output={output}: a directory: name the file to write, such as {output / 'report.html'}")

@@ -11,10 +11,8 @@ Table 3 is scored as the paper scores it: the last checkpoint, without averaging
 table of your own are scored as `train` does it: the averaged model, on the test sets.
 """
 
-import errno
 import logging
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,9 +26,9 @@ from transformer.cost import step_flops
 from transformer.data.report import read_report
 from transformer.data.source import store_beside
 from transformer.data.tokenizer import Tokenizer
-from transformer.errors import CheckpointError, StorageError, TransformerError
+from transformer.errors import CheckpointError, TransformerError
 from transformer.evaluation.sets import read_set
-from transformer.files import make_directories
+from transformer.files import make_output
 from transformer.machine import resolve_threads
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, RunDir
@@ -144,16 +142,6 @@ def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
     table_rows = [_table_row(row, [measured[_run_name(row, seed)] for seed in seeds]) for row in rows]
     errors = [error for error in measured.values() if isinstance(error, Exception)]
     return Table(title=_title(job), notes=_notes(job, table_rows), rows=table_rows), errors
-
-
-def make_output(output: Path) -> None:
-    """Make the folder that a table goes to. Raises StorageError."""
-    try:
-        make_directories(output)
-        if not output.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    except OSError as error:
-        raise StorageError(f"{output}: cannot be made: {error.strerror}; choose another place by output=DIR") from error
 
 
 def _run_name(row: Row, seed: int) -> str:

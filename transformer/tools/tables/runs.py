@@ -19,8 +19,9 @@ from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
 from transformer.errors import InputError, TransformerError
+from transformer.files import make_output
 from transformer.run_dir import RunDir
-from transformer.tools.tables.command import Measured, Table, TableRow, make_output, measure, output_of
+from transformer.tools.tables.command import Measured, Table, TableRow, measure, output_of
 
 NOT_COMPARED = ("run_dir", "data.store_dir", "train.seed")
 
