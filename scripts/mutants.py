@@ -224,7 +224,7 @@ REPORTED = (
         "training/state.py",
         "                _load_finite(self.ema, checkpoint, EMA)",
         "                _load_finite(self.ema, checkpoint, MODEL)",
-        "faults/test_resume.py::test_train_resumes_under_every_recipe[moving average]",
+        "commands/test_train_settings.py::test_train_resumes_under_every_recipe[moving average]",
     ),
     Mutant(
         "the moving average's warm-up begins anew",

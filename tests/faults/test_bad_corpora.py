@@ -309,6 +309,7 @@ def test_choose_takes_each_fault_alone_and_with_others() -> None:
     assert refused == sum(bool(make(trial).refusals) for trial in range(TRIALS))
 
 
+@pytest.mark.faults
 def test_prepare_says_the_same_on_the_command_line(clean: DataConfig, model: str, tmp_path: Path) -> None:
     dev = [f"data.dev.src={clean.dev.src}", f"data.dev.tgt={clean.dev.tgt}", f"tokenizer.model={model}"]
     with Shell(tmp_path, "transformer.data.prepare") as shell:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.summary.writer import event_file_writer
 
 from support.corpora import (
     assert_same_end,
@@ -141,6 +142,8 @@ def scripted(corpus: DataConfig, tmp_path: Path) -> Callable[..., tuple[Path, Pa
         }
         recipe |= {"tokens_per_step": 150, "save_every": 5, "keep_last": 2, "keep_best": 2, "average": 2}
         with pytest.MonkeyPatch.context() as patch:
+            # TensorBoard reads its files by name: of one second, the process's tenth (-10) before its ninth (-9).
+            patch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
             patch.setattr(validate, "validate", Script(values, signals=False))
             calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
             patch.setattr(validate, "validate", Script(values, signals=True))

@@ -30,6 +30,7 @@ from support.corpora import forge_tensors, overrides, reseal, start, step_dir, t
 from support.hostile_runs import LAST, RAW, assert_refused, edit, enter
 from support.observers import PeakMemory
 from support.paths import ROOT
+from support.tiers import tiers
 from transformer.config.compose import compose
 from transformer.config.jobs import TrainJob, TranslateJob
 from transformer.config.settings import DataConfig, PairConfig
@@ -107,7 +108,7 @@ OTHERS = (
 PIPES = ["tokenizer.model", "hypotheses/test.src", "hypotheses/test.ref", "train.log", "metrics.jsonl"]
 
 
-@pytest.mark.parametrize("name", [*PIPES, *(pytest.param(name, marks=pytest.mark.faults) for name in OTHERS)])
+@pytest.mark.parametrize("name", tiers(PIPES, OTHERS))
 def test_commands_wait_for_no_pipe(job: TrainJob, name: str) -> None:
     """Each refuses, or does without."""
     path = Path(job.run_dir) / name
@@ -279,7 +280,7 @@ mount -t tmpfs -o size={size}k none {folder} && cd {folder} && exec {python} -m 
 """
 
 
-@pytest.mark.parametrize("size", [700, *(pytest.param(size, marks=pytest.mark.faults) for size in (64, 300, 1100))])
+@pytest.mark.parametrize("size", tiers([700], [64, 300, 1100]))
 def test_train_says_what_did_not_fit_on_a_full_disk(corpus: DataConfig, tmp_path: Path, size: int) -> None:
     """A disk of so many kilobytes."""
     if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode != 0:
@@ -471,7 +472,7 @@ def test_read_lines_keeps_a_bounded_part_of_a_line(
         assert (f"{path}:{lines.index(long) + 1}: longer than {MOST} bytes" in caplog.text) is (length > MOST)
 
 
-@pytest.mark.parametrize("size", [64, pytest.param(1024, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("size", tiers([64], [1024]))
 def test_prepare_survives_a_gzip_bomb_of_one_line(corpus: DataConfig, tmp_path: Path, size: int) -> None:
     """A pair whose source is so many megabytes long is dropped as too long; a kilobyte of it is on the disk."""
     bomb = tmp_path / "train.en.gz"

@@ -19,6 +19,7 @@ from support.corpora import is_verified, last_logged, run, step_dir, steps_of, t
 from support.interventions import before_each_update
 from support.paths import ROOT
 from support.ranks import Ranks, ranks, start_commands, start_ranks
+from support.tiers import tiers
 from transformer import distributed, liveness
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig
@@ -77,7 +78,7 @@ def test_describe_loss_names_the_rank_that_was_killed(
     assert line.endswith(f"(rank {1 if victim == 0 else 0}: exit status 7)")
 
 
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("victim", tiers([1], [0]))
 def test_describe_loss_names_the_rank_that_was_stopped(tmp_path: Path, corpus: DataConfig, victim: int) -> None:
     timeout = 3.0
     peers = start_commands(2, endless(tmp_path / "a", corpus), tmp_path, lambda: with_timeout(timeout))
@@ -226,6 +227,7 @@ def test_dev_loss_is_interrupted_on_every_rank(tmp_path: Path, corpus: DataConfi
     assert "step 2: dev loss" in (tmp_path / "a" / "train.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.faults
 def test_join_world_lets_a_rank_that_is_slow_to_stop_keep_its_status(tmp_path: Path) -> None:
     """All ranks know of a stop: nobody is lost, however long one of them takes to close its files."""
 
@@ -257,6 +259,7 @@ print("done", world.rank, flush=True)
 """
 
 
+@pytest.mark.faults
 def test_join_world_again_in_one_process_of_torchrun(tmp_path: Path) -> None:
     """Its store outlives a training, and what a training leaves in it means nothing to the next one."""
     script = tmp_path / "trainings.py"

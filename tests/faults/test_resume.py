@@ -10,8 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import transformer
 from support.corpora import (
     assert_same_end,
     finish,
@@ -39,11 +37,10 @@ from support.corpora import (
     write_corpus,
 )
 from support.interventions import after_each_update, before_each_pass, before_each_update, spoilt_gradients
-from support.resumed_runs import damage, learned, snapshot, stop_at, tensorboard_steps, with_value
+from support.resumed_runs import damage, learned, snapshot, stop_at, tensorboard_steps
+from support.tiers import tiers
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, Decay, Norm, Positions, Precision, SearchConfig
-from transformer.data import prepare
-from transformer.data.tokenizer import train_tokenizer
+from transformer.config.settings import DataConfig, Precision
 from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
 from transformer.run_dir import RunDir
 from transformer.training import loop, validate
@@ -117,7 +114,7 @@ def test_train_passes_on_a_signal_that_cuts_an_import_of_torch_short(
 # ---- stopped and resumed --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", range(1, LAST))
+@pytest.mark.parametrize("step", tiers([5, 6, 8], sorted({*range(1, LAST)} - {5, 6, 8})))
 def test_train_ends_the_same_resumed_at_every_step(job: TrainJob, straight: Path, step: int) -> None:
     run_dir = stop_at(job, step, signal.SIGINT if step % 2 else signal.SIGTERM)
     run(job)
@@ -187,7 +184,7 @@ def test_train_stops_at_a_signal_while_the_last_step_is_saved(job: TrainJob, str
     assert_same_end(Path(job.run_dir), straight)
 
 
-@pytest.mark.parametrize("step", [6, 12, LAST])
+@pytest.mark.parametrize("step", tiers([6], [12, LAST]))
 def test_train_stops_at_a_signal_during_validation(job: TrainJob, straight: Path, step: int) -> None:
     stop_in_validation(job, step)
     assert steps_of(Path(job.run_dir))[-1] == step
@@ -200,7 +197,7 @@ def test_train_stops_at_a_signal_during_validation(job: TrainJob, straight: Path
     assert_logged_once(Path(job.run_dir))
 
 
-@pytest.mark.parametrize("step", [6, LAST])
+@pytest.mark.parametrize("step", tiers([LAST], [6]))
 def test_train_does_not_repeat_a_validation_done_after_resuming(
     job: TrainJob, straight: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -223,7 +220,7 @@ def die(*_: Any, **__: Any) -> Any:
     raise Death
 
 
-@pytest.mark.parametrize("patience", [2, 3])
+@pytest.mark.parametrize("patience", tiers([3], [2]))
 def test_train_counts_patience_through_interruptions(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
 ) -> None:
@@ -309,7 +306,7 @@ def test_train_names_what_was_done_when_gpu_memory_ran_out(
     assert ("lower train.max_tokens (now 300); the same command goes on" in message) == (place != "of")
 
 
-@pytest.mark.parametrize("step", [2, 7, 9])
+@pytest.mark.parametrize("step", tiers([7], [2, 9]))
 def test_loss_scale_goes_on_over_a_resume(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -478,280 +475,6 @@ def test_train_counts_skipped_updates_in_a_row_over_a_resume(
     assert steps_of(tmp_path / "a") == [20], "the position is saved"
 
 
-# ---- every recipe ---------------------------------------------------------------------------------------------------
-
-VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "no label smoothing": ({}, {"label_smoothing": 0.0}),
-    "clipping": ({}, {"clip_norm": 0.1}),
-    "linear decay": ({}, {"decay": Decay.linear, "warmup_steps": 2}),
-    "the paper's rate": ({}, {"learning_rate": None}),
-    "pre-norm": ({"norm": Norm.pre}, {}),
-    "learned positions": ({"positions": Positions.learned}, {}),
-    "untied": ({"tie_embeddings": False}, {}),
-    "float64": ({}, {"precision": Precision.fp64}),
-    "bfloat16": ({}, {"precision": Precision.bf16}),
-    "float16": ({}, {"precision": Precision.fp16}),
-    "moving average": ({}, {"ema_decay": 0.9}),
-    "moving average in float16": ({}, {"ema_decay": 0.2, "precision": Precision.fp16}),
-    "all dropouts": ({"dropout": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.1}, {}),
-    "no prefetch": ({}, {"prefetch": 0}),
-    "deterministic": ({}, {"deterministic": True}),
-    "one micro-batch": ({}, {"max_tokens": 4096}),
-}
-
-
-@pytest.mark.parametrize(("model", "recipe"), VARIANTS.values(), ids=VARIANTS)
-def test_train_resumes_under_every_recipe(
-    corpus: DataConfig, tmp_path: Path, model: dict[str, Any], recipe: dict[str, Any]
-) -> None:
-    settings = {"max_steps": 5, "validate_every": 5} | recipe
-    calm = run(tiny_job(tmp_path / "calm", corpus, model, **settings))
-    job = tiny_job(tmp_path / "stopped", corpus, model, **settings)
-    stop_at(job, 3)
-    run(job)
-    assert_same_end(tmp_path / "stopped", calm)
-    tensors = load_file(step_dir(calm, 5) / "model.safetensors")
-    assert {tensor.dtype for tensor in tensors.values()} == {
-        torch.float64 if recipe.get("precision") is Precision.fp64 else torch.float32
-    }
-    losses = [row["train/loss"] for row in metrics_of(calm) if "train/loss" in row]
-    assert losses[-1] < losses[0]
-
-
-# ---- what may change under way --------------------------------------------------------------------------------------
-
-FREE = {
-    *("run_dir", "search.beam_size", "search.length_penalty", "search.max_extra", "search.batch_tokens"),
-    *("data.root", "data.store_dir", "train.max_steps", "train.log_every", "train.save_every"),
-    *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
-    *("train.average", "train.samples", "train.attention_images", "train.prefetch"),
-}
-NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
-NOTED |= {"train.attention_kernel", "train.fused_loss"}
-PARTS = ("src", "tgt", "dataset", "subset", "split")
-FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
-NOT_HERE = {"tokenizer.model", "train.fit_memory"}  # tests of their own
-CHOSEN = {  # where twice or half would be no value, or takes time
-    "model.d_k": 8,
-    "model.d_v": 8,
-    "data.store_dir": "",
-    "tokenizer.character_coverage": 0.99,
-    "search.batch_tokens": 4096,
-    "train.max_steps": 3,
-    "train.clip_norm": 0.5,
-    "train.subword_sampling": 0.1,
-    "train.ema_decay": 0.9,
-    "train.patience": 2,
-    "train.average": 1,
-    "train.keep_last": 5,
-    "train.device": "cpu",
-}
-
-
-def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key of a job, dotted, with its value."""
-    table = config if isinstance(config, dict) else {f.name: getattr(config, f.name) for f in fields(config)}
-    for name, value in table.items():
-        if is_dataclass(value) or isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-def another(key: str, value: Any, folder: Path) -> Any:
-    if key == "data.store_dir":
-        return str(folder / "another store")
-    if key == "train.device":
-        return type(value).cpu
-    if key in CHOSEN:
-        return CHOSEN[key]
-    if isinstance(value, Enum):
-        return next(member for member in reversed(type(value)) if member is not value)
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, float):
-        return value / 2 or 0.25
-    return value * 2 if isinstance(value, int) else f"{value}x"
-
-
-KEYS = [key for key, _ in leaves(tiny_job(Path("a"), DataConfig()))]
-KEYS = [key for key in KEYS if key not in FILES | NOT_HERE | {"run_dir"}]
-
-
-def as_typed(value: object) -> str:
-    """How a user writes it on the command line."""
-    words = {"None": "null", "True": "true", "False": "false"}
-    text = value.name if isinstance(value, Enum) else str(value)
-    return words.get(text, text)
-
-
-@pytest.mark.parametrize("key", [key for key in KEYS if key not in FREE | NOTED])
-def test_resume_refuses_what_changes_the_mathematics(copy: TrainJob, tmp_path: Path, key: str) -> None:
-    before = dict(leaves(copy))[key]
-    now = another(key, before, tmp_path)
-    shown = as_typed(before), as_typed(now)
-    with pytest.raises(CheckpointError, match=re.escape(f"{key}: {shown[0]} -> {shown[1]}")) as refused:
-        run(with_value(copy, key, now))
-    assert "\n" not in str(refused.value)
-    assert refused.value.exit_status == 4
-
-
-@pytest.mark.parametrize("key", [key for key in KEYS if key in FREE])
-def test_resume_accepts_what_does_not_change_the_mathematics(copy: TrainJob, tmp_path: Path, key: str) -> None:
-    run(with_value(copy, key, another(key, dict(leaves(copy))[key], tmp_path)))
-
-
-@pytest.mark.parametrize("key", sorted(NOTED))
-def test_resume_accepts_and_logs_what_may_change_the_last_bits(copy: TrainJob, tmp_path: Path, key: str) -> None:
-    before = dict(leaves(copy))[key]
-    now = another(key, before, tmp_path)
-    shown = as_typed(before), as_typed(now)
-    run(with_value(copy, key, now))
-    assert f"{key}: {shown[0]} -> {shown[1]}" in (Path(copy.run_dir) / "train.log").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", ["run.json", "MANIFEST.json"])
-def test_resume_refuses_a_run_of_an_unreleased_version_by_name(copy: TrainJob, name: str) -> None:
-    """The versions before the first format had no number in run.json, and 1 in a checkpoint."""
-    run_dir = Path(copy.run_dir)
-    paths = [run_dir / name] if name == "run.json" else list((run_dir / "checkpoints").glob(f"*/{name}"))
-    assert paths
-    for path in paths:
-        document = read(path)
-        del document["format"]
-        if name == "MANIFEST.json":
-            document = {"format": 1, **document}
-        path.write_text(json.dumps(document), encoding="utf-8")
-    copy.train.max_steps += 1
-    with pytest.raises(CheckpointError, match=rf"{name}: .*unreleased version of this package.*start a new run"):
-        run(copy)
-
-
-@pytest.mark.parametrize(("key", "value"), [("precision", "bf17"), ("layout", "pakced"), ("device", 3)])
-def test_resume_refuses_a_damaged_run_record(copy: TrainJob, key: str, value: object) -> None:
-    path = Path(copy.run_dir) / "run.json"
-    papers = read(path)
-    papers["resolved"][key] = value
-    path.write_text(json.dumps(papers), encoding="utf-8")
-    copy.train.max_steps += 1
-    with pytest.raises(CheckpointError, match=r"run\.json: RunRecord\."):
-        run(copy)
-
-
-def test_resume_decides_on_every_key(copy: TrainJob) -> None:
-    """A new key must be put on one of the lists here."""
-    assert (FREE | NOTED) - set(KEYS) == {"run_dir"}
-    assert {key for key, _ in leaves(copy)} - set(KEYS) - {"run_dir"} == FILES | NOT_HERE
-
-
-def test_resume_names_all_that_it_refuses_in_one_line(copy: TrainJob) -> None:
-    job = with_value(with_value(copy, "model.dropout", 0.3), "train.seed", 7)
-    with pytest.raises(CheckpointError) as refused:
-        run(with_value(job, "train.samples", 0))
-    assert "model.dropout: 0.1 -> 0.3; train.seed: 1 -> 7" in str(refused.value)
-    assert "samples" not in str(refused.value)
-
-
-def test_resume_refuses_another_length_under_linear_decay(corpus: DataConfig, tmp_path: Path) -> None:
-    recipe: dict[str, Any] = {"decay": Decay.linear, "warmup_steps": 2}
-    run(tiny_job(tmp_path / "a", corpus, max_steps=4, **recipe))
-    with pytest.raises(CheckpointError, match=r"train\.max_steps: 4 -> 6"):
-        run(tiny_job(tmp_path / "a", corpus, max_steps=6, **recipe))
-
-
-def changed_line(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").split("\n")
-    lines[3] += " eins"
-    path.write_text("\n".join(lines), encoding="utf-8", newline="\n")
-
-
-@pytest.fixture
-def own_text(corpus: DataConfig, tmp_path: Path) -> DataConfig:
-    """The corpus in a folder of its own, which a test may change."""
-    return write_corpus(tmp_path / "text")
-
-
-def test_resume_refuses_a_changed_training_text(own_text: DataConfig, tmp_path: Path) -> None:
-    job = tiny_job(tmp_path / "a", own_text, max_steps=6)
-    stop_at(job, 3)
-    changed_line(Path(own_text.train.tgt))
-    with pytest.raises(CheckpointError, match="training data") as refused:
-        run(job)
-    assert "\n" not in str(refused.value)
-
-
-def test_resume_refuses_a_run_that_was_prepared_otherwise_which_translates_still(
-    own_text: DataConfig, tmp_path: Path
-) -> None:
-    """Its run.json has no key that came later."""
-    job = tiny_job(tmp_path / "a", own_text, max_steps=6)
-    path = stop_at(job, 3) / "run.json"
-    papers = read(path)
-    del papers["config"]["tokenizer"]["normalization"]
-    path.write_text(json.dumps(papers | {"prepare_version": 2, "data_digest": "0" * 64}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"how data are prepared: version 2 -> 3") as refused:
-        run(job)
-    assert "\n" not in str(refused.value)
-    assert len(transformer.load(job.run_dir, device="cpu").translate(["one two"])) == 1
-
-
-def test_resume_refuses_another_tokenizer_of_the_same_text(
-    own_text: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The digest names text and settings; of these another release may make other pieces, if the store is rebuilt."""
-    job = tiny_job(tmp_path / "a", own_text, max_steps=6)
-    stop_at(job, 3)
-    shutil.rmtree(str(own_text.store_dir))
-    trained = train_tokenizer
-    monkeypatch.setattr(prepare, "train_tokenizer", lambda lines, config: trained(list(lines)[:60], config))
-    with pytest.raises(CheckpointError, match=r"tokenizer: SentencePiece \S+ trained another one") as refused:
-        run(job)
-    assert "\n" not in str(refused.value)
-    assert steps_of(Path(job.run_dir)) == [3]
-
-
-def test_resume_accepts_changed_development_and_test_texts(
-    own_text: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    job, warning = tiny_job(tmp_path / "a", own_text, max_steps=6), "the text of data.dev has changed"
-    stop_at(job, 3)
-    stop_at(job, 4)
-    assert warning not in caplog.text
-    changed_line(Path(own_text.dev.tgt))
-    changed_line(Path(own_text.test["test"].tgt))
-    run(job)
-    assert caplog.text.count(warning) == 1
-    kept = Path(job.run_dir) / "hypotheses" / "test.ref"
-    assert kept.read_bytes() == Path(own_text.test["test"].tgt).read_bytes()
-
-
-def test_resume_accepts_a_run_and_a_corpus_that_moved(own_text: DataConfig, tmp_path: Path, straight: Path) -> None:
-    run_dir = stop_at(tiny_job(tmp_path / "a", own_text, max_steps=LAST), 5)
-    there = shutil.move(run_dir, tmp_path / "there")
-    shutil.rmtree(tmp_path / "text")
-    moved = tiny_job(Path(there), write_corpus(tmp_path / "other place"), max_steps=LAST)
-    assert moved.data.train != own_text.train
-    run(moved)
-    assert_same_end(Path(there), straight)
-
-
-def test_resume_knows_a_given_tokenizer_by_its_content(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
-    paths = [shutil.copy(straight / "tokenizer.model", tmp_path / name) for name in ("one.model", "two.model")]
-    job = with_value(tiny_job(tmp_path / "a", corpus, max_steps=4), "tokenizer.model", str(paths[0]))
-    run(job)
-    run(with_value(job, "tokenizer.model", str(paths[1])))
-    with pytest.raises(CheckpointError, match="tokenizer"):
-        run(with_value(job, "tokenizer.model", None))
-
-
-def test_resume_takes_other_search_settings_for_the_rest_of_the_run(job: TrainJob) -> None:
-    stop_at(job, 9)
-    run(replace(job, search=SearchConfig(beam_size=2, max_extra=12)))
-    results = results_of(Path(job.run_dir))
-    assert results["search"]["beam_size"] == 2
-    assert read(Path(job.run_dir) / "averaged" / "config.json")["search"]["beam_size"] == 2
-
-
 # ---- damage ---------------------------------------------------------------------------------------------------------
 
 
@@ -800,70 +523,35 @@ def test_resume_mends_a_metrics_file_that_a_crash_cut_short(job: TrainJob, strai
     assert_logged_once(run_dir)
 
 
-# ---- places and inputs that will not do -----------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["run.json", "MANIFEST.json"])
+def test_resume_refuses_a_run_of_an_unreleased_version_by_name(copy: TrainJob, name: str) -> None:
+    """The versions before the first format had no number in run.json, and 1 in a checkpoint."""
+    run_dir = Path(copy.run_dir)
+    paths = [run_dir / name] if name == "run.json" else list((run_dir / "checkpoints").glob(f"*/{name}"))
+    assert paths
+    for path in paths:
+        document = read(path)
+        del document["format"]
+        if name == "MANIFEST.json":
+            document = {"format": 1, **document}
+        path.write_text(json.dumps(document), encoding="utf-8")
+    copy.train.max_steps += 1
+    with pytest.raises(CheckpointError, match=rf"{name}: .*unreleased version of this package.*start a new run"):
+        run(copy)
 
 
-def test_train_refuses_a_place_under_a_file(corpus: DataConfig, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way", encoding="utf-8")
-    for data in (corpus, replace(corpus, store_dir=None)):
-        with pytest.raises(StorageError, match="file") as refused:
-            run(tiny_job(tmp_path / "file" / "a", data))
-        assert refused.value.exit_status == 5
-        assert "\n" not in str(refused.value)
-
-
-def unequal(data: DataConfig) -> None:
-    with open(data.dev.src, "a", encoding="utf-8") as file:
-        file.write("one more\n")
-
-
-def not_utf8(data: DataConfig) -> None:
-    content = Path(data.train.tgt).read_bytes().split(b"\n")
-    content[2] += b"\xff"
-    Path(data.train.tgt).write_bytes(b"\n".join(content))
-
-
-BAD = {
-    "missing": (lambda data: Path(data.test["other"].tgt).unlink(), "other.de"),
-    "unequal": (unequal, "17 lines"),
-    "not UTF-8": (not_utf8, "train.de:3"),
-    "empty": (lambda data: [Path(path).write_bytes(b"") for path in (data.train.src, data.train.tgt)], "train"),
-}
-
-
-@pytest.mark.parametrize(("spoil", "words"), BAD.values(), ids=BAD)
-def test_train_makes_no_run_directory_for_bad_input(
-    own_text: DataConfig, tmp_path: Path, spoil: Callable[[DataConfig], object], words: str
-) -> None:
-    spoil(own_text)
-    with pytest.raises(InputError, match=re.escape(words)) as refused:
-        run(tiny_job(tmp_path / "runs" / "a", own_text))
-    assert refused.value.exit_status == 2
-    assert "\n" not in str(refused.value)
-    assert not (tmp_path / "runs" / "a").exists()
+@pytest.mark.parametrize(("key", "value"), [("precision", "bf17"), ("layout", "pakced"), ("device", 3)])
+def test_resume_refuses_a_damaged_run_record(copy: TrainJob, key: str, value: object) -> None:
+    path = Path(copy.run_dir) / "run.json"
+    papers = read(path)
+    papers["resolved"][key] = value
+    path.write_text(json.dumps(papers), encoding="utf-8")
+    copy.train.max_steps += 1
+    with pytest.raises(CheckpointError, match=r"run\.json: RunRecord\."):
+        run(copy)
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------
-
-
-def test_train_ends_with_the_documented_statuses(
-    corpus: DataConfig, own_text: DataConfig, copy: TrainJob, tmp_path: Path
-) -> None:
-    """One line on standard error and the documented status, three processes at once."""
-    (tmp_path / "file").write_text("in the way", encoding="utf-8")
-    not_utf8(own_text)
-    cases = [
-        (2, "train.de:3", tiny_job(tmp_path / "runs" / "a", own_text)),
-        (4, "train.seed: 1 -> 2", with_value(copy, "train.seed", 2)),
-        (5, "Not a directory", tiny_job(tmp_path / "file" / "a", corpus)),
-    ]
-    started = [start("train", *overrides(job), cwd=tmp_path) for _, _, job in cases]
-    for (status, words, _), process in zip(cases, started, strict=True):
-        _, err = finish(process, status)
-        (line,) = [line for line in err.splitlines() if "error" in line]
-        assert line.startswith("transformer: error: ")
-        assert words in line
-    assert not (tmp_path / "runs" / "a").exists()
 
 
 STUCK = """
@@ -873,6 +561,7 @@ register_optimizer_step_pre_hook(lambda *_: time.sleep(300))
 """
 
 
+@pytest.mark.faults
 def test_train_admits_one_process_to_a_directory_and_ends_at_a_second_signal(
     corpus: DataConfig, tmp_path: Path
 ) -> None:
@@ -903,6 +592,7 @@ def test_train_admits_one_process_to_a_directory_and_ends_at_a_second_signal(
 FULL = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))"
 
 
+@pytest.mark.faults
 def test_train_on_a_full_disk_keeps_its_checkpoints_and_goes_on(job: TrainJob, straight: Path, tmp_path: Path) -> None:
     """A file may have no more than 80,000 bytes; the weights have 91,648."""
     run_dir = stop_at(job, 5)
@@ -919,6 +609,7 @@ def test_train_on_a_full_disk_keeps_its_checkpoints_and_goes_on(job: TrainJob, s
 LONG: dict[str, Any] = {"max_steps": 30, "save_every": 5, "validate_every": 15, "threads": 2}
 
 
+@pytest.mark.faults
 def test_train_in_a_process_stops_at_a_signal_and_goes_on(corpus: DataConfig, tmp_path: Path) -> None:
     """From outside, two threads, prefetch 4, and the same command again: nothing is lost and nothing differs."""
     data = replace(corpus, test={"test": corpus.test["test"]})
@@ -946,6 +637,7 @@ def test_train_in_a_process_stops_at_a_signal_and_goes_on(corpus: DataConfig, tm
 KILLED: dict[str, Any] = {"max_steps": 80, "save_every": 4, "validate_every": 20}
 
 
+@pytest.mark.faults
 def test_train_loses_nothing_by_five_kills(corpus: DataConfig, tmp_path: Path) -> None:
     """SIGKILL at any moment, then the same command again."""
     draw = random.Random(5)
