@@ -164,7 +164,7 @@ def images_of(run_dir: Path) -> dict[str, list[Any]]:
 
 def test_training_draws_attention_at_each_validation(corpus: DataConfig, tmp_path: Path) -> None:
     """Of the first dev sentence, in the size of its pieces; and not at all where nobody wants it."""
-    drawn = run(tiny_job(tmp_path / "a", corpus, max_steps=4, validate_every=2))
+    drawn = run(tiny_job(tmp_path / "a", corpus, max_steps=4, validate_every=2, attention_images=True))
     tokenizer = Tokenizer.load(drawn / "tokenizer.model")
     lines = [
         (drawn / "hypotheses" / f"dev.{side}").read_text(encoding="utf-8").split("\n")[0] for side in ("src", "ref")
@@ -180,7 +180,7 @@ def test_training_draws_attention_at_each_validation(corpus: DataConfig, tmp_pat
         shape = (6 * queries + 4, 2 * (6 * keys + 4))  # one layer, two heads side by side
         assert {(image.height, image.width) for image in found} == {shape}
 
-    plain = run(tiny_job(tmp_path / "b", corpus, max_steps=4, validate_every=2, attention_images=False))
+    plain = run(tiny_job(tmp_path / "b", corpus, max_steps=4, validate_every=2))
     assert images_of(plain) == {}
     assert_same_tensors(*(step_dir(found, 4) / "model.safetensors" for found in (plain, drawn)))
 

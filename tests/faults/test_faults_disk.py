@@ -19,6 +19,7 @@ import pytest
 from support.corpora import run, steps_of, tiny_job, write_corpus
 from support.fault_runs import StruckTrainings, assert_nothing_lost, assert_recovered, leftovers
 from support.interventions import before_each_pass
+from support.tiers import tiers
 from transformer.errors import StorageError
 
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EACCES": errno.EACCES}
@@ -111,12 +112,14 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", tiers(["a checkpoint", "best.json", "results.json"], ["the store", "rotation", "translations"])
+)
 def test_train_recovers_from_a_kill_before_a_call(trainings: StruckTrainings, calls: list[str], place: str) -> None:
     kill_at(trainings, number_of(calls, PLACES[place]))
 
 
-@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize("name", tiers(["ENOSPC"], ["EIO", "EACCES"]))
 def test_train_recovers_from_an_error_of_a_call(trainings: StruckTrainings, calls: list[str], name: str) -> None:
     """From the second checkpoint on, the disk fails for good."""
     number = number_of(calls, r"^mkdir .*/checkpoints/\.tmp-step-00000003")

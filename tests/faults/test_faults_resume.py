@@ -175,7 +175,7 @@ def assert_same_decisions(calm: Path, stopped: Path, values: Sequence[tuple[floa
         assert all(f"step {step}: loss" in log for step in range(1, len(values) + 1))
 
 
-@pytest.mark.parametrize(("metric", "best"), [(Metric.bleu, 3), (Metric.loss, 4)])
+@pytest.mark.parametrize(("metric", "best"), [(Metric.bleu, 3), pytest.param(Metric.loss, 4, marks=pytest.mark.faults)])
 def test_train_decides_the_same_stopped_after_every_validation(
     scripted: Callable[..., tuple[Path, Path]], metric: Metric, best: int
 ) -> None:
