@@ -49,6 +49,8 @@ class Decay(Enum):
 
     inverse_sqrt = "inverse_sqrt"
     linear = "linear"
+    cosine = "cosine"
+    constant = "constant"
 
 
 class Precision(Enum):
@@ -372,7 +374,8 @@ class TrainConfig:
     """The recipe (section 5) and the run."""
 
     seed: int = option(1, "seed of everything random")
-    max_steps: int = option(100_000, "number of optimiser updates", on_resume=OnResume.allow)  # unless decay is linear
+    # Where the decay ends at the last step (linear, cosine), resuming refuses another one.
+    max_steps: int = option(100_000, "number of optimiser updates", on_resume=OnResume.allow)
     tokens_per_step: int = option(25_000, "real tokens of an update on either side, at most")
     max_tokens: int | None = option(
         None,
@@ -384,7 +387,9 @@ class TrainConfig:
     )
     learning_rate: float | None = option(None, "peak of the learning rate (null: that of the paper's eq. 3)")
     warmup_steps: int = option(4_000, "updates until the peak of the learning rate")
-    decay: Decay = option(Decay.inverse_sqrt, "how the learning rate falls after the peak")
+    decay: Decay = option(
+        Decay.inverse_sqrt, "how the learning rate goes on after the peak; linear and cosine reach 0 at max_steps"
+    )
     adam_beta1: float = option(0.9, "Adam's decay of the gradient's mean")
     adam_beta2: float = option(0.98, "Adam's decay of the gradient's square")
     adam_eps: float = option(1e-9, "Adam's epsilon")
