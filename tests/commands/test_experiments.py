@@ -46,6 +46,7 @@ def composed(name: str, *overrides: str, command: str = "train") -> Any:
 
 RECIPE = {  # base and big of English-German, base and big of English-French; where they agree, one value
     "model.n_layers": 6,
+    "model.n_decoder_layers": None,  # as many
     "model.d_model": (512, 1024, 512, 1024),
     "model.d_ff": (2048, 4096, 2048, 4096),
     "model.n_heads": (8, 16, 8, 16),

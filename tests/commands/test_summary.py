@@ -223,6 +223,7 @@ VARIANTS = {
     "no dropout": replace(SMALL, dropout=0.0),
     "every dropout": replace(SMALL, attention_dropout=0.1, relu_dropout=0.1),
     "widths": replace(SMALL, d_k=8, d_v=24),
+    "deep encoder": replace(SMALL, n_layers=5, n_decoder_layers=1),
     "additive": replace(SMALL, score=Score.additive),
     "untied, learned": replace(SMALL, tie_embeddings=False, positions=Positions.learned),
 }

@@ -81,6 +81,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "linear decay": ({}, {"decay": Decay.linear, "warmup_steps": 2}),
     "cosine decay": ({}, {"decay": Decay.cosine, "warmup_steps": 2}),
     "the paper's rate": ({}, {"learning_rate": None}),
+    "deep encoder": ({"n_layers": 3, "n_decoder_layers": 1}, {}),
     "pre-norm": ({"norm": Norm.pre}, {}),
     "learned positions": ({"positions": Positions.learned}, {}),
     "untied": ({"tie_embeddings": False}, {}),
@@ -128,6 +129,7 @@ PARTS = ("src", "tgt", "dataset", "subset", "split")
 FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
 NOT_HERE = {"tokenizer.model", "train.fit_memory"}  # tests of their own
 CHOSEN = {  # where twice or half would be no value, or takes time
+    "model.n_decoder_layers": 2,
     "model.d_k": 8,
     "model.d_v": 8,
     "data.store_dir": "",

@@ -53,6 +53,7 @@ def random_job(draw: random.Random) -> TrainJob:
         init_from=maybe(text()),
         model=ModelConfig(
             n_layers=draw.randint(1, 12),
+            n_decoder_layers=maybe(draw.randint(1, 12)),
             d_model=2 * heads * draw.randint(1, 40),
             d_ff=draw.randint(1, 4096),
             n_heads=heads,
@@ -181,6 +182,7 @@ REFUSED: dict[str, tuple[str, object, list[str]]] = {
     "nan, optional": ("train.learning_rate", float("nan"), ["train.learning_rate=nan"]),
     "inf": ("search.length_penalty", float("inf"), ["search.length_penalty=inf"]),
     "no layers": ("model.n_layers", 0, ["model.n_layers=0"]),
+    "no decoder": ("model.n_decoder_layers", 0, ["model.n_decoder_layers=0"]),
     "odd width": ("model.d_model", 511, ["model.d_model=511", "even"]),
     "indivisible width": ("model.n_heads", 7, ["model.d_model=512", "model.n_heads=7"]),
     "no key width": ("model.d_k", 0, ["model.d_k=0"]),
@@ -256,11 +258,17 @@ def test_model_config_has_head_widths_of_the_model_unless_given(config: ModelCon
     assert (config.key_width, config.value_width) == widths
 
 
+def test_model_config_has_a_decoder_as_deep_as_the_encoder_unless_given() -> None:
+    assert ModelConfig(n_layers=3).decoder_layers == 3
+    assert ModelConfig(n_layers=3, n_decoder_layers=1).decoder_layers == 1
+
+
 # What may happen to each key of a training job when the run goes on under another value: r refuse, a allow, n note.
 ON_RESUME = {
     "run_dir": "a",
     "init_from": "r",
     "model.n_layers": "r",
+    "model.n_decoder_layers": "r",
     "model.d_model": "r",
     "model.d_ff": "r",
     "model.n_heads": "r",

@@ -32,6 +32,8 @@ CONFIGS = {
     "unscaled": replace(BASE, score=Score.unscaled),
     "additive": replace(BASE, score=Score.additive),
     "additive, pre": replace(BASE, score=Score.additive, norm=Norm.pre, n_heads=3, d_k=5, d_v=2),
+    "deep encoder": replace(BASE, n_layers=3, n_decoder_layers=1),
+    "deep decoder, pre": replace(BASE, n_layers=1, n_decoder_layers=3, norm=Norm.pre),
     "all": replace(BASE, norm=Norm.pre, n_heads=3, d_k=2, d_v=5, tie_embeddings=False, positions=Positions.learned),
 }
 SOURCES = [[5, 9, 4, 3], [7, 3], [4, 4, 12, 8, 6, 3]]
@@ -158,7 +160,7 @@ def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], t
         memory = feed_forward(f"encoder.{i}.feed_forward", memory)
     memory = paper_norm(w, "encoder_norm", memory) if pre else memory
     x = embed("target", target)
-    for i in range(config.n_layers):
+    for i in range(config.n_decoder_layers or config.n_layers):
         x = attention(f"decoder.{i}.self_attention", x, None, masked=True)
         x = attention(f"decoder.{i}.cross_attention", x, memory, masked=False)
         x = feed_forward(f"decoder.{i}.feed_forward", x)
@@ -269,7 +271,7 @@ def torch_stack(model: Transformer) -> nn.Transformer:
     decoder_layer = nn.TransformerDecoderLayer(*numbers, batch_first=True, norm_first=pre)
     final = [nn.LayerNorm(c.d_model) if pre else None for _ in range(2)]
     encoder = nn.TransformerEncoder(encoder_layer, c.n_layers, final[0], enable_nested_tensor=False)
-    decoder = nn.TransformerDecoder(decoder_layer, c.n_layers, final[1])
+    decoder = nn.TransformerDecoder(decoder_layer, c.n_decoder_layers or c.n_layers, final[1])
     theirs = nn.Transformer(c.d_model, c.n_heads, custom_encoder=encoder, custom_decoder=decoder, batch_first=True)
     with torch.no_grad():
         for name, theirs_name in torch_names(c).items():
@@ -284,8 +286,12 @@ def torch_stack(model: Transformer) -> nn.Transformer:
 def torch_names(config: ModelConfig) -> dict[str, str]:
     """Our parameter (several, where torch concatenates) -> torch's."""
     names = {}
-    for i in range(config.n_layers):
-        for side, blocks in (("encoder", ["self_attention"]), ("decoder", ["self_attention", "cross_attention"])):
+    stacks = (
+        ("encoder", config.n_layers, ["self_attention"]),
+        ("decoder", config.n_decoder_layers or config.n_layers, ["self_attention", "cross_attention"]),
+    )
+    for side, n_layers, blocks in stacks:
+        for i in range(n_layers):
             ours, theirs = f"{side}.{i}", f"{side}.layers.{i}"
             for n, block in enumerate(blocks, start=1):
                 torch_block = {"self_attention": "self_attn", "cross_attention": "multihead_attn"}[block]
@@ -305,9 +311,9 @@ def torch_names(config: ModelConfig) -> dict[str, str]:
     return names
 
 
-@both_norms
-def test_transformer_layers_are_torchs(norm: Norm) -> None:
-    model = build(replace(BASE, norm=norm))
+@pytest.mark.parametrize("name", ["post", "pre", "deep encoder", "deep decoder, pre"])
+def test_transformer_layers_are_torchs(name: str) -> None:
+    model = build(CONFIGS[name])
     theirs = torch_stack(model)
     (source, source_layout), (target, target_layout) = pad(SOURCES, 7), pad(TARGETS, 6)
     table = paper_positions(7, 8)

@@ -228,7 +228,8 @@ def paper_peak(d_model: int, warmup_steps: int) -> float:
 class ModelConfig:
     """The network (section 3)."""
 
-    n_layers: int = option(6, "layers of the encoder, and of the decoder")
+    n_layers: int = option(6, "layers of the encoder, and of the decoder unless n_decoder_layers is set")
+    n_decoder_layers: int | None = option(None, "layers of the decoder (null: n_layers)")
     d_model: int = option(512, "width of every layer's input and output")
     d_ff: int = option(2048, "inner width of the feed-forward network")
     n_heads: int = option(8, "attention heads")
@@ -244,7 +245,8 @@ class ModelConfig:
     tie_embeddings: bool = option(True, "one matrix for both embeddings and the output (section 3.4)")
 
     def __post_init__(self) -> None:
-        at_least(self, "model.", 1, "n_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
+        at_least(self, "model.", 1, "n_layers", "n_decoder_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v")
+        at_least(self, "model.", 1, "max_positions")
         at_most(self, "model.", MOST_POSITIONS, "max_positions")
         _below_one(self, "model", "dropout", "attention_dropout", "relu_dropout")
         require(self.d_model % 2 == 0, f"model.d_model={self.d_model} must be even: sines and cosines come in pairs")
@@ -253,6 +255,11 @@ class ModelConfig:
             is_multiple or (self.d_k is not None and self.d_v is not None),
             f"model.d_model={self.d_model} is not a multiple of model.n_heads={self.n_heads}: set model.d_k, d_v",
         )
+
+    @property
+    def decoder_layers(self) -> int:
+        """`n_decoder_layers`, with its default filled in."""
+        return self.n_decoder_layers if self.n_decoder_layers is not None else self.n_layers
 
     @property
     def key_width(self) -> int:

@@ -108,7 +108,8 @@ def _activations(
     sublayer = slots * d_model * (widths.activation + mask + widths.residual)
     attention = sublayer + _attention(config, resolved, widths=widths, slots=slots, mean_length=mean_length)
     feed_forward = sublayer + _feed_forward(config, resolved.device, widths=widths, slots=slots)
-    layers = config.n_layers * (3 * attention + 2 * feed_forward)
+    layers = config.n_layers * (attention + feed_forward)
+    layers += config.decoder_layers * (2 * attention + feed_forward)
 
     # Around the layers: the mask of both embeddings, the encoder's output, the decoder's output and its gradient.
     around = slots * d_model * (2 * embedding_mask + 3 * widths.activation)

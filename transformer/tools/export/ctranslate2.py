@@ -126,7 +126,7 @@ def _specification(model: Transformer) -> Any:
             head_dim=head_dim,
         ),
         transformer_spec.TransformerDecoderSpec(
-            config.n_layers,
+            config.decoder_layers,
             config.n_heads,
             pre_norm=pre_norm,
             activation=common_spec.Activation.RELU,

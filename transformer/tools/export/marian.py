@@ -98,7 +98,7 @@ def write(original: Original, folder: Path) -> None:
             decoder_vocab_size=translator.model.vocab_size,
             max_position_embeddings=config.max_positions,
             encoder_layers=config.n_layers,
-            decoder_layers=config.n_layers,
+            decoder_layers=config.decoder_layers,
             encoder_attention_heads=heads.count,
             decoder_attention_heads=heads.count,
             encoder_ffn_dim=config.d_ff,
