@@ -53,6 +53,7 @@ RECIPE = {  # base and big of English-German, base and big of English-French; wh
     "model.d_k": None,  # d_model / n_heads = 64
     "model.d_v": None,
     "model.score": "scaled",
+    "model.activation": "relu",
     "model.dropout": (0.1, 0.3, 0.1, 0.1),
     "model.attention_dropout": 0.0,
     "model.relu_dropout": 0.0,

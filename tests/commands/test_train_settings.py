@@ -31,7 +31,7 @@ from support.corpora import (
 )
 from support.resumed_runs import stop_at, with_value
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, Decay, Norm, Positions, Precision, SearchConfig
+from transformer.config.settings import Activation, DataConfig, Decay, Norm, Positions, Precision, SearchConfig
 from transformer.data import prepare
 from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import CheckpointError, InputError, StorageError
@@ -82,6 +82,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cosine decay": ({}, {"decay": Decay.cosine, "warmup_steps": 2}),
     "the paper's rate": ({}, {"learning_rate": None}),
     "deep encoder": ({"n_layers": 3, "n_decoder_layers": 1}, {}),
+    "GELU": ({"activation": Activation.gelu}, {}),
     "pre-norm": ({"norm": Norm.pre}, {}),
     "learned positions": ({"positions": Positions.learned}, {}),
     "untied": ({"tie_embeddings": False}, {}),

@@ -31,7 +31,7 @@ from support.interventions import before_each_update
 from support.ranks import ranks
 from support.resumed_runs import damage, snapshot, stop_at, with_value
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, Device, Norm, Positions, Precision, SearchOverride
+from transformer.config.settings import Activation, DataConfig, Device, Norm, Positions, Precision, SearchOverride
 from transformer.data.prepare import prepare
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.loading import load_translator
@@ -193,6 +193,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "inner width": ({"d_ff": 32}, "model.d_ff is 64 there and 32 here): set model.d_ff=64"),
     "heads": ({"n_heads": 4, "d_k": 16, "d_v": 16}, "model.n_heads is 2 there and 4 here): set model.n_heads=2"),
     "keys": ({"d_k": 8}, "model.d_k is 16 there and 8 here): set model.d_k=16"),
+    "activation": ({"activation": Activation.gelu}, "model.activation is relu there and gelu here): set model."),
     "norm": ({"norm": Norm.pre}, "model.norm is post there and pre here): set model.norm=post"),
     "positions": ({"positions": Positions.learned}, "): set model.positions=sinusoidal"),
     "embeddings": (

@@ -12,6 +12,7 @@ from transformer.config.jobs import AverageJob, EvaluateJob, SummaryJob, TrainJo
 from transformer.config.keys import generic_key, keys_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
+    Activation,
     Algorithm,
     DataConfig,
     Decay,
@@ -59,6 +60,7 @@ def random_job(draw: random.Random) -> TrainJob:
             n_heads=heads,
             d_k=maybe(draw.randint(1, 128)),
             d_v=maybe(draw.randint(1, 128)),
+            activation=draw.choice(list(Activation)),
             dropout=draw.random(),
             attention_dropout=draw.random(),
             relu_dropout=draw.random(),
@@ -275,6 +277,7 @@ ON_RESUME = {
     "model.d_k": "r",
     "model.d_v": "r",
     "model.score": "r",
+    "model.activation": "r",
     "model.dropout": "r",
     "model.attention_dropout": "r",
     "model.relu_dropout": "r",
@@ -440,7 +443,7 @@ def test_jobs_name_a_key_outside_any_group_as_it_is_typed(make: Any, key: str) -
         make()
 
 
-@pytest.mark.parametrize("kind", [Norm, Positions, Decay, Precision, Device, Algorithm, Metric, Format])
+@pytest.mark.parametrize("kind", [Activation, Norm, Positions, Decay, Precision, Device, Algorithm, Metric, Format])
 def test_settings_name_choices_as_they_are_typed(kind: Any) -> None:
     assert all(member.name == member.value == member.name.lower() for member in kind)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transformer.config.settings import ModelConfig, Norm, Positions, Score
+from transformer.config.settings import Activation, ModelConfig, Norm, Positions, Score
 from transformer.layout import Packed, Padded, pack
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import AddNorm, Embedding, FeedForward, sinusoids
@@ -32,6 +32,7 @@ CONFIGS = {
     "unscaled": replace(BASE, score=Score.unscaled),
     "additive": replace(BASE, score=Score.additive),
     "additive, pre": replace(BASE, score=Score.additive, norm=Norm.pre, n_heads=3, d_k=5, d_v=2),
+    "gelu": replace(BASE, activation=Activation.gelu),
     "deep encoder": replace(BASE, n_layers=3, n_decoder_layers=1),
     "deep decoder, pre": replace(BASE, n_layers=1, n_decoder_layers=3, norm=Norm.pre),
     "all": replace(BASE, norm=Norm.pre, n_heads=3, d_k=2, d_v=5, tie_embeddings=False, positions=Positions.learned),
@@ -130,8 +131,13 @@ def paper_attention(
     return torch.cat(heads, -1) @ w[f"{name}.W_o.weight"].T
 
 
-def paper_feed_forward(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    inner = (x @ w[f"{name}.W_1.weight"].T + w[f"{name}.W_1.bias"]).clamp(min=0.0)
+def paper_feed_forward(w: dict[str, Tensor], name: str, x: Tensor, activation: Activation) -> Tensor:
+    inner = x @ w[f"{name}.W_1.weight"].T + w[f"{name}.W_1.bias"]
+    match activation:
+        case Activation.relu:
+            inner = inner.clamp(min=0.0)
+        case Activation.gelu:  # x times the share of a normal distribution that is below x
+            inner = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
     return inner @ w[f"{name}.W_2.weight"].T + w[f"{name}.W_2.bias"]
 
 
@@ -151,7 +157,8 @@ def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], t
         return out if pre else paper_norm(w, f"{name}_norm", out)
 
     def feed_forward(name: str, x: Tensor) -> Tensor:
-        out = x + paper_feed_forward(w, name, paper_norm(w, f"{name}_norm", x) if pre else x)
+        y = paper_norm(w, f"{name}_norm", x) if pre else x
+        out = x + paper_feed_forward(w, name, y, config.activation)
         return out if pre else paper_norm(w, f"{name}_norm", out)
 
     memory = embed("source", source)
@@ -267,8 +274,9 @@ def torch_stack(model: Transformer) -> nn.Transformer:
     c = model.config
     numbers = (c.d_model, c.n_heads, c.d_ff, 0.0)
     pre = c.norm is Norm.pre
-    encoder_layer = nn.TransformerEncoderLayer(*numbers, batch_first=True, norm_first=pre)
-    decoder_layer = nn.TransformerDecoderLayer(*numbers, batch_first=True, norm_first=pre)
+    kind: dict[str, Any] = {"activation": c.activation.name, "batch_first": True, "norm_first": pre}
+    encoder_layer = nn.TransformerEncoderLayer(*numbers, **kind)
+    decoder_layer = nn.TransformerDecoderLayer(*numbers, **kind)
     final = [nn.LayerNorm(c.d_model) if pre else None for _ in range(2)]
     encoder = nn.TransformerEncoder(encoder_layer, c.n_layers, final[0], enable_nested_tensor=False)
     decoder = nn.TransformerDecoder(decoder_layer, c.n_decoder_layers or c.n_layers, final[1])
@@ -311,7 +319,7 @@ def torch_names(config: ModelConfig) -> dict[str, str]:
     return names
 
 
-@pytest.mark.parametrize("name", ["post", "pre", "deep encoder", "deep decoder, pre"])
+@pytest.mark.parametrize("name", ["post", "pre", "gelu", "deep encoder", "deep decoder, pre"])
 def test_transformer_layers_are_torchs(name: str) -> None:
     model = build(CONFIGS[name])
     theirs = torch_stack(model)
@@ -558,7 +566,7 @@ def test_embedding_drops_the_sum() -> None:
 
 def test_feed_forward_drops_inside() -> None:
     torch.manual_seed(0)
-    module = FeedForward(32, 32, dropout=0.25)
+    module = FeedForward(32, 32, activation=Activation.relu, dropout=0.25)
     with torch.no_grad():
         for linear in (module.W_1, module.W_2):
             linear.weight.copy_(torch.eye(32))

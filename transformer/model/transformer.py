@@ -227,7 +227,12 @@ class Transformer(nn.Module):
         )
 
     def _feed_forward(self) -> FeedForward:
-        return FeedForward(self.config.d_model, self.config.d_ff, dropout=self.config.relu_dropout)
+        return FeedForward(
+            self.config.d_model,
+            self.config.d_ff,
+            activation=self.config.activation,
+            dropout=self.config.relu_dropout,
+        )
 
     def _encoder_layer(self) -> EncoderLayer:
         return EncoderLayer(

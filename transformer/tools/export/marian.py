@@ -107,7 +107,7 @@ def write(original: Original, folder: Path) -> None:
             dropout=config.dropout,
             attention_dropout=config.attention_dropout,
             activation_dropout=config.relu_dropout,
-            activation_function="relu",
+            activation_function=config.activation.name,
             scale_embedding=True,
             share_encoder_decoder_embeddings=config.tie_embeddings,
             tie_word_embeddings=config.tie_embeddings,
