@@ -17,7 +17,7 @@ from transformer.config.settings import Activation, ModelConfig, Norm, Positions
 from transformer.layout import Packed, Padded, pack
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import AddNorm, Embedding, FeedForward, sinusoids
-from transformer.model.transformer import DecoderState, Transformer, load_parameters, parameters_by_name
+from transformer.model.transformer import DecoderState, Transformer, check_size, load_parameters, parameters_by_name
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -784,6 +784,18 @@ def test_parameters_by_name_have_the_papers_names(score: Score) -> None:
             expected |= {f"{layer}.{block}.{x}" for x in attention} | {f"{layer}.{block}_norm.{x}" for x in norm}
         expected |= {f"{layer}.feed_forward.{x}" for x in linear} | {f"{layer}.feed_forward_norm.{x}" for x in norm}
     assert names == expected
+
+
+@pytest.mark.parametrize(
+    ("layers", "count"),
+    [((1_000, 1), 104 + 1_000 * 500 + 772), ((2, 1_000), 104 + 2 * 500 + 1_000 * 772)],  # numbers of a layer
+    ids=["encoder", "decoder"],
+)
+def test_check_size_refuses_more_layers_than_tensors(layers: tuple[int, int], count: int) -> None:
+    """All numbers in one tensor: their count is right, and building so many layers would take long."""
+    config = replace(BASE, n_layers=layers[0], n_decoder_layers=layers[1])
+    with pytest.raises(ValueError, match=f"a model of {count} parameters"):
+        check_size(config, V, {"embedding": torch.empty(count, device="meta")})
 
 
 @pytest.mark.parametrize("fault", ["missing", "extra", "renamed", "transposed", "shorter"])
