@@ -59,19 +59,18 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> Parameters:
     norm = 2 * d_model
 
     # The stacks: an encoder layer has two sub-layers, a decoder layer three, each with a norm.
-    layers = config.n_layers
     final_norm = norm if config.norm is Norm.pre else 0
     encoder = _stack(
-        self_attention=layers * attention,
+        self_attention=config.n_layers * attention,
         cross_attention=0,
-        feed_forward=layers * feed_forward,
-        norms=2 * layers * norm + final_norm,
+        feed_forward=config.n_layers * feed_forward,
+        norms=2 * config.n_layers * norm + final_norm,
     )
     decoder = _stack(
-        self_attention=layers * attention,
-        cross_attention=layers * attention,
-        feed_forward=layers * feed_forward,
-        norms=3 * layers * norm + final_norm,
+        self_attention=config.decoder_layers * attention,
+        cross_attention=config.decoder_layers * attention,
+        feed_forward=config.decoder_layers * feed_forward,
+        norms=3 * config.decoder_layers * norm + final_norm,
     )
 
     # What is outside of the stacks.
@@ -118,15 +117,16 @@ def step_flops(config: ModelConfig, vocab_size: int, *, source: int, target: int
     scores = heads * (d_k + d_v) * mean_length  # its queries with all keys, and its weights with all values
     feed_forward = 2 * d_model * config.d_ff
 
-    # In one layer. The decoder sees half of its own sentence on average; W_k and W_v of its encoder-decoder attention
-    # read source tokens.
+    # In one layer, for each token that goes through it. The decoder sees half of its own sentence on average; W_k and
+    # W_v of its encoder-decoder attention read source tokens.
     encoder = projections + scores + feed_forward
     cross_reads = d_model * heads * (d_k + d_v)
     decoder = projections + scores / 2 + (projections - cross_reads) + scores + feed_forward
 
     # In all layers, and in the output. The backward pass has twice the products of the forward pass, and a
     # multiply-add is two FLOPs.
-    layers = config.n_layers * (source * (encoder + cross_reads) + target * decoder)
+    layers = config.n_layers * source * encoder
+    layers += config.decoder_layers * (source * cross_reads + target * decoder)
     output = target * vocab_size * d_model
     return 3.0 * 2.0 * (layers + output)
 

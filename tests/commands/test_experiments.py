@@ -46,12 +46,14 @@ def composed(name: str, *overrides: str, command: str = "train") -> Any:
 
 RECIPE = {  # base and big of English-German, base and big of English-French; where they agree, one value
     "model.n_layers": 6,
+    "model.n_decoder_layers": None,  # as many
     "model.d_model": (512, 1024, 512, 1024),
     "model.d_ff": (2048, 4096, 2048, 4096),
     "model.n_heads": (8, 16, 8, 16),
     "model.d_k": None,  # d_model / n_heads = 64
     "model.d_v": None,
     "model.score": "scaled",
+    "model.activation": "relu",
     "model.dropout": (0.1, 0.3, 0.1, 0.1),
     "model.attention_dropout": 0.0,
     "model.relu_dropout": 0.0,

@@ -18,6 +18,7 @@ from support.corpora import as_a_command, reseal, run, run_command, tiny_job, wr
 from transformer.config.jobs import ExportJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
+    Activation,
     Format,
     ModelConfig,
     Norm,
@@ -58,9 +59,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "unscaled narrow heads": {"score": Score.unscaled, "d_k": 4, "d_v": 8},
     "three heads": {"n_heads": 3, "d_k": 5, "d_v": 8},
     "untied": {"tie_embeddings": False},
+    "GELU": {"activation": Activation.gelu},
+    "deep encoder": {"n_layers": 3, "n_decoder_layers": 1},
     "everything": {
         **{"norm": Norm.pre, "positions": Positions.learned, "score": Score.additive, "tie_embeddings": False},
-        **{"n_heads": 3, "d_k": 5, "d_v": 8},
+        **{"n_heads": 3, "d_k": 5, "d_v": 8, "n_layers": 3, "n_decoder_layers": 1, "activation": Activation.gelu},
     },
     "all that CTranslate2 has": {
         **{"norm": Norm.pre, "positions": Positions.learned, "score": Score.unscaled, "tie_embeddings": False},

@@ -34,7 +34,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 @pytest.fixture(scope="module")
 def trained(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tiny_job(tmp_path_factory.mktemp("run") / "a", corpus, max_steps=4, validate_every=4))
+    """A run of two encoder layers and one decoder layer, with two heads."""
+    layers = {"n_layers": 2, "n_decoder_layers": 1}
+    return run(tiny_job(tmp_path_factory.mktemp("run") / "a", corpus, layers, max_steps=4, validate_every=4))
 
 
 # ---- measures -------------------------------------------------------------------------------------------------------
@@ -155,11 +157,16 @@ def test_attention_describes_heads_in_every_format(
     assert printed == (output / "heads.md").read_text(encoding="utf-8")
     assert (report["sentences"], report["is_forced"], len(report["alignments"])) == (5, True, 1)
     assert [(row["role"], int(row["layer"]), int(row["head"])) for row in rows] == [
-        (role, 1, head) for role in ("encoder_self", "decoder_self", "cross") for head in (1, 2)
+        (role, layer, head)
+        for role, layer in (("encoder_self", 1), ("encoder_self", 2), ("decoder_self", 1), ("cross", 1))
+        for head in (1, 2)
     ]
     for row, head in zip(rows, report["heads"], strict=True):
         assert float(row["entropy"]) == head["entropy"]
-        assert f"| {row['role']} | 1 | {row['head']} | {head['entropy']:.2f} | {head['distance']:.2f} |" in printed
+        assert (
+            f"| {row['role']} | {row['layer']} | {row['head']} | {head['entropy']:.2f} | {head['distance']:.2f} |"
+            in printed
+        )
     assert {path.name for path in output.iterdir()} == {f"heads.{end}" for end in ("json", "md", "csv", "png", "svg")}
 
 
@@ -175,7 +182,7 @@ def test_attention_describes_heads_in_every_format(
         ({"text": "one", "target": " "}, "the translation has no visible text: choose another"),
         ({"line": 99}, "line=99: set dev of"),
         ({"text": "one " * 2000}, "and model.max_positions has room for 1023: cut it"),
-        ({"text": "one", "layers": [1, 7]}, "layers=7: the model has 1"),
+        ({"text": "one", "layers": [1, 7]}, "layers=7: the model has 2"),
         ({"text": "one", "heads": [3]}, "heads=3: the model has 2"),
         (
             {"text": "one", "target": "eins", "word": "two"},
@@ -196,9 +203,23 @@ def test_attention_says_in_one_line_what_is_wrong(
 def test_attention_refuses_more_weights_than_a_page_holds(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two heads of two encoder layers and one decoder layer; with EOS or BOS, a side has one position more."""
     monkeypatch.setattr("transformer.tools.attention.command.MOST_WEIGHTS", 100)
-    with pytest.raises(InputError, match=r"pieces: \d+ weights, and a page holds 100: choose a shorter sentence"):
+    with pytest.raises(InputError) as caught:
         attention(job_of(trained, tmp_path, text="one two three", target="eins zwei drei"))
+    said = r"(\d+) source and (\d+) target pieces: (\d+) weights, and a page holds 100: choose a shorter sentence"
+    found = re.fullmatch(said, str(caught.value))
+    assert found is not None
+    source, target = int(found[1]) + 1, int(found[2]) + 1
+    assert int(found[3]) == 2 * (2 * source**2 + target**2 + target * source)
+
+
+def test_attention_writes_the_layers_that_encoder_and_decoder_have(trained: Path, tmp_path: Path) -> None:
+    attention(job_of(trained, tmp_path, text="one two", target="eins zwei", layers=[2]))
+    written = json.loads((tmp_path / "weights.json").read_text(encoding="utf-8"))
+    assert [len(written[role]) for role in ("encoder_self", "decoder_self", "cross")] == [2, 1, 1]
+    figures = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert figures == {"encoder_self-2-words", "encoder_self-2-map"}
 
 
 def test_attention_refuses_links_beyond_the_sentence(trained: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from support.corpora import read, run_command, tiny_job, write_corpus
 from transformer.config.compose import compose, read_rows
 from transformer.config.jobs import TableJob, TrainJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import Norm
+from transformer.config.settings import Activation, Norm
 from transformer.cost import parameters
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, StorageError
@@ -173,12 +173,13 @@ def test_table_scales_every_width_and_nothing_else(tmp_path: Path, asked: list[T
 def test_make_table_sets_for_every_row_what_no_row_is_about(tmp_path: Path, asked: list[TrainJob]) -> None:
     job = table_job(tmp_path, table="3", width=128, rows="base,A_h1,D_p0")
     plain, _ = make_table(job)
-    model = replace(job.model, norm=Norm.pre, relu_dropout=0.1)
+    model = replace(job.model, norm=Norm.pre, activation=Activation.gelu, relu_dropout=0.1)
     table, _ = make_table(replace(job, model=model))
 
-    assert [(job.model.norm, job.model.relu_dropout) for job in asked] == [(Norm.post, 0.0)] * 3 + [(Norm.pre, 0.1)] * 3
+    set_for_all = [(job.model.norm, job.model.activation, job.model.relu_dropout) for job in asked]
+    assert set_for_all == [(Norm.post, Activation.relu, 0.0)] * 3 + [(Norm.pre, Activation.gelu, 0.1)] * 3
     assert [row.changes for row in table.rows] == ["", "model.n_heads=1", "model.dropout=0.0"]
-    said = "Unlike the paper's, every row has model.norm=pre model.relu_dropout=0.1."
+    said = "Unlike the paper's, every row has model.norm=pre model.activation=gelu model.relu_dropout=0.1."
     assert said in table.notes
     assert not any(note.startswith("Unlike") for note in plain.notes)
 

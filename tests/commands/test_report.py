@@ -29,11 +29,11 @@ EXPLORED = ".explorer[data-ready]"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs on the same corpus that differ in their width and their seed."""
+    """A folder with two runs on the same corpus that differ in their sizes and their seed."""
     folder = tmp_path_factory.mktemp("runs")
     data = write_corpus(tmp_path_factory.mktemp("corpus"))
     run(tiny_job(folder / "a", data))
-    run(tiny_job(folder / "b", data, model={"d_ff": 96}, seed=2))
+    run(tiny_job(folder / "b", data, model={"d_ff": 96, "n_decoder_layers": 2}, seed=2))
     return folder
 
 
@@ -217,7 +217,9 @@ def test_report_compares_runs_as_compare_does(browser: Browser, runs: Path, caps
     assert of_a[4:] == ["baseline"] * 3
 
     assert ["model.d_ff", "2048", "64", "96"] in table(browser, "Different from the paper's base")
-    assert table(browser, "Runs")[0] == ["", "a", "b"]
+    overview = table(browser, "Runs")
+    assert overview[0] == ["", "a", "b"]
+    assert ["model", "1 + 1 layers, d_model 32, 2 heads", "1 + 2 layers, d_model 32, 2 heads"] in overview
     assert texts(browser, ".curves .runs button") == ["a", "b"]
     names = texts(browser, ".samples li:first-child dt")
     assert [name.rstrip("0123456789.") for name in names] == ["source", "reference", "a", "b"]

@@ -19,6 +19,7 @@ from transformer.compute import autocast, dtype_of
 from transformer.config.compose import compose
 from transformer.config.jobs import SummaryJob
 from transformer.config.settings import (
+    Activation,
     Device,
     LayoutKind,
     ModelConfig,
@@ -222,7 +223,10 @@ VARIANTS = {
     "pre": replace(SMALL, norm=Norm.pre),
     "no dropout": replace(SMALL, dropout=0.0),
     "every dropout": replace(SMALL, attention_dropout=0.1, relu_dropout=0.1),
+    "GELU": replace(SMALL, activation=Activation.gelu),
+    "GELU, every dropout": replace(SMALL, activation=Activation.gelu, attention_dropout=0.1, relu_dropout=0.1),
     "widths": replace(SMALL, d_k=8, d_v=24),
+    "deep encoder": replace(SMALL, n_layers=5, n_decoder_layers=1),
     "additive": replace(SMALL, score=Score.additive),
     "untied, learned": replace(SMALL, tie_embeddings=False, positions=Positions.learned),
 }

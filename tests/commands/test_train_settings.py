@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import transformer
 from support.corpora import (
     assert_same_end,
+    assert_same_tensors,
     finish,
     metrics_of,
     overrides,
@@ -30,7 +31,7 @@ from support.corpora import (
 )
 from support.resumed_runs import stop_at, with_value
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, Decay, Norm, Positions, Precision, SearchConfig
+from transformer.config.settings import Activation, DataConfig, Decay, Norm, Positions, Precision, SearchConfig
 from transformer.data import prepare
 from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import CheckpointError, InputError, StorageError
@@ -78,7 +79,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no label smoothing": ({}, {"label_smoothing": 0.0}),
     "clipping": ({}, {"clip_norm": 0.1}),
     "linear decay": ({}, {"decay": Decay.linear, "warmup_steps": 2}),
+    "cosine decay": ({}, {"decay": Decay.cosine, "warmup_steps": 2}),
     "the paper's rate": ({}, {"learning_rate": None}),
+    "deep encoder": ({"n_layers": 3, "n_decoder_layers": 1}, {}),
+    "GELU": ({"activation": Activation.gelu}, {}),
     "pre-norm": ({"norm": Norm.pre}, {}),
     "learned positions": ({"positions": Positions.learned}, {}),
     "untied": ({"tie_embeddings": False}, {}),
@@ -126,6 +130,7 @@ PARTS = ("src", "tgt", "dataset", "subset", "split")
 FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
 NOT_HERE = {"tokenizer.model", "train.fit_memory"}  # tests of their own
 CHOSEN = {  # where twice or half would be no value, or takes time
+    "model.n_decoder_layers": 2,
     "model.d_k": 8,
     "model.d_v": 8,
     "data.store_dir": "",
@@ -218,11 +223,23 @@ def test_resume_names_all_that_it_refuses_in_one_line(copy: TrainJob) -> None:
     assert "samples" not in str(refused.value)
 
 
-def test_resume_refuses_another_length_under_linear_decay(corpus: DataConfig, tmp_path: Path) -> None:
-    recipe: dict[str, Any] = {"decay": Decay.linear, "warmup_steps": 2}
+@pytest.mark.parametrize("decay", [Decay.linear, Decay.cosine])
+def test_resume_refuses_another_length_where_the_decay_ends_at_the_last_step(
+    corpus: DataConfig, tmp_path: Path, decay: Decay
+) -> None:
+    recipe: dict[str, Any] = {"decay": decay, "warmup_steps": 2}
     run(tiny_job(tmp_path / "a", corpus, max_steps=4, **recipe))
     with pytest.raises(CheckpointError, match=r"train\.max_steps: 4 -> 6"):
         run(tiny_job(tmp_path / "a", corpus, max_steps=6, **recipe))
+
+
+def test_resume_extends_a_run_at_a_constant_rate(corpus: DataConfig, tmp_path: Path) -> None:
+    recipe: dict[str, Any] = {"decay": Decay.constant, "warmup_steps": 2}
+    run(tiny_job(tmp_path / "a", corpus, max_steps=4, **recipe))
+    extended = run(tiny_job(tmp_path / "a", corpus, max_steps=6, **recipe))
+    straight = run(tiny_job(tmp_path / "b", corpus, max_steps=6, **recipe))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert_same_tensors(step_dir(extended, 6) / name, step_dir(straight, 6) / name)
 
 
 def changed_line(path: Path) -> None:

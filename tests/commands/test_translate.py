@@ -499,6 +499,7 @@ def test_find_checkpoint_says_why_there_is_nothing_to_load(tmp_path: Path) -> No
         ({"vocab_size": 50}, "made for another tokenizer"),
         ({"d_ff": 16}, r"settings describe a model of 7200 parameters, but it holds 8256"),
         ({"n_layers": 2}, r"settings describe a model of 13632 parameters, but it holds 8256"),
+        ({"n_decoder_layers": 2}, r"settings describe a model of 11472 parameters, but it holds 8256"),
         ({"n_layers": "6"}, "n_layers='6' is not of type int"),
         ({"code": 1}, r"unknown keys: \['code'\]"),
     ],

@@ -31,7 +31,7 @@ from support.interventions import before_each_update
 from support.ranks import ranks
 from support.resumed_runs import damage, snapshot, stop_at, with_value
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, Device, Norm, Positions, Precision, SearchOverride
+from transformer.config.settings import Activation, DataConfig, Device, Norm, Positions, Precision, SearchOverride
 from transformer.data.prepare import prepare
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.loading import load_translator
@@ -185,13 +185,21 @@ def test_init_from_begins_alike_on_every_rank(other: DataConfig, source: Path, t
 
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "layers": ({"n_layers": 2}, "model.n_layers is 1 there and 2 here): set model.n_layers=1"),
+    "decoder's layers": (
+        {"n_decoder_layers": 2},
+        "another model (model.n_decoder_layers is null there and 2 here): set model.n_decoder_layers=null",
+    ),
     "width": ({"d_model": 64, "d_k": 16, "d_v": 16}, "model.d_model is 32 there and 64 here): set model.d_model=32"),
     "inner width": ({"d_ff": 32}, "model.d_ff is 64 there and 32 here): set model.d_ff=64"),
     "heads": ({"n_heads": 4, "d_k": 16, "d_v": 16}, "model.n_heads is 2 there and 4 here): set model.n_heads=2"),
     "keys": ({"d_k": 8}, "model.d_k is 16 there and 8 here): set model.d_k=16"),
+    "activation": ({"activation": Activation.gelu}, "model.activation is relu there and gelu here): set model."),
     "norm": ({"norm": Norm.pre}, "model.norm is post there and pre here): set model.norm=post"),
     "positions": ({"positions": Positions.learned}, "): set model.positions=sinusoidal"),
-    "embeddings": ({"tie_embeddings": False}, "model.tie_embeddings is True there and False here"),
+    "embeddings": (
+        {"tie_embeddings": False},
+        "model.tie_embeddings is true there and false here): set model.tie_embeddings=true",
+    ),
     "two": ({"n_layers": 2, "d_ff": 32}, "set model.n_layers=1 model.d_ff=64"),
 }
 
@@ -215,8 +223,9 @@ def test_init_from_refuses_another_model(
 def test_init_from_takes_a_model_that_differs_in_what_trains_only(
     other: DataConfig, source: Path, tmp_path: Path
 ) -> None:
-    """Dropout, the room of positions that are computed, and widths that are the default written out."""
+    """Dropout, the room of positions that are computed, and sizes that are the default written out."""
     free = {"dropout": 0.3, "attention_dropout": 0.1, "relu_dropout": 0.1, "max_positions": 300, "d_k": 16, "d_v": 16}
+    free |= {"n_decoder_layers": 1}
     run_dir = run(warm(tmp_path / "b", other, source, free, **STILL))
     assert_near(step_dir(run_dir, 1) / "model.safetensors", source / "averaged" / "model.safetensors")
 

@@ -305,6 +305,7 @@ def test_train_says_what_did_not_fit_on_a_full_disk(corpus: DataConfig, tmp_path
 HUGE: dict[str, dict[str, Any]] = {
     "layers": {"n_layers": 10**6},
     "more layers": {"n_layers": 10**15},
+    "decoder layers": {"n_decoder_layers": 10**15},
     "width": {"d_model": 10**6},
     "more width": {"d_model": 2**40},
     "beyond int64": {"d_model": 2**60, "d_ff": 2**60},
@@ -314,6 +315,7 @@ HUGE: dict[str, dict[str, Any]] = {
     "positions": {"max_positions": 10**12},
     "learned positions": {"positions": "learned", "max_positions": 10**9},
     "one more layer": {"n_layers": 2},
+    "one more decoder layer": {"n_decoder_layers": 2},
     "untied": {"tie_embeddings": False},
     "no heads": {"n_heads": 0},
     "text": {"d_model": "32"},

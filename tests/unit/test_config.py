@@ -12,6 +12,7 @@ from transformer.config.jobs import AverageJob, EvaluateJob, SummaryJob, TrainJo
 from transformer.config.keys import generic_key, keys_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
+    Activation,
     Algorithm,
     DataConfig,
     Decay,
@@ -53,11 +54,13 @@ def random_job(draw: random.Random) -> TrainJob:
         init_from=maybe(text()),
         model=ModelConfig(
             n_layers=draw.randint(1, 12),
+            n_decoder_layers=maybe(draw.randint(1, 12)),
             d_model=2 * heads * draw.randint(1, 40),
             d_ff=draw.randint(1, 4096),
             n_heads=heads,
             d_k=maybe(draw.randint(1, 128)),
             d_v=maybe(draw.randint(1, 128)),
+            activation=draw.choice(list(Activation)),
             dropout=draw.random(),
             attention_dropout=draw.random(),
             relu_dropout=draw.random(),
@@ -181,6 +184,7 @@ REFUSED: dict[str, tuple[str, object, list[str]]] = {
     "nan, optional": ("train.learning_rate", float("nan"), ["train.learning_rate=nan"]),
     "inf": ("search.length_penalty", float("inf"), ["search.length_penalty=inf"]),
     "no layers": ("model.n_layers", 0, ["model.n_layers=0"]),
+    "no decoder": ("model.n_decoder_layers", 0, ["model.n_decoder_layers=0"]),
     "odd width": ("model.d_model", 511, ["model.d_model=511", "even"]),
     "indivisible width": ("model.n_heads", 7, ["model.d_model=512", "model.n_heads=7"]),
     "no key width": ("model.d_k", 0, ["model.d_k=0"]),
@@ -256,17 +260,24 @@ def test_model_config_has_head_widths_of_the_model_unless_given(config: ModelCon
     assert (config.key_width, config.value_width) == widths
 
 
+def test_model_config_has_a_decoder_as_deep_as_the_encoder_unless_given() -> None:
+    assert ModelConfig(n_layers=3).decoder_layers == 3
+    assert ModelConfig(n_layers=3, n_decoder_layers=1).decoder_layers == 1
+
+
 # What may happen to each key of a training job when the run goes on under another value: r refuse, a allow, n note.
 ON_RESUME = {
     "run_dir": "a",
     "init_from": "r",
     "model.n_layers": "r",
+    "model.n_decoder_layers": "r",
     "model.d_model": "r",
     "model.d_ff": "r",
     "model.n_heads": "r",
     "model.d_k": "r",
     "model.d_v": "r",
     "model.score": "r",
+    "model.activation": "r",
     "model.dropout": "r",
     "model.attention_dropout": "r",
     "model.relu_dropout": "r",
@@ -432,7 +443,7 @@ def test_jobs_name_a_key_outside_any_group_as_it_is_typed(make: Any, key: str) -
         make()
 
 
-@pytest.mark.parametrize("kind", [Norm, Positions, Decay, Precision, Device, Algorithm, Metric, Format])
+@pytest.mark.parametrize("kind", [Activation, Norm, Positions, Decay, Precision, Device, Algorithm, Metric, Format])
 def test_settings_name_choices_as_they_are_typed(kind: Any) -> None:
     assert all(member.name == member.value == member.name.lower() for member in kind)
 

@@ -23,6 +23,8 @@ VARIANTS = {
     "learned": replace(SMALL, positions=Positions.learned),
     "widths": replace(SMALL, n_heads=3, d_k=6, d_v=10),
     "deep": replace(SMALL, n_layers=5),
+    "deep encoder": replace(SMALL, n_layers=5, n_decoder_layers=1),
+    "deep decoder": replace(SMALL, n_layers=1, n_decoder_layers=4),
     "unscaled": replace(SMALL, score=Score.unscaled),
     "all": replace(SMALL, norm=Norm.pre, tie_embeddings=False, positions=Positions.learned, d_k=3, d_v=7),
 }
@@ -39,6 +41,12 @@ def counted(config: ModelConfig, vocab_size: int) -> int:
 def test_parameters_at_37000_pieces(config: ModelConfig, expected: int) -> None:
     assert counted(config, 37_000) == expected
     assert cost.parameters(config, 37_000) == expected
+
+
+def test_parameters_of_a_deep_encoder_and_a_shallow_decoder() -> None:
+    """37,000 rows of 512; twelve encoder layers of 3,150,336; one decoder layer of 4,199,936."""
+    config = replace(BASE, n_layers=12, n_decoder_layers=1)
+    assert cost.parameters(config, 37_000) == counted(config, 37_000) == 60_947_968
 
 
 def part_of(name: str) -> str:
@@ -131,7 +139,8 @@ def test_step_flops_are_those_that_torch_counts(config: ModelConfig, rows: int, 
     the formula never counts masked positions. 6 = two FLOPs a multiply-add, times three for forward and backward."""
     tokens = rows * width
     ours = cost.step_flops(config, 101, source=tokens, target=tokens, mean_length=width)
-    masked = 6 * config.n_layers * tokens * config.n_heads * (config.key_width + config.value_width) * width / 2
+    n_layers = config.n_decoder_layers or config.n_layers
+    masked = 6 * n_layers * tokens * config.n_heads * (config.key_width + config.value_width) * width / 2
     assert ours + masked == pytest.approx(flops_of_a_step(config, 101, rows, width), rel=1e-12)
 
 

@@ -16,21 +16,24 @@ from transformer.tools.plots import head_colors
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
 
 
-def some_maps(source: int = 5, target: int = 4, *, layers: int = 2, heads: int = 3) -> AttentionMaps:
+def some_maps(
+    source: int = 5, target: int = 4, *, layers: int = 2, decoder_layers: int | None = None, heads: int = 3
+) -> AttentionMaps:
     """Random weights, which attention could have given."""
+    decoder_layers = decoder_layers or layers
     torch.manual_seed(3)
     causal = torch.ones(target, target, dtype=torch.bool).tril()
     return AttentionMaps(
         torch.randn(layers, heads, source, source).softmax(-1),
-        torch.randn(layers, heads, target, target).masked_fill(~causal, -torch.inf).softmax(-1),
-        torch.randn(layers, heads, target, source).softmax(-1),
+        torch.randn(decoder_layers, heads, target, target).masked_fill(~causal, -torch.inf).softmax(-1),
+        torch.randn(decoder_layers, heads, target, source).softmax(-1),
     )
 
 
-def some_page(words: list[str], heading: str = "a sentence") -> str:
-    """The page of `some_maps`; the words are those of the source."""
+def some_page(words: list[str], heading: str = "a sentence", maps: AttentionMaps | None = None) -> str:
+    """The page of these maps, else of `some_maps`; the words are those of the source."""
     component = explorer(
-        some_maps(),
+        maps or some_maps(),
         heading=heading,
         source=words,
         reads=["<s>", "x", "y", "z"],
@@ -129,6 +132,24 @@ def test_explorer_answers_keys_and_clicks(browser: Browser, tmp_path: Path) -> N
     browser.click(*browser.middle_of(".roles button:nth-of-type(3)"))
     browser.click(*browser.middle_of(".heads button:nth-of-type(1)"))
     browser.wait_for("location.hash === '#role=cross&layer=2&head=1'")
+    assert browser.errors == []
+
+
+def test_explorer_has_the_layers_of_the_encoder_or_of_the_decoder(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "attention.html"
+    page = some_page(["one", "two", "three", "four", "</s>"], maps=some_maps(layers=3, decoder_layers=1))
+    path.write_text(page, encoding="utf-8")
+    visible = "[...document.querySelectorAll('.layers button')].filter((one) => one.offsetWidth > 0).length"
+
+    browser.open(path, "role=encoder_self&layer=3")
+    assert browser.evaluate(visible) == 3
+    browser.press("ArrowRight", "ArrowRight")
+    browser.press("r", "KeyR")
+    browser.wait_for("location.hash === '#role=decoder_self&layer=1'")
+    assert browser.evaluate(visible) == 1
+
+    browser.open(path, "role=cross&layer=2")
+    assert browser.evaluate("location.hash") == "#role=cross&layer=1"
     assert browser.errors == []
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transformer.config.settings import ModelConfig, Norm, Positions, Score
+from transformer.config.settings import Activation, ModelConfig, Norm, Positions, Score
 from transformer.layout import Packed, Padded, pack
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import AddNorm, Embedding, FeedForward, sinusoids
-from transformer.model.transformer import DecoderState, Transformer, load_parameters, parameters_by_name
+from transformer.model.transformer import DecoderState, Transformer, check_size, load_parameters, parameters_by_name
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -32,6 +32,9 @@ CONFIGS = {
     "unscaled": replace(BASE, score=Score.unscaled),
     "additive": replace(BASE, score=Score.additive),
     "additive, pre": replace(BASE, score=Score.additive, norm=Norm.pre, n_heads=3, d_k=5, d_v=2),
+    "gelu": replace(BASE, activation=Activation.gelu),
+    "deep encoder": replace(BASE, n_layers=3, n_decoder_layers=1),
+    "deep decoder, pre": replace(BASE, n_layers=1, n_decoder_layers=3, norm=Norm.pre),
     "all": replace(BASE, norm=Norm.pre, n_heads=3, d_k=2, d_v=5, tie_embeddings=False, positions=Positions.learned),
 }
 SOURCES = [[5, 9, 4, 3], [7, 3], [4, 4, 12, 8, 6, 3]]
@@ -128,8 +131,13 @@ def paper_attention(
     return torch.cat(heads, -1) @ w[f"{name}.W_o.weight"].T
 
 
-def paper_feed_forward(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    inner = (x @ w[f"{name}.W_1.weight"].T + w[f"{name}.W_1.bias"]).clamp(min=0.0)
+def paper_feed_forward(w: dict[str, Tensor], name: str, x: Tensor, activation: Activation) -> Tensor:
+    inner = x @ w[f"{name}.W_1.weight"].T + w[f"{name}.W_1.bias"]
+    match activation:
+        case Activation.relu:
+            inner = inner.clamp(min=0.0)
+        case Activation.gelu:  # x times the share of a normal distribution that is below x
+            inner = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
     return inner @ w[f"{name}.W_2.weight"].T + w[f"{name}.W_2.bias"]
 
 
@@ -149,7 +157,8 @@ def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], t
         return out if pre else paper_norm(w, f"{name}_norm", out)
 
     def feed_forward(name: str, x: Tensor) -> Tensor:
-        out = x + paper_feed_forward(w, name, paper_norm(w, f"{name}_norm", x) if pre else x)
+        y = paper_norm(w, f"{name}_norm", x) if pre else x
+        out = x + paper_feed_forward(w, name, y, config.activation)
         return out if pre else paper_norm(w, f"{name}_norm", out)
 
     memory = embed("source", source)
@@ -158,7 +167,7 @@ def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], t
         memory = feed_forward(f"encoder.{i}.feed_forward", memory)
     memory = paper_norm(w, "encoder_norm", memory) if pre else memory
     x = embed("target", target)
-    for i in range(config.n_layers):
+    for i in range(config.n_decoder_layers or config.n_layers):
         x = attention(f"decoder.{i}.self_attention", x, None, masked=True)
         x = attention(f"decoder.{i}.cross_attention", x, memory, masked=False)
         x = feed_forward(f"decoder.{i}.feed_forward", x)
@@ -265,11 +274,12 @@ def torch_stack(model: Transformer) -> nn.Transformer:
     c = model.config
     numbers = (c.d_model, c.n_heads, c.d_ff, 0.0)
     pre = c.norm is Norm.pre
-    encoder_layer = nn.TransformerEncoderLayer(*numbers, batch_first=True, norm_first=pre)
-    decoder_layer = nn.TransformerDecoderLayer(*numbers, batch_first=True, norm_first=pre)
+    kind: dict[str, Any] = {"activation": c.activation.name, "batch_first": True, "norm_first": pre}
+    encoder_layer = nn.TransformerEncoderLayer(*numbers, **kind)
+    decoder_layer = nn.TransformerDecoderLayer(*numbers, **kind)
     final = [nn.LayerNorm(c.d_model) if pre else None for _ in range(2)]
     encoder = nn.TransformerEncoder(encoder_layer, c.n_layers, final[0], enable_nested_tensor=False)
-    decoder = nn.TransformerDecoder(decoder_layer, c.n_layers, final[1])
+    decoder = nn.TransformerDecoder(decoder_layer, c.n_decoder_layers or c.n_layers, final[1])
     theirs = nn.Transformer(c.d_model, c.n_heads, custom_encoder=encoder, custom_decoder=decoder, batch_first=True)
     with torch.no_grad():
         for name, theirs_name in torch_names(c).items():
@@ -284,8 +294,12 @@ def torch_stack(model: Transformer) -> nn.Transformer:
 def torch_names(config: ModelConfig) -> dict[str, str]:
     """Our parameter (several, where torch concatenates) -> torch's."""
     names = {}
-    for i in range(config.n_layers):
-        for side, blocks in (("encoder", ["self_attention"]), ("decoder", ["self_attention", "cross_attention"])):
+    stacks = (
+        ("encoder", config.n_layers, ["self_attention"]),
+        ("decoder", config.n_decoder_layers or config.n_layers, ["self_attention", "cross_attention"]),
+    )
+    for side, n_layers, blocks in stacks:
+        for i in range(n_layers):
             ours, theirs = f"{side}.{i}", f"{side}.layers.{i}"
             for n, block in enumerate(blocks, start=1):
                 torch_block = {"self_attention": "self_attn", "cross_attention": "multihead_attn"}[block]
@@ -305,9 +319,9 @@ def torch_names(config: ModelConfig) -> dict[str, str]:
     return names
 
 
-@both_norms
-def test_transformer_layers_are_torchs(norm: Norm) -> None:
-    model = build(replace(BASE, norm=norm))
+@pytest.mark.parametrize("name", ["post", "pre", "gelu", "deep encoder", "deep decoder, pre"])
+def test_transformer_layers_are_torchs(name: str) -> None:
+    model = build(CONFIGS[name])
     theirs = torch_stack(model)
     (source, source_layout), (target, target_layout) = pad(SOURCES, 7), pad(TARGETS, 6)
     table = paper_positions(7, 8)
@@ -552,7 +566,7 @@ def test_embedding_drops_the_sum() -> None:
 
 def test_feed_forward_drops_inside() -> None:
     torch.manual_seed(0)
-    module = FeedForward(32, 32, dropout=0.25)
+    module = FeedForward(32, 32, activation=Activation.relu, dropout=0.25)
     with torch.no_grad():
         for linear in (module.W_1, module.W_2):
             linear.weight.copy_(torch.eye(32))
@@ -770,6 +784,18 @@ def test_parameters_by_name_have_the_papers_names(score: Score) -> None:
             expected |= {f"{layer}.{block}.{x}" for x in attention} | {f"{layer}.{block}_norm.{x}" for x in norm}
         expected |= {f"{layer}.feed_forward.{x}" for x in linear} | {f"{layer}.feed_forward_norm.{x}" for x in norm}
     assert names == expected
+
+
+@pytest.mark.parametrize(
+    ("layers", "count"),
+    [((1_000, 1), 104 + 1_000 * 500 + 772), ((1, 1_000), 104 + 500 + 1_000 * 772)],  # numbers of a layer
+    ids=["encoder", "decoder"],
+)
+def test_check_size_refuses_more_layers_than_tensors(layers: tuple[int, int], count: int) -> None:
+    """All numbers in one tensor: their count is right, and building so many layers would take long."""
+    config = replace(BASE, n_layers=layers[0], n_decoder_layers=layers[1])
+    with pytest.raises(ValueError, match=f"a model of {count} parameters"):
+        check_size(config, V, {"embedding": torch.empty(count, device="meta")})
 
 
 @pytest.mark.parametrize("fault", ["missing", "extra", "renamed", "transposed", "shorter"])

@@ -1,6 +1,7 @@
-"""The learning rate against eq. 3 written out, the paper's figures, and the ends of the linear decay."""
+"""The learning rate against eq. 3 written out, the paper's figures, and the shapes of the other decays."""
 
 import pytest
+import torch
 
 from transformer.config.settings import Decay, paper_peak
 from transformer.training.optimizer import learning_rate
@@ -70,3 +71,47 @@ def test_learning_rate_falls_linearly_with_one_slope() -> None:
 
 def test_learning_rate_still_rises_where_the_warmup_outlasts_the_run() -> None:
     assert linear(3, warmup_steps=100, max_steps=5) == pytest.approx(0.5 * 4 / 100, rel=1e-12)
+
+
+def cosine(step: int, *, peak: float = 0.5, warmup_steps: int = 10, max_steps: int = 110) -> float:
+    return learning_rate(step, peak=peak, warmup_steps=warmup_steps, decay=Decay.cosine, max_steps=max_steps)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (0, 0.05),  # a tenth of the warm-up
+        (9, 0.5),
+        (10, 0.5),
+        (35, 0.4267766952966369),  # a quarter of the way down: (1 + sqrt(1/2)) / 4
+        (60, 0.25),
+        (85, 0.07322330470336313),  # (1 - sqrt(1/2)) / 4
+        (109, 0.0001233599085671),  # (1 - cos(pi / 100)) / 4
+        (110, 0.0),
+        (1_000, 0.0),
+    ],
+)
+def test_learning_rate_falls_by_half_a_cosine_to_zero_at_the_last_step(step: int, rate: float) -> None:
+    assert cosine(step) == pytest.approx(rate, rel=1e-9)
+
+
+def test_learning_rate_under_a_cosine_is_torchs_behind_the_warmup() -> None:
+    """torch's scheduler, which counts from the peak."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
+    for step in range(10, 111):
+        assert cosine(step) == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9, abs=1e-15)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("decay", [Decay.cosine, Decay.constant])
+def test_learning_rate_never_falls_where_the_warmup_outlasts_the_run(decay: Decay) -> None:
+    rates = [learning_rate(step, peak=0.5, warmup_steps=100, decay=decay, max_steps=5) for step in range(5)]
+    assert rates == pytest.approx([0.005, 0.01, 0.015, 0.02, 0.025], rel=1e-12)
+
+
+@pytest.mark.parametrize(("step", "rate"), [(0, 0.05), (4, 0.25), (9, 0.5), (10, 0.5), (110, 0.5), (10**6, 0.5)])
+def test_learning_rate_stays_at_a_constant_peak(step: int, rate: float) -> None:
+    found = learning_rate(step, peak=0.5, warmup_steps=10, decay=Decay.constant, max_steps=110)
+    assert found == pytest.approx(rate, rel=1e-12)

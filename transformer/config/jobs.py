@@ -369,7 +369,7 @@ PAPER_TABLES = ("1", "2", "3")
 SCORES = "scores"  # the study of the attention scores that section 3.2.1 compares in words only
 
 # Keys of `model` that no row of the paper's tables changes: where the user sets one of these, it holds in every row.
-BESIDE_THE_ROWS = ("norm", "score", "attention_dropout", "relu_dropout")
+BESIDE_THE_ROWS = ("norm", "score", "activation", "attention_dropout", "relu_dropout")
 
 
 @dataclass

@@ -44,11 +44,23 @@ class Score(Enum):
     additive = "additive"
 
 
+class Activation(Enum):
+    """What is between the two maps of a feed-forward network: `max(0, x)` (section 3.3), or `x Phi(x)`.
+
+    Phi is the normal distribution, by the error function and not approximated (Hendrycks and Gimpel, 2016).
+    """
+
+    relu = "relu"
+    gelu = "gelu"
+
+
 class Decay(Enum):
     """What the learning rate does after the warm-up."""
 
     inverse_sqrt = "inverse_sqrt"
     linear = "linear"
+    cosine = "cosine"
+    constant = "constant"
 
 
 class Precision(Enum):
@@ -226,13 +238,15 @@ def paper_peak(d_model: int, warmup_steps: int) -> float:
 class ModelConfig:
     """The network (section 3)."""
 
-    n_layers: int = option(6, "layers of the encoder, and of the decoder")
+    n_layers: int = option(6, "layers of the encoder, and of the decoder unless n_decoder_layers is set")
+    n_decoder_layers: int | None = option(None, "layers of the decoder (null: n_layers)")
     d_model: int = option(512, "width of every layer's input and output")
     d_ff: int = option(2048, "inner width of the feed-forward network")
     n_heads: int = option(8, "attention heads")
     d_k: int | None = option(None, "width of a head's queries and keys (null: d_model / n_heads)")
     d_v: int | None = option(None, "width of a head's values (null: d_model / n_heads)")
     score: Score = option(Score.scaled, "attention score of a query and a key: q.k / sqrt(d_k), q.k, or v.tanh(q + k)")
+    activation: Activation = option(Activation.relu, "activation inside the feed-forward network (gelu: exact, by erf)")
     dropout: float = option(0.1, "dropout rate on each sub-layer's output and on the sum of embedding and position")
     attention_dropout: float = option(0.0, "dropout rate on the attention weights (not in the paper)")
     relu_dropout: float = option(0.0, "dropout rate inside the feed-forward network (not in the paper)")
@@ -242,7 +256,8 @@ class ModelConfig:
     tie_embeddings: bool = option(True, "one matrix for both embeddings and the output (section 3.4)")
 
     def __post_init__(self) -> None:
-        at_least(self, "model.", 1, "n_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
+        at_least(self, "model.", 1, "n_layers", "n_decoder_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v")
+        at_least(self, "model.", 1, "max_positions")
         at_most(self, "model.", MOST_POSITIONS, "max_positions")
         _below_one(self, "model", "dropout", "attention_dropout", "relu_dropout")
         require(self.d_model % 2 == 0, f"model.d_model={self.d_model} must be even: sines and cosines come in pairs")
@@ -251,6 +266,11 @@ class ModelConfig:
             is_multiple or (self.d_k is not None and self.d_v is not None),
             f"model.d_model={self.d_model} is not a multiple of model.n_heads={self.n_heads}: set model.d_k, d_v",
         )
+
+    @property
+    def decoder_layers(self) -> int:
+        """`n_decoder_layers`, with its default filled in."""
+        return self.n_decoder_layers if self.n_decoder_layers is not None else self.n_layers
 
     @property
     def key_width(self) -> int:
@@ -372,7 +392,8 @@ class TrainConfig:
     """The recipe (section 5) and the run."""
 
     seed: int = option(1, "seed of everything random")
-    max_steps: int = option(100_000, "number of optimiser updates", on_resume=OnResume.allow)  # unless decay is linear
+    # Where the decay ends at the last step (linear, cosine), resuming refuses another one.
+    max_steps: int = option(100_000, "number of optimiser updates", on_resume=OnResume.allow)
     tokens_per_step: int = option(25_000, "real tokens of an update on either side, at most")
     max_tokens: int | None = option(
         None,
@@ -384,7 +405,9 @@ class TrainConfig:
     )
     learning_rate: float | None = option(None, "peak of the learning rate (null: that of the paper's eq. 3)")
     warmup_steps: int = option(4_000, "updates until the peak of the learning rate")
-    decay: Decay = option(Decay.inverse_sqrt, "how the learning rate falls after the peak")
+    decay: Decay = option(
+        Decay.inverse_sqrt, "how the learning rate goes on after the peak; linear and cosine reach 0 at max_steps"
+    )
     adam_beta1: float = option(0.9, "Adam's decay of the gradient's mean")
     adam_beta2: float = option(0.98, "Adam's decay of the gradient's square")
     adam_eps: float = option(1e-9, "Adam's epsilon")

@@ -79,7 +79,7 @@ def align(models: Sequence[Transformer], pairs: Sequence[Pair], device: torch.de
     total = torch.zeros((), device=device)
     for model in models:
         memory = model.encode(source, source_layout)  # (B, S, D)
-        last = model.config.n_layers - 1
+        last = model.config.decoder_layers - 1
         weights = model.cross_attention_weights(
             target_in, layout, memory=memory, memory_layout=source_layout, layer=last
         )  # (B, H, T, S)

@@ -1,7 +1,8 @@
 """Attention weights for one sentence pair: of every head of every layer, in all three roles (section 3.2.3).
 
 The fast forms of attention never hold these weights. Here they are computed again by `attention_weights`, from what
-each attention module is given while the model runs. `L` layers, `H` heads, `S` source and `T` target positions.
+each attention module is given while the model runs. `L` layers of the encoder or of the decoder, `H` heads, `S` source
+and `T` target positions.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transformer.compute import to_autocast_dtype
-from transformer.config.settings import Norm, Positions
+from transformer.config.settings import Activation, Norm, Positions
 from transformer.kernels.dropout import Dropout, add_dropout
 from transformer.layout import Histories, Layout, Padded
 from transformer.model.attention import KeyValueCache, KeyValues, MultiHeadAttention
@@ -65,10 +65,11 @@ class Embedding(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """`max(0, x W_1 + b_1) W_2 + b_2` at each position (eq. 2)."""
+    """`max(0, x W_1 + b_1) W_2 + b_2` at each position (eq. 2), or with GELU in place of the maximum."""
 
-    def __init__(self, d_model: int, d_ff: int, *, dropout: float) -> None:
+    def __init__(self, d_model: int, d_ff: int, *, activation: Activation, dropout: float) -> None:
         super().__init__()
+        self.is_gelu = activation is Activation.gelu
         self.W_1 = nn.Linear(d_model, d_ff)
         self.W_2 = nn.Linear(d_ff, d_model)
         self.dropout = Dropout(dropout)
@@ -79,7 +80,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., D)` -> `(..., D)`."""
-        inner = F.relu(self.W_1(x), inplace=True)  # (..., d_ff)
+        inner = self.W_1(x)  # (..., d_ff)
+        inner = F.gelu(inner) if self.is_gelu else F.relu(inner, inplace=True)
         return self.W_2(self.dropout(inner))
 
 

@@ -100,7 +100,7 @@ class Transformer(nn.Module):
             self.output = output_matrix
 
         self.encoder = nn.ModuleList(self._encoder_layer() for _ in range(config.n_layers))
-        self.decoder = nn.ModuleList(self._decoder_layer() for _ in range(config.n_layers))
+        self.decoder = nn.ModuleList(self._decoder_layer() for _ in range(config.decoder_layers))
 
         # A pre-norm layer ends without a norm, so each stack of them needs one at its end.
         final_norm = nn.LayerNorm if config.norm is Norm.pre else nn.Identity
@@ -227,7 +227,12 @@ class Transformer(nn.Module):
         )
 
     def _feed_forward(self) -> FeedForward:
-        return FeedForward(self.config.d_model, self.config.d_ff, dropout=self.config.relu_dropout)
+        return FeedForward(
+            self.config.d_model,
+            self.config.d_ff,
+            activation=self.config.activation,
+            dropout=self.config.relu_dropout,
+        )
 
     def _encoder_layer(self) -> EncoderLayer:
         return EncoderLayer(
@@ -261,7 +266,7 @@ def check_size(config: ModelConfig, vocab_size: int, tensors: Mapping[str, Tenso
     """
     expected = count_parameters(config, vocab_size).total
     held = sum(tensor.numel() for tensor in tensors.values())
-    if held != expected or config.n_layers > len(tensors):
+    if held != expected or max(config.n_layers, config.decoder_layers) > len(tensors):
         raise ValueError(f"its settings describe a model of {expected} parameters, but it holds {held}")
 
 

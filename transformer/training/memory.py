@@ -13,7 +13,7 @@ and 1.9 times in fp32.
 from dataclasses import dataclass
 
 from transformer.compute import HALF
-from transformer.config.settings import Device, LayoutKind, ModelConfig, Norm, Precision, Score
+from transformer.config.settings import Activation, Device, LayoutKind, ModelConfig, Norm, Precision, Score
 from transformer.cost import count_parameters
 from transformer.kernels.loss import ROWS
 from transformer.records import Resolved
@@ -108,7 +108,8 @@ def _activations(
     sublayer = slots * d_model * (widths.activation + mask + widths.residual)
     attention = sublayer + _attention(config, resolved, widths=widths, slots=slots, mean_length=mean_length)
     feed_forward = sublayer + _feed_forward(config, resolved.device, widths=widths, slots=slots)
-    layers = config.n_layers * (3 * attention + 2 * feed_forward)
+    layers = config.n_layers * (attention + feed_forward)
+    layers += config.decoder_layers * (2 * attention + feed_forward)
 
     # Around the layers: the mask of both embeddings, the encoder's output, the decoder's output and its gradient.
     around = slots * d_model * (2 * embedding_mask + 3 * widths.activation)
@@ -160,10 +161,14 @@ def _pair_bytes(config: ModelConfig, resolved: Resolved, widths: _Widths) -> int
 
 
 def _feed_forward(config: ModelConfig, device: Device, *, widths: _Widths, slots: int) -> int:
-    """The inner layer; with ReLU dropout before and after it, and the mask."""
+    """What W_2 reads; before it, what GELU read or what ReLU gave to dropout; and the mask of dropout.
+
+    ReLU works in place, and needs nothing but its result.
+    """
     inner = slots * config.d_ff
-    mask = widths.activation if device is Device.cpu else 1
-    return inner * (2 * widths.activation + mask) if config.relu_dropout else inner * widths.activation
+    mask = (widths.activation if device is Device.cpu else 1) if config.relu_dropout else 0
+    copies = 2 if config.relu_dropout or config.activation is Activation.gelu else 1
+    return inner * (copies * widths.activation + mask)
 
 
 def _loss(config: ModelConfig, vocab_size: int, resolved: Resolved, *, widths: _Widths) -> int:

@@ -22,16 +22,23 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, decay: Decay, ma
     """The rate of step `step`, counted from 0: linear warm-up to `peak`, then the decay.
 
     Decay by the inverse square root is the paper's eq. 3 (section 5.3) at `step + 1`, written as a share of its peak:
-    see `paper_peak` of the settings. Linear decay reaches 0 at `max_steps`.
+    see `paper_peak` of the settings. Linear and cosine decay reach 0 at `max_steps`. The cosine is
+    `peak * (1 + cos(pi t)) / 2`, where t is the share of the decay that has passed (Loshchilov and Hutter, 2017,
+    without restarts).
     """
     update = step + 1
     warmup = update / warmup_steps
+    remaining = (max_steps - step) / max(1, max_steps - warmup_steps)  # share of the decay; above 1 in the warm-up
+    remaining = min(1.0, max(0.0, remaining))
     match decay:
         case Decay.inverse_sqrt:
             return peak * min(warmup, math.sqrt(warmup_steps / update))
         case Decay.linear:
-            falling = (max_steps - step) / max(1, max_steps - warmup_steps)
-            return peak * max(0.0, min(warmup, falling))
+            return peak * min(warmup, remaining)
+        case Decay.cosine:
+            return peak * min(warmup, (1.0 + math.cos(math.pi * (1.0 - remaining))) / 2.0)
+        case Decay.constant:
+            return peak * min(warmup, 1.0)
 
 
 def rate_of(recipe: TrainConfig, d_model: int, *, step: int) -> float:

@@ -174,8 +174,8 @@ def _changed_data(prepared: Prepared, record: RunRecord, checkpoint: Checkpoint)
 
 def _policy(key: str, job: TrainJob) -> OnResume:
     """Whether a key may change when a run is resumed."""
-    # Under linear decay the rate of every step depends on the last one.
-    if key == "train.max_steps" and job.train.decay is Decay.linear:
+    # Under linear and cosine decay the rate of every step depends on the last one.
+    if key == "train.max_steps" and job.train.decay in (Decay.linear, Decay.cosine):
         return OnResume.refuse
     return keys_of(TrainJob)[generic_key(key)].on_resume
 

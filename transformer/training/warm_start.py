@@ -11,6 +11,7 @@ from typing import Any
 
 from transformer.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, load_checkpoint
 from transformer.config.jobs import TrainJob
+from transformer.config.keys import as_typed
 from transformer.config.primitives import to_json
 from transformer.config.settings import ModelConfig, Positions
 from transformer.errors import CheckpointError, InputError
@@ -36,15 +37,20 @@ def find_source(job: TrainJob) -> Checkpoint | None:
     here = _architecture_of(job.model)
     differing = [key for key in here if key in there and here[key] != there[key]]
     if differing:
-        differences = ", ".join(f"model.{key} is {there[key]} there and {here[key]} here" for key in differing)
-        remedy = " ".join(f"model.{key}={there[key]}" for key in differing)
+        values = [(key, as_typed(there[key]), as_typed(here[key])) for key in differing]
+        differences = ", ".join(f"model.{key} is {theirs} there and {ours} here" for key, theirs, ours in values)
+        remedy = " ".join(f"model.{key}={theirs}" for key, theirs, _ in values)
         raise InputError(f"init_from={job.init_from}: another model ({differences}): set {remedy}")
     return source
 
 
 def _architecture_of(config: ModelConfig) -> dict[str, Any]:
-    """The settings that the parameters, and what is computed with them, depend on; widths of heads are filled in."""
-    filled = to_json(replace(config, d_k=config.key_width, d_v=config.value_width))
+    """The settings that the parameters, and what is computed with them, depend on.
+
+    Widths of heads are filled in. A decoder as deep as the encoder is null, so that a difference in depth is one key.
+    """
+    decoder_layers = None if config.decoder_layers == config.n_layers else config.decoder_layers
+    filled = to_json(replace(config, d_k=config.key_width, d_v=config.value_width, n_decoder_layers=decoder_layers))
     free = NOT_ARCHITECTURE if config.positions is Positions.learned else NOT_ARCHITECTURE | {"max_positions"}
     return {key: value for key, value in filled.items() if key not in free}
 

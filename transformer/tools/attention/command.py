@@ -118,7 +118,7 @@ def describe_heads(job: AttentionJob, run: RunDir, translator: Translator) -> He
     # Measure the heads in each of them.
     config = translator.model.config
     heads = HeadMeter()
-    alignments = AlignmentMeter(config.n_layers, config.n_heads)
+    alignments = AlignmentMeter(config.decoder_layers, config.n_heads)
     for index, (source_ids, target_ids) in enumerate(read_pieces(translator, sentences)):
         maps = attention_maps(
             translator.model,

@@ -47,7 +47,9 @@ component("attention/explorer", (element, data) => {
 
   const button = (text, press, properties = {}) => make("button", { type: "button", onclick: press, ...properties }, text);
   const roleButtons = ROLES.map((one, n) => button(one.name, () => change({ role: n, pin: null })));
-  const layerButtons = Array.from({ length: data.layers }, (_, n) => button(String(n + 1), () => change({ layer: n })));
+  const layersOf = (one) => data.weights[one.key].length; // encoder and decoder may differ in depth
+  const mostLayers = Math.max(...ROLES.map(layersOf));
+  const layerButtons = Array.from({ length: mostLayers }, (_, n) => button(String(n + 1), () => change({ layer: n })));
   const thumbs = allHeads().map(() => make("canvas", { "aria-hidden": "true" }));
   const headButtons = allHeads().map((head) => {
     const swatch = make("span", { className: "swatch" });
@@ -104,6 +106,7 @@ component("attention/explorer", (element, data) => {
 
   async function change(changes) {
     Object.assign(state, { query: null, key: null }, changes);
+    state.layer = Math.min(state.layer, layersOf(role()) - 1);
     const layerWeights = await unpack(role().key, state.layer);
     if (layerWeights !== unpacked.get(`${role().key} ${state.layer}`)) return; // another change came in between
     weights = layerWeights;
@@ -147,7 +150,7 @@ component("attention/explorer", (element, data) => {
     const chosen = named < 0 ? 0 : named;
     return {
       role: chosen,
-      layer: within(address.get("layer"), data.layers) ?? 0,
+      layer: within(address.get("layer"), layersOf(ROLES[chosen])) ?? 0,
       heads: heads.length ? [...new Set(heads)].sort((a, b) => a - b) : allHeads(),
       pin: within(address.get("pin"), ROLES[chosen].queries.length),
     };
@@ -178,7 +181,10 @@ component("attention/explorer", (element, data) => {
 
   function draw() {
     roleButtons.forEach((one, n) => one.setAttribute("aria-pressed", n === state.role));
-    layerButtons.forEach((one, n) => one.setAttribute("aria-pressed", n === state.layer));
+    layerButtons.forEach((one, n) => {
+      one.setAttribute("aria-pressed", n === state.layer);
+      one.hidden = n >= layersOf(role());
+    });
     headButtons.forEach((one, head) => one.setAttribute("aria-pressed", state.heads.includes(head)));
     everyHead.setAttribute("aria-pressed", state.heads.length === data.heads);
     drawThumbs();
@@ -399,7 +405,7 @@ component("attention/explorer", (element, data) => {
     if (event.key === "ArrowDown") change({ pin: state.pin === null ? 0 : Math.min(state.pin + 1, count - 1) });
     else if (event.key === "ArrowUp") change({ pin: state.pin === null ? count - 1 : Math.max(state.pin - 1, 0) });
     else if (event.key === "ArrowLeft") change({ layer: Math.max(state.layer - 1, 0) });
-    else if (event.key === "ArrowRight") change({ layer: Math.min(state.layer + 1, data.layers - 1) });
+    else if (event.key === "ArrowRight") change({ layer: state.layer + 1 });
     else if (event.key === "Escape") change({ pin: null });
     else if (event.key === "r") change({ role: (state.role + 1) % ROLES.length, pin: null });
     else if (digit && digit[1] === "0") change({ heads: allHeads() });

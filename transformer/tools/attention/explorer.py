@@ -31,10 +31,8 @@ def explorer(
     `source` are the pieces of the source and EOS, `reads` and `predicts` what the decoder reads and predicts at each of
     its positions.
     """
-    n_layers, n_heads = maps.cross.shape[:2]
     data = {
-        "layers": n_layers,
-        "heads": n_heads,
+        "heads": maps.cross.shape[1],
         "source": list(source),
         "reads": list(reads),
         "predicts": list(predicts),

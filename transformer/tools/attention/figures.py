@@ -242,7 +242,7 @@ def draw_heads(heads: Sequence[Head], *, title: str) -> Picture | None:
     for row, measure in enumerate(MEASURES):
         largest = 1.0 if measure in SHARES else max(head.measure(measure) for head in heads)
         for column, role in enumerate(roles):
-            values = np.zeros((n_layers, n_heads))
+            values = np.full((n_layers, n_heads), np.nan)  # encoder and decoder may differ in depth
             for head in heads:
                 if head.role == role:
                     values[head.layer - 1, head.head - 1] = head.measure(measure)
@@ -254,13 +254,15 @@ def draw_heads(heads: Sequence[Head], *, title: str) -> Picture | None:
 
 
 def _draw_values(axes: Any, values: Weights, *, largest: float) -> None:
-    """One measure `(layers, heads)` as numbers on shades."""
+    """One measure `(layers, heads)` as numbers on shades; NaN where there is no such layer."""
     n_layers, n_heads = values.shape
     axes.imshow(values, cmap="Blues", vmin=0, vmax=largest, aspect="auto")
     axes.set_xticks(range(n_heads), range(1, n_heads + 1), fontsize=7)
     axes.set_yticks(range(n_layers), range(1, n_layers + 1), fontsize=7)
     axes.tick_params(length=0)
     for (layer, head), value in np.ndenumerate(values):
+        if np.isnan(value):
+            continue
         color = "white" if value > 0.6 * largest else "black"
         axes.text(head, layer, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=color)
 

@@ -86,8 +86,8 @@ def write_weights(output: Path, inspected: Inspected, kind: WeightsFormat) -> Pa
 def format_npz(inspected: Inspected) -> bytes:
     """NumPy's format: float32 arrays named by role, (layers, heads, queries, keys), and the pieces as texts.
 
-    `encoder_self` (L, H, S, S), `decoder_self` (L, H, T, T), `cross` (L, H, T, S); `source` (S,), `reads` and
-    `predicts` (T,). `numpy.load` reads it.
+    `encoder_self` (L, H, S, S), `decoder_self` (L, H, T, T), `cross` (L, H, T, S), with L of the encoder or of the
+    decoder; `source` (S,), `reads` and `predicts` (T,). `numpy.load` reads it.
     """
     content = io.BytesIO()
     np.savez_compressed(
@@ -185,7 +185,7 @@ def _figures(inspected: Inspected, job: AttentionJob) -> Iterator[tuple[str, Pic
     """The figures with their names, one after the other; None without matplotlib."""
     for role in Role:
         words = inspected.words(role)
-        for layer in _numbers(job.layers, inspected.n_layers):
+        for layer in _numbers(job.layers, len(inspected.maps.of(role))):
             panels = _panels(inspected, job, role, layer)
             if not panels:
                 continue  # the word is not among those of this role
@@ -214,8 +214,9 @@ def _panels(inspected: Inspected, job: AttentionJob, role: Role, layer: int) -> 
 
 
 def _numbers(chosen: list[int] | None, count: int) -> list[int]:
-    """The chosen layers or heads, or all of them, counted from 1."""
-    return list(range(1, count + 1)) if chosen is None else sorted({*chosen})
+    """The chosen layers or heads, counted from 1, as far as there are so many; all of them where none is chosen."""
+    numbers = range(1, count + 1)
+    return [number for number in numbers if chosen is None or number in chosen]
 
 
 def _rows_of_word(pieces: Sequence[str], word: str) -> list[int]:

@@ -39,8 +39,8 @@ class Inspected:
 
     @property
     def n_layers(self) -> int:
-        """L."""
-        return self.maps.cross.shape[0]
+        """The larger number of layers, of the encoder or of the decoder."""
+        return max(len(self.maps.of(role)) for role in Role)
 
     @property
     def n_heads(self) -> int:
@@ -159,8 +159,9 @@ def _check_weights(translator: Translator, *, n_source: int, n_target: int, most
     config = translator.model.config
     source_positions = n_source + 1  # with EOS
     target_positions = n_target + 1  # with BOS
-    per_head = source_positions**2 + target_positions**2 + source_positions * target_positions
-    n_weights = config.n_layers * config.n_heads * per_head
+    in_encoder = config.n_layers * source_positions**2
+    in_decoder = config.decoder_layers * target_positions * (target_positions + source_positions)
+    n_weights = config.n_heads * (in_encoder + in_decoder)
     if n_weights > most_weights:
         raise InputError(
             f"{n_source} source and {n_target} target pieces: {n_weights:,} weights, and a page holds "

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from transformer.config.settings import ModelConfig, Norm, Positions, Quantization
+from transformer.config.settings import Activation, ModelConfig, Norm, Positions, Quantization
 from transformer.model.layers import sinusoids
 from transformer.model.transformer import Transformer
 from transformer.run_dir import TOKENIZER
@@ -114,6 +114,8 @@ def _specification(model: Transformer) -> Any:
     config = model.config
     heads = ctranslate2_heads(config)
     pre_norm = config.norm is Norm.pre
+    is_gelu = config.activation is Activation.gelu
+    activation = common_spec.Activation.GELU if is_gelu else common_spec.Activation.RELU  # GELU: the exact one
     is_default_width = heads.width == config.d_model // config.n_heads
     head_dim = None if is_default_width else heads.width
 
@@ -122,14 +124,14 @@ def _specification(model: Transformer) -> Any:
             config.n_layers,
             config.n_heads,
             pre_norm=pre_norm,
-            activation=common_spec.Activation.RELU,
+            activation=activation,
             head_dim=head_dim,
         ),
         transformer_spec.TransformerDecoderSpec(
-            config.n_layers,
+            config.decoder_layers,
             config.n_heads,
             pre_norm=pre_norm,
-            activation=common_spec.Activation.RELU,
+            activation=activation,
             head_dim=head_dim,
         ),
     )

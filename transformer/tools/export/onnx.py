@@ -7,7 +7,8 @@ The operations are the model's own, so every kind of model can be exported exact
 more, as its formula on plain tensors: a graph with free lengths cannot ask a layout. The search is the user's affair;
 the check uses ours.
 
-`N` layers, `B` sentences, `R` hypotheses, `S` source positions, `T` targets read so far, `H` heads, `K` head width.
+`N` layers of the decoder, `B` sentences, `R` hypotheses, `S` source positions, `T` targets read so far, `H` heads, `K`
+head width.
 """
 
 import logging
@@ -238,10 +239,10 @@ def write(original: Original, folder: Path) -> None:
     # Examples, for the other sizes. Free ones must be above 1: 0 and 1 would be taken for constants.
     ids = torch.full((2, 5), UNK)
     lengths = torch.tensor([5, 4])
-    past_keys = torch.zeros(config.n_layers, 2, config.n_heads, 3, config.key_width)
-    past_values = torch.zeros(config.n_layers, 2, config.n_heads, 3, config.value_width)
-    memory_keys = torch.zeros(config.n_layers, 2, config.n_heads, 5, config.key_width)
-    memory_values = torch.zeros(config.n_layers, 2, config.n_heads, 5, config.value_width)
+    past_keys = torch.zeros(config.decoder_layers, 2, config.n_heads, 3, config.key_width)
+    past_values = torch.zeros(config.decoder_layers, 2, config.n_heads, 3, config.value_width)
+    memory_keys = torch.zeros(config.decoder_layers, 2, config.n_heads, 5, config.key_width)
+    memory_values = torch.zeros(config.decoder_layers, 2, config.n_heads, 5, config.value_width)
 
     _export(
         _Encoder(model),
@@ -298,7 +299,7 @@ def readme(original: Original) -> str:
         decoder=DECODER,
         tokenizer=TOKENIZER,
         vocab_size=original.translator.model.vocab_size,
-        n_layers=config.n_layers,
+        n_layers=config.decoder_layers,
         n_heads=config.n_heads,
         d_k=config.key_width,
         d_v=config.value_width,
@@ -402,7 +403,7 @@ class OnnxPeer:
 
     def _no_past(self, hypotheses: int, width: int) -> Array:
         """The keys or values of no token, `(N, R, H, 0, width)`."""
-        return np.zeros((self._config.n_layers, hypotheses, self._config.n_heads, 0, width), np.float32)
+        return np.zeros((self._config.decoder_layers, hypotheses, self._config.n_heads, 0, width), np.float32)
 
     def _step(self, tokens: Tensor, state: _State) -> tuple[Tensor, _State]:
         """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""

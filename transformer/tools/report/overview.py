@@ -55,7 +55,7 @@ def _of_record(run: RunReading, describe: Callable[[RunRecord], str]) -> str:
 
 def _model(record: RunRecord) -> str:
     model = record.config.model
-    return f"{model.n_layers} + {model.n_layers} layers, d_model {model.d_model}, {model.n_heads} heads"
+    return f"{model.n_layers} + {model.decoder_layers} layers, d_model {model.d_model}, {model.n_heads} heads"
 
 
 def _languages(record: RunRecord) -> str:
