@@ -338,6 +338,27 @@ REPORTED = (
         "shown = list(range(len(texts)))",
         "commands/test_translate.py::test_translator_gives_blank_for_blank_without_the_model",
     ),
+    Mutant(
+        "a tag without a text goes to the model",
+        "data/corpus.py",
+        "return source if tag is None or is_blank(source) else",
+        "return source if tag is None else",
+        "commands/test_tags.py::test_prepare_leaves_blank_sources_of_evaluation_sets_blank",
+    ),
+    Mutant(
+        "corpora under different tags share a store",
+        "data/prepare.py",
+        '[{"tag": tag}]',
+        "[]",
+        "commands/test_tags.py::test_prepare_names_a_corpus_by_its_tags",
+    ),
+    Mutant(
+        "a tag is cut into the pieces of words",
+        "data/tokenizer.py",
+        "user_defined_symbols=[SPACE + tag for tag in tags]",
+        "user_defined_symbols=[]",
+        "commands/test_tags.py::test_prepare_puts_one_piece_in_front_of_each_source",
+    ),
 )
 
 # What passed every test when it was first tried.

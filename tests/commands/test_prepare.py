@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +279,8 @@ def test_prepare_trains_the_tokenizer_on_as_many_lines_as_it_may(
     """Of all the text of both sides, its end included."""
     seen: list[str] = []
 
-    def train(lines: Iterable[str], config: TokenizerConfig) -> bytes:
+    def train(lines: Iterable[str], config: TokenizerConfig, *, tags: Sequence[str]) -> bytes:
+        assert tags == []
         seen.extend(lines)
         return train_tokenizer(seen, config)
 

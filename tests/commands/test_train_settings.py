@@ -123,16 +123,18 @@ FREE = {
     *("data.root", "data.store_dir", "train.max_steps", "train.log_every", "train.save_every"),
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
     *("train.average", "train.samples", "train.attention_images", "train.prefetch"),
+    "data.dev.tag",
 }
 NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
 NOTED |= {"train.attention_kernel", "train.fused_loss"}
 PARTS = ("src", "tgt", "dataset", "subset", "split")
 FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
-NOT_HERE = {"tokenizer.model", "train.fit_memory"}  # tests of their own
+NOT_HERE = {"tokenizer.model", "train.fit_memory", "data.test.test.tag", "data.test.other.tag"}  # tests of their own
 CHOSEN = {  # where twice or half would be no value, or takes time
     "model.n_decoder_layers": 2,
     "model.d_k": 8,
     "model.d_v": 8,
+    **{f"data.{pair}.tag": "<x>" for pair in ("train", "dev")},
     "data.store_dir": "",
     "tokenizer.character_coverage": 0.99,
     "search.batch_tokens": 4096,
@@ -286,7 +288,7 @@ def test_resume_refuses_another_tokenizer_of_the_same_text(
     stop_at(job, 3)
     shutil.rmtree(str(own_text.store_dir))
     trained = train_tokenizer
-    monkeypatch.setattr(prepare, "train_tokenizer", lambda lines, config: trained(list(lines)[:60], config))
+    monkeypatch.setattr(prepare, "train_tokenizer", lambda lines, config, tags: trained(list(lines)[:60], config))
     with pytest.raises(CheckpointError, match=r"tokenizer: SentencePiece \S+ trained another one") as refused:
         run(job)
     assert "\n" not in str(refused.value)

@@ -47,7 +47,7 @@ def random_job(draw: random.Random) -> TrainJob:
         return draw.choice([None, value])
 
     def pair() -> PairConfig:
-        return PairConfig(text(), text())
+        return PairConfig(text(), text(), tag=maybe(f"<{draw.randrange(9)}>"))
 
     return TrainJob(
         run_dir=text(),
@@ -151,7 +151,7 @@ def test_from_json_takes_the_default_of_a_missing_key() -> None:
 def test_to_json_names_choices_and_keeps_nesting() -> None:
     data = to_json(SummaryJob(format=Format.json, model=ModelConfig(norm=Norm.pre)))
     assert (data["format"], data["model"]["norm"]) == ("json", "pre")
-    nothing = {"src": "", "tgt": "", "dataset": None, "subset": None, "split": None}
+    nothing = {"src": "", "tgt": "", "dataset": None, "subset": None, "split": None, "tag": None}
     assert (data["data"]["train"], data["data"]["test"]) == (nothing, {})
 
 
@@ -205,6 +205,16 @@ REFUSED: dict[str, tuple[str, object, list[str]]] = {
     "a decay that keeps nothing": ("train.ema_decay", 0.0, ["train.ema_decay=0.0"]),
     "a decay that moves nothing": ("train.ema_decay", 1.0, ["train.ema_decay=1.0"]),
     "nan decay": ("train.ema_decay", float("nan"), ["train.ema_decay=nan"]),
+    "tag of a bare word": ("data.train", {"tag": "de"}, ["data.train.tag=de", "such as <bt>"]),
+    "tag of two words": ("data.dev", {"tag": "<a b>"}, ["data.dev.tag=<a b>"]),
+    "tag of nothing": ("data.train", {"tag": ""}, ["data.train.tag="]),
+    "tag of marks": ("data.test", {"news": {"tag": "<->"}}, ["data.test.news.tag=<->"]),
+    "tag of no ASCII": ("data.extra", {"bt": {"tag": "<\u00fc>"}}, ["data.extra.bt.tag=<\u00fc>"]),
+    "tag with a line end": ("data.extra", {"bt": {"tag": "<bt>\n"}}, ["data.extra.bt.tag=<bt>"]),
+    "tag that is EOS": ("data.extra", {"bt": {"tag": "</s>"}}, ["data.extra.bt.tag=</s>"]),
+    "tag that is BOS": ("data.train", {"tag": "<s>"}, ["data.train.tag=<s>"]),
+    "tag that is unknown": ("data.train", {"tag": "<unk>"}, ["data.train.tag=<unk>"]),
+    "tag that is padding": ("data.train", {"tag": "<pad>"}, ["data.train.tag=<pad>"]),
     "no threads": ("train.threads", 0, ["train.threads=0"]),
     "no patience": ("train.patience", 0, ["train.patience=0"]),
     "one checkpoint": ("train.keep_last", 1, ["train.keep_last=1"]),
@@ -293,21 +303,25 @@ ON_RESUME = {
     "data.train.dataset": "a",
     "data.train.subset": "a",
     "data.train.split": "a",
+    "data.train.tag": "r",
     "data.dev.src": "a",
     "data.dev.tgt": "a",
     "data.dev.dataset": "a",
     "data.dev.subset": "a",
     "data.dev.split": "a",
+    "data.dev.tag": "r",  # but see test_tags
     "data.test.NAME.src": "a",
     "data.test.NAME.tgt": "a",
     "data.test.NAME.dataset": "a",
     "data.test.NAME.subset": "a",
     "data.test.NAME.split": "a",
+    "data.test.NAME.tag": "r",  # the same
     "data.extra.NAME.src": "a",
     "data.extra.NAME.tgt": "a",
     "data.extra.NAME.dataset": "a",
     "data.extra.NAME.subset": "a",
     "data.extra.NAME.split": "a",
+    "data.extra.NAME.tag": "r",
     "data.extra.NAME.weight": "r",
     "data.filter.max_length": "r",
     "data.filter.max_ratio": "r",

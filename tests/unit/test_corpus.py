@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from transformer.config.settings import FilterConfig
-from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, read_lines, read_pairs, screen_pairs
+from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, read_lines, read_pairs, screen_pairs, with_tag
 from transformer.errors import InputError
 
 # What Python, Unicode or a text editor may take for the end of a line, and what else has shifted corpora before.
@@ -198,6 +198,18 @@ PAIRS = [
     ("b", "a"),
     ("", ""),
 ]
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t", "\u3000", "\u200b", "\x07", "\u2028", "\ufeff\u200e"])
+def test_with_tag_leaves_a_blank_source_as_it_is(blank: str) -> None:
+    assert with_tag(blank, "<bt>") == blank
+    assert with_tag(blank, None) == blank
+
+
+@pytest.mark.parametrize("source", ["a", " a ", ".", "<bt> a", "\u200ba"])
+def test_with_tag_puts_a_tag_and_a_space_in_front(source: str) -> None:
+    assert with_tag(source, "<bt>") == "<bt> " + source
+    assert with_tag(source, None) == source
 
 
 @pytest.mark.parametrize(

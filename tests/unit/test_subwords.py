@@ -21,9 +21,10 @@ import sentencepiece
 
 from support.paths import ROOT
 from transformer.config.compose import compose
+from transformer.config.settings import Algorithm, TokenizerConfig
 from transformer.data.store import Sentences
 from transformer.data.subwords import SubwordSampler
-from transformer.data.tokenizer import Piece, Tokenizer
+from transformer.data.tokenizer import Piece, Tokenizer, train_tokenizer
 from transformer.errors import InputError
 
 Shares = dict[tuple[str, ...], float]  # the probability of each segmentation
@@ -113,6 +114,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no space before": {"add_dummy_prefix": False},
     "digits apart": {"split_digits": True},
     "one user-defined symbol": {"user_defined_symbols": "<2de>"},
+    "a tag": {"user_defined_symbols": "\u2581<2de>"},
     "user-defined symbols that are parts of words": {"user_defined_symbols": "<2de>,xy,ing,a"},
 }
 
@@ -160,6 +162,22 @@ def test_sampler_keeps_the_text_and_what_has_no_characters(
     whole = {index for index, piece in enumerate(vocabulary) if not piece.is_text or piece.text in symbols}
     for before, after in zip(sentences, found, strict=True):
         assert [piece for piece in after if piece in whole] == [piece for piece in before if piece in whole]
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_sampler_never_splits_a_tag(algorithm: Algorithm, rate: float) -> None:
+    """Nor does it become part of the word behind it."""
+    texts = corpus("demo")[:200]
+    config = TokenizerConfig(vocab_size=800, algorithm=algorithm)
+    tokenizer = Tokenizer.from_bytes(train_tokenizer(texts, config, tags=["<bt>", "<2de>"]))
+    tags = [4 + n % 2 for n in range(200)]  # the ids behind the four special ones
+    sentences = [[tag, *ids] for tag, ids in zip(tags, tokenizer.encode(texts), strict=True)]
+    found = draw(SubwordSampler(tokenizer.vocabulary(), rate), sentences)
+    assert found != sentences
+    assert [ids[0] for ids in found] == tags
+    assert not any({4, 5} & {*ids[1:]} for ids in found)
+    assert tokenizer.decode([ids[1:] for ids in found]) == texts
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

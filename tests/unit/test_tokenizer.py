@@ -208,6 +208,50 @@ def test_train_tokenizer_puts_no_path_or_user_into_the_model(tmp_path: Path) -> 
     assert hashlib.sha256(model).digest() == hashlib.sha256(train_tokenizer(iter(LINES), SMALL)).digest()
 
 
+@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("normalization", Normalization)
+def test_train_tokenizer_makes_each_tag_a_piece(algorithm: Algorithm, normalization: Normalization) -> None:
+    """Whatever punctuation it has. The text behind it, and text that has it inside a word, keep their pieces."""
+    config = TokenizerConfig(vocab_size=80, algorithm=algorithm, normalization=normalization)
+    tags = ["<bt>", "<b>", ">>de<<", "__de__", "<a,b>", '<a"b>', "'a'", "\\a\\", "[The]", "<zh-Hant>"]
+    tokenizer = Tokenizer.from_bytes(train_tokenizer(LINES, config, tags=tags))
+    assert tokenizer.vocab_size <= 80
+    assert [tokenizer.piece(index) for index in range(4, 14)] == [f"\u2581{tag}" for tag in tags]
+
+    [plain] = tokenizer.encode(["The big house"])
+    tagged = tokenizer.encode([f"{tag} The big house" for tag in tags])
+    assert tagged == [[4 + n, *plain] for n in range(10)]
+    assert tokenizer.decode(tagged) == [f"{tag} The big house" for tag in tags]
+    [inside] = tokenizer.encode(["The<bt> big"])
+    assert 4 not in inside
+
+
+def test_train_tokenizer_without_tags_gives_the_bytes_of_one_that_knows_of_none() -> None:
+    assert train_tokenizer(LINES, SMALL, tags=[]) == train_tokenizer(LINES, SMALL)
+    assert b"\xe2\x96\x81<" not in train_tokenizer(LINES, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "known"), [([], False), (["<bt>"], True), (["\u2581<bt>"], True), (["bt>"], False), (["<bt>x"], False)]
+)
+def test_tokenizer_has_word_of_one_piece(symbols: list[str], known: bool) -> None:
+    """Alone, or behind a piece of the space, as a model that somebody else has trained may have it."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=80,
+        user_defined_symbols=symbols,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        minloglevel=2,
+    )
+    assert Tokenizer.from_bytes(model.getvalue()).has_word("<bt>") == known
+
+
 def sampled(total: int, limit: int) -> list[int]:
     return [int(line) for line in sample_lines(map(str, range(total)), total=total, limit=limit)]
 

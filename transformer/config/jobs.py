@@ -29,6 +29,7 @@ from transformer.config.settings import (
     at_least,
     at_most,
     check_names,
+    check_tag,
     option,
     require,
 )
@@ -94,6 +95,9 @@ class TranslateJob(DecodeJob):
         False, "refuse a source too long for the model, or not UTF-8, instead of truncating and replacing"
     )
     ensemble: list[str] = option([], "other runs with the same tokenizer: average the probabilities of all models")
+    tag: str | None = option(
+        None, "a word in front of each line, such as <2de> where a run has several languages (null: none)"
+    )
     prefix: str | None = option(
         None, "a file, line by line the whole words that a translation begins with (blank: with any)"
     )
@@ -112,6 +116,7 @@ class TranslateJob(DecodeJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_tag("tag", self.tag)
         at_least(self, "", 1, "n_best")
         at_most(self, "", MOST_BEAM, "n_best")
         require(
@@ -134,6 +139,9 @@ class ScoreJob(DecodeJob):
     )
     tgt: str | None = option(None, "their translations, line for line (null: standard input, `source TAB target`)")
     ensemble: list[str] = option([], "other runs with the same tokenizer: average the probabilities of all models")
+    tag: str | None = option(
+        None, "a word in front of each source, such as <2de> where a run has several languages (null: none)"
+    )
     pieces: bool = option(False, "jsonl: add the pieces of each target, EOS the last, and the log_prob of each")
     format: LineFormat = option(
         LineFormat.text,
@@ -143,6 +151,7 @@ class ScoreJob(DecodeJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_tag("tag", self.tag)
         require((self.src is None) == (self.tgt is None), "src and tgt belong together: set both, or neither")
         require(not self.pieces or self.format is LineFormat.jsonl, "pieces=true needs format=jsonl")
 
@@ -173,6 +182,8 @@ class EvaluateJob(DecodeJob):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names("test", self.test)
+        for name, pair in self.test.items():
+            check_tag(f"test.{name}.tag", pair.tag)
 
         # Files of translations instead of a run.
         require(

@@ -18,6 +18,11 @@ MOST_POSITIONS = 1 << 16
 MOST_BEAM = 1 << 10
 MOST_PENALTY = 10.0  # ((5 + |Y|) / 6)^10 of the longest translation is still a number
 
+# A tag is a word between marks, in ASCII. A bare `de` would be cut out of every word that begins with it, and another
+# character might not come through the tokenizer's normalization as it is.
+TAG = re.compile(r"(?=[!-~]*[A-Za-z0-9])[!-/:-@[-`{-~][!-~]*[!-/:-@[-`{-~]")
+RESERVED_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
+
 
 # ---- choices --------------------------------------------------------------------------------------------------------
 
@@ -212,6 +217,14 @@ def check_names(section: str, sets: dict[str, Any]) -> None:
         require(is_plain and name != "dev", message)
 
 
+def check_tag(key: str, tag: str | None) -> None:
+    """Refuse a tag that could not be a piece of its own; None (no tag) passes."""
+    if tag is None:
+        return
+    require(TAG.fullmatch(tag) is not None, f"{key}={tag} must be one word between marks, in ASCII, such as <bt>")
+    require(tag not in RESERVED_PIECES, f"{key}={tag} is a piece with a meaning of its own: choose another tag")
+
+
 def _below_one(config: object, section: str, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
@@ -287,7 +300,8 @@ class ModelConfig:
 class PairConfig:
     """Sentence pairs: two parallel text files, or a data set with a column for each language.
 
-    A run that resumes may name other files: their content is compared by digest, so a corpus may move.
+    A run that resumes may name other files: their content is compared by digest, so a corpus may move. The tag of a
+    development or test set may change as its text may (see `training.resume`).
     """
 
     src: str = option(
@@ -309,6 +323,9 @@ class PairConfig:
         None, "subset (configuration) of a hub data set, such as de-en", on_resume=OnResume.allow
     )
     split: str | None = option(None, "split of a hub data set, such as train", on_resume=OnResume.allow)
+    tag: str | None = option(
+        None, "a word in front of each source, such as <bt> or <2de>, which is a piece of its own (null: none)"
+    )
 
 
 @dataclass
@@ -356,12 +373,22 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_names("data.test", self.test)
         check_names("data.extra", self.extra)
+        for name, pair in self.sets().items():
+            check_tag(f"data.{name}.tag", pair.tag)
         for name, extra in self.extra.items():
             require(0.0 < extra.weight <= 1000.0, f"data.extra.{name}.weight={extra.weight} must be in (0, 1000]")
         for name in ("src_lang", "tgt_lang"):
             language = getattr(self, name)
             is_bool = language in ("True", "False")  # Norwegian is `no`
             require(not is_bool, f"data.{name}={language}: quote it, YAML takes a bare no for false")
+
+    def sets(self) -> dict[str, PairConfig]:
+        """Every set of pairs by its key below `data`, the small ones first."""
+        sets: dict[str, PairConfig] = {"dev": self.dev}
+        sets |= {f"test.{name}": pair for name, pair in self.test.items()}
+        sets |= {"train": self.train}
+        sets |= {f"extra.{name}": pair for name, pair in self.extra.items()}
+        return sets
 
 
 @dataclass

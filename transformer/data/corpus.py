@@ -4,6 +4,9 @@ Lines are split at the byte 0x0A and nowhere else. Text mode and `str.splitlines
 U+2028, U+0085 and others; from there on, every pair would be shifted. Whatever is wrong with a file is an InputError
 that names the file and the line.
 
+`with_tag` puts a tag in front of a source: for text that was translated back (Caswell et al., 2019), or for one of
+several target languages (Johnson et al., 2017).
+
 `screen_pairs` decides which pairs have a text that is fit to train on. Only training pairs are screened: whole pairs,
 and each that is dropped is counted.
 """
@@ -12,6 +15,7 @@ import gzip
 import hashlib
 import io
 import logging
+import unicodedata
 import zlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -152,6 +156,19 @@ def _decode(block: bytes, path: Path, *, before: int) -> str:
             f"{path}:{number}: not UTF-8: byte {column} of the line is 0x{block[error.start]:02x}: "
             "mend the line or convert the file"
         ) from error
+
+
+# ---- tags -----------------------------------------------------------------------------------------------------------
+
+
+def with_tag(source: str, tag: str | None) -> str:
+    """The source behind its tag and a space. A blank one stays as it is: a tag alone is nothing to translate."""
+    return source if tag is None or is_blank(source) else f"{tag} {source}"
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing in the text is visible: spaces of all kinds, controls, zero-width and direction marks."""
+    return all(unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf") for character in text)
 
 
 # ---- screening ------------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from transformer.errors import InputError, StorageError
 from transformer.files import build_once, digest_file, read_json
 from transformer.machine import resolve_threads, trim_heap
 from transformer.run_dir import TOKENIZER, RunDir, list_steps
+from transformer.vocabulary import UNK
 
 PREPARE_VERSION = 3
 REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
@@ -144,8 +145,16 @@ class _Corpus:
 
     def pairs(self, kept_by_text: bytes) -> Iterator[Pair]:
         """The pairs with a 1 in `kept_by_text`, which has a byte for each pair of all the sets."""
-        all_pairs = chain.from_iterable(text_set.source.pairs() for text_set in self.sets)
-        return compress(all_pairs, kept_by_text)
+        return compress(chain.from_iterable(text_set.source.pairs() for text_set in self.sets), kept_by_text)
+
+    def tagged_pairs(self, kept_by_text: bytes) -> Iterator[Pair]:
+        """The same pairs, with the tags of their sets."""
+        return compress(chain.from_iterable(text_set.source.tagged_pairs() for text_set in self.sets), kept_by_text)
+
+    @property
+    def tags(self) -> list[str]:
+        """The different tags of the sets."""
+        return sorted({text_set.source.tag for text_set in self.sets if text_set.source.tag is not None})
 
 
 @dataclass(frozen=True)
@@ -221,6 +230,7 @@ def prepare(job: TrainJob) -> Prepared:
     round_trips = {f"data.{name}": set_report.references for name, set_report in report.sets.items()}
     round_trips["a sample of the training targets"] = report.targets
     warn_of_changes(round_trips, job.tokenizer, is_given=tokenizer_model is not None)
+    _warn_of_cut_tags(job.data, Tokenizer.from_bytes(built.tokenizer_model), is_given=tokenizer_model is not None)
     if len(mixture_weights) > 1:
         _log_mixture(mixture_weights, counts)
     log.info("data ready: %s; %.1f s", _summary(report), time.monotonic() - began)
@@ -246,11 +256,7 @@ def _mixture_weights(data: DataConfig) -> dict[str, float]:
 
 def configured_sets(data: DataConfig) -> dict[str, PairConfig]:
     """Every set of pairs by its key, first those whose faults show soonest: small sets, and files on this machine."""
-    sets: dict[str, PairConfig] = {"dev": data.dev}
-    sets |= {f"test.{name}": pair for name, pair in data.test.items()}
-    sets |= {"train": data.train}
-    sets |= {f"extra.{name}": pair for name, pair in data.extra.items()}
-    return dict(sorted(sets.items(), key=lambda item: is_hub_dataset(item[1])))
+    return dict(sorted(data.sets().items(), key=lambda item: is_hub_dataset(item[1])))
 
 
 def _open_set(pair: PairConfig, name: str, data: DataConfig, *, store_dir: Path, is_training: bool) -> _TextSet:
@@ -319,6 +325,24 @@ def _log_mixture(mixture_weights: Mapping[str, float], counts: Mapping[str, Pair
         log.info("data.%s: %s of %s pairs, weight %g", name, f"{kept:,}", f"{read:,}", weight)
 
 
+def _warn_of_cut_tags(data: DataConfig, tokenizer: Tokenizer, *, is_given: bool) -> None:
+    """Log which tags are no piece of the tokenizer, into how many pieces it cuts them, and what to do about it."""
+    tags = {pair.tag: f"data.{name}.tag" for name, pair in data.sets().items() if pair.tag is not None}
+    cut = {tag: key for tag, key in tags.items() if not tokenizer.has_word(tag)}
+    if not cut:
+        return
+
+    counts = []
+    for (tag, key), ids in zip(cut.items(), tokenizer.encode(list(cut)), strict=True):
+        unknown = f", {ids.count(UNK)} of them unknown" if UNK in ids else ""
+        counts.append(f"{key}={tag} into {len(ids)}{unknown}")
+    if is_given:
+        remedy = "a model can learn a tag of several pieces, unless they are unknown; to make it one, train a tokenizer"
+    else:
+        remedy = "no training set has it, so the model will not know it: check how it is written"
+    log.warning("tags that are no piece of the tokenizer are cut into pieces: %s; %s", "; ".join(counts), remedy)
+
+
 def _summary(report: DataReport) -> str:
     """One line: `500 of 507 pairs (1.38% dropped: empty 7), 2,000 + 2,100 tokens, 400 pieces`."""
     pairs = f"{report.pairs_kept:,} of {report.pairs_read:,} pairs"
@@ -381,9 +405,16 @@ def _identity(corpus: _Corpus) -> str:
         tokenizer: object = hashlib.sha256(corpus.tokenizer_model).hexdigest()
     else:
         tokenizer = to_json(corpus.tokenizer)
-    text = [[text_set.columns, *(file.sha256 for file in text_set.files.values())] for text_set in corpus.sets]
+    text = [_identity_of_text(text_set) for text_set in corpus.sets]
     parts = [PREPARE_VERSION, STORE_VERSION, text, to_json(corpus.filters), tokenizer]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _identity_of_text(text_set: _TextSet) -> list[object]:
+    """What says which text a training set has; one without a tag is named as it was before there were tags."""
+    tag = text_set.source.tag
+    digests = [file.sha256 for file in text_set.files.values()]
+    return [text_set.columns, *digests, *([] if tag is None else [{"tag": tag}])]
 
 
 def _open_or_build(path: Path, corpus: _Corpus) -> _Built:
@@ -478,7 +509,7 @@ def _train_tokenizer(corpus: _Corpus, screened: _Screened) -> bytes:
     limit = corpus.tokenizer.sample_lines
     log.info("training the tokenizer on %s of %s lines", f"{min(total, limit):,}", f"{total:,}")
 
-    tokenizer_model = train_tokenizer(sample_lines(lines, total=total, limit=limit), corpus.tokenizer)
+    tokenizer_model = train_tokenizer(sample_lines(lines, total=total, limit=limit), corpus.tokenizer, tags=corpus.tags)
     trim_heap()  # a gigabyte, beside which the store of tens of millions of pairs would need as much again
     return tokenizer_model
 
@@ -488,7 +519,7 @@ def _encode_blocks(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -
 
     A thread takes a whole block: to share each block among the threads would have them wait for each other at its end.
     """
-    pairs = corpus.pairs(kept_by_text)
+    pairs = corpus.tagged_pairs(kept_by_text)
     sampled_every = max(1, kept_by_text.count(1) // SAMPLED_TARGETS)
     ahead = deque[Future[EncodedBlock]]()
 

@@ -15,13 +15,13 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
-from transformer.data.corpus import Pair, read_pairs
+from transformer.data.corpus import Pair, read_pairs, with_tag
 from transformer.data.table import BLOCK, Columns, default_columns, is_table, pairs_of, read_table
 from transformer.data.testset import find_test_set, is_test_set
 from transformer.errors import InputError, StorageError, TransformerError
@@ -68,16 +68,29 @@ class Source:
     files: dict[str, Path]  # by the key that names each, such as `src`
     columns: Columns | None = None  # of a table
     origin: Origin | None = None  # of the copy of a hub data set
+    tag: str | None = None  # that a model reads in front of each source
 
     def pairs(self) -> Iterator[Pair]:
-        """The pairs, in order. Raises InputError where a file cannot be read or is no parallel text."""
+        """The pairs as the files have them, in order.
+
+        Raises InputError where a file cannot be read or is no parallel text.
+        """
         if self.columns is None:
             return read_pairs(self.files["src"], self.files["tgt"])
         return read_table(self.files["dataset"], self.columns)
 
+    def tagged_pairs(self) -> Iterator[Pair]:
+        """The pairs as a model reads them: each source behind the tag, if there is one. Raises what `pairs` does."""
+        if self.tag is None:
+            return self.pairs()
+        return ((with_tag(source, self.tag), target) for source, target in self.pairs())
+
     def load(self, key: str) -> list[Pair]:
-        """All the pairs of a development or test set. Raises InputError as `pairs` does, and where there is none."""
-        pairs = list(self.pairs())
+        """All the pairs of a development or test set, as a model reads them.
+
+        Raises InputError as `pairs` does, and where there is none.
+        """
+        pairs = list(self.tagged_pairs())
         if not pairs:
             raise InputError(f"{next(iter(self.files.values()))}: there is no sentence in it: check {key}")
         return pairs
@@ -94,6 +107,11 @@ def resolve_source(pair: PairConfig, key: str, *, languages: Columns, store_dir:
     `languages` are the columns' names where none are given. Raises InputError, and StorageError where no copy can be
     written.
     """
+    return replace(_find(pair, key, languages=languages, store_dir=store_dir), tag=pair.tag)
+
+
+def _find(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -> Source:
+    """The files, without the tag."""
     if not pair.dataset:
         for side, value in (("src", pair.src), ("tgt", pair.tgt)):
             if not value:

@@ -7,7 +7,7 @@ encoded as a space, as scorers see it: a tab or a no-break space shall not be an
 import io
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -20,6 +20,7 @@ from transformer.seeding import seed_for
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 LARGEST_MODEL = 64 << 20  # bytes; a real one has less than one million
+SPACE = "\u2581"  # as pieces spell it
 
 _OTHER_SPACE = re.compile(r"[^\S ]")  # whitespace but for the space itself
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -86,6 +87,12 @@ class Tokenizer:
         pairs = zip(texts, self.decode(self.encode(texts)), strict=True)
         return [(text, decoded) for text, decoded in pairs if text.split() != decoded.split()]
 
+    def has_word(self, word: str) -> bool:
+        """Whether a word is one piece, or one behind the piece of the space in front of it."""
+        [ids] = self.encode([word])
+        pieces = [self.piece(index) for index in ids]
+        return pieces in ([SPACE + word], [SPACE, word])
+
     def vocabulary(self) -> list[Piece]:
         """All pieces, in the order of their ids."""
         processor = self._processor
@@ -118,8 +125,11 @@ def read_model(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}): check the path") from error
 
 
-def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> bytes:
+def train_tokenizer(lines: Iterable[str], config: TokenizerConfig, *, tags: Sequence[str] = ()) -> bytes:
     """Train a model on lines of both languages and return its file's content.
+
+    Each tag becomes a piece together with the space before it, which SentencePiece puts in front of a text, too: so a
+    tag costs one id, and a text behind it has the pieces that it has by itself. The lines are without tags.
 
     A small corpus may yield fewer pieces than asked for. The same lines give the same bytes. What `lines` raises is
     raised again as it is, KeyboardInterrupt included. Raises InputError where SentencePiece cannot train.
@@ -144,6 +154,7 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> bytes:
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
+            user_defined_symbols=[SPACE + tag for tag in tags],
             num_threads=16,  # stored in the model: always the same, or the same pieces would have another digest
             minloglevel=2,
         )

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import torch
 
 from transformer.config.jobs import ScoreJob
-from transformer.data.corpus import LONGEST_LINE, Pair, read_pairs
+from transformer.data.corpus import LONGEST_LINE, Pair, read_pairs, with_tag
 from transformer.decoding.output import format_scores
 from transformer.decoding.stream import load_for, read_blocks, throughput
 from transformer.errors import InputError
@@ -34,7 +34,7 @@ def run(job: ScoreJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     that is no pair, text that is not UTF-8, and a side that is longer than the model has positions for.
     """
     torch.set_num_threads(resolve_threads(job.threads))
-    translator = load_for(job, job.ensemble)
+    translator = load_for(job)
     origins = (str(job.src or STDIN), str(job.tgt or STDIN))
 
     line = 1  # of the next pair
@@ -43,7 +43,8 @@ def run(job: ScoreJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     n_blank = 0
     with throughput("pair", stdin, stdout) as advance:
         for pairs in _blocks(job, stdin):
-            sources, targets = zip(*pairs, strict=True)
+            sources = [with_tag(source, job.tag) for source, _ in pairs]
+            targets = [target for _, target in pairs]
             results = translator.score(sources, targets, first_line=line, origins=origins)
             stdout.write(format_scores(results, job.format, first_line=line, by_piece=job.pieces).encode("utf-8"))
             stdout.flush()

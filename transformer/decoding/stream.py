@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 import torch
 
-from transformer.config.jobs import DecodeJob, TranslateJob
-from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines
+from transformer.config.jobs import ScoreJob, TranslateJob
+from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines, with_tag
 from transformer.decoding.loading import load_translator
 from transformer.decoding.output import Translation, format_translations
 from transformer.decoding.translator import Translator
@@ -38,13 +38,13 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     under `strict`, and for prefixes that are not as many as lines.
     """
     torch.set_num_threads(resolve_threads(job.threads))
-    translator = load_for(job, job.ensemble)
+    translator = load_for(job)
     _translate(translator, job, [], None, line=1)  # of nothing: an error in the settings shows before anything is read
 
     line = 1
     with throughput("line", stdin, stdout) as advance, closing(_prefixes(job.prefix)) as prefixes:
         for block in read_blocks(stdin):
-            texts = [_decode(text, line + n, strict=job.strict) for n, text in enumerate(block)]
+            texts = [with_tag(_decode(text, line + n, strict=job.strict), job.tag) for n, text in enumerate(block)]
             block_prefixes = None if job.prefix is None else list(islice(prefixes, len(texts)))
             if block_prefixes is not None and len(block_prefixes) < len(texts):
                 raise InputError(
@@ -63,16 +63,19 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
             raise InputError(f"{job.prefix}:{line}: there are only {line - 1} lines to translate: leave the rest out")
 
 
-def load_for(job: DecodeJob, ensemble: Sequence[str]) -> Translator:
-    """The translator of a job's settings. Raises what `load_translator` does."""
-    return load_translator(
+def load_for(job: TranslateJob | ScoreJob) -> Translator:
+    """The translator of a job's settings; a tag that it does not know is logged. Raises what `load_translator` does."""
+    translator = load_translator(
         Path(job.run_dir),
         checkpoint=job.checkpoint,
         search=job.search,
         device=job.device,
         precision=job.precision,
-        ensemble=[Path(other) for other in ensemble],
+        ensemble=[Path(other) for other in job.ensemble],
     )
+    if job.tag is not None and not translator.tokenizer.has_word(job.tag):
+        log.warning("tag=%s is no piece of the run's tokenizer: check how the run's own tags are written", job.tag)
+    return translator
 
 
 def _translate(

@@ -11,7 +11,6 @@ the model, which would make something up for it.
 
 import logging
 import math
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from transformer.compute import autocast, default_batch_tokens, memory_errors_named
 from transformer.config.settings import MOST_BEAM, Precision, SampleConfig, SearchConfig, SearchOverride
+from transformer.data.corpus import is_blank
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import Pair, align, pad, piece_log_probs
@@ -632,11 +632,6 @@ def search_override(
         return SearchOverride(beam_size, length_penalty, max_extra, batch_tokens)
     except ValueError as error:
         raise InputError(str(error).removeprefix("search.")) from None
-
-
-def is_blank(text: str) -> bool:
-    """Whether nothing in the text is visible: spaces of all kinds, controls, zero-width and direction marks."""
-    return all(unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf") for character in text)
 
 
 def _batches(lengths: list[int], *, width: int, batch_tokens: int) -> Iterator[list[int]]:

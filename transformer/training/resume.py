@@ -177,6 +177,10 @@ def _policy(key: str, job: TrainJob) -> OnResume:
     # Under linear and cosine decay the rate of every step depends on the last one.
     if key == "train.max_steps" and job.train.decay in (Decay.linear, Decay.cosine):
         return OnResume.refuse
+
+    # Development and test sets only measure: a changed tag is a changed text.
+    if key.startswith(("data.dev.", "data.test.")):
+        return OnResume.allow
     return keys_of(TrainJob)[generic_key(key)].on_resume
 
 

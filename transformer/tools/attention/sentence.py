@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 
 from transformer.config.jobs import AttentionJob
-from transformer.data.corpus import read_lines, read_pairs
-from transformer.decoding.translator import Translator, is_blank
+from transformer.data.corpus import is_blank, read_lines, read_pairs
+from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.evaluation.sets import read_set
 from transformer.model.inspection import AttentionMaps, Role, attention_maps

@@ -20,7 +20,8 @@ from itertools import chain
 from pathlib import Path
 
 from transformer.config.jobs import CompareJob
-from transformer.data.corpus import Pair
+from transformer.config.settings import TAG
+from transformer.data.corpus import Pair, is_blank
 from transformer.errors import InputError
 from transformer.evaluation.files import read_parallel
 from transformer.evaluation.score import check_plain_text
@@ -312,16 +313,29 @@ def _check_signatures(baseline: str, name: str, *, results: Mapping[str, Results
 
 
 def _check_same_text(test_set: str, ours: Sequence[Pair], theirs: Sequence[Pair], *, runs: tuple[str, str]) -> None:
-    """Raise InputError where two runs keep different texts under the name of one test set."""
+    """Raise InputError where two runs keep different texts under the name of one test set.
+
+    Tags may differ: a model of several languages can be compared with a model of one.
+    """
     if len(ours) != len(theirs):
         raise InputError(
             f"{test_set} is not the same test set in {runs[0]} and {runs[1]}: {len(ours)} and {len(theirs)} sentences"
         )
-    for line, (one, other) in enumerate(zip(ours, theirs, strict=True), 1):
+    pairs = zip(_without_tag(ours), _without_tag(theirs), strict=True)
+    for line, (one, other) in enumerate(pairs, 1):
         if one != other:
             raise InputError(
                 f"{test_set} is not the same test set in {runs[0]} and {runs[1]}: they differ in line {line}"
             )
+
+
+def _without_tag(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """The pairs without the tag in front of their sources, if all that are not blank have the same."""
+    first_words = {source.partition(" ")[0] for source, _ in pairs if not is_blank(source)}
+    tag = first_words.pop() if len(first_words) == 1 else ""
+    if not TAG.fullmatch(tag):
+        return pairs
+    return [(source.removeprefix(f"{tag} "), target) for source, target in pairs]
 
 
 # ---- the comparison of a test set -----------------------------------------------------------------------------------

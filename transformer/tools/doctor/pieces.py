@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from transformer.config.jobs import TrainJob
+from transformer.data.corpus import with_tag
 from transformer.data.prepare import Prepared
 from transformer.data.round_trip import RoundTrip
 from transformer.data.tokenizer import Tokenizer
@@ -141,6 +142,7 @@ def _check_side(survey: Survey, side: int, *, tokenizer: Tokenizer, bytes_ids: s
 
 def check_lengths(surveys: Sequence[Survey], job: TrainJob, tokenizer: Tokenizer) -> list[Check]:
     """The longest sentences of a training set against the step, of an evaluation set against the model's positions."""
+    tags = {name: pair.tag for name, pair in job.data.sets().items()}
     checks = []
     for survey in surveys:
         if survey.is_training:
@@ -155,7 +157,8 @@ def check_lengths(surveys: Sequence[Survey], job: TrainJob, tokenizer: Tokenizer
             limit = job.model.max_positions
             remedy = "split these lines: what is longer is cut off"
 
-        lengths = {line: _tokens(tokenizer, source, target) for line, source, target in survey.longest}
+        tag = tags[survey.name]
+        lengths = {line: _tokens(tokenizer, with_tag(source, tag), target) for line, source, target in survey.longest}
         longest = max(lengths.values(), default=0)
         too_long = [line for line, length in lengths.items() if length > limit]
 

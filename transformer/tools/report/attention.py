@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from transformer.config.jobs import ReportJob
 from transformer.config.settings import Precision, SearchOverride
-from transformer.data.corpus import Pair
+from transformer.data.corpus import Pair, is_blank
 from transformer.decoding.loading import load_translator
-from transformer.decoding.translator import Translator, is_blank
+from transformer.decoding.translator import Translator
 from transformer.errors import TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.run_dir import DEV

@@ -1,0 +1,390 @@
+"""Tags in front of sources: for text that was translated back, and for several target languages in one model.
+
+The corpus is digits in English words; its targets are German under the tag <2de>, and French under <2fr>.
+"""
+
+import io
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import transformer
+from support.command_line import enter
+from support.corpora import ENGLISH, GERMAN, read, results_of, run, texts, tiny_job, write_pair
+from support.resumed_runs import stop_at
+from transformer.config.compose import compose
+from transformer.config.jobs import CompareJob, DoctorJob, EvaluateJob, ScoreJob, TrainJob, TranslateJob
+from transformer.config.settings import (
+    DataConfig,
+    ExtraConfig,
+    FilterConfig,
+    LineFormat,
+    Normalization,
+    PairConfig,
+    TokenizerConfig,
+)
+from transformer.data.prepare import Prepared, prepare
+from transformer.data.source import Source
+from transformer.data.tokenizer import Tokenizer
+from transformer.decoding import score_stream, stream
+from transformer.errors import CheckpointError, InputError
+from transformer.evaluation.sets import evaluate
+from transformer.tools.compare.command import compare
+from transformer.tools.doctor.command import doctor
+from transformer.tools.doctor.pieces import check_lengths
+from transformer.tools.doctor.survey import survey
+
+FRENCH = ("zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf")
+SIZES = {"train": 300, "dev": 6, "test": 8}
+
+Pairs = list[tuple[str, str]]
+
+
+def spelt(digits: Sequence[int], words: Sequence[str]) -> str:
+    return " ".join(words[digit] for digit in digits)
+
+
+def draw(seed: int) -> dict[str, list[list[int]]]:
+    """The digits of each set."""
+    rng = random.Random(seed)
+    return {name: [[rng.randrange(10) for _ in range(3)] for _ in range(size)] for name, size in SIZES.items()}
+
+
+def write(folder: Path, name: str, pairs: Pairs, tag: str | None = None) -> PairConfig:
+    return replace(write_pair(folder, name, pairs), tag=tag)
+
+
+def write_languages(folder: Path) -> DataConfig:
+    """Both languages for training and for tests; the development set is German."""
+    sets = {}
+    for language, words in (("de", GERMAN), ("fr", FRENCH)):
+        for name, sentences in draw(seed=1).items():
+            pairs = [(spelt(digits, ENGLISH), spelt(digits, words)) for digits in sentences]
+            sets[name, language] = write(folder / language, name, pairs, f"<2{language}>")
+    french = sets["train", "fr"]
+    return DataConfig(
+        train=sets["train", "de"],
+        extra={"french": ExtraConfig(french.src, french.tgt, tag=french.tag)},
+        dev=sets["dev", "de"],
+        test={"german": sets["test", "de"], "french": sets["test", "fr"]},
+        filter=FilterConfig(max_length=40),
+        store_dir=str(folder / "store"),
+    )
+
+
+def without_tags(data: DataConfig) -> DataConfig:
+    return replace(
+        data,
+        train=replace(data.train, tag=None),
+        dev=replace(data.dev, tag=None),
+        test={name: replace(pair, tag=None) for name, pair in data.test.items()},
+        extra={name: replace(pair, tag=None) for name, pair in data.extra.items()},
+    )
+
+
+@pytest.fixture(scope="module")
+def languages(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return write_languages(tmp_path_factory.mktemp("languages"))
+
+
+@pytest.fixture(scope="module")
+def finished(languages: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
+    """A run of both languages; a few steps, which teach it nothing."""
+    job = tiny_job(tmp_path_factory.mktemp("runs") / "both", languages, max_steps=4)
+    run(job)
+    return job
+
+
+def few(folder: Path, train: Pairs, *, tag: str | None = "<bt>", extra: Pairs | None = None) -> TrainJob:
+    """To be prepared only: `train` without a tag, and `extra` with one; without `extra`, `train` has it."""
+    data = DataConfig(
+        train=write(folder, "train", train, tag if extra is None else None),
+        dev=write(folder, "dev", [("one two", "eins zwei")]),
+    )
+    if extra is not None:
+        pair = write(folder, "extra", extra)
+        data.extra["bt"] = ExtraConfig(pair.src, pair.tgt, tag=tag)
+    return TrainJob(run_dir=str(folder / "runs" / "a"), data=data, tokenizer=TokenizerConfig(vocab_size=40))
+
+
+def sources_of(prepared: Prepared) -> list[list[int]]:
+    """The ids of the sources in the store."""
+    return [prepared.store.gather(np.array([n]), 0).pieces.tolist() for n in range(len(prepared.store))]
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tag", ["<bt>", ">>de<<", "[de]", "__de__", "{de}", '<a"b>', "<a,b>", "<a=b>", "\\a\\", "#a#", "@a@", "<zh-Hant>"]
+)
+def test_compose_takes_a_tag_as_it_is_typed(tag: str) -> None:
+    """Behind the shell's quotes, without any of Hydra's own."""
+    keys = [f"data.{name}.tag={tag}" for name in ("train", "dev", "extra.bt", "test.news")]
+    job = compose("train", ["experiment=base", *keys])
+    assert isinstance(job, TrainJob)
+    assert [pair.tag for pair in job.data.sets().values()] == [tag] * 4
+    for command, key in (("translate", "tag"), ("score", "tag"), ("evaluate", "test.news.tag")):
+        found = compose(command, [f"{key}={tag}"])
+        assert tag in (getattr(found, "tag", None), *(pair.tag for pair in getattr(found, "test", {}).values()))
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [("train", "data.extra.bt.tag"), ("translate", "tag"), ("score", "tag"), ("evaluate", "test.news.tag")],
+)
+@pytest.mark.parametrize("tag", ["de", "<a b>", "</s>"])
+def test_compose_refuses_a_tag_by_its_key(command: str, key: str, tag: str) -> None:
+    experiment = ["experiment=base"] if command == "train" else []
+    with pytest.raises(InputError, match=re.escape(f"{key}={tag}")) as refused:
+        compose(command, [*experiment, f"{key}={tag}"])
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("command", ["translate", "score", "train", "evaluate"])
+def test_help_shows_the_tag(command: str) -> None:
+    assert re.search(r"tag=null\n +.*a word in front of each (line|source), such as", enter(command, "--help").out)
+
+
+# ---- preparing ------------------------------------------------------------------------------------------------------
+
+
+def test_prepare_puts_one_piece_in_front_of_each_source(languages: DataConfig, tmp_path: Path) -> None:
+    """Behind it the source has the pieces that it has by itself; targets have no tag."""
+    prepared = prepare(tiny_job(tmp_path / "a", languages))
+    digits = draw(seed=1)["train"]
+    german = [(f"<2de> {spelt(three, ENGLISH)}", spelt(three, GERMAN)) for three in digits]
+    french = [(f"<2fr> {spelt(three, ENGLISH)}", spelt(three, FRENCH)) for three in digits]
+    assert texts(prepared) == german + french
+
+    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
+    tags = [tokenizer.piece(ids[0]) for ids in sources_of(prepared)]
+    assert tags == ["\u2581<2de>"] * 300 + ["\u2581<2fr>"] * 300
+    plain = tokenizer.encode([spelt(three, ENGLISH) for three in digits])
+    assert [ids[1:] for ids in sources_of(prepared)] == plain + plain
+
+    assert prepared.dev[0] == (f"<2de> {spelt(draw(1)['dev'][0], ENGLISH)}", spelt(draw(1)["dev"][0], GERMAN))
+    assert prepared.test["french"][0][0] == f"<2fr> {spelt(draw(1)['test'][0], ENGLISH)}"
+
+
+def test_prepare_filters_the_text_without_its_tag(tmp_path: Path) -> None:
+    """A source of nothing stays nothing; copies are copies, under whichever tag they come."""
+    extra = [("", "null"), ("\u00a0", "eins"), ("\u200b", "zwei"), ("vier", "vier"), ("one", "eins"), ("two", "zwei")]
+    job = few(tmp_path, [("one", "eins"), ("three", "drei")], extra=extra)
+    job.data.filter = FilterConfig(drop_identical=True, drop_duplicates=True)
+    job.tokenizer.normalization = Normalization.nmt_nfkc  # which drops a zero-width space
+    prepared = prepare(job)
+    assert texts(prepared) == [("one", "eins"), ("three", "drei"), ("<bt> two", "zwei")]
+    found = {reason: count for reason, count in prepared.report.dropped.items() if count}
+    assert found == {"empty": 2, "no_pieces": 1, "identical": 1, "duplicate": 1}
+
+
+def test_prepare_counts_the_tag_as_a_piece(tmp_path: Path) -> None:
+    pairs = [("one two three", "eins zwei drei"), ("one", "eins")]
+    plain = prepare(few(tmp_path / "plain", pairs, tag=None))
+    tagged = prepare(few(tmp_path / "tagged", pairs))
+    counts = [len(ids) for ids in sources_of(plain)]
+    assert [len(ids) for ids in sources_of(tagged)] == [count + 1 for count in counts]
+
+    job = few(tmp_path / "limit", [("one two three", "eins"), ("one", "eins")])
+    job.data.filter = FilterConfig(max_length=counts[0], max_ratio=99.0)
+    prepared = prepare(job)
+    assert (texts(prepared), prepared.report.dropped["too_long"]) == ([("<bt> one", "eins")], 1)
+
+
+def test_prepare_leaves_blank_sources_of_evaluation_sets_blank(tmp_path: Path) -> None:
+    job = few(tmp_path, [("one", "eins")])
+    blank = [("", "null"), (" ", "null"), ("one", "eins")]
+    job.data.dev = write(tmp_path, "blank", blank, "<bt>")
+    job.data.test["x"] = job.data.dev
+    prepared = prepare(job)
+    assert prepared.dev == prepared.test["x"] == [("", "null"), (" ", "null"), ("<bt> one", "eins")]
+
+
+def test_prepare_names_a_corpus_by_its_tags(tmp_path: Path) -> None:
+    """One without tags by the digest that it had before there were any."""
+    job = few(tmp_path, [("one", "eins"), ("two", "zwei")], tag=None, extra=[("four", "vier")])
+    plain = prepare(job).report.digest
+    assert plain == "74b4f1bcf4725eac8ba733515daff2e071e5ee754b3c43ea74016fe05b7529b8"
+    digests = {plain}
+    for train, extra in ((None, "<bt>"), ("<bt>", None), ("<bt>", "<bt>"), (None, "<x>")):
+        job.data.train.tag, job.data.extra["bt"].tag = train, extra
+        digests.add(prepare(job).report.digest)
+    assert len(digests) == 5
+
+    # What only measures does not count.
+    job.data.dev.tag = "<x>"
+    assert prepare(job).report.digest in digests
+
+
+def test_prepare_warns_of_a_tag_that_is_no_piece(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = few(tmp_path, [("one", "eins"), ("bet", "bett")])
+    given = tmp_path / "given.model"
+    given.write_bytes(prepare(job).tokenizer_model)
+    assert "piece of the tokenizer" not in caplog.text
+
+    # Of an evaluation set: no text that is trained on has it.
+    job.data.dev.tag = "<it>"
+    prepare(job)
+    [message] = [message for message in caplog.messages if "piece of the tokenizer" in message]
+    assert re.search(r"data\.dev\.tag=<it> into [2-9].*; no training set has it", message)
+    job.data.dev.tag = None
+    caplog.clear()
+
+    # Of a given tokenizer.
+    job.tokenizer.model = str(given)
+    prepare(job)
+    assert "piece of the tokenizer" not in caplog.text
+    job.data.train.tag = "<be>"
+    prepare(job)
+    [message] = [message for message in caplog.messages if "piece of the tokenizer" in message]
+    assert re.search(r"data\.train\.tag=<be> into [2-9].* a model can learn a tag of several pieces", message)
+    assert "\n" not in message
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+def test_resume_refuses_another_tag_of_training_text(finished: TrainJob) -> None:
+    extra = {"french": replace(finished.data.extra["french"], tag="<x>")}
+    data = replace(finished.data, train=replace(finished.data.train, tag=None), extra=extra)
+    with pytest.raises(CheckpointError) as refused:
+        run(replace(finished, data=data))
+    assert "data.train.tag: <2de> -> null; data.extra.french.tag: <2fr> -> <x>; the training data" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_resume_takes_another_tag_of_a_test_or_dev_set_for_another_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_languages(tmp_path / "text")
+    job = tiny_job(tmp_path / "a", data, max_steps=6)
+    stop_at(job, 3)
+    data.dev.tag = "<2fr>"
+    run(job)
+    assert caplog.text.count("the text of data.dev has changed") == 1
+
+    before = results_of(tmp_path / "a")
+    data.test["german"].tag = "<2fr>"
+    run(job)
+    after = results_of(tmp_path / "a")
+    assert before["test_digest"] != after["test_digest"]
+    source = (tmp_path / "a" / "hypotheses" / "german.src").read_text(encoding="utf-8")
+    assert source.startswith("<2fr> ")
+
+
+def test_evaluate_scores_what_the_run_keeps_again(finished: TrainJob, tmp_path: Path) -> None:
+    """What is kept is what the model reads: with the tag, as the same files are when they are named with it."""
+    run_dir = Path(finished.run_dir)
+    kept = (run_dir / "hypotheses" / "french.src").read_text(encoding="utf-8").splitlines()
+    assert kept == [f"<2fr> {spelt(three, ENGLISH)}" for three in draw(seed=1)["test"]]
+
+    recorded = read(run_dir / "results.json")["test_sets"]
+    again = evaluate(EvaluateJob(run_dir=str(run_dir)))
+    assert {name: scores.bleu for name, scores in again.test_sets.items()} == {
+        name: scores["bleu"] for name, scores in recorded.items()
+    }
+    named = evaluate(EvaluateJob(run_dir=str(run_dir), test={"french": finished.data.test["french"]}))
+    assert named.test_sets["french"].bleu == recorded["french"]["bleu"]
+    with pytest.raises(InputError, match=r"test\.french: .* has another text of that name"):
+        evaluate(EvaluateJob(run_dir=str(run_dir), test={"french": replace(finished.data.test["french"], tag=None)}))
+
+
+def test_compare_takes_the_same_text_under_other_tags(finished: TrainJob, tmp_path: Path) -> None:
+    """A model of several languages beside a model of one."""
+    untagged = replace(finished.data.test["german"], tag=None)
+    data = replace(finished.data, extra={}, train=replace(finished.data.train, tag=None), test={"german": untagged})
+    alone = tiny_job(tmp_path / "german", data, max_steps=4)
+    run(alone)
+    comparison = compare(CompareJob(runs=[finished.run_dir, alone.run_dir]))
+    assert list(comparison.test_sets) == ["german"]
+
+
+def test_doctor_judges_text_without_tags(languages: DataConfig, tmp_path: Path) -> None:
+    job = DoctorJob(run_dir=str(tmp_path / "a"), data=languages, text_only=True)
+    assert doctor(job) == doctor(replace(job, data=without_tags(languages)))
+
+
+def test_check_lengths_counts_the_tag(tmp_path: Path) -> None:
+    job = few(tmp_path, [("one two three", "eins"), ("two", "zwei")])
+    tokenizer = Tokenizer.from_bytes(prepare(job).tokenizer_model)
+    [pieces] = tokenizer.encode(["one two three"])
+    read = survey("train", Source({"src": Path(job.data.train.src), "tgt": Path(job.data.train.tgt)}), None)
+    [check] = check_lengths([read], job, tokenizer)
+    assert check.found.startswith(f"the longest sentence has {1 + len(pieces) + 1} tokens")  # tag, text, EOS
+
+
+# ---- translating ----------------------------------------------------------------------------------------------------
+
+
+def translated(job: TranslateJob, text: str) -> str:
+    out = io.BytesIO()
+    stream.run(job, io.BytesIO(text.encode()), out)
+    return out.getvalue().decode()
+
+
+def test_translate_puts_a_tag_in_front_of_each_line(finished: TrainJob) -> None:
+    """The same pieces, and so the same numbers, as where the user writes the tag."""
+    job = TranslateJob(run_dir=finished.run_dir, format=LineFormat.jsonl)
+    tagged = translated(replace(job, tag="<2fr>"), "one two\n\n \u200b\n  three\n")
+    assert tagged == translated(job, "<2fr> one two\n\n\n<2fr> three\n")
+    first, *blank, _ = (json.loads(line)["translations"][0] for line in tagged.splitlines())
+    assert [(translation["text"], translation["log_prob"]) for translation in blank] == [("", None)] * 2
+
+    translator = transformer.load(finished.run_dir)
+    assert first["text"] == translator.translate(["<2fr> one two"])[0]
+    [ids] = translator.tokenizer.encode(["<2fr> one two"])
+    assert translator.tokenizer.piece(ids[0]) == "\u2581<2fr>"
+
+
+def test_score_puts_a_tag_in_front_of_each_source(finished: TrainJob) -> None:
+    def scores(tag: str | None, rows: str) -> str:
+        out = io.BytesIO()
+        score_stream.run(ScoreJob(run_dir=finished.run_dir, tag=tag), io.BytesIO(rows.encode()), out)
+        return out.getvalue().decode()
+
+    tagged = scores("<2fr>", "one two\tun deux\n\tun\n")
+    assert tagged == scores(None, "<2fr> one two\tun deux\n\tun\n")
+    assert tagged != scores("<2de>", "one two\tun deux\n\tun\n")
+    assert tagged.endswith("\n\n")  # a blank source has no number
+
+
+def test_translate_warns_of_a_tag_that_the_run_does_not_know(
+    finished: TrainJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    translated(TranslateJob(run_dir=finished.run_dir, tag="<2de>"), "one\n")
+    assert "tag=" not in caplog.text
+    translated(TranslateJob(run_dir=finished.run_dir, tag="<2it>"), "one\n")
+    assert caplog.messages.count(
+        "tag=<2it> is no piece of the run's tokenizer: check how the run's own tags are written"
+    )
+
+
+def test_tags_decide_the_language(languages: DataConfig, tmp_path: Path) -> None:
+    """One model, two languages: each test set is translated into its own."""
+    job = tiny_job(
+        tmp_path / "a",
+        languages,
+        {"d_model": 64, "d_ff": 128, "dropout": 0.0},
+        max_steps=200,
+        learning_rate=5e-3,
+        warmup_steps=20,
+        tokens_per_step=1500,
+        max_tokens=1500,
+        save_every=200,
+        validate_every=200,
+        average=1,
+        keep_last=2,
+    )
+    run(job)
+    translator = transformer.load(tmp_path / "a")
+    for tag, own in (("<2de>", GERMAN), ("<2fr>", FRENCH)):
+        found = translator.translate([f"{tag} {spelt(three, ENGLISH)}" for three in draw(seed=1)["test"]])
+        assert all(found)
+        assert {word for text in found for word in text.split()} <= set(own)
