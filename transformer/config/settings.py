@@ -323,9 +323,7 @@ class PairConfig:
         None, "subset (configuration) of a hub data set, such as de-en", on_resume=OnResume.allow
     )
     split: str | None = option(None, "split of a hub data set, such as train", on_resume=OnResume.allow)
-    tag: str | None = option(
-        None, "a word in front of each source, such as <bt> or <2de>, which is a piece of its own (null: none)"
-    )
+    tag: str | None = option(None, "a word in front of each source, such as <bt> or <2de>: one piece (null: none)")
 
 
 @dataclass
