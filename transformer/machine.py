@@ -21,7 +21,16 @@ def resolve_threads(threads: int | None) -> int:
     """The number of threads that is set; None: this rank's share of the cores that this process may use."""
     if threads is not None:
         return threads
-    return max(1, len(os.sched_getaffinity(0)) // _local_world_size())
+    return max(1, _cores() // _local_world_size())
+
+
+def _cores() -> int:
+    """The cores that this process may use: no more than as much time as its container has."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError), open(f"{CONTROL_GROUP}/cpu.max", encoding="ascii") as file:
+        quota, period = map(int, file.read().split())  # ValueError: the quota is `max`
+        return min(cores, max(1, quota // period))
+    return cores
 
 
 def free_memory() -> int:
@@ -52,7 +61,7 @@ def describe_processor() -> str:
         name = re.search(r"^model name\s*: (.+)$", cpu, re.MULTILINE)
         kilobytes = re.search(r"^MemTotal:\s*([0-9]+)", memory, re.MULTILINE)
         size = "" if kilobytes is None else f", {int(kilobytes[1]) / 2**20:.0f} GiB"
-        return f"{'unknown processor' if name is None else name[1]}, {len(os.sched_getaffinity(0))} cores{size}"
+        return f"{'unknown processor' if name is None else name[1]}, {_cores()} cores{size}"
     return "unknown processor"
 
 

@@ -36,7 +36,7 @@ from measured import Measured, Numbers
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from transformer.compute import dtype_of, loss_scaler, resolve_device
+from transformer.compute import avoid_cudnn_attention, dtype_of, loss_scaler, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig, paper_peak
@@ -164,6 +164,7 @@ class Training:
     def __init__(self, job: TrainJob, store: Store, vocab_size: int) -> None:
         self.resolved = resolve_settings(job, 1)
         self.device = torch.device(self.resolved.device.name)
+        avoid_cudnn_attention(self.device)
         self.batching = batching_of(job, self.resolved, lengths=store.lengths, mixture=((len(store), 1.0),))
         self.parameters = parameters(job.model, vocab_size)
         self.taken = 0

@@ -411,7 +411,7 @@ class TrainConfig:
     fused_loss: bool = option(
         False, "make the loss by a Triton kernel, which no GPU has run yet", on_resume=OnResume.note
     )
-    threads: int | None = option(None, "CPU threads (null: one for each core)", on_resume=OnResume.note)
+    threads: int | None = option(None, "CPU threads (null: this rank's share of the cores)", on_resume=OnResume.note)
     deterministic: bool = option(False, "bit-identical runs on a GPU, slower")
     prefetch: int = option(4, "steps that the loader prepares ahead", on_resume=OnResume.allow)
     log_every: int = option(100, "steps between log lines", on_resume=OnResume.allow)

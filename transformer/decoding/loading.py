@@ -10,7 +10,13 @@ from typing import Literal, TypeVar
 import torch
 
 from transformer.checkpoint import Checkpoint, find_checkpoint
-from transformer.compute import dtype_of, memory_errors_named, resolve_device, resolve_precision
+from transformer.compute import (
+    avoid_cudnn_attention,
+    dtype_of,
+    memory_errors_named,
+    resolve_device,
+    resolve_precision,
+)
 from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
 from transformer.data.tokenizer import Tokenizer, read_model
 from transformer.decoding.translator import Translator, search_override
@@ -49,7 +55,8 @@ def load(
         needed. A CPU holds as many batches as torch has threads, but at most 8.
     ensemble: other runs with the same tokenizer: at each step the probabilities of all models are averaged.
 
-    None leaves a search setting as the run was trained with. The number of CPU threads is torch's.
+    None leaves a search setting as the run was trained with. The number of CPU threads is torch's. On a GPU, the
+    process uses no attention of cuDNN's from now on, which would plan anew for every shape of a batch.
 
     Raises InputError for a value that cannot be, where there is no such run or checkpoint, and for an ensemble whose
     tokenizers differ; CheckpointError where a run is damaged.
@@ -124,6 +131,7 @@ def build_translator(
     tokenizer = Tokenizer(tokenizer_model, str(run.tokenizer))
 
     torch_device = resolve_device(device)
+    avoid_cudnn_attention(torch_device)
     if precision is Precision.auto:
         precision = _precision_of(run, torch_device)
     settings = search.over(checkpoint.settings("search", SearchConfig))

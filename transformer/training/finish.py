@@ -15,7 +15,7 @@ from transformer.training.start import Run
 
 
 def is_finished(run: Run) -> bool:
-    """Whether results.json is there, for this step, this search, and the sets that it has scores of."""
+    """Whether results.json is there, for this step, average and search, and the sets that it has scores of."""
     try:
         results = run.directory.read_results()
     except CheckpointError:  # missing, or damaged
@@ -24,6 +24,7 @@ def is_finished(run: Run) -> bool:
     return (
         run.progress.has_ended(run.job.train)
         and results.steps == run.progress.step
+        and results.average in (None, run.job.train.average)
         and results.search == run.job.search
         and results.test_digest == digest_sets(run.test)
         and (results.dev is None or results.dev_digest == run.dev.digest)
@@ -83,4 +84,5 @@ def _evaluate(run: Run) -> Results:
         validations=progress.validations,
         dev=dev,
         dev_digest=None if dev is None else run.dev.digest,
+        average=job.train.average,
     )

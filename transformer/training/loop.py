@@ -17,7 +17,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from transformer.checkpoint import check_space, commit, rotate
-from transformer.compute import memory_errors_named, resolve_device
+from transformer.compute import memory_errors_named
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import AttentionKernel, TrainConfig
@@ -40,7 +40,7 @@ from transformer.training.preview import log_preview
 from transformer.training.process import process_settings_restored
 from transformer.training.progress import Clock, describe, log_window, validation_scalars
 from transformer.training.resolve import batching_of
-from transformer.training.start import Run, open_run
+from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.trial import check_memory
 
@@ -59,7 +59,7 @@ def train(job: TrainJob) -> Results:
     """
     with (
         process_settings_restored(),
-        join_world(resolve_device(job.train.device)) as world,
+        join_world(find_device(job)) as world,
         memory_errors_named("starting or finishing", remedy="end what else uses it, or choose a smaller model"),
         ExitStack() as held,
     ):

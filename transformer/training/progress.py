@@ -157,10 +157,17 @@ def log_window(totals: WindowTotals, tracker: Tracker, progress: Progress, *, ra
         norm,
         target_tokens_per_second,
         progress.epoch,
-        time.strftime("%H:%M:%S", time.gmtime(progress.seconds)),
+        _clock_time(progress.seconds),
         extra=BESIDE_BAR,
     )
     return f"loss {loss:.3f}, {target_tokens_per_second:,.0f} tokens/s"
+
+
+def _clock_time(seconds: float) -> str:
+    """Hours, minutes and seconds; of days, there are more than 23 hours: 25:01:01."""
+    minutes, seconds_left = divmod(int(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes_left:02d}:{seconds_left:02d}"
 
 
 def validation_scalars(validation: Validation) -> dict[str, float]:

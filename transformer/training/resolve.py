@@ -218,7 +218,9 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
             log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
 
     kernel = _attention_kernel(job, device, before.precision)
-    wanted = before.compile if job.train.compile is None else job.train.compile
+    wanted = job.train.compile
+    if wanted is None and device.type == before.device.name:  # on another kind of device, by rule
+        wanted = before.compile
     loss_rows = _loss_rows(job, device, before.precision, max_tokens=max_tokens)
     if before.loss_rows is not None and loss_rows is not None:
         loss_rows = before.loss_rows  # other blocks would add in another order

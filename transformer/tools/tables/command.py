@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from transformer.compute import resolve_device
+from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import PAPER_TABLES, SCORES, TableJob, TrainJob
 from transformer.config.settings import Metric
 from transformer.cost import step_flops
@@ -103,6 +103,7 @@ def make_layer_table(job: TableJob) -> LayerTable:
     """Table 1 on this machine; nothing is trained. Raises StorageError where the output cannot be made."""
     make_output(output_of(job))  # before any time is spent
     device = resolve_device(job.train.device)
+    avoid_cudnn_attention(device)
     threads = resolve_threads(job.train.threads)
     torch.set_num_threads(threads)
 
