@@ -216,7 +216,11 @@ class Progress:
 
 @dataclass
 class WindowTotals:
-    """Sums over the steps since the last log line, over all ranks. The first five leave skipped updates out."""
+    """Sums over the steps since the last log line. The first five leave skipped updates out.
+
+    `loss` and `nll` are added up over the ranks, `seconds` and `waited` are those of rank 0. Everything else is a
+    number of whole steps, the same on every rank.
+    """
 
     loss: float = 0.0
     nll: float = 0.0

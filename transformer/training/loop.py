@@ -94,10 +94,6 @@ def train_loop(run: Run, world: World) -> None:
         _log_preview(run, world)
     parallel = world.wrap(objective)
 
-    guard = NumbersGuard(progress)
-    clock = Clock()
-    trimmed = time.monotonic()
-
     with (
         Signals() as signals,
         Tracker(run.directory if world.is_rank0 else None, progress.step) as tracker,
@@ -114,8 +110,10 @@ def train_loop(run: Run, world: World) -> None:
                 _log(run, world, tracker, bar)  # patience has ended, and no step will come to log the window
             _commit(run, world, tracker)
 
-        clock.lap()
+        guard = NumbersGuard(progress)
         vote = Vote(world)
+        clock = Clock()
+        trimmed = time.monotonic()
         stopping = world.any(signals.requested)
         while not (stopping or progress.has_ended(config)):
             # One update.
@@ -144,7 +142,7 @@ def train_loop(run: Run, world: World) -> None:
             is_commit_due = progress.step % config.save_every == 0
             is_read_due = progress.step % READ_EVERY == 0
 
-            # Read the device, and log. The clock stops here, so that what follows is no part of a step's time.
+            # Read the device, and log. Validations and commits below are left out of the steps' time.
             if is_log_due or is_validation_due or is_commit_due or is_read_due:
                 _read_device(run, world, guard, clock=clock, tracker=tracker)
             if is_log_due:
@@ -327,7 +325,7 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
     """
     job = run.job
     model = run.state.eval_model
-    greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and the same order of checkpoints
+    greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and it ranks checkpoints much alike
     translator = Translator(model, run.tokenizer, greedy, run.device, run.resolved.precision)
     try:
         with memory_errors_named("measuring the dev loss", remedy=_smaller_batches(run)):

@@ -136,7 +136,7 @@ def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: C
     for key in changed:
         if _policy(key, job) is OnResume.note:
             log.info(
-                "%s: %s -> %s: the data stay as they were, dropout masks may differ",
+                "%s: %s -> %s: the data stay as they were; dropout masks and rounding may differ",
                 key,
                 _word(before.get(key)),
                 _word(now.get(key)),
