@@ -318,11 +318,6 @@ def _set_aside(path: Path) -> None:
 # ---- finding --------------------------------------------------------------------------------------------------------
 
 
-def step_path(run_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
-    return RunDir(run_dir).checkpoint(step)
-
-
 def is_checkpoint(path: Path) -> bool:
     """Whether a directory looks like a checkpoint; nothing is verified."""
     return (path / MANIFEST).exists()
@@ -365,7 +360,7 @@ def newest_finite(run_dir: Path) -> Checkpoint | None:
     """The newest checkpoint that verifies and in which every number is finite; None if there is none."""
     for step in reversed(list_steps(run_dir)):
         try:
-            checkpoint = load_checkpoint(step_path(run_dir, step))
+            checkpoint = load_checkpoint(RunDir(run_dir).checkpoint(step))
             tensors = [checkpoint.tensors(name) for name in (MODEL, EMA, OPTIMIZER) if checkpoint.holds(name)]
         except CheckpointError:
             continue
@@ -391,7 +386,8 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
             raise InputError(f"{run_dir}: no checkpoint yet; `transformer train run_dir={run_dir}` makes one")
         return last
 
-    path = step_path(run_dir, _best_step(run_dir) if name == "best" else _step_number(name))
+    step = _best_step(run_dir) if name == "best" else _step_number(name)
+    path = RunDir(run_dir).checkpoint(step)
     if not path.is_dir():
         known = ", ".join(f"{STEP_PREFIX}{step}" for step in list_steps(run_dir)) or "none"
         raise InputError(f"checkpoint={name}: {path} is not there; there are: {known}")

@@ -66,6 +66,11 @@ def dtype_of(precision: Precision) -> torch.dtype:
     return torch.float64 if precision is Precision.fp64 else torch.float32
 
 
+def product_dtype(precision: Precision) -> torch.dtype:
+    """The type in which a forward pass multiplies."""
+    return HALF.get(precision, dtype_of(precision))
+
+
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """The context of a forward pass: autocast to half precision, or nothing."""
     return torch.autocast(device.type, dtype=HALF[precision]) if precision in HALF else nullcontext()

@@ -8,12 +8,14 @@ import ctypes
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 # How many matrix products the libraries below torch keep prepared for their shapes on a CPU. By default each keeps
 # 1,024, at 0.3 to 0.4 MB apiece, and a training with its searches has that many shapes.
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "32"}  # oneDNN's own; ideep's above it
 
+TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 CONTROL_GROUP = "/sys/fs/cgroup"  # a container's own is mounted there
 
 
@@ -113,3 +115,16 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+class HeapTrimmer:
+    """Trims the heap now and then."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def trim_if_due(self) -> None:
+        """Trim the heap, unless that was less than TRIM_SECONDS ago."""
+        if time.monotonic() > self._last + TRIM_SECONDS:
+            trim_heap()
+            self._last = time.monotonic()

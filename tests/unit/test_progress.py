@@ -13,13 +13,13 @@ import torch
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Metric, TrainConfig
 from transformer.distributed import World
+from transformer.loss import perplexity
 from transformer.records import Progress, Validation, WindowTotals
 from transformer.training.progress import (
     GradientNorms,
     LogWindow,
     describe,
-    log_window,
-    perplexity,
+    report_window,
     validation_scalars,
 )
 from transformer.training.step import StepResult
@@ -278,7 +278,7 @@ def logged(window: LogWindow, recorder: Recorder, step: int, epoch: int = 0) -> 
     """The row that a window gives."""
     totals = window.totals(World(0, 1, {}))
     progress = Progress(step=step, epoch=epoch)
-    log_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
+    report_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
     window.clear()
     return recorder.rows[-1][1]
 
@@ -330,7 +330,7 @@ def test_log_window_shows_skipped_updates_and_spikes() -> None:
     window, recorder = LogWindow(torch.device("cpu")), Recorder()
     add(window, FakeStep(), result(), seconds=0.5, waited=0.0, flops=0.0)
     totals, progress = window.totals(World(0, 1, {})), Progress(step=30, skipped=4, spikes=2)
-    log_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
+    report_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
     (row,) = (row for _, row in recorder.rows)
     assert (row["train/skipped_updates"], row["train/gradient_spikes"]) == (4.0, 2.0)
 
@@ -338,13 +338,13 @@ def test_log_window_shows_skipped_updates_and_spikes() -> None:
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(6.7, "00:00:06"), (86_399.0, "23:59:59"), (90_061.0, "25:01:01"), (900_000.0, "250:00:00")]
 )
-def test_log_window_says_how_long_the_training_has_taken(
+def test_report_window_says_how_long_the_training_has_taken(
     seconds: float, shown: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     totals = WindowTotals(target_tokens=10, slots=20, seconds=1.0)
     caplog.set_level("INFO")
     progress = Progress(step=30, seconds=seconds)
-    log_window(totals, Recorder(), progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
+    report_window(totals, Recorder(), progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
     assert caplog.messages[-1].endswith(f", epoch 0, {shown}")
 
 

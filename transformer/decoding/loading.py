@@ -17,6 +17,7 @@ from transformer.compute import (
     resolve_device,
     resolve_precision,
 )
+from transformer.config.jobs import DecodeJob
 from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
 from transformer.data.tokenizer import Tokenizer, read_model
 from transformer.decoding.translator import Translator, search_override
@@ -116,6 +117,18 @@ def load_translator(
     translator = replace(first, others=tuple(other_models))
     translator.keep_ready()
     return translator
+
+
+def load_for(job: DecodeJob, ensemble: Sequence[str]) -> Translator:
+    """The translator of a job's settings. Raises what `load_translator` does."""
+    return load_translator(
+        Path(job.run_dir),
+        checkpoint=job.checkpoint,
+        search=job.search,
+        device=job.device,
+        precision=job.precision,
+        ensemble=[Path(other) for other in ensemble],
+    )
 
 
 def build_translator(

@@ -4,7 +4,7 @@ from functools import partial
 
 from transformer.average import average_checkpoints, scheduled_steps
 from transformer.config.settings import SearchOverride
-from transformer.cost import parameters
+from transformer.cost import count_parameters
 from transformer.decoding.loading import build_translator
 from transformer.errors import CheckpointError
 from transformer.evaluation.score import measure
@@ -31,7 +31,7 @@ def is_finished(run: Run) -> bool:
     )
 
 
-def results_of(run: Run) -> Results:
+def finish(run: Run) -> Results:
     """The results of a run that has trained to its end, made and written where they are not there yet."""
     if not is_finished(run):
         run.directory.write_results(_evaluate(run))
@@ -76,7 +76,7 @@ def _evaluate(run: Run) -> Results:
         skipped_updates=progress.skipped,
         target_tokens=progress.target_tokens,
         training_seconds=round(progress.seconds, 1),
-        parameters=parameters(job.model, run.tokenizer.vocab_size),
+        parameters=count_parameters(job.model, run.tokenizer.vocab_size).total,
         search=job.search,
         seed=job.train.seed,
         data_digest=run.data_digest,

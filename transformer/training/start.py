@@ -18,7 +18,7 @@ from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Device
-from transformer.cost import parameters
+from transformer.cost import count_parameters
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.prepare import Prepared, SharedPrepared, prepare
@@ -173,7 +173,7 @@ def _build(
     record = None if checkpoint is None else state.restore(checkpoint, rank=rank)
 
     settings = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items() if value is not None)
-    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", settings)
+    log.info("%s parameters; %s", f"{count_parameters(job.model, tokenizer.vocab_size).total:,}", settings)
     if device.type == "cuda":
         log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")
 

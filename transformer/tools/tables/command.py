@@ -29,6 +29,7 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.files import make_output
+from transformer.loss import perplexity
 from transformer.machine import resolve_threads
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, RunDir
@@ -37,7 +38,6 @@ from transformer.tools.significance import Interval, bootstrap_bleu
 from transformer.tools.tables.grid import describe_changes, run_grid
 from transformer.tools.tables.paper import Published
 from transformer.tools.tables.rows import PAPER_WIDTH, Row, beside_the_rows, rows_of
-from transformer.training.progress import perplexity
 
 log = logging.getLogger(__name__)
 
