@@ -241,10 +241,10 @@ REPORTED = (
         "faults/test_resume.py::test_loss_scale_goes_on_over_a_resume[7]",
     ),
     Mutant(
-        "patience begins anew",
-        "training/state.py",
-        "        self.progress = training.progress\n",
-        "        self.progress = training.progress\n        self.progress.stalled = 0\n",
+        "patience counts all validations",
+        "records.py",
+        "len(keys) - 1 - keys.index(best)",
+        "len(keys) - 1",
         "faults/test_faults_resume.py::test_train_decides_the_same_stopped_after_every_validation",
     ),
     Mutant(
@@ -264,8 +264,8 @@ REPORTED = (
     Mutant(
         "an equal score counts as better",
         "records.py",
-        "is_best = validation.rank_key(metric) > best",
-        "is_best = validation.rank_key(metric) >= best",
+        "len(keys) - 1 - keys.index(best)",
+        "keys[::-1].index(best)",
         "faults/test_faults_resume.py::test_train_decides_the_same_stopped_after_every_validation",
     ),
     Mutant(

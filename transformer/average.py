@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, step_path
+from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest
 from transformer.config.jobs import AverageJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric, TrainConfig
 from transformer.errors import CheckpointError, InputError
 from transformer.records import CheckpointState, Progress
-from transformer.run_dir import MODEL, list_steps, lock_run
+from transformer.run_dir import MODEL, RunDir, list_steps, lock_run
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def average_checkpoints(run_dir: Path, steps: list[int], *, run_step: int | None
     used: list[Checkpoint] = []
     for step in steps:
         try:
-            checkpoint = load_checkpoint(step_path(run_dir, step))
+            checkpoint = load_checkpoint(RunDir(run_dir).checkpoint(step))
             tensors = checkpoint.weights()
             shapes = {name: tensor.shape for name, tensor in tensors.items()}
             if used and shapes != {name: total.shape for name, total in sums.items()}:

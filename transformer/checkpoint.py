@@ -196,11 +196,7 @@ def commit(
     """
     run = RunDir(run_dir)
     target = run.averaged if averaged else run.checkpoint(step)
-    try:
-        _check_config(dict(config))
-    except ValueError as error:
-        raise InputError(f"the configuration cannot be stored: {error}") from error
-
+    check_config(config)
     documents = {CONFIG: encode_json(dict(config)), STATE: encode_json(dict(state))}
     needed = sum(len(document) for document in documents.values())
     needed += sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
@@ -221,6 +217,14 @@ def commit(
         finally:
             remove(temporary)
     return Checkpoint(target, step, config=json.loads(documents[CONFIG]), state=json.loads(documents[STATE]))
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raise InputError for a configuration that no checkpoint may hold."""
+    try:
+        _refuse_active(dict(config))
+    except ValueError as error:
+        raise InputError(f"the configuration cannot be stored: {error}") from error
 
 
 def check_space(run_dir: Path, needed: int) -> None:
@@ -314,11 +318,6 @@ def _set_aside(path: Path) -> None:
 # ---- finding --------------------------------------------------------------------------------------------------------
 
 
-def step_path(run_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
-    return RunDir(run_dir).checkpoint(step)
-
-
 def is_checkpoint(path: Path) -> bool:
     """Whether a directory looks like a checkpoint; nothing is verified."""
     return (path / MANIFEST).exists()
@@ -361,7 +360,7 @@ def newest_finite(run_dir: Path) -> Checkpoint | None:
     """The newest checkpoint that verifies and in which every number is finite; None if there is none."""
     for step in reversed(list_steps(run_dir)):
         try:
-            checkpoint = load_checkpoint(step_path(run_dir, step))
+            checkpoint = load_checkpoint(RunDir(run_dir).checkpoint(step))
             tensors = [checkpoint.tensors(name) for name in (MODEL, EMA, OPTIMIZER) if checkpoint.holds(name)]
         except CheckpointError:
             continue
@@ -387,7 +386,8 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
             raise InputError(f"{run_dir}: no checkpoint yet; `transformer train run_dir={run_dir}` makes one")
         return last
 
-    path = step_path(run_dir, _best_step(run_dir) if name == "best" else _step_number(name))
+    step = _best_step(run_dir) if name == "best" else _step_number(name)
+    path = RunDir(run_dir).checkpoint(step)
     if not path.is_dir():
         known = ", ".join(f"{STEP_PREFIX}{step}" for step in list_steps(run_dir)) or "none"
         raise InputError(f"checkpoint={name}: {path} is not there; there are: {known}")
@@ -454,7 +454,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
                         if not isinstance(documents[name], dict):
                             raise ValueError("not a JSON object")
         with _errors_named(path / CONFIG):
-            _check_config(documents[CONFIG])
+            _refuse_active(documents[CONFIG])
     return Checkpoint(path, manifest.step, config=documents[CONFIG], state=documents[STATE])
 
 
@@ -489,7 +489,7 @@ def _check_names(manifest: Manifest) -> None:
         raise ValueError(f"{min(missing)!a:.80} is missing from the files of a checkpoint: {sorted(names)!a:.200}")
 
 
-def _check_config(config: Any) -> None:
+def _refuse_active(config: Any) -> None:
     """Raise ValueError for what a configuration framework could resolve or call, should it ever be handed this."""
     unchecked: list[Any] = [config]
     while unchecked:  # not recursion: nesting may be as deep as a hostile file likes

@@ -19,20 +19,25 @@ HALF = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
 
 def resolve_device(device: Device) -> torch.device:
-    """`auto` is the GPU where there is one. Raises InputError where a GPU is asked for and absent.
-
-    On a GPU, torch's attention stays away from cuDNN, which takes up to a second to plan for each new shape: every step
-    of a search has one, and so has every padded batch.
-    """
+    """`auto` is the GPU where there is one. Raises InputError where a GPU is asked for and absent."""
     if device is Device.cpu:
         return torch.device("cpu")
     if torch.cuda.is_available():
-        torch.backends.cuda.enable_cudnn_sdp(False)
         return torch.device("cuda")
     if device is Device.cuda:
         remedy = "set device=cpu (train.device=cpu under train), or install a CUDA build of torch"
         raise InputError(f"device=cuda, but torch sees no GPU here: {remedy}")
     return torch.device("cpu")
+
+
+def avoid_cudnn_attention(device: torch.device) -> None:
+    """Before computing on a GPU: keep torch's attention away from cuDNN, from now on in this whole process.
+
+    cuDNN takes up to a second to plan for each new shape: every step of a search has one, and so has every padded
+    batch.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def uses_cudnn_attention() -> bool:
@@ -59,6 +64,11 @@ def _cpu_multiplies_bf16() -> bool:
 def dtype_of(precision: Precision) -> torch.dtype:
     """The type of the parameters: bf16 and fp16 runs keep them in fp32, and autocast casts them for each product."""
     return torch.float64 if precision is Precision.fp64 else torch.float32
+
+
+def product_dtype(precision: Precision) -> torch.dtype:
+    """The type in which a forward pass multiplies."""
+    return HALF.get(precision, dtype_of(precision))
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 
 from transformer.config.settings import ModelConfig, Norm, Positions, Score
 
-# Dense bf16 (or fp16) FLOP/s of the matrix units, from the makers' data sheets, by a word of the device's name.
+# Dense bf16 (or fp16) FLOP/s of the matrix units, from the makers' data sheets, by words of the device's name. A card
+# that is slower than its chip at best comes before it.
 PEAK_FLOPS = {
+    "GH200": 989e12,
     "H200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
     "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
@@ -97,11 +101,6 @@ def _stack(*, self_attention: int, cross_attention: int, feed_forward: int, norm
     )
 
 
-def parameters(config: ModelConfig, vocab_size: int) -> int:
-    """How many numbers are trained."""
-    return count_parameters(config, vocab_size).total
-
-
 def step_flops(config: ModelConfig, vocab_size: int, *, source: int, target: int, mean_length: float) -> float:
     """FLOPs of one training step over `source` and `target` real tokens in sentences of `mean_length` tokens.
 
@@ -133,5 +132,5 @@ def step_flops(config: ModelConfig, vocab_size: int, *, source: int, target: int
 
 def peak_flops(device_name: str) -> float | None:
     """The device's peak for bf16 products, or None where it is not known."""
-    words = re.split(r"[\s-]+", device_name)
-    return next((peak for word, peak in PEAK_FLOPS.items() if word in words), None)
+    words = set(re.split(r"[\s-]+", device_name))
+    return next((peak for name, peak in PEAK_FLOPS.items() if words.issuperset(name.split())), None)

@@ -91,7 +91,8 @@ class Watch:
         return self._loss
 
     def _describe(self, symptom: str) -> str:
-        for failed, reason in self._reasons.items():
+        if self._reasons:
+            failed, reason = next(iter(self._reasons.items()))
             return f"rank {failed} failed: {reason}"
 
         lost = [other for other in self._others if other not in self._alive]

@@ -6,9 +6,17 @@ A sum, not a mean: the caller divides by the step's global token count. This is 
 Shapes: `N` target positions, `V` vocabulary.
 """
 
+import math
+
 from torch import Tensor
 
+from transformer.compute import at_least_fp32
 from transformer.vocabulary import PAD
+
+
+def perplexity(loss: float) -> float:
+    """`exp(loss)`, of a mean over tokens; infinity where that is too large for a float."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 def smoothed_cross_entropy(logits: Tensor, targets: Tensor, *, label_smoothing: float) -> tuple[Tensor, Tensor]:
@@ -18,7 +26,7 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, *, label_smoothing: 
     torch's own smoothing spreads eps over all V. A row of class PAD counts nothing. Written with `logsumexp` (lse), so
     that no second `(N, V)` tensor is kept: `(lse - z_y) + eps (z_y - mean of the other z)`.
     """
-    logits = logits.float() if logits.dtype.itemsize < 4 else logits
+    logits = at_least_fp32(logits)
     is_real = (targets != PAD).to(logits.dtype)  # (N,)
 
     z_y = logits.gather(1, targets.unsqueeze(1)).squeeze(1)  # (N,)

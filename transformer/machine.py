@@ -8,12 +8,14 @@ import ctypes
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 # How many matrix products the libraries below torch keep prepared for their shapes on a CPU. By default each keeps
 # 1,024, at 0.3 to 0.4 MB apiece, and a training with its searches has that many shapes.
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "32"}  # oneDNN's own; ideep's above it
 
+TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 CONTROL_GROUP = "/sys/fs/cgroup"  # a container's own is mounted there
 
 
@@ -21,7 +23,16 @@ def resolve_threads(threads: int | None) -> int:
     """The number of threads that is set; None: this rank's share of the cores that this process may use."""
     if threads is not None:
         return threads
-    return max(1, len(os.sched_getaffinity(0)) // _local_world_size())
+    return max(1, _cores() // _local_world_size())
+
+
+def _cores() -> int:
+    """The cores that this process may use: no more than as much time as its container has."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError), open(f"{CONTROL_GROUP}/cpu.max", encoding="ascii") as file:
+        quota, period = map(int, file.read().split())  # ValueError: the quota is `max`
+        return min(cores, max(1, quota // period))
+    return cores
 
 
 def free_memory() -> int:
@@ -52,7 +63,7 @@ def describe_processor() -> str:
         name = re.search(r"^model name\s*: (.+)$", cpu, re.MULTILINE)
         kilobytes = re.search(r"^MemTotal:\s*([0-9]+)", memory, re.MULTILINE)
         size = "" if kilobytes is None else f", {int(kilobytes[1]) / 2**20:.0f} GiB"
-        return f"{'unknown processor' if name is None else name[1]}, {len(os.sched_getaffinity(0))} cores{size}"
+        return f"{'unknown processor' if name is None else name[1]}, {_cores()} cores{size}"
     return "unknown processor"
 
 
@@ -104,3 +115,16 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+class HeapTrimmer:
+    """Trims the heap now and then."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def trim_if_due(self) -> None:
+        """Trim the heap, unless that was less than TRIM_SECONDS ago."""
+        if time.monotonic() > self._last + TRIM_SECONDS:
+            trim_heap()
+            self._last = time.monotonic()

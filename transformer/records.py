@@ -6,6 +6,7 @@ a missing one and a value of another type. `RunDir` says where each document lie
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
@@ -131,6 +132,8 @@ class Validation:
 class Progress:
     """How far training has come: all that is needed beside weights and moments to go on exactly."""
 
+    REMOVED_KEYS: ClassVar[frozenset[str]] = frozenset({"stalled"})  # of checkpoints before `stalled` was a method
+
     step: int = 0  # steps that are done
     epoch: int = 0  # in which the last step was, from 0
     step_in_epoch: int = 0  # of the next step; behind an epoch's last one, that is the next epoch's first
@@ -144,12 +147,11 @@ class Progress:
     usual_norm: float = 0.0  # the running mean of the gradient norm, in which a spike counts as SPIKE times the mean
     spikes: int = 0  # applied updates whose gradient had a norm above SPIKE times the usual one
     last_spike: int | None = None  # the step of the last of them
-    stalled: int = 0  # validations since the best
     validations: list[Validation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         at_least(self, "progress.", 0, "step", "epoch", "step_in_epoch", "sentences", "target_tokens", "seconds")
-        at_least(self, "progress.", 0, "skipped", "streak", "longest_streak", "first_skipped", "stalled")
+        at_least(self, "progress.", 0, "skipped", "streak", "longest_streak", "first_skipped")
         at_least(self, "progress.", 0, "usual_norm", "spikes", "last_spike")
         for name in ("epoch", "step_in_epoch", "skipped", "streak", "longest_streak", "spikes"):
             value = getattr(self, name)
@@ -190,7 +192,6 @@ class Progress:
         """Add a validation; returns whether it is better than all before."""
         best = max((v.rank_key(metric) for v in self.validations), default=-math.inf)
         is_best = validation.rank_key(metric) > best
-        self.stalled = 0 if is_best else self.stalled + 1
         self.validations.append(validation)
         return is_best
 
@@ -200,14 +201,26 @@ class Progress:
         ranked = sorted(finite, key=lambda validation: -validation.rank_key(metric))
         return [validation.step for validation in ranked]
 
+    def stalled(self, metric: Metric) -> int:
+        """How many validations there were since the best one, of equals the earlier one; all where none is finite."""
+        keys = [validation.rank_key(metric) for validation in self.validations]
+        best = max(keys, default=-math.inf)
+        return len(keys) if best == -math.inf else len(keys) - 1 - keys.index(best)
+
     def has_ended(self, config: TrainConfig) -> bool:
         """Whether nothing is left to train: the last step is done, or patience has ended."""
-        return self.step >= config.max_steps or (config.patience is not None and self.stalled >= config.patience)
+        if self.step >= config.max_steps:
+            return True
+        return config.patience is not None and self.stalled(config.metric) >= config.patience
 
 
 @dataclass
 class WindowTotals:
-    """Sums over the steps since the last log line, over all ranks. The first five leave skipped updates out."""
+    """Sums over the steps since the last log line. The first five leave skipped updates out.
+
+    `loss` and `nll` are added up over the ranks, `seconds` and `waited` are those of rank 0. Everything else is a
+    number of whole steps, the same on every rank.
+    """
 
     loss: float = 0.0
     nll: float = 0.0
@@ -303,6 +316,7 @@ class Results:
     validations: list[Validation]
     dev: Scores | None = None  # where there is no test set: the averaged model, on the dev set
     dev_digest: str | None = None  # of that set's text
+    average: int | None = None  # checkpoints that the average was to be of; None: written before this was stored
 
     def __post_init__(self) -> None:
         check_names("results.test_sets", self.test_sets)

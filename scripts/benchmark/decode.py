@@ -19,7 +19,7 @@ import torch
 from measured import Measured, Numbers
 from steps import SIZES, make_corpus, sdpa_flags, wait_for
 
-from transformer.compute import dtype_of, resolve_device
+from transformer.compute import avoid_cudnn_attention, dtype_of, resolve_device
 from transformer.config.settings import Device, Precision, SearchConfig
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.translator import Translator
@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> int:
     args = parse(arguments)
     measured = Measured(args.output, seconds=args.seconds)
     device = resolve_device(Device[args.device])
+    avoid_cudnn_attention(device)
     config, vocab_size = SIZES[args.size]
     torch.manual_seed(1)
     model = Transformer(config, vocab_size).to(device, dtype_of(Precision.bf16)).eval()

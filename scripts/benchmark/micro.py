@@ -28,7 +28,7 @@ from steps import LONGEST, MEAN, SPREAD, cudnn_attention, make_corpus, sdpa_flag
 from torch import Tensor
 from torch.nn import functional as F
 
-from transformer.compute import has_compiler, has_triton, resolve_device
+from transformer.compute import avoid_cudnn_attention, has_compiler, has_triton, resolve_device
 from transformer.config.settings import AttentionKernel, Device
 from transformer.data.batch import Batch, collate
 from transformer.data.plan import packed_capacities, plan_epoch
@@ -145,7 +145,8 @@ def facts(measured: Measured, scale: Scale, device: torch.device) -> None:
     """The machine, what attention uses on it, and how fast it multiplies and copies at best."""
     measured.take("facts/sdpa_before", sdpa_flags)
     measured.take("facts/versions", partial(versions, device))
-    measured.take("facts/sdpa", sdpa_flags)  # resolving the device may have turned one off
+    avoid_cudnn_attention(device)
+    measured.take("facts/sdpa", sdpa_flags)
     measured.take("facts/anchors", partial(anchors, scale, device))
     for role, positions in (("decoding", (1, 27)), ("decoding_masked", (1, 27)), ("validation", (27, 27))):
         run = partial(attend_padded, scale, device, *positions, masked=role == "decoding_masked")

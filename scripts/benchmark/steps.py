@@ -36,11 +36,11 @@ from measured import Measured, Numbers
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from transformer.compute import dtype_of, loss_scaler, resolve_device
+from transformer.compute import avoid_cudnn_attention, dtype_of, loss_scaler, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig, paper_peak
-from transformer.cost import parameters, peak_flops, step_flops
+from transformer.cost import count_parameters, peak_flops, step_flops
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.store import Store
 from transformer.model.transformer import Transformer
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     model, vocab_size = SIZES[args.size]
     facts: dict[str, Any] = {
         "size": args.size,
-        "parameters": parameters(model, vocab_size),
+        "parameters": count_parameters(model, vocab_size).total,
         "vocab_size": vocab_size,
         "tokens_per_step": args.tokens,
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
@@ -164,8 +164,9 @@ class Training:
     def __init__(self, job: TrainJob, store: Store, vocab_size: int) -> None:
         self.resolved = resolve_settings(job, 1)
         self.device = torch.device(self.resolved.device.name)
+        avoid_cudnn_attention(self.device)
         self.batching = batching_of(job, self.resolved, lengths=store.lengths, mixture=((len(store), 1.0),))
-        self.parameters = parameters(job.model, vocab_size)
+        self.parameters = count_parameters(job.model, vocab_size).total
         self.taken = 0
         self._train = job.train
         self._peak = paper_peak(job.model.d_model, job.train.warmup_steps)

@@ -17,7 +17,7 @@ from support.paths import ROOT
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import PairConfig, paper_peak
-from transformer.cost import parameters
+from transformer.cost import count_parameters
 from transformer.data.prepare import prepare
 from transformer.tools.summary import format_summary, summarise
 from transformer.training.optimizer import learning_rate
@@ -110,7 +110,7 @@ def test_experiments_of_wmt_have_the_papers_recipe(column: int, name: str) -> No
 )
 def test_experiments_of_wmt_have_the_papers_sizes_and_peak_rates(name: str, count: int, peak: float) -> None:
     job: TrainJob = composed(name)
-    assert parameters(job.model, job.tokenizer.vocab_size) == count
+    assert count_parameters(job.model, job.tokenizer.vocab_size).total == count
     assert (job.model.key_width, job.model.value_width) == (64, 64)
     train = job.train
     rates = [

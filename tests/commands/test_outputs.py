@@ -18,7 +18,7 @@ from transformer.config.settings import (
     SampleConfig,
     SearchOverride,
 )
-from transformer.decoding.output import Alignment, Scored, Translation, format_scores, format_translations
+from transformer.decoding.output import Alignment, Scored, Translation, format_log_probs, format_translations
 from transformer.decoding.stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
@@ -93,13 +93,13 @@ def test_format_translations_text_is_the_best_alone() -> None:
 def test_format_scores_writes_a_line_for_each_pair() -> None:
     scored = [Scored(-3.5, -3.0, ["▁a", "</s>"], [-1.5, -2.0]), Scored(None, None, [], [])]
     how: dict[str, Any] = {"first_line": 4, "by_piece": False}
-    assert format_scores(scored, LineFormat.text, **how) == "-3.500000\n\n"
-    assert format_scores(scored, LineFormat.tsv, **how) == "4\t-3.500000\t-3.000000\t2\n5\t\t\t0\n"
-    assert objects_of(format_scores(scored, LineFormat.jsonl, **how)) == [
+    assert format_log_probs(scored, LineFormat.text, **how) == "-3.500000\n\n"
+    assert format_log_probs(scored, LineFormat.tsv, **how) == "4\t-3.500000\t-3.000000\t2\n5\t\t\t0\n"
+    assert objects_of(format_log_probs(scored, LineFormat.jsonl, **how)) == [
         {"line": 4, "log_prob": -3.5, "score": -3.0, "length": 2},
         {"line": 5, "log_prob": None, "score": None, "length": 0},
     ]
-    [by_piece, _] = objects_of(format_scores(scored, LineFormat.jsonl, first_line=4, by_piece=True))
+    [by_piece, _] = objects_of(format_log_probs(scored, LineFormat.jsonl, first_line=4, by_piece=True))
     assert (by_piece["pieces"], by_piece["piece_log_probs"]) == (["▁a", "</s>"], [-1.5, -2.0])
 
 
@@ -198,10 +198,10 @@ def test_translate_answers_before_it_has_read_much(run_dir: Path) -> None:
 
 def test_translate_gives_free_memory_back_now_and_then(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
-    monkeypatch.setattr("transformer.decoding.stream.trim_heap", lambda: trims.append(1))
+    monkeypatch.setattr("transformer.machine.trim_heap", lambda: trims.append(1))
     output_of(run_dir, b"\n" * 60_000)
     assert trims == []
-    monkeypatch.setattr("transformer.decoding.stream.TRIM_SECONDS", -1.0)
+    monkeypatch.setattr("transformer.machine.TRIM_SECONDS", -1.0)
     output_of(run_dir, b"\n" * 60_000)
     assert len(trims) == 3, "after blocks of 16, 32 and 12 kB"
 

@@ -595,6 +595,13 @@ def test_prepare_blames_no_filter_for_files_without_text(
         prepare(job)
 
 
+def test_prepare_blames_no_filter_for_text_without_pieces(job: TrainJob) -> None:
+    write(Path(job.data.train.tgt), ["\u200b"] * 499 + [""])
+    job.tokenizer.normalization = Normalization.nmt_nfkc  # which drops U+200B
+    with pytest.raises(InputError, match=r"left to train on \(empty 1, no_pieces 499\): check data\.train$"):
+        prepare(job)
+
+
 def test_prepare_makes_the_same_of_compressed_files_in_small_blocks(
     job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

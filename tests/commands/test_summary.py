@@ -266,7 +266,7 @@ def test_estimate_memory_is_near_what_autograd_saves(
     packed = layout is LayoutKind.packed
     slots = 1_280 if packed else 48 * 28
     resolved = Resolved(Device.cpu, precision, 1, slots, layout, compile=False, micro_batch_multiple=1)
-    memory = estimate_memory(config, VOCABULARY, resolved=resolved, slots=slots, mean_length=28, has_average=False)
+    memory = estimate_memory(config, VOCABULARY, resolved=resolved, slots=slots, mean_length=28, has_ema=False)
     saved = saved_bytes(config, precision, (slots, slots) if packed else None)
     assert memory.activations + 4 * VOCABULARY * 64 == pytest.approx(saved, rel=0.1)
 
@@ -274,10 +274,10 @@ def test_estimate_memory_is_near_what_autograd_saves(
 def test_estimate_memory_of_the_state_is_exact() -> None:
     memory = summarise(SummaryJob(train=TrainConfig(ema_decay=0.99, precision=Precision.bf16))).memory
     weights = 63_045_632 * 4
-    assert (memory.weights, memory.gradients, memory.adam, memory.average) == (weights, weights, 2 * weights, weights)
+    assert (memory.weights, memory.gradients, memory.adam, memory.ema) == (weights, weights, 2 * weights, weights)
     assert memory.total == 5 * weights + memory.activations + memory.loss
     doubled = summarise(SummaryJob(train=TrainConfig(precision=Precision.fp64))).memory
-    assert (doubled.weights, doubled.average) == (2 * weights, 0)
+    assert (doubled.weights, doubled.ema) == (2 * weights, 0)
 
 
 def test_estimate_memory_grows_with_the_length_where_weights_are_kept() -> None:

@@ -307,7 +307,7 @@ def test_train_takes_the_results_of_an_older_version_for_finished(
     path = finished / "results.json"
     as_written = path.read_bytes()
     results = read(path)
-    del results["dev"]
+    del results["dev"], results["average"]
     path.write_text(json.dumps(results))
     before = path.stat().st_mtime_ns
     run_command("train", job)
@@ -329,6 +329,23 @@ def test_train_scores_other_test_sets_in_the_place_of_the_first(corpus: DataConf
     assert results_of(run_dir)["test_sets"] == {"news": before["test"]}
     kept = {path.name for path in (run_dir / "hypotheses").iterdir()}
     assert kept == {"dev.src", "dev.ref", "news.src", "news.ref", "news.hyp"}
+
+
+def test_train_averages_and_scores_again_for_another_number_of_checkpoints(corpus: DataConfig, tmp_path: Path) -> None:
+    recipe: dict[str, Any] = {"max_steps": 6, "save_every": 2}
+    run_dir = run(tiny_job(tmp_path / "a", corpus, average=2, **recipe))
+    assert results_of(run_dir)["averaged"] == [4, 6]
+    run(tiny_job(tmp_path / "a", corpus, average=1, **recipe))
+    assert results_of(run_dir)["averaged"] == [6]
+
+
+def test_train_refuses_a_configuration_that_no_checkpoint_may_hold_before_it_begins(
+    corpus: DataConfig, tmp_path: Path
+) -> None:
+    """From Python; on the command line such a value is resolved, or refused."""
+    with pytest.raises(InputError, match=r"the configuration cannot be stored: value '.*\$\{HOME\}' contains"):
+        run(tiny_job(tmp_path / "${HOME}", corpus))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_train_with_more_steps_goes_on_to_where_one_run_would_have_come(corpus: DataConfig, tmp_path: Path) -> None:

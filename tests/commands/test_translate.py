@@ -792,6 +792,34 @@ def test_evaluate_sets_scores_what_was_written(translator: Translator, tmp_path:
     assert found[0] == found[1] == found[2]
 
 
+def test_read_sets_gives_back_every_character_that_was_written(tmp_path: Path) -> None:
+    """Of a corpus, a BOM and a carriage return at the end of a line are no text; of what a run keeps, they are."""
+    own = RunDir(tmp_path)
+    pairs = [("\ufeffone\r", "uno\r\r"), ("", "\r"), ("a\u2028b\x85c\rd", "\ufeff"), ("x" * 300_000, "")]
+    sets = {"strange": pairs, "none": [], "blank": [("", "")]}
+    write_sets(own, sets)
+    assert read_sets(own) == sets
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"one\n", r"talks\.src has 2 lines, .*talks\.ref has 1: copy it again"),
+        (b"one\n\xff\n", r"talks\.ref: not UTF-8 at byte 5: copy it again"),
+        (None, r"talks\.ref: cannot be read \(No such file or directory\): copy it again"),
+    ],
+)
+def test_read_sets_refuses_a_damaged_copy(content: bytes | None, message: str, tmp_path: Path) -> None:
+    own = RunDir(tmp_path)
+    write_sets(own, {"talks": [("a", "b"), ("c", "d")]})
+    path = tmp_path / "hypotheses" / "talks.ref"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_sets(own)
+
+
 def test_evaluate_after_a_resumed_run_has_other_test_sets(run_dir: Path, tmp_path: Path) -> None:
     own = RunDir(tmp_path / "run")
     shutil.copytree(run_dir, own.path)

@@ -39,9 +39,10 @@ from support.checkpoints import (
     status_of,
     write,
 )
+from support.corpora import step_dir
 from support.paths import ROOT, TESTS
 from transformer import checkpoint, files
-from transformer.checkpoint import commit, load_checkpoint, newest, rotate, step_path
+from transformer.checkpoint import commit, load_checkpoint, newest, rotate
 from transformer.errors import CheckpointError, StorageError
 from transformer.files import read_json, write_json
 from transformer.run_dir import list_steps, lock_run
@@ -147,14 +148,14 @@ def two_steps(run: Path) -> None:
 
 def damaged_top(run: Path) -> None:
     two_steps(run)
-    (step_path(run, 20) / "state.json").write_text("{}\n")
+    (step_dir(run, 20) / "state.json").write_text("{}\n")
 
 
 def interrupted(run: Path) -> None:
     two_steps(run)
-    os.rename(step_path(run, 20), run / "checkpoints" / ".old-step-00000020")
+    os.rename(step_dir(run, 20), run / "checkpoints" / ".old-step-00000020")
     os.rename(run / "averaged", run / ".old-averaged")
-    shutil.copytree(step_path(run, 10), run / "checkpoints" / ".del-step-00000005-1-ab")
+    shutil.copytree(step_dir(run, 10), run / "checkpoints" / ".del-step-00000005-1-ab")
 
 
 def commit_and_rotate(run: Path) -> None:
@@ -239,7 +240,7 @@ def fail_at_every_call(scenario: Scenario, folder: Path, error: int) -> tuple[in
         failed += failure is not None
         struck = len(seen) >= number
         for step in list_steps(run)[:-1]:
-            load_checkpoint(step_path(run, step))
+            load_checkpoint(step_dir(run, step))
         scenario.judge(run, done=failure is None)
         shutil.rmtree(run)
     return number - 1, failed
@@ -320,7 +321,7 @@ def test_commit_checks_the_space_before_it_writes_anything(run: Path, monkeypatc
     with shim(never), pytest.raises(StorageError) as caught:
         write(run, 30)
     text = str(caught.value)
-    assert str(step_path(run, 30)) in text
+    assert str(step_dir(run, 30)) in text
     assert f"{int(1.09 * needed)} bytes free" in text
     wanted = int(text.split(" bytes needed")[0].split("(")[1])
     assert needed < wanted < needed + 1000
@@ -335,7 +336,7 @@ def fill_up(run: Path, limit: int) -> None:
 
 
 def test_commit_leaves_the_old_one_on_a_disk_that_fills_up_at_any_size(run: Path) -> None:
-    largest = max((step_path(run, 20) / name).stat().st_size for name in FILES)
+    largest = max((step_dir(run, 20) / name).stat().st_size for name in FILES)
     before = snapshot(run)
     for part in range(20):  # 0 % to 110 %
         limit = int(largest * 1.1 * part / 19)
@@ -347,7 +348,7 @@ def test_commit_leaves_the_old_one_on_a_disk_that_fills_up_at_any_size(run: Path
         assert found is not None
         assert found.step == (20 if status else 30)
         assert_whole(found)
-        shutil.rmtree(step_path(run, 30), ignore_errors=True)
+        shutil.rmtree(step_dir(run, 30), ignore_errors=True)
 
 
 def test_commit_reports_a_run_directory_that_cannot_be_made(tmp_path: Path) -> None:
@@ -582,7 +583,7 @@ def cut_the_power(folder: Path, deaf_to: str, draws: int) -> int:
             lay_out(tree, folder / "after")
             found = restart(folder / "after")
             for step in list_steps(folder / "after"):  # nor does a half-removed one return under its name
-                assert_whole(load_checkpoint(step_path(folder / "after", step)))
+                assert_whole(load_checkpoint(step_dir(folder / "after", step)))
             if (folder / "after" / "averaged").exists():
                 assert_whole(load_checkpoint(folder / "after" / "averaged"))
             assert (0 if found is None else 10 * found.step + found.state["version"]) >= promised
@@ -677,7 +678,7 @@ def test_rotate_keeps_the_newest_and_the_best_through_random_lives(tmp_path: Pat
         assert (0 if found is None else found.step) in (top, step)
         top = 0 if found is None else found.step
         best = best if best <= top else top
-        assert best == 0 or load_checkpoint(step_path(run, best)).step == best
+        assert best == 0 or load_checkpoint(step_dir(run, best)).step == best
         rotate(run, {best, *list_steps(run)[-keep_last:]})
         assert len(list_steps(run)) <= keep_last + 1
     record_property("lives of saving, rotating and crashing", 500)

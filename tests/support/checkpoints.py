@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest, step_path
+from support.corpora import step_dir
+from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest
 from transformer.errors import CheckpointError, TransformerError
 from transformer.run_dir import lock_run
 
@@ -207,9 +208,9 @@ def assert_detected(template: Path, run: Path, damage: Callable[..., set[str]], 
     """Damage the newest of two: it must be named, and the older one used."""
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(template, run)
-    names = damage(rng, step_path(run, 20), step_path(run, 10))
+    names = damage(rng, step_dir(run, 20), step_dir(run, 10))
     with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(step_path(run, 20))
+        load_checkpoint(step_dir(run, 20))
     assert any(f"step-00000020/{name}: " in str(caught.value) for name in names), f"{names}: {caught.value}"
     assert "\n" not in str(caught.value)
     found = newest(run)

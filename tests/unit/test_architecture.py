@@ -30,6 +30,7 @@ PEERS = {
     ("run_dir", "records"),
     ("tracking", "run_dir"),
     ("kernels", "compute"),
+    ("loss", "compute"),
     ("layout", "kernels"),
     ("evaluation", "decoding"),
     ("__main__", "cli"),

@@ -36,7 +36,8 @@ from support.checkpoints import (
     status_of,
     write,
 )
-from transformer.checkpoint import commit, load_checkpoint, newest, rotate, step_path
+from support.corpora import step_dir
+from transformer.checkpoint import commit, load_checkpoint, newest, rotate
 from transformer.errors import CheckpointError, InputError, LockedError, StorageError
 from transformer.files import read_json, write_json
 from transformer.run_dir import RunDir, holds_lock, list_steps, lock_run
@@ -71,12 +72,12 @@ def test_commit_returns_every_kind_of_tensor_bit_for_bit(tmp_path: Path) -> None
     assert same(found.tensors("model"), {k: v.detach() for k, v in model.items()})
     assert list(found.tensors("model")) == sorted(model)
     assert found.state == {"pi": 3.141592653589793}
-    assert found.path == step_path(tmp_path, 1) == tmp_path / "checkpoints" / "step-00000001"
+    assert found.path == step_dir(tmp_path, 1) == tmp_path / "checkpoints" / "step-00000001"
     assert sorted(os.listdir(found.path)) == ["MANIFEST.json", "config.json", "model.safetensors", "state.json"]
 
 
 def test_manifest_says_what_sha256sum_says(run: Path) -> None:
-    folder = step_path(run, 20)
+    folder = step_dir(run, 20)
     manifest = json.loads((folder / "MANIFEST.json").read_text())
     assert (manifest["format"], manifest["step"], list(manifest["files"])) == (3, 20, sorted(FILES)[1:])
     for name, entry in manifest["files"].items():
@@ -94,7 +95,7 @@ def test_commit_writes_equal_bytes_whatever_the_order_of_names(tmp_path: Path) -
 
 
 def test_commit_keeps_the_order_of_the_configuration(run: Path) -> None:
-    assert list(load_checkpoint(step_path(run, 20)).config["data"]["test"]) == ["b", "a"]
+    assert list(load_checkpoint(step_dir(run, 20)).config["data"]["test"]) == ["b", "a"]
 
 
 def test_commit_leaves_files_the_mode_of_the_umask(tmp_path: Path) -> None:
@@ -108,9 +109,9 @@ def test_commit_leaves_files_the_mode_of_the_umask(tmp_path: Path) -> None:
 
 
 def test_commit_leaves_an_equal_checkpoint_alone_and_replaces_another(run: Path) -> None:
-    before = (step_path(run, 20) / "state.json").stat().st_ino
+    before = (step_dir(run, 20) / "state.json").stat().st_ino
     write(run, 20)
-    assert (step_path(run, 20) / "state.json").stat().st_ino == before
+    assert (step_dir(run, 20) / "state.json").stat().st_ino == before
     write(run, 20, version=1)
     found = restart(run)
     assert found is not None
@@ -120,7 +121,7 @@ def test_commit_leaves_an_equal_checkpoint_alone_and_replaces_another(run: Path)
 
 def test_commit_keeps_a_damaged_checkpoint_in_the_way_aside(run: Path) -> None:
     for expected in (1, 2):
-        (step_path(run, 20) / "state.json").write_text("{}\n")
+        (step_dir(run, 20) / "state.json").write_text("{}\n")
         assert_whole(write(run, 20))
         assert sum(name.startswith(".bad-step-00000020") for name in os.listdir(run / "checkpoints")) == expected
     assert list_steps(run) == [10, 20]
@@ -298,12 +299,12 @@ def test_lock_run_clears_leftovers_and_follows_no_link(run: Path, tmp_path: Path
     (tmp_path / "outside" / "file").write_text("precious")
     wanted = snapshot(run)
     for folder in (run, run / "checkpoints"):
-        shutil.copytree(step_path(run, 10), folder / ".tmp-step-00000030-1-ab")
-        shutil.copytree(step_path(run, 10), folder / ".del-step-00000005-1-ab")
+        shutil.copytree(step_dir(run, 10), folder / ".tmp-step-00000030-1-ab")
+        shutil.copytree(step_dir(run, 10), folder / ".del-step-00000005-1-ab")
         (folder / ".tmp-best.json-1-ab").write_text("x")
         (folder / ".tmp-link").symlink_to(tmp_path / "outside")
         (folder / ".old-").mkdir()
-    shutil.copytree(step_path(run, 10), run / "checkpoints" / ".old-step-00000010")
+    shutil.copytree(step_dir(run, 10), run / "checkpoints" / ".old-step-00000010")
     with lock_run(run):
         assert snapshot(run) == wanted
     assert (tmp_path / "outside" / "file").read_text() == "precious"
@@ -334,23 +335,23 @@ def test_load_checkpoint_detects_and_names_damage(damage: Callable[..., set[str]
 
 
 def test_newest_reports_a_damaged_checkpoint_once_and_keeps_it(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (step_path(run, 20) / "model.safetensors").write_bytes(b"x")
+    (step_dir(run, 20) / "model.safetensors").write_bytes(b"x")
     before = snapshot(run)
-    assert newest(run) == load_checkpoint(step_path(run, 10))
+    assert newest(run) == load_checkpoint(step_dir(run, 10))
     assert snapshot(run) == before  # a reader without the lock moves nothing
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warned) == 1
     assert "step-00000020/model.safetensors: damaged: 1 bytes, and MANIFEST.json says" in warned[0]
     with lock_run(run):
-        assert newest(run) == load_checkpoint(step_path(run, 10))
+        assert newest(run) == load_checkpoint(step_dir(run, 10))
         assert sorted(os.listdir(run / "checkpoints")) == [".bad-step-00000020", "step-00000010"]
     assert list_steps(run) == [10]
     assert (run / "checkpoints" / ".bad-step-00000020" / "model.safetensors").read_bytes() == b"x"
 
 
 def test_newest_touches_nothing_where_all_are_damaged(run: Path) -> None:
-    (step_path(run, 20) / "MANIFEST.json").unlink()
-    os.truncate(step_path(run, 10) / "ema.safetensors", 5)
+    (step_dir(run, 20) / "MANIFEST.json").unlink()
+    os.truncate(step_dir(run, 10) / "ema.safetensors", 5)
     (run / "checkpoints" / "step-00000030").write_text("not a directory")
     before = snapshot(run)
     with lock_run(run), pytest.raises(CheckpointError) as caught:
@@ -364,7 +365,7 @@ def test_newest_touches_nothing_where_all_are_damaged(run: Path) -> None:
     assert CheckpointError.exit_status == 4
     assert snapshot(run) == before
     for step in (10, 20, 30):  # set aside is not gone: no silent start from step 0
-        os.rename(step_path(run, step), run / "checkpoints" / f".bad-step-{step:08d}")
+        os.rename(step_dir(run, step), run / "checkpoints" / f".bad-step-{step:08d}")
     with pytest.raises(CheckpointError, match=r"\.bad-step-00000010"):
         newest(run)
 
@@ -395,9 +396,9 @@ def reseal(path: Path, **changes: Any) -> None:
 
 
 def test_load_checkpoint_accepts_what_was_resealed(run: Path) -> None:
-    (step_path(run, 20) / "state.json").write_text('{"mine": 1}')
-    reseal(step_path(run, 20))
-    assert load_checkpoint(step_path(run, 20)).state == {"mine": 1}
+    (step_dir(run, 20) / "state.json").write_text('{"mine": 1}')
+    reseal(step_dir(run, 20))
+    assert load_checkpoint(step_dir(run, 20)).state == {"mine": 1}
 
 
 @pytest.mark.parametrize(
@@ -415,16 +416,16 @@ def test_load_checkpoint_accepts_what_was_resealed(run: Path) -> None:
     ],
 )
 def test_load_checkpoint_refuses_a_configuration_that_could_be_resolved(run: Path, text: str) -> None:
-    (step_path(run, 20) / "config.json").write_text(text)
-    reseal(step_path(run, 20))
+    (step_dir(run, 20) / "config.json").write_text(text)
+    reseal(step_dir(run, 20))
     with pytest.raises(CheckpointError, match=r"config\.json: "):
-        load_checkpoint(step_path(run, 20))
+        load_checkpoint(step_dir(run, 20))
 
 
 @pytest.mark.parametrize("name", ["config.json", "state.json", "MANIFEST.json"])
 @pytest.mark.parametrize("kind", BAD_JSON)
 def test_load_checkpoint_refuses_bad_json_in_no_time(run: Path, name: str, kind: str) -> None:
-    path = step_path(run, 20)
+    path = step_dir(run, 20)
     if name == "MANIFEST.json":
         (path / name).write_bytes(BAD_JSON[kind])
     else:
@@ -453,7 +454,7 @@ NAMES += ["model.safetensors ", "x" * 100_000, "\ud800", "model.safetensors\n", 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:24])
 def test_load_checkpoint_refuses_a_manifest_with_strange_names(run: Path, name: str) -> None:
-    path = step_path(run, 20)
+    path = step_dir(run, 20)
     manifest = json.loads((path / "MANIFEST.json").read_text())
     manifest["files"][name] = {"size": 1, "sha256": sha256(b"x").hexdigest()}
     (path / "MANIFEST.json").write_text(json.dumps(manifest, indent=2) + "\n")
@@ -464,7 +465,7 @@ def test_load_checkpoint_refuses_a_manifest_with_strange_names(run: Path, name: 
 
 
 def test_load_checkpoint_refuses_a_manifest_that_names_a_file_twice(run: Path) -> None:
-    path = step_path(run, 20) / "MANIFEST.json"
+    path = step_dir(run, 20) / "MANIFEST.json"
     path.write_text(path.read_text().replace('"step": 20,', '"step": 10,\n  "step": 20,'))
     with pytest.raises(CheckpointError, match="not as it was written"):
         load_checkpoint(path.parent)
@@ -473,7 +474,7 @@ def test_load_checkpoint_refuses_a_manifest_that_names_a_file_twice(run: Path) -
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
 def test_load_checkpoint_reads_regular_files_only(run: Path, tmp_path: Path, name: str, kind: str) -> None:
-    path = step_path(run, 20) / name
+    path = step_dir(run, 20) / name
     os.rename(path, tmp_path / "moved")
     match kind:
         case "link":
@@ -491,9 +492,9 @@ def test_load_checkpoint_reads_regular_files_only(run: Path, tmp_path: Path, nam
 
 
 def test_load_checkpoint_refuses_a_link_to_a_checkpoint(run: Path) -> None:
-    step_path(run, 30).symlink_to("step-00000020")
+    step_dir(run, 30).symlink_to("step-00000020")
     with pytest.raises(CheckpointError, match="step-00000030: "):
-        load_checkpoint(step_path(run, 30))
+        load_checkpoint(step_dir(run, 30))
 
 
 def header(text: str, data: bytes = b"", length: int | None = None) -> bytes:
@@ -530,7 +531,7 @@ def test_load_checkpoint_refuses_what_is_no_safetensors_file_and_does_not_run_it
     run: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = step_path(run, 20)
+    path = step_dir(run, 20)
     (path / "model.safetensors").write_bytes(PAYLOADS[kind])
     reseal(path)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: not a safetensors file"):

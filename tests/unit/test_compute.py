@@ -9,6 +9,7 @@ import torch
 from transformer.compute import (
     at_least_fp32,
     autocast,
+    avoid_cudnn_attention,
     default_batch_tokens,
     dtype_of,
     loss_scaler,
@@ -35,7 +36,6 @@ BF16_PROBES = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
         (Device.cuda, True, "cuda"),
     ],
 )
-@pytest.mark.usefixtures("cudnn_as_torch_has_it")
 def test_device(monkeypatch: pytest.MonkeyPatch, asked: Device, gpu: bool, expected: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     assert resolve_device(asked).type == expected
@@ -50,13 +50,19 @@ def cudnn_as_torch_has_it() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("cudnn_as_torch_has_it")
-def test_resolve_device_keeps_attention_on_a_gpu_away_from_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    resolve_device(Device.cpu)
+def test_avoid_cudnn_attention_is_for_gpus() -> None:
+    avoid_cudnn_attention(torch.device("cpu"))
     assert uses_cudnn_attention()
 
-    resolve_device(Device.auto)
+    avoid_cudnn_attention(torch.device("cuda", 1))
     assert not uses_cudnn_attention()
+
+
+@pytest.mark.usefixtures("cudnn_as_torch_has_it")
+def test_resolve_device_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    resolve_device(Device.auto)
+    assert uses_cudnn_attention()
 
 
 def test_memory_errors_named_says_what_to_change() -> None:

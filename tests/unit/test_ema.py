@@ -265,6 +265,6 @@ def test_move_average_is_the_same_on_every_rank(corpus: DataConfig, tmp_path: Pa
 
 def test_summarise_counts_the_memory_of_the_moving_average() -> None:
     plain, averaging = (summarise(SummaryJob(train=TrainConfig(ema_decay=decay))).memory for decay in (None, 0.999))
-    assert plain.average == 0
-    assert averaging.average == averaging.weights == plain.weights == 63_045_632 * 4
+    assert plain.ema == 0
+    assert averaging.ema == averaging.weights == plain.weights == 63_045_632 * 4
     assert averaging.total == plain.total + plain.weights

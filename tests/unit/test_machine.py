@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from support.observers import PeakMemory
+from transformer import machine
 from transformer.compute import resolve_precision
 from transformer.config.settings import Precision
 from transformer.machine import (
@@ -29,6 +30,7 @@ def test_resolve_threads_takes_a_share_of_the_cores_this_process_may_use(
     given: int | None, ranks: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(10, 18)))
+    monkeypatch.setattr(machine, "CONTROL_GROUP", "nowhere")
     if ranks is None:
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     else:
@@ -36,7 +38,30 @@ def test_resolve_threads_takes_a_share_of_the_cores_this_process_may_use(
     assert resolve_threads(given) == threads
 
 
-def test_describe_processor_says_cores_and_memory() -> None:
+@pytest.mark.parametrize(
+    ("quota", "ranks", "threads"),
+    [
+        ("200000 100000", "1", 2),
+        ("250000 100000", "1", 2),
+        ("50000 100000", "1", 1),
+        ("6400000 100000", "1", 8),
+        ("400000 100000", "2", 2),
+        ("max 100000", "1", 8),
+        ("", "1", 8),
+    ],
+)
+def test_resolve_threads_takes_no_more_than_a_container_may_use(
+    quota: str, ranks: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(machine, "CONTROL_GROUP", str(tmp_path))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    (tmp_path / "cpu.max").write_text(f"{quota}\n", encoding="ascii")
+    assert resolve_threads(None) == threads
+
+
+def test_describe_processor_says_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CONTROL_GROUP", "nowhere")
     assert re.fullmatch(rf".+, {len(os.sched_getaffinity(0))} cores, [1-9][0-9]* GiB", describe_processor())
 
 

@@ -13,13 +13,13 @@ import torch
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Metric, TrainConfig
 from transformer.distributed import World
+from transformer.loss import perplexity
 from transformer.records import Progress, Validation, WindowTotals
 from transformer.training.progress import (
     GradientNorms,
     LogWindow,
     describe,
-    log_window,
-    perplexity,
+    report_window,
     validation_scalars,
 )
 from transformer.training.step import StepResult
@@ -78,7 +78,7 @@ def test_progress_records_the_best_and_the_patience_of_a_script(case: str, metri
     config = TrainConfig(patience=2, metric=metric)
     for number, value in enumerate(values):
         assert progress.record(validation(number + 1, metric, value), metric) == better[number]
-        assert progress.stalled == stalled[number]
+        assert progress.stalled(metric) == stalled[number]
         assert progress.has_ended(config) == (stalled[number] >= 2)
         assert not progress.has_ended(TrainConfig(metric=metric))
         progress = restored(progress) if interrupted else progress
@@ -94,7 +94,7 @@ def test_progress_decides_the_same_after_an_interruption(metric: Metric) -> None
             assert straight.record(entered, metric) == broken.record(entered, metric)
             broken = restored(broken)
             assert straight.best_steps(metric) == broken.best_steps(metric)
-            assert straight.stalled == broken.stalled
+            assert straight.stalled(metric) == broken.stalled(metric)
 
 
 def test_progress_ranks_random_validations_as_sorting_would() -> None:
@@ -111,7 +111,21 @@ def test_progress_ranks_random_validations_as_sorting_would() -> None:
 def test_progress_has_ended_at_the_last_step_or_the_end_of_patience() -> None:
     config = TrainConfig(max_steps=10, patience=3)
     assert [Progress(step=step).has_ended(config) for step in (9, 10, 11)] == [False, True, True]
-    assert [Progress(stalled=stalled).has_ended(config) for stalled in (2, 3)] == [False, True]
+    best, worse = validation(0, Metric.bleu, 2.0), validation(0, Metric.bleu, 1.0)
+    assert [Progress(validations=[best, *[worse] * n]).has_ended(config) for n in (2, 3)] == [False, True]
+
+
+def test_progress_counts_patience_under_the_metric_of_now() -> None:
+    """Recorded under BLEU, which fell each time; the loss, by which a resumed run goes on, fell each time, too."""
+    progress = Progress()
+    for step, (bleu, loss) in enumerate([(30.0, 3.0), (20.0, 2.0), (10.0, 1.0)], 1):
+        progress.record(Validation(step=step, loss=loss, nll=loss, bleu=bleu, chrf=50.0), Metric.bleu)
+    assert progress.has_ended(TrainConfig(metric=Metric.bleu, patience=2))
+    assert not progress.has_ended(TrainConfig(metric=Metric.loss, patience=2))
+
+
+def test_progress_reads_what_an_earlier_version_wrote() -> None:
+    assert from_json(Progress, {**to_json(Progress(step=3)), "stalled": 2}, complete=True) == Progress(step=3)
 
 
 def test_progress_advances_by_a_step() -> None:
@@ -198,7 +212,7 @@ def test_progress_comes_back_from_json_with_null_for_what_is_no_number() -> None
     assert to_json(again) == data
     assert again.validations[0] == progress.validations[0]
     assert math.isnan(again.validations[1].loss)
-    assert (again.step, again.stalled, again.streak) == (9, 1, 1)
+    assert (again.step, again.stalled(Metric.bleu), again.streak) == (9, 1, 1)
 
 
 GOOD: dict[str, Any] = to_json(Progress(validations=[Validation(1, 2.0, 3.0, 4.0, 5.0)]))
@@ -264,7 +278,7 @@ def logged(window: LogWindow, recorder: Recorder, step: int, epoch: int = 0) -> 
     """The row that a window gives."""
     totals = window.totals(World(0, 1, {}))
     progress = Progress(step=step, epoch=epoch)
-    log_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
+    report_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
     window.clear()
     return recorder.rows[-1][1]
 
@@ -316,9 +330,22 @@ def test_log_window_shows_skipped_updates_and_spikes() -> None:
     window, recorder = LogWindow(torch.device("cpu")), Recorder()
     add(window, FakeStep(), result(), seconds=0.5, waited=0.0, flops=0.0)
     totals, progress = window.totals(World(0, 1, {})), Progress(step=30, skipped=4, spikes=2)
-    log_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
+    report_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
     (row,) = (row for _, row in recorder.rows)
     assert (row["train/skipped_updates"], row["train/gradient_spikes"]) == (4.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(6.7, "00:00:06"), (86_399.0, "23:59:59"), (90_061.0, "25:01:01"), (900_000.0, "250:00:00")]
+)
+def test_report_window_says_how_long_the_training_has_taken(
+    seconds: float, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    totals = WindowTotals(target_tokens=10, slots=20, seconds=1.0)
+    caplog.set_level("INFO")
+    progress = Progress(step=30, seconds=seconds)
+    report_window(totals, Recorder(), progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
+    assert caplog.messages[-1].endswith(f", epoch 0, {shown}")
 
 
 def test_log_window_goes_on_from_a_checkpoint() -> None:

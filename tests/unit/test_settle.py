@@ -1,6 +1,8 @@
 """What is left to rules is settled once, by static rules: layout, compilation, the slots of a packed batch."""
 
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from transformer.data.store import Store
 from transformer.errors import InputError
 from transformer.training import resolve
 from transformer.training.resolve import batching_of, resolve_again, resolve_settings
+from transformer.training.start import find_device
 
 GPU = torch.device("cuda")
 
@@ -167,6 +170,43 @@ def test_resolve_settings_gives_the_fused_loss_the_rows_that_fit_and_keeps_them(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
     assert resolve_again(made, resolved).loss_rows == 14_464
     assert resolve_again(job(), resolved).loss_rows is None
+
+
+@pytest.mark.usefixtures("gpu")
+def test_resolve_again_asks_anew_whether_to_compile_on_another_kind_of_device() -> None:
+    """A run in padded batches: on a CPU it is compiled only if that is asked for, on a GPU by rule."""
+    on_cpu, on_gpu = (job(device=device, layout=LayoutKind.padded) for device in (Device.cpu, Device.cuda))
+    asked = job(device=Device.cpu, layout=LayoutKind.padded, compile=True)
+    refused = job(device=Device.cuda, layout=LayoutKind.padded, compile=False)
+    began = {name: resolve_settings(made, 1) for name, made in (("cpu", on_cpu), ("gpu", on_gpu), ("asked", asked))}
+    assert resolve_again(on_gpu, began["cpu"]).compile
+    assert not resolve_again(on_cpu, began["gpu"]).compile
+    assert resolve_again(on_cpu, began["asked"]).compile, "kept, where the device is of the same kind"
+    assert not resolve_again(on_gpu, resolve_settings(refused, 1)).compile
+    assert resolve_again(asked, began["gpu"]).compile, "what a command sets is done"
+
+
+def test_find_device_is_that_of_the_run_that_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun on the CPU of a machine with a GPU, and resumed by a command that does not say so."""
+    made = tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=1, average=1, device=Device.cpu)
+    by_rule = replace(made, train=replace(made.train, device=Device.auto))
+    asked = replace(made, train=replace(made.train, device=Device.cuda))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        assert find_device(by_rule).type == "cuda", "there is no run yet"
+    run(made)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert find_device(by_rule).type == "cpu"
+    assert find_device(asked).type == "cuda"
+
+    # What is wrong with a run, `open_run` says. One without a checkpoint begins anew.
+    record = (tmp_path / "a" / "run.json").read_text(encoding="utf-8")
+    (tmp_path / "a" / "run.json").write_text("{}", encoding="utf-8")
+    assert find_device(by_rule).type == "cuda"
+    (tmp_path / "a" / "run.json").write_text(record, encoding="utf-8")
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    assert find_device(by_rule).type == "cuda"
 
 
 def test_resolve_settings_says_that_kernels_are_untried_and_uses_none_on_a_cpu(

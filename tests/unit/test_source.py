@@ -26,7 +26,7 @@ from transformer.config.jobs import EvaluateJob, TrainJob
 from transformer.config.settings import ExtraConfig, PairConfig
 from transformer.data import source
 from transformer.data.prepare import prepare
-from transformer.data.source import Origin, Source, resolve_source, store_beside
+from transformer.data.source import DatasetOrigin, Source, resolve_source, store_beside
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.sets import evaluate
 
@@ -84,7 +84,7 @@ def left_in(store: Path) -> list[str]:
 def test_resolve_source_reads_a_folder_in_both_directions(twin: Path, tmp_path: Path, home: Path) -> None:
     found = find(twin, tmp_path / "store")
     assert list(found.pairs()) == expected("train")
-    assert found.origin == Origin(str(twin), "de-en", "train", ["en", "de"], revision=None)
+    assert found.origin == DatasetOrigin(str(twin), "de-en", "train", ["en", "de"], revision=None)
     about = json.loads(found.files["src"].with_name("about.json").read_bytes())
     assert about == {
         "origin": {

@@ -181,7 +181,7 @@ class OnResume(Enum):
 
     refuse = "refuse"  # the key changes the mathematics: one run, one recipe
     allow = "allow"  # it changes nothing that the run has computed so far
-    note = "note"  # it changes at most the dropout masks: allowed, and said in the log
+    note = "note"  # it changes at most dropout masks and rounding: allowed, and said in the log
 
 
 # ---- checks, and how a key is declared ------------------------------------------------------------------------------
@@ -306,12 +306,12 @@ class PairConfig:
 
     src: str = option(
         "",
-        "text file in the source language; with dataset: the column (empty: src_lang; of a .tsv, column 1)",
+        "text file in the source language; with dataset: the column (empty: src_lang; of a .tsv without it, column 1)",
         on_resume=OnResume.allow,
     )
     tgt: str = option(
         "",
-        "text file in the target language; with dataset: the column (empty: tgt_lang; of a .tsv, column 2)",
+        "text file in the target language; with dataset: the column (empty: tgt_lang; of a .tsv without it, column 2)",
         on_resume=OnResume.allow,
     )
     dataset: str | None = option(
@@ -422,7 +422,8 @@ class TrainConfig:
     tokens_per_step: int = option(25_000, "real tokens of an update on either side, at most")
     max_tokens: int | None = option(
         None,
-        "tokens of a micro-batch on either side, padding counted; packed: a multiple of 128 (null: by device)",
+        "tokens of a micro-batch on either side, padding counted; packed: rounded up to a multiple of 128 "
+        "(null: by device)",
         on_resume=OnResume.note,
     )
     fit_memory: bool = option(
@@ -440,7 +441,8 @@ class TrainConfig:
     clip_norm: float | None = option(None, "largest gradient norm (null: no clipping, as the paper)")
     subword_sampling: float | None = option(
         None,
-        "other pieces in every epoch: BPE leaves out merges by this probability, unigram takes this power (null: no)",
+        "cut the text differently in every epoch: with BPE, the probability of leaving out a merge (BPE-dropout); with "
+        "unigram, the exponent alpha (null: no)",
     )
     ema_decay: float | None = option(
         None, "decay of a moving average of the weights, which then translates (null: none)"
@@ -459,7 +461,7 @@ class TrainConfig:
     fused_loss: bool = option(
         False, "make the loss by a Triton kernel, which no GPU has run yet", on_resume=OnResume.note
     )
-    threads: int | None = option(None, "CPU threads (null: one for each core)", on_resume=OnResume.note)
+    threads: int | None = option(None, "CPU threads (null: this rank's share of the cores)", on_resume=OnResume.note)
     deterministic: bool = option(False, "bit-identical runs on a GPU, slower")
     prefetch: int = option(4, "steps that the loader prepares ahead", on_resume=OnResume.allow)
     log_every: int = option(100, "steps between log lines", on_resume=OnResume.allow)

@@ -12,7 +12,7 @@ batch these are the real ones, so that the loss never touches padding. A packed 
 capacities: there the loss sees every slot, and slots of class PAD count nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,6 +120,14 @@ def _pad_side(sentences: Sentences) -> tuple[Ids, Ids, Padded]:
     with_bos[:, 1:][is_piece] = pieces
 
     return with_eos, with_bos, Padded.of((counts + 1).tolist(), width)
+
+
+def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Padded]:
+    """Rows of ids, as they are, in one tensor `(B, T)`, padded at the right, and its layout; on `device`."""
+    lengths = [len(row) for row in rows]
+    width = max(lengths)
+    padded = [[*row, *[PAD] * (width - len(row))] for row in rows]
+    return torch.tensor(padded, device=device), Padded.of(lengths, width).to(device)
 
 
 # ---- packed ---------------------------------------------------------------------------------------------------------

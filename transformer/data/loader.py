@@ -41,7 +41,7 @@ class Step:
     target_tokens: int  # real tokens, EOS counted
     source_tokens: int
     sentences: int
-    slots: int  # positions of both sides, padding and empty ones counted
+    slots: int  # positions of both sides, padding counted, of the micro-batches that hold a sentence
     copied: torch.cuda.Event | None = None  # on a GPU: recorded after the copies of the batches
 
     def await_copy(self) -> None:

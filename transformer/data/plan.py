@@ -26,7 +26,7 @@ from transformer.seeding import seed_for
 PLAN_VERSION = 1
 POOL_STEPS = 100  # sorted by length inside pools of about this many steps: "approximate sequence length" (section 5.1)
 SLOTS = 128  # packed capacities are multiples of this
-SLACK = 1.1  # steps whose shorter side is longer than the corpus' average by this factor fit a packed batch
+SLACK = 1.1  # a packed batch has this many times the slots that its shorter side takes on average over the corpus
 
 _BLOCK = 1 << 16  # pairs whose running totals are in memory at a time
 _FRACTIONS = 0x77656967  # names the random numbers that decide about the fractions of weights
@@ -34,9 +34,11 @@ _FRACTIONS = 0x77656967  # names the random numbers that decide about the fracti
 
 @dataclass(frozen=True)
 class Batching:
-    """How epochs are cut into steps, and steps into micro-batches: the same from a run's first step to its last.
+    """How epochs are cut into steps, and steps into micro-batches.
 
-    Everything here is fixed before the first step, so that the shapes of packed batches do not depend on an epoch.
+    Everything here is fixed before the first step, so that the shapes of packed batches do not depend on an epoch. Only
+    `max_tokens`, and with it `capacities`, `grouped` and `kernel` may be others when a run is resumed: none of them
+    decides which sentences a step holds.
     """
 
     mixture: Mixture
@@ -84,9 +86,10 @@ def plan_epoch(lengths: Lengths, *, mixture: Mixture, seed: int, epoch: int, tok
 
 
 def _members(mixture: Mixture, *, seed: int, epoch: int) -> Ids:
-    """The ids of an epoch's pairs: each as often as its weight's whole part says, and by chance of the rest once more.
+    """The ids of an epoch's pairs.
 
-    The number that decides about pair i is the i-th of its stream, whatever lies before it in the mixture.
+    Each pair is there as often as the whole part of its weight says, and once more with its fraction as the
+    probability. The number that decides about pair i is the i-th of its stream, whatever lies before it in the mixture.
     """
     parts: list[Ids] = []
     start = 0  # the first id of the corpus
@@ -209,7 +212,7 @@ def packed_capacities(
 
 
 def count_slots(parts: Sequence[Lengths], capacities: tuple[int, int] | None) -> int:
-    """Positions of both sides of micro-batches, padding and empty ones counted: `parts` are each one's lengths."""
+    """Positions of both sides of micro-batches, padding counted: `parts` are each one's lengths, never none."""
     if capacities is not None:
         return sum(capacities) * len(parts)
     return sum(len(part) * int(part.max(axis=0).sum()) for part in parts)

@@ -460,8 +460,8 @@ def _refuse_empty(kept: int, corpus: _Corpus, dropped: Counter[str]) -> None:
         return
     files = ", ".join(file.path for text_set in corpus.sets for file in text_set.files.values())
     reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items() if count) or "the files are empty"
-    only_empty = dropped.total() == dropped["empty"]  # no setting of data.filter drops those
-    remedy = "data.train" if only_empty else "data.filter"
+    have_no_text = dropped.total() == dropped["empty"] + dropped["no_pieces"]  # no setting of data.filter drops those
+    remedy = "data.train" if have_no_text else "data.filter"
     raise InputError(f"{files}: no sentence pair is left to train on ({reasons}): check {remedy}")
 
 

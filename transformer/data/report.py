@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from transformer.config.primitives import from_json
 from transformer.config.settings import FilterConfig
 from transformer.data.round_trip import RoundTrip
-from transformer.data.source import Origin
+from transformer.data.source import DatasetOrigin
 from transformer.errors import CheckpointError
 from transformer.files import read_json
 from transformer.run_dir import RunDir
@@ -60,7 +60,7 @@ class SetReport:
 
     files: dict[str, FileReport]  # by the key that names each
     columns: list[str] | None  # of a table
-    origin: Origin | None  # of the copy of a hub data set
+    origin: DatasetOrigin | None  # of the copy of a hub data set
     weight: float | None  # how many copies of each pair an epoch has; None: not trained on
     pairs_read: int
     pairs_kept: int | None  # None: not trained on, and so never filtered

@@ -27,7 +27,7 @@ from transformer.data.testset import find_test_set, is_test_set
 from transformer.errors import InputError, StorageError, TransformerError
 from transformer.files import build_once, encode_json, read_json, sync, write_new
 
-SIDES = ("source.txt", "target.txt")
+COPY_FILES = ("source.txt", "target.txt")
 ABOUT = "about.json"
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class HubDataset:
 
 
 @dataclass(frozen=True)
-class Origin(HubDataset):
+class DatasetOrigin(HubDataset):
     """The data set that a copy was made from."""
 
     revision: str | None  # the commit of the hub; None: it was a directory
@@ -57,7 +57,7 @@ class Origin(HubDataset):
 class _About:
     """The record beside a copy, by which a complete one is known."""
 
-    origin: Origin
+    origin: DatasetOrigin
     bytes: list[int]  # the size of each side's file
 
 
@@ -67,7 +67,7 @@ class Source:
 
     files: dict[str, Path]  # by the key that names each, such as `src`
     columns: Columns | None = None  # of a table
-    origin: Origin | None = None  # of the copy of a hub data set
+    origin: DatasetOrigin | None = None  # of the copy of a hub data set
     tag: str | None = None  # that a model reads in front of each source
 
     def pairs(self) -> Iterator[Pair]:
@@ -175,10 +175,10 @@ def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies
             prefix = "data." if key.startswith("data.") else ""  # `evaluate` has the key without it
             raise StorageError(f"{path}: cannot be written ({reason}): free space or set {prefix}store_dir") from error
         origin = _read_origin(path)
-    return Source({"src": path / SIDES[0], "tgt": path / SIDES[1]}, origin=origin)
+    return Source({"src": path / COPY_FILES[0], "tgt": path / COPY_FILES[1]}, origin=origin)
 
 
-def _read_origin(path: Path) -> Origin | None:
+def _read_origin(path: Path) -> DatasetOrigin | None:
     """What a copy was made from; None where there is no copy, or a damaged one."""
     try:
         about = from_json(_About, read_json(path / ABOUT), complete=True)
@@ -188,7 +188,7 @@ def _read_origin(path: Path) -> Origin | None:
 
 
 def _sizes(path: Path) -> list[int]:
-    return [(path / side).stat().st_size for side in SIDES]
+    return [(path / side).stat().st_size for side in COPY_FILES]
 
 
 def _contents(folder: Path) -> list[list[object]]:
@@ -207,15 +207,15 @@ def _copy(folder: Path, wanted: HubDataset, *, is_local: bool) -> None:
     revision = None if is_local else _revision(wanted.dataset)
     log.info("copying %s, once%s", wanted, f" (revision {revision})" if revision else "")
 
-    with (folder / SIDES[0]).open("xb") as source_file, (folder / SIDES[1]).open("xb") as target_file:
+    with (folder / COPY_FILES[0]).open("xb") as source_file, (folder / COPY_FILES[1]).open("xb") as target_file:
         for source, target in _stream(wanted, revision):
             _write(source_file, source)
             _write(target_file, target)
 
-    origin = Origin(wanted.dataset, wanted.subset, wanted.split, wanted.columns, revision)
+    origin = DatasetOrigin(wanted.dataset, wanted.subset, wanted.split, wanted.columns, revision)
     about = _About(origin, _sizes(folder))
     write_new(folder / ABOUT, encode_json(to_json(about)))
-    for name in SIDES:
+    for name in COPY_FILES:
         sync(folder / name)
 
 

@@ -11,32 +11,24 @@ import torch
 from torch import Tensor
 
 from transformer.compute import at_least_fp32
+from transformer.data.batch import pad_rows
 from transformer.decoding.ensemble import mean_of_probabilities
-from transformer.layout import Padded
 from transformer.model.transformer import Transformer
-from transformer.vocabulary import BOS, EOS, PAD
+from transformer.vocabulary import BOS, EOS
 
-Pair = tuple[list[int], list[int]]  # ids of source and target, without BOS and EOS
+IdPair = tuple[list[int], list[int]]  # ids of source and target, without BOS and EOS
 
 _LOGITS_AT_ONCE = 2**22  # about so many are held at a time, so that memory does not grow with the vocabulary
 
 
-def pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Padded]:
-    """Ids as one tensor, padded at the right `(B, width)`, and its layout."""
-    lengths = [len(row) for row in rows]
-    width = max(lengths)
-    padded = [[*row, *[PAD] * (width - len(row))] for row in rows]
-    return torch.tensor(padded, device=device), Padded.of(lengths, width).to(device)
-
-
-def piece_log_probs(models: Sequence[Transformer], pairs: Sequence[Pair], device: torch.device) -> list[list[float]]:
+def piece_log_probs(models: Sequence[Transformer], pairs: Sequence[IdPair], device: torch.device) -> list[list[float]]:
     """For each pair the natural log-probability of each target piece, given those before it, and of EOS at the end.
 
     Several models are an ensemble.
     """
-    source, source_layout = pad([[*ids, EOS] for ids, _ in pairs], device)  # (B, S)
-    target_in, layout = pad([[BOS, *ids] for _, ids in pairs], device)  # (B, T) what the decoder reads
-    target_out, _ = pad([[*ids, EOS] for _, ids in pairs], device)  # (B, T) what it should predict there
+    source, source_layout = pad_rows([[*ids, EOS] for ids, _ in pairs], device)  # (B, S)
+    target_in, layout = pad_rows([[BOS, *ids] for _, ids in pairs], device)  # (B, T) what the decoder reads
+    target_out, _ = pad_rows([[*ids, EOS] for _, ids in pairs], device)  # (B, T) what it should predict there
 
     # Only at real positions: `N` of all pairs together.
     is_real = layout.visible()  # (B, T)
@@ -62,7 +54,7 @@ def _log_probs_of(model: Transformer, hidden: Tensor, tokens: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def align(models: Sequence[Transformer], pairs: Sequence[Pair], device: torch.device) -> list[list[int]]:
+def align(models: Sequence[Transformer], pairs: Sequence[IdPair], device: torch.device) -> list[list[int]]:
     """For each pair, which source piece each target piece is aligned to: its index, counted from 0.
 
     It is the source piece to which encoder-decoder attention gives most weight where the target piece is predicted, on
@@ -72,8 +64,8 @@ def align(models: Sequence[Transformer], pairs: Sequence[Pair], device: torch.de
     demo's two layers, and 90 % in three layers trained on Multi30k, where the layer before it finds 51 % and 73 %. (Of
     six layers, the last but one may be better: Garg et al., 2019.)
     """
-    source, source_layout = pad([[*ids, EOS] for ids, _ in pairs], device)  # (B, S)
-    target_in, layout = pad([[BOS, *ids[:-1]] for _, ids in pairs], device)  # (B, T) what comes before each piece
+    source, source_layout = pad_rows([[*ids, EOS] for ids, _ in pairs], device)  # (B, S)
+    target_in, layout = pad_rows([[BOS, *ids[:-1]] for _, ids in pairs], device)  # (B, T) what comes before each piece
 
     # The weights of the last layer, added up over the models.
     total = torch.zeros((), device=device)

@@ -10,7 +10,14 @@ from typing import Literal, TypeVar
 import torch
 
 from transformer.checkpoint import Checkpoint, find_checkpoint
-from transformer.compute import dtype_of, memory_errors_named, resolve_device, resolve_precision
+from transformer.compute import (
+    avoid_cudnn_attention,
+    dtype_of,
+    memory_errors_named,
+    resolve_device,
+    resolve_precision,
+)
+from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
 from transformer.data.tokenizer import Tokenizer, read_model
 from transformer.decoding.translator import Translator, search_override
@@ -49,7 +56,8 @@ def load(
         needed. A CPU holds as many batches as torch has threads, but at most 8.
     ensemble: other runs with the same tokenizer: at each step the probabilities of all models are averaged.
 
-    None leaves a search setting as the run was trained with. The number of CPU threads is torch's.
+    None leaves a search setting as the run was trained with. The number of CPU threads is torch's. On a GPU, the
+    process uses no attention of cuDNN's from now on, which would plan anew for every shape of a batch.
 
     Raises InputError for a value that cannot be, where there is no such run or checkpoint, and for an ensemble whose
     tokenizers differ; CheckpointError where a run is damaged.
@@ -111,6 +119,21 @@ def load_translator(
     return translator
 
 
+def load_for(job: TranslateJob | ScoreJob) -> Translator:
+    """The translator of a job's settings; a tag that it does not know is logged. Raises what `load_translator` does."""
+    translator = load_translator(
+        Path(job.run_dir),
+        checkpoint=job.checkpoint,
+        search=job.search,
+        device=job.device,
+        precision=job.precision,
+        ensemble=[Path(other) for other in job.ensemble],
+    )
+    if job.tag is not None and not translator.tokenizer.has_word(job.tag):
+        log.warning("tag=%s is no piece of the run's tokenizer: check how the run's own tags are written", job.tag)
+    return translator
+
+
 def build_translator(
     run_dir: Path, checkpoint: Checkpoint, *, search: SearchOverride, device: Device, precision: Precision
 ) -> Translator:
@@ -124,6 +147,7 @@ def build_translator(
     tokenizer = Tokenizer(tokenizer_model, str(run.tokenizer))
 
     torch_device = resolve_device(device)
+    avoid_cudnn_attention(torch_device)
     if precision is Precision.auto:
         precision = _precision_of(run, torch_device)
     settings = search.over(checkpoint.settings("search", SearchConfig))

@@ -87,7 +87,7 @@ def format_translations(by_line: Sequence[Sequence[Translation]], kind: LineForm
     return "".join(f"{line}\n" for line in lines)
 
 
-def format_scores(by_line: Sequence[Scored], kind: LineFormat, *, first_line: int, by_piece: bool) -> str:
+def format_log_probs(by_line: Sequence[Scored], kind: LineFormat, *, first_line: int, by_piece: bool) -> str:
     """The scores of some pairs, a line each; the first of them is line `first_line`. Only jsonl can go `by_piece`."""
     numbered = enumerate(by_line, first_line)
     match kind:

@@ -16,9 +16,11 @@ import torch
 
 from transformer.config.jobs import ScoreJob
 from transformer.data.corpus import LONGEST_LINE, Pair, read_pairs, with_tag
-from transformer.decoding.output import format_scores
-from transformer.decoding.stream import load_for, read_blocks, throughput
+from transformer.decoding.loading import load_for
+from transformer.decoding.output import format_log_probs
+from transformer.decoding.stream import read_blocks, throughput
 from transformer.errors import InputError
+from transformer.loss import perplexity
 from transformer.machine import resolve_threads
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ def run(job: ScoreJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
             sources = [with_tag(source, job.tag) for source, _ in pairs]
             targets = [target for _, target in pairs]
             results = translator.score(sources, targets, first_line=line, origins=origins)
-            stdout.write(format_scores(results, job.format, first_line=line, by_piece=job.pieces).encode("utf-8"))
+            stdout.write(format_log_probs(results, job.format, first_line=line, by_piece=job.pieces).encode("utf-8"))
             stdout.flush()
 
             total += math.fsum(scored.log_prob for scored in results if scored.log_prob is not None)
@@ -61,17 +63,9 @@ def run(job: ScoreJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
         line - 1 - n_blank,
         length,
         total,
-        perplexity(total, length),
+        perplexity(-total / max(length, 1)),
         left_out,
     )
-
-
-def perplexity(log_prob: float, length: int) -> float:
-    """exp(-log_prob / length); infinity where that is too large for a float, and 1 where there are no pieces."""
-    try:
-        return math.exp(-log_prob / max(length, 1))
-    except OverflowError:
-        return math.inf
 
 
 def _blocks(job: ScoreJob, stdin: BinaryIO) -> Iterator[list[Pair]]:

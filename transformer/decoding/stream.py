@@ -15,20 +15,19 @@ from typing import BinaryIO
 
 import torch
 
-from transformer.config.jobs import ScoreJob, TranslateJob
+from transformer.config.jobs import TranslateJob
 from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines, with_tag
-from transformer.decoding.loading import load_translator
+from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
-from transformer.machine import resolve_threads, trim_heap
+from transformer.machine import HeapTrimmer, resolve_threads
 from transformer.tracking import progress_bar
 
 log = logging.getLogger(__name__)
 
 FIRST_BLOCK = 1 << 14  # bytes: some hundred lines, so that the first translations come soon
 BLOCK = 1 << 18  # bytes of a later block: some thousand lines, among which many are of like length
-TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 
 
 def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
@@ -61,21 +60,6 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
 
         if next(prefixes, None) is not None:
             raise InputError(f"{job.prefix}:{line}: there are only {line - 1} lines to translate: leave the rest out")
-
-
-def load_for(job: TranslateJob | ScoreJob) -> Translator:
-    """The translator of a job's settings; a tag that it does not know is logged. Raises what `load_translator` does."""
-    translator = load_translator(
-        Path(job.run_dir),
-        checkpoint=job.checkpoint,
-        search=job.search,
-        device=job.device,
-        precision=job.precision,
-        ensemble=[Path(other) for other in job.ensemble],
-    )
-    if job.tag is not None and not translator.tokenizer.has_word(job.tag):
-        log.warning("tag=%s is no piece of the run's tokenizer: check how the run's own tags are written", job.tag)
-    return translator
 
 
 def _translate(
@@ -138,7 +122,7 @@ def throughput(unit: str, stdin: BinaryIO, stdout: BinaryIO) -> Iterator[Callabl
     after 9,000 lines in bf16, a fifth was holes in the heap.
     """
     started = time.perf_counter()
-    trimmed = started
+    heap = HeapTrimmer()
     count = 0
     is_dialogue = stdin.isatty() or stdout.isatty()
 
@@ -146,12 +130,10 @@ def throughput(unit: str, stdin: BinaryIO, stdout: BinaryIO) -> Iterator[Callabl
         is_live = not bar.disable  # it is disabled when it is closed, too
 
         def advance(done: int) -> None:
-            nonlocal count, trimmed
+            nonlocal count
             count += done
             bar.update(done)
-            if time.perf_counter() > trimmed + TRIM_SECONDS:
-                trim_heap()
-                trimmed = time.perf_counter()
+            heap.trim_if_due()
 
         yield advance
 

@@ -26,10 +26,11 @@ from torch import Tensor
 
 from transformer.compute import autocast, default_batch_tokens, memory_errors_named
 from transformer.config.settings import MOST_BEAM, Precision, SampleConfig, SearchConfig, SearchOverride
+from transformer.data.batch import pad_rows
 from transformer.data.corpus import is_blank
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.ensemble import EnsembleState, decode_step
-from transformer.decoding.forced import Pair, align, pad, piece_log_probs
+from transformer.decoding.forced import IdPair, align, piece_log_probs
 from transformer.decoding.output import BLANK, UNSCORED, Alignment, Scored, Translation
 from transformer.decoding.parallel import MOST_AT_ONCE, in_parallel
 from transformer.decoding.sampling import Sampling, sample
@@ -436,7 +437,7 @@ class Translator:
                     step=step,
                     state=self._start(models, batch_sources, width=width),
                     max_lengths=torch.tensor(max_lengths, device=self.device),
-                    prefixes=pad(batch_prefixes, self.device)[0] if any(batch_prefixes) else None,
+                    prefixes=pad_rows(batch_prefixes, self.device)[0] if any(batch_prefixes) else None,
                 )
             )
 
@@ -487,7 +488,7 @@ class Translator:
 
     def _start(self, models: Models, sources: list[list[int]], *, width: int) -> EnsembleState:
         """The state from which the search of one batch begins, `width` rows for each source."""
-        source, layout = pad([[*ids, EOS] for ids in sources], self.device)  # (B, S)
+        source, layout = pad_rows([[*ids, EOS] for ids in sources], self.device)  # (B, S)
         return EnsembleState([model.start(model.encode(source, layout), layout, beam_size=width) for model in models])
 
     def _max_length(self, source: list[int]) -> int:
@@ -514,7 +515,7 @@ class Translator:
 
     def _encode_pairs(
         self, sources: Sequence[str], targets: Sequence[str], *, first_line: int, origins: tuple[str, str]
-    ) -> dict[int, Pair]:
+    ) -> dict[int, IdPair]:
         """The ids of each pair that has no blank side, by its index among the pairs."""
         for texts in (sources, targets):
             _check_list(texts, "score", "score([source], [target])")
@@ -594,7 +595,7 @@ def _check_list(texts: Sequence[str], name: str, example: str) -> None:
         raise InputError(f"{name} takes a list of texts: for a single one, write {example}")
 
 
-def _lengths(pairs: Sequence[Pair]) -> list[int]:
+def _lengths(pairs: Sequence[IdPair]) -> list[int]:
     """How many positions each pair takes, EOS counted."""
     return [max(len(source), len(target)) + 1 for source, target in pairs]
 

@@ -17,7 +17,7 @@ import torch
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import EvaluateJob
 from transformer.config.settings import DataConfig, Metric, TrainConfig
-from transformer.data.corpus import Pair, read_pairs
+from transformer.data.corpus import Pair
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.loading import build_translator
 from transformer.decoding.translator import Translator
@@ -31,6 +31,8 @@ from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
 from transformer.terminal import printable
 
 LARGEST_TEXT = 1 << 28  # bytes of one side of a set that a run keeps
+
+_COPY_AGAIN = "copy it again from where the run came from"
 
 Sets = Mapping[str, Sequence[Pair]]
 
@@ -101,7 +103,7 @@ def check_kept(run: RunDir, kept: Sets) -> None:
     if digest_sets(own) != results.test_digest:
         raise CheckpointError(
             f"{run.hypotheses}: not the text that {run.results.name} was scored on (its sha256 differs): "
-            "copy it again from where the run came from, or name the sets with test.NAME.src and test.NAME.tgt"
+            f"{_COPY_AGAIN}, or name the sets with test.NAME.src and test.NAME.tgt"
         )
 
 
@@ -193,18 +195,31 @@ def read_sets(run: RunDir) -> dict[str, list[Pair]]:
 def read_set(run: RunDir, name: str, target: str = REFERENCE) -> list[Pair]:
     """A set that the run keeps, with its references, or with translations.
 
-    Raises InputError where a file cannot be read, or is a link or a pipe.
+    Raises InputError where a file cannot be read, is a link or a pipe, or has fewer lines than the other one.
     """
     source_path = run.text(name, SOURCE)
     target_path = run.text(name, target)
-    for path in (source_path, target_path):
-        try:
-            open_regular(path, limit=LARGEST_TEXT).close()
-        except OSError as error:
-            raise InputError(
-                f"{path}: cannot be read ({error.strerror}): copy it again from where the run came from"
-            ) from error
-    return list(read_pairs(source_path, target_path))
+    sources = _read_lines(source_path)
+    targets = _read_lines(target_path)
+    if len(sources) != len(targets):
+        raise InputError(f"{source_path} has {len(sources)} lines, {target_path} has {len(targets)}: {_COPY_AGAIN}")
+    return list(zip(sources, targets, strict=True))
+
+
+def _read_lines(path: Path) -> list[str]:
+    """What `_write_lines` has written, character by character: a BOM, or a carriage return at the end, is text here.
+
+    Raises InputError.
+    """
+    try:
+        with open_regular(path, limit=LARGEST_TEXT) as file:
+            text = file.read().decode("utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}): {_COPY_AGAIN}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start + 1}: {_COPY_AGAIN}") from error
+    lines = text.split("\n")
+    return lines if lines[-1] else lines[:-1]  # the last newline ends a line, and begins none
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:

@@ -24,8 +24,8 @@ def linear_cross_entropy(
 
     Rows of class PAD count nothing. The products are in the type of `hidden`, sums in fp32 (fp64 stays fp64). The
     softmax is kept in the type of `hidden`, too: in half precision the two sums, not the gradient, are a little less
-    exact than the reference's. Nor do the sums grow for ever: the plain loss of a row is at most 87.3, in fp16 16.6,
-    where its probability leaves the range of the type. The gradient knows no such limit.
+    exact than the reference's. The plain loss of a row is cut at 87.3 (fp16: 16.6; fp64: 708.4), where its probability
+    underflows; the gradient is not.
     """
     hidden = to_autocast_dtype(hidden)
     with torch.autocast(hidden.device.type, enabled=False):

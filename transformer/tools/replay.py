@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer.checkpoint import Checkpoint, first_not_finite, load_checkpoint, newest_finite
+from transformer.compute import avoid_cudnn_attention
 from transformer.config.jobs import ReplayJob, TrainJob
 from transformer.config.settings import AttentionKernel, TrainConfig
 from transformer.data.batch import Batch
@@ -183,6 +184,7 @@ def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
         resolved = replace(resolved, attention_kernel=None)
 
     device = torch.device(resolved.device.name)
+    avoid_cudnn_attention(device)
     torch.set_num_threads(resolved.threads)
 
     # Its corpus, which must be the same.

@@ -67,7 +67,7 @@ def step_work(
         resolved=resolved,
         slots=(source + target) // 2,
         mean_length=mean_length,
-        has_average=False,
+        has_ema=False,
     )
     return Work(
         flops=step_flops(config, vocab_size, source=source, target=target, mean_length=mean_length),

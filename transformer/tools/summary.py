@@ -277,7 +277,7 @@ def _memory(subject: _Subject, *, mean_length: float) -> Memory:
         resolved=resolved,
         slots=slots,
         mean_length=mean_length,
-        has_average=train.ema_decay is not None,
+        has_ema=train.ema_decay is not None,
     )
 
 
@@ -345,7 +345,7 @@ def _memory_lines(summary: Summary) -> list[str]:
     resolved = summary.resolved
 
     state = memory.total - memory.activations - memory.loss
-    average = f", average {_mib(memory.average)}" if memory.average else ""
+    average = f", average {_mib(memory.ema)}" if memory.ema else ""
     slots = f"{memory.slots:,} + {memory.slots:,} {resolved.layout.name} slots"
 
     return [

@@ -4,7 +4,7 @@ from functools import partial
 
 from transformer.average import average_checkpoints, scheduled_steps
 from transformer.config.settings import SearchOverride
-from transformer.cost import parameters
+from transformer.cost import count_parameters
 from transformer.decoding.loading import build_translator
 from transformer.errors import CheckpointError
 from transformer.evaluation.score import measure
@@ -15,7 +15,7 @@ from transformer.training.start import Run
 
 
 def is_finished(run: Run) -> bool:
-    """Whether results.json is there, for this step, this search, and the sets that it has scores of."""
+    """Whether results.json is there, for this step, average and search, and the sets that it has scores of."""
     try:
         results = run.directory.read_results()
     except CheckpointError:  # missing, or damaged
@@ -24,13 +24,14 @@ def is_finished(run: Run) -> bool:
     return (
         run.progress.has_ended(run.job.train)
         and results.steps == run.progress.step
+        and results.average in (None, run.job.train.average)
         and results.search == run.job.search
         and results.test_digest == digest_sets(run.test)
         and (results.dev is None or results.dev_digest == run.dev.digest)
     )
 
 
-def results_of(run: Run) -> Results:
+def finish(run: Run) -> Results:
     """The results of a run that has trained to its end, made and written where they are not there yet."""
     if not is_finished(run):
         run.directory.write_results(_evaluate(run))
@@ -75,7 +76,7 @@ def _evaluate(run: Run) -> Results:
         skipped_updates=progress.skipped,
         target_tokens=progress.target_tokens,
         training_seconds=round(progress.seconds, 1),
-        parameters=parameters(job.model, run.tokenizer.vocab_size),
+        parameters=count_parameters(job.model, run.tokenizer.vocab_size).total,
         search=job.search,
         seed=job.train.seed,
         data_digest=run.data_digest,
@@ -83,4 +84,5 @@ def _evaluate(run: Run) -> Results:
         validations=progress.validations,
         dev=dev,
         dev_digest=None if dev is None else run.dev.digest,
+        average=job.train.average,
     )

@@ -1,6 +1,6 @@
 """The training loop: read `train` and `train_loop`, and you have read the framework.
 
-    train       open_run -> train_loop -> results_of         of `start`, this module, and `finish`
+    train       open_run -> train_loop -> finish             of `start`, this module, and `finish`
     train_loop  train_step, over and over                    of `step`
                 between two steps: log, validate, commit, stop
 
@@ -17,7 +17,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from transformer.checkpoint import check_space, commit, rotate
-from transformer.compute import memory_errors_named, resolve_device
+from transformer.compute import memory_errors_named
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import AttentionKernel, TrainConfig
@@ -28,26 +28,25 @@ from transformer.decoding.translator import Translator
 from transformer.distributed import Vote, Wait, World, collective_errors_named, join_world
 from transformer.errors import NumericalError
 from transformer.evaluation.sets import write_sets
-from transformer.machine import trim_heap
+from transformer.machine import HeapTrimmer
 from transformer.records import Best, CheckpointState, Progress, Results
 from transformer.run_dir import DEV, RunDir, list_steps
 from transformer.tracking import BESIDE_BAR, ProgressBar, Tracker, progress_bar
 from transformer.training import validate
-from transformer.training.finish import is_finished, results_of
+from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 from transformer.training.optimizer import move_average, rate_of, updates_applied
 from transformer.training.preview import log_preview
 from transformer.training.process import process_settings_restored
-from transformer.training.progress import Clock, describe, log_window, validation_scalars
+from transformer.training.progress import Clock, describe, report_window, validation_scalars
 from transformer.training.resolve import batching_of
-from transformer.training.start import Run, open_run
+from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.trial import check_memory
 
 log = logging.getLogger(__name__)
 
 READ_EVERY = 20  # steps after which the host reads what the device has counted, at the latest
-TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 
 
 def train(job: TrainJob) -> Results:
@@ -59,7 +58,7 @@ def train(job: TrainJob) -> Results:
     """
     with (
         process_settings_restored(),
-        join_world(resolve_device(job.train.device)) as world,
+        join_world(find_device(job)) as world,
         memory_errors_named("starting or finishing", remedy="end what else uses it, or choose a smaller model"),
         ExitStack() as held,
     ):
@@ -70,7 +69,7 @@ def train(job: TrainJob) -> Results:
             world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
             train_loop(run, world)
 
-        results = world.from_rank0(lambda: to_json(results_of(run)), wait=Wait.work)
+        results = world.from_rank0(lambda: to_json(finish(run)), wait=Wait.work)
         return from_json(Results, results)
 
 
@@ -94,10 +93,6 @@ def train_loop(run: Run, world: World) -> None:
         _log_preview(run, world)
     parallel = world.wrap(objective)
 
-    guard = NumbersGuard(progress)
-    clock = Clock()
-    trimmed = time.monotonic()
-
     with (
         Signals() as signals,
         Tracker(run.directory if world.is_rank0 else None, progress.step) as tracker,
@@ -114,8 +109,10 @@ def train_loop(run: Run, world: World) -> None:
                 _log(run, world, tracker, bar)  # patience has ended, and no step will come to log the window
             _commit(run, world, tracker)
 
-        clock.lap()
+        guard = NumbersGuard(progress)
         vote = Vote(world)
+        clock = Clock()
+        heap = HeapTrimmer()
         stopping = world.any(signals.requested)
         while not (stopping or progress.has_ended(config)):
             # One update.
@@ -144,14 +141,13 @@ def train_loop(run: Run, world: World) -> None:
             is_commit_due = progress.step % config.save_every == 0
             is_read_due = progress.step % READ_EVERY == 0
 
-            # Read the device, and log. The clock stops here, so that what follows is no part of a step's time.
+            # Read the device, and log. Validations and commits below are left out of the steps' time.
             if is_log_due or is_validation_due or is_commit_due or is_read_due:
                 _read_device(run, world, guard, clock=clock, tracker=tracker)
             if is_log_due:
                 _log(run, world, tracker, bar)
-            if run.device.type == "cpu" and time.monotonic() > trimmed + TRIM_SECONDS:
-                trim_heap()
-                trimmed = time.monotonic()
+            if run.device.type == "cpu":
+                heap.trim_if_due()
 
             # Validate.
             is_among_best = False
@@ -303,7 +299,7 @@ def _log(run: Run, world: World, tracker: Tracker, bar: ProgressBar) -> None:
     """Log the window that ends here, show it on the bar, and begin the next one."""
     totals = run.state.window.totals(world)
     rate = rate_of(run.job.train, run.job.model.d_model, step=run.progress.step - 1)
-    text = log_window(totals, tracker, run.progress, rate=rate, device=run.device)
+    text = report_window(totals, tracker, run.progress, rate=rate, device=run.device)
     run.state.window.clear()
 
     if run.progress.validations:
@@ -327,7 +323,7 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
     """
     job = run.job
     model = run.state.eval_model
-    greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and the same order of checkpoints
+    greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and it ranks checkpoints much alike
     translator = Translator(model, run.tokenizer, greedy, run.device, run.resolved.precision)
     try:
         with memory_errors_named("measuring the dev loss", remedy=_smaller_batches(run)):

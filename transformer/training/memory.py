@@ -29,7 +29,7 @@ class Memory:
     weights: int
     gradients: int
     adam: int  # its two moments
-    average: int  # the moving average of the weights, where there is one
+    ema: int  # the moving average of the weights, where there is one
     activations: int  # estimated: what the forward pass of a micro-batch leaves for the backward pass
     loss: int  # estimated: a block of logits, its softmax, and the gradient of the output matrix
     slots: int  # of a micro-batch, on each side
@@ -51,7 +51,7 @@ def estimate_memory(
     resolved: Resolved,
     slots: int,
     mean_length: float,
-    has_average: bool,
+    has_ema: bool,
 ) -> Memory:
     """The memory of a training step with micro-batches of `slots` on each side, in sentences of `mean_length`."""
     widths = _widths(config, resolved.precision)
@@ -59,13 +59,13 @@ def estimate_memory(
 
     activations = _activations(config, vocab_size, resolved, widths=widths, slots=slots, mean_length=mean_length)
     loss = _loss(config, vocab_size, resolved, widths=widths)
-    copies = 5 if has_average else 4  # weights, gradients, Adam's two moments, and their average
+    copies = 5 if has_ema else 4  # weights, gradients, Adam's two moments, and their average
     return Memory(
         total=copies * weights + activations + loss,
         weights=weights,
         gradients=weights,
         adam=2 * weights,
-        average=weights if has_average else 0,
+        ema=weights if has_ema else 0,
         activations=activations,
         loss=loss,
         slots=slots,

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformer.cost import peak_flops
 from transformer.data.loader import Step
 from transformer.distributed import World
+from transformer.loss import perplexity
 from transformer.records import Progress, Validation, WindowTotals
 from transformer.tracking import BESIDE_BAR, Tracker
 from transformer.training.step import StepResult
@@ -114,12 +115,9 @@ class GradientNorms:
             progress.add_norm(norm, step=step)
 
 
-def perplexity(loss: float) -> float:
-    """`exp(loss)`, or infinity where that is too large for a float."""
-    return math.exp(loss) if loss < 700 else math.inf
-
-
-def log_window(totals: WindowTotals, tracker: Tracker, progress: Progress, *, rate: float, device: torch.device) -> str:
+def report_window(
+    totals: WindowTotals, tracker: Tracker, progress: Progress, *, rate: float, device: torch.device
+) -> str:
     """Log the means over a window that ends at this step; what a progress bar shows of them."""
     # Means over the updates that were applied; NaN if all were skipped.
     tokens = totals.applied_tokens or math.nan
@@ -157,10 +155,17 @@ def log_window(totals: WindowTotals, tracker: Tracker, progress: Progress, *, ra
         norm,
         target_tokens_per_second,
         progress.epoch,
-        time.strftime("%H:%M:%S", time.gmtime(progress.seconds)),
+        _clock_time(progress.seconds),
         extra=BESIDE_BAR,
     )
     return f"loss {loss:.3f}, {target_tokens_per_second:,.0f} tokens/s"
+
+
+def _clock_time(seconds: float) -> str:
+    """Hours, minutes and seconds; of days, there are more than 23 hours: 25:01:01."""
+    minutes, seconds_left = divmod(int(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes_left:02d}:{seconds_left:02d}"
 
 
 def validation_scalars(validation: Validation) -> dict[str, float]:

@@ -12,13 +12,12 @@ from dataclasses import replace
 import torch
 
 from transformer.compute import (
-    HALF,
-    dtype_of,
     free_gpu_memory,
     has_compiler,
     has_much_memory,
     has_triton,
     has_varlen_kernel,
+    product_dtype,
     resolve_device,
     resolve_precision,
 )
@@ -117,7 +116,7 @@ def _obstacles(job: TrainJob, device: torch.device, precision: Precision) -> dic
     obstacles = dict.fromkeys(AttentionKernel, "")
     if model.attention_dropout > 0.0:
         obstacles[AttentionKernel.varlen] = obstacles[AttentionKernel.flex] = "knows no model.attention_dropout"
-    dtype = HALF.get(precision, dtype_of(precision))
+    dtype = product_dtype(precision)
     if not has_varlen_kernel(device, dtype, d_k=model.key_width, d_v=model.value_width):
         obstacles[AttentionKernel.varlen] = "is for half precision and equal widths, on GPUs since Ampere"
     if precision is Precision.fp64:
@@ -145,7 +144,7 @@ def _loss_rows(job: TrainJob, device: torch.device, precision: Precision, *, max
     return rows_per_block(
         free_gpu_memory(device),
         vocab_size=job.tokenizer.vocab_size,
-        itemsize=HALF.get(precision, dtype_of(precision)).itemsize,
+        itemsize=product_dtype(precision).itemsize,
         most=max_tokens,
     )
 
@@ -218,7 +217,9 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
             log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
 
     kernel = _attention_kernel(job, device, before.precision)
-    wanted = before.compile if job.train.compile is None else job.train.compile
+    wanted = job.train.compile
+    if wanted is None and device.type == before.device.name:  # on another kind of device, by rule
+        wanted = before.compile
     loss_rows = _loss_rows(job, device, before.precision, max_tokens=max_tokens)
     if before.loss_rows is not None and loss_rows is not None:
         loss_rows = before.loss_rows  # other blocks would add in another order

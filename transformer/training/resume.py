@@ -22,7 +22,7 @@ import torch
 from transformer import __version__
 from transformer.checkpoint import Checkpoint
 from transformer.config.jobs import TrainJob
-from transformer.config.keys import PACKAGE, generic_key, keys_of
+from transformer.config.keys import PACKAGE, as_typed, generic_key, keys_of, leaves
 from transformer.config.primitives import to_json
 from transformer.config.settings import Decay, Device, OnResume
 from transformer.data.plan import PLAN_VERSION
@@ -115,13 +115,13 @@ def _yaml(config: dict[str, Any], indent: str) -> Iterator[str]:
 
 def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: Checkpoint) -> None:
     """Compare settings, data and versions with those of the start. Raises CheckpointError for what may not differ."""
-    before = dict(_flat(to_json(record.config)))
-    now = dict(_flat(to_json(job)))
+    before = leaves(to_json(record.config))
+    now = leaves(to_json(job))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
 
     # What may not differ.
     refused = [
-        f"{key}: {_word(before.get(key))} -> {_word(now.get(key))}"
+        f"{key}: {as_typed(before.get(key))} -> {as_typed(now.get(key))}"
         for key in changed
         if _policy(key, job) is OnResume.refuse
     ]
@@ -136,19 +136,14 @@ def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: C
     for key in changed:
         if _policy(key, job) is OnResume.note:
             log.info(
-                "%s: %s -> %s: the data stay as they were, dropout masks may differ",
+                "%s: %s -> %s: the data stay as they were; dropout masks and rounding may differ",
                 key,
-                _word(before.get(key)),
-                _word(now.get(key)),
+                as_typed(before.get(key)),
+                as_typed(now.get(key)),
             )
     versions = {name: version for name, version in _versions().items() if record.versions.get(name) != version}
     if versions:
         log.info("other versions than at the start: %s; numbers may differ in the last bits", versions)
-
-
-def _word(value: object) -> str:
-    """A value as it is typed on the command line: null and true, not Python's None and True."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _changed_data(prepared: Prepared, record: RunRecord, checkpoint: Checkpoint) -> list[str]:
@@ -182,12 +177,3 @@ def _policy(key: str, job: TrainJob) -> OnResume:
     if key.startswith(("data.dev.", "data.test.")):
         return OnResume.allow
     return keys_of(TrainJob)[generic_key(key)].on_resume
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key in full, such as `train.seed`, with its value."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

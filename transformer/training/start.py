@@ -7,22 +7,25 @@ Rank 0 goes first at each stage, and the other ranks take over what it found: th
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from transformer.checkpoint import Checkpoint, load_checkpoint, newest
+from transformer.checkpoint import Checkpoint, check_config, load_checkpoint, newest
+from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.cost import parameters
+from transformer.config.settings import Device
+from transformer.cost import count_parameters
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.prepare import Prepared, SharedPrepared, prepare
 from transformer.data.store import Mixture
 from transformer.data.tokenizer import Tokenizer
 from transformer.distributed import Wait, World, local_device
+from transformer.errors import CheckpointError, StorageError
 from transformer.evaluation.score import check_language
 from transformer.records import Progress, Resolved
 from transformer.run_dir import RunDir, list_steps, lock_run
@@ -63,7 +66,10 @@ def open_run(job: TrainJob, world: World, held: ExitStack) -> Run:
 
     Raises InputError, LockedError, StorageError and CheckpointError; the error of one rank ends all of them.
     """
-    check_language(job.data.tgt_lang)  # before any time is spent
+    # Before any time is spent.
+    check_language(job.data.tgt_lang)
+    check_config(to_json(job))
+
     directory = RunDir(Path(job.run_dir))
     if not world.is_rank0:
         logging.getLogger("transformer").setLevel(logging.WARNING)
@@ -88,6 +94,19 @@ def open_run(job: TrainJob, world: World, held: ExitStack) -> Run:
     )
     resolved = from_json(Resolved, answer)
     return _build(job, resolved, prepared, checkpoint=checkpoint, source=source, rank=world.rank)
+
+
+def find_device(job: TrainJob) -> torch.device:
+    """Where the run will compute, known before the ranks join: on the device of the job, or of a run that resumes.
+
+    Raises InputError where that is a GPU, and there is none.
+    """
+    directory = RunDir(Path(job.run_dir))
+    device = job.train.device
+    with suppress(CheckpointError, StorageError):  # whatever is wrong with the run, `open_run` says so
+        if device is Device.auto and list_steps(directory.path):
+            device = directory.read_record().resolved.device
+    return resolve_device(device)
 
 
 def _prepare(job: TrainJob, world: World) -> Prepared:
@@ -140,6 +159,7 @@ def _build(
     set_up_process(threads=resolved.threads, deterministic=job.train.deterministic)
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
     device = local_device(torch.device(resolved.device.name))
+    avoid_cudnn_attention(device)
 
     # The state: new, from other weights, or from a checkpoint.
     state = TrainState.at_start(
@@ -153,7 +173,7 @@ def _build(
     record = None if checkpoint is None else state.restore(checkpoint, rank=rank)
 
     settings = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items() if value is not None)
-    log.info("%s parameters; %s", f"{parameters(job.model, tokenizer.vocab_size):,}", settings)
+    log.info("%s parameters; %s", f"{count_parameters(job.model, tokenizer.vocab_size).total:,}", settings)
     if device.type == "cuda":
         log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")
 

@@ -37,7 +37,6 @@ DYNAMIC = r"L\['batch'\]\.(source|target)_layout\.(offsets|longest)"
 class Objective(nn.Module):
     """The model under its loss: what data parallelism wraps, for which one `forward` must make one gradient.
 
-
     `loss_rows` are multiplied by the vocabulary at a time in the fused loss of a GPU; None: the other one is taken.
     """
 

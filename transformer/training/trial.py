@@ -123,7 +123,7 @@ class _Needs:
             resolved=resolved,
             slots=max(batching.capacities or (batching.max_tokens,)),
             mean_length=float(max(self.longest)),
-            has_average=self.job.train.ema_decay is not None,
+            has_ema=self.job.train.ema_decay is not None,
         )
         return memory.total
 

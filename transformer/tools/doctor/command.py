@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from transformer.compute import avoid_cudnn_attention
 from transformer.config.jobs import DoctorJob, TrainJob
 from transformer.data.prepare import configured_sets, prepare
 from transformer.data.source import resolve_source, store_beside
@@ -142,6 +143,7 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
     # Model and machine.
     log.info("the model learns a few pairs by heart")
     torch.set_num_threads(resolved.threads)
+    avoid_cudnn_attention(torch.device(resolved.device.name))
     return [
         *checks,
         check_leak(job, prepared.store, vocab_size=vocab_size, batching=batching, resolved=resolved),

@@ -8,7 +8,7 @@ from typing import Any
 from transformer.config.jobs import TrainJob
 from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
-from transformer.cost import parameters
+from transformer.cost import count_parameters
 from transformer.records import RunRecord
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import UNKNOWN, Block, Cell, Marked, Note, Table, section
@@ -67,7 +67,7 @@ def _parameters(run: RunReading) -> str:
         return f"{run.results.parameters:,}"
     if run.record is None or run.data is None:
         return UNKNOWN
-    return f"{parameters(run.record.config.model, run.data.vocab_size):,}"
+    return f"{count_parameters(run.record.config.model, run.data.vocab_size).total:,}"
 
 
 def _target_tokens(run: RunReading) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from transformer.loss import perplexity
 from transformer.records import Validation
 from transformer.tools import significance
 from transformer.tools.compare.format import SIGNIFICANT
@@ -10,7 +11,6 @@ from transformer.tools.report.blocks import Block, Cell, Marked, Note, Scale, Sc
 from transformer.tools.report.reading import RunReading
 from transformer.tools.report.scores import AVERAGED, CheckpointScore, Scored, SetScores
 from transformer.tools.significance import Interval, MetricComparison, SystemScore
-from transformer.training.progress import perplexity
 
 
 def scores(scored: Sequence[Scored], reasons: Sequence[str]) -> Component:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer.checkpoint import Checkpoint, find_checkpoint
-from transformer.compute import resolve_device
+from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import TableJob
 from transformer.config.settings import ModelConfig, Score
 from transformer.data.batch import Batch, collate
@@ -89,6 +89,7 @@ def study_scores(job: TableJob, table: Table) -> tuple[ScoreStudy, list[Exceptio
     Also returns the errors of the runs that cannot be observed; their rows name them, and keep what was measured.
     """
     device = resolve_device(job.train.device)
+    avoid_cudnn_attention(device)
     threads = resolve_threads(job.train.threads)
     torch.set_num_threads(threads)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from transformer.compute import resolve_device
+from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import PAPER_TABLES, SCORES, TableJob, TrainJob
 from transformer.config.settings import Metric
 from transformer.cost import step_flops
@@ -29,6 +29,7 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.files import make_output
+from transformer.loss import perplexity
 from transformer.machine import resolve_threads
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, RunDir
@@ -37,7 +38,6 @@ from transformer.tools.significance import Interval, bootstrap_bleu
 from transformer.tools.tables.grid import describe_changes, run_grid
 from transformer.tools.tables.paper import Published
 from transformer.tools.tables.rows import PAPER_WIDTH, Row, beside_the_rows, rows_of
-from transformer.training.progress import perplexity
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,7 @@ def make_layer_table(job: TableJob) -> LayerTable:
     """Table 1 on this machine; nothing is trained. Raises StorageError where the output cannot be made."""
     make_output(output_of(job))  # before any time is spent
     device = resolve_device(job.train.device)
+    avoid_cudnn_attention(device)
     threads = resolve_threads(job.train.threads)
     torch.set_num_threads(threads)
 
