@@ -468,6 +468,17 @@ def test_sampler_of_bpe_refuses_a_rate_above_one() -> None:
     SubwordSampler(trained("unigram", "demo").vocabulary(), 1.5)
 
 
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+def test_sampler_refuses_a_score_that_is_no_number(algorithm: str, score: float) -> None:
+    """Of a tokenizer.model that somebody gave: a sum with it would be no probability."""
+    vocabulary = trained(algorithm, "demo").vocabulary()
+    vocabulary[100] = vocabulary[100]._replace(score=score)
+    with pytest.raises(InputError, match=r"sampling: the tokenizer's piece 100 has the score") as refused:
+        SubwordSampler(vocabulary, 0.1)
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("value", ["0", "-0.1", "nan", "inf", "-inf"])
 def test_config_refuses_a_rate_that_is_not_above_zero(value: str) -> None:
     with pytest.raises(InputError, match=r"train\.subword_sampling=") as refused:

@@ -42,10 +42,15 @@ class SubwordSampler:
     characters remain. For a unigram tokenizer it is the power to which the probability of a segmentation is raised: at
     0 all are equally likely, and the larger it is, the rarer are others than the tokenizer's own.
 
-    Raises InputError for a rate above 1 where the tokenizer is BPE.
+    Raises InputError for a rate above 1 where the tokenizer is BPE, and for a piece without a finite score.
     """
 
     def __init__(self, vocabulary: Sequence[Piece], rate: float) -> None:
+        for index, piece in enumerate(vocabulary):
+            if not math.isfinite(piece.score):
+                problem = f"the tokenizer's piece {index} has the score {piece.score}"
+                raise InputError(f"train.subword_sampling: {problem}: use another model, or leave the key out")
+
         is_bpe = all(piece.score.is_integer() for piece in vocabulary)  # ranks of merges; unigram's are logarithms
         if is_bpe and rate > 1.0:
             raise InputError(f"train.subword_sampling={rate}: for BPE it is a probability: give 1 at most")
