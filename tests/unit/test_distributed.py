@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from support.paths import ROOT
 from support.ranks import ranks
 from transformer import distributed, files
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, LayoutKind, Precision
+from transformer.config.settings import DataConfig, Device, LayoutKind, Precision
 from transformer.data import prepare, store
 from transformer.distributed import Vote, Wait, World, join_world
 from transformer.errors import InputError, PeerError
@@ -117,6 +118,21 @@ def test_train_stops_every_rank_at_a_signal_to_torchrun(tmp_path: Path, corpus: 
     log, _ = second.communicate(timeout=120)
     assert second.returncode == 0, log
     assert results_of(tmp_path / "a")["steps"] == done + 3
+
+
+def test_train_joins_the_ranks_on_the_device_of_the_run_that_resumes(tmp_path: Path, corpus: DataConfig) -> None:
+    """Begun with train.device=cpu on a machine that has GPUs, fewer than ranks, and resumed without."""
+
+    def action(steps: int, **recipe: Any) -> Callable[[], None]:
+        def train() -> None:
+            pytest.MonkeyPatch().setattr(torch.cuda, "is_available", lambda: True)
+            run(job(tmp_path / "a", corpus, max_steps=steps, save_every=1, validate_every=2, average=1, **recipe))
+
+        return train
+
+    assert ranks(2, action(1, device=Device.cpu), tmp_path) == [0, 0], (tmp_path / "rank-0").read_text()
+    assert ranks(2, action(2), tmp_path) == [0, 0], (tmp_path / "rank-0").read_text()
+    assert results_of(tmp_path / "a")["steps"] == 2
 
 
 @pytest.mark.slow
