@@ -183,10 +183,10 @@ def test_ending_with_launcher_saves_and_ends(tmp_path: Path, corpus: DataConfig)
     assert time.monotonic() - began < GONE
     (step,) = steps_of(tmp_path / "a")
     assert is_verified(step_dir(tmp_path / "a", step))
+    said = [(tmp_path / f"rank-{rank}").read_text(encoding="utf-8") for rank in range(2)]
     for rank in range(2):
-        said = (tmp_path / f"rank-{rank}").read_text(encoding="utf-8")
-        assert "torchrun has died: this rank stops\n" in said
-        assert f"(rank {rank}: exit status 75)\n" in said
+        assert f"(rank {rank}: exit status 75)\n" in said[rank]
+    assert any("torchrun has died: this rank stops\n" in text for text in said), "it may tell the other one first"
 
 
 def test_ending_with_launcher_watches_nothing_without_torchrun() -> None:

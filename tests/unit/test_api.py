@@ -133,7 +133,7 @@ def test_load_takes_what_the_command_takes() -> None:
 def test_load_translates_as_many_lines(run_dir: Path) -> None:
     translator = transformer.load(run_dir)
     assert isinstance(translator, transformer.Translator)
-    assert (translator.search.beam_size, translator.search.max_extra) == (4, 12)
+    assert (translator.search.beam_size, translator.search.max_extra) == (4, 4)
     translations = translator.translate(["one two three", "", "four five"])
     assert len(translations) == 3
     assert translations[1] == ""
