@@ -343,7 +343,7 @@ def test_train_refuses_a_configuration_that_no_checkpoint_may_hold_before_it_beg
     corpus: DataConfig, tmp_path: Path
 ) -> None:
     """From Python; on the command line such a value is resolved, or refused."""
-    with pytest.raises(InputError, match=r"the configuration cannot be stored: value '.*\$\{HOME\}.* contains"):
+    with pytest.raises(InputError, match=r"the configuration cannot be stored: value .* contains '\$\{'"):
         run(tiny_job(tmp_path / "${HOME}", corpus))
     assert list(tmp_path.iterdir()) == []
 
