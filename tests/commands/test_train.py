@@ -45,7 +45,7 @@ from transformer.average import average_checkpoints
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import DataConfig, Metric, PairConfig, SearchOverride, TrainConfig
+from transformer.config.settings import DataConfig, Format, Metric, PairConfig, SearchOverride, TrainConfig
 from transformer.decoding.stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, Stopped
@@ -509,6 +509,9 @@ def test_average_takes_the_last_checkpoints_asked_for(
     copied: Path, last: int, steps: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_command("average", AverageJob(run_dir=str(copied), last=last))
+    listed = ", ".join(map(str, steps))
+    assert capsys.readouterr().out == f"{copied / 'averaged'}: mean of steps {listed}\n"
+    run_command("average", AverageJob(run_dir=str(copied), last=last, format=Format.json))
     assert json.loads(capsys.readouterr().out) == {"averaged": steps, "path": str(copied / "averaged")}
     assert_mean(copied / "averaged", mean_of(copied, steps))
 
@@ -588,15 +591,17 @@ def test_translate_gives_as_many_lines_as_it_is_given(finished: Path, text: byte
     assert translated(finished, text).count(b"\n") == asked
 
 
-def test_evaluate_finds_the_scores_of_the_run(copied: Path, finished: Path) -> None:
+def test_evaluate_finds_the_scores_of_the_run_and_changes_nothing_in_it(copied: Path, finished: Path) -> None:
+    """Not even with another search: what results.json is about stays beside it."""
     shutil.rmtree(copied / "tensorboard")
-    (copied / "hypotheses" / "test.hyp").unlink()
+    (copied / "hypotheses" / "test.hyp").write_bytes(b"as it was\n")
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     with as_a_command():
         found = evaluate(EvaluateJob(run_dir=str(copied), threads=1))
+        evaluate(EvaluateJob(run_dir=str(copied), threads=1, search=SearchOverride(beam_size=1)))
     assert to_json(found)["test_sets"] == results_of(finished)["test_sets"]
     assert (found.averaged, found.steps) == ([40, 50, 60], 60)
-    hypotheses = [run_dir / "hypotheses" / "test.hyp" for run_dir in (copied, finished)]
-    assert hypotheses[0].read_bytes() == hypotheses[1].read_bytes()
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name", ["test", "renamed"])

@@ -35,6 +35,7 @@ from transformer.config.jobs import (
     TrainJob,
     TranslateJob,
 )
+from transformer.config.keys import shipped
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
 from transformer.errors import InputError
@@ -45,7 +46,8 @@ log = logging.getLogger(__name__)
 WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
   transformer translate run_dir=%s < in.txt > out.txt
   tensorboard --logdir %s
-  transformer train experiment=small run_dir=runs/mine data.train.src=.. data.train.tgt=.. data.dev.."""
+  %s"""
+AFTER_DEMO = "transformer train experiment=small run_dir=runs/mine data.train.src=.. data.train.tgt=.. data.dev.."
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,10 @@ def _train(job: TrainJob) -> float | None:
         run_dir = Path(job.run_dir)
         _write(format_results(run_dir, results))
         sys.stdout.flush()
-        log.info(WHAT_NEXT, run_dir, run_dir, run_dir.parent)
+        is_demo = Path(job.data.train.src).parent == shipped("data") / "demo"
+        log.info(
+            WHAT_NEXT, run_dir, run_dir, run_dir.parent, AFTER_DEMO if is_demo else f"transformer report {run_dir}"
+        )
 
     best = results.best_validation(job.train.metric).value(job.train.metric)
     return best if math.isfinite(best) else None
@@ -155,7 +160,10 @@ def _average(job: AverageJob) -> None:
 
     checkpoint = average(job)
     averaged = checkpoint.run_state().averaged  # the steps of the checkpoints that it is the mean of
-    _write(json.dumps({"averaged": averaged, "path": str(checkpoint.path)}) + "\n")
+    if job.format is Format.json:
+        _write(json.dumps({"averaged": averaged, "path": str(checkpoint.path)}) + "\n")
+    else:
+        _write(f"{checkpoint.path}: mean of steps {', '.join(map(str, averaged))}\n")
 
 
 def _summary(job: SummaryJob) -> None:

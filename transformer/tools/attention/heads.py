@@ -5,7 +5,7 @@
     both                  -> HeadReport        as Markdown and CSV
 
 A head is described by means over all positions that look, of all sentences: the entropy of its weights, how far it
-looks, and the share of its weight on the positions before, at and behind its own, and on the end mark. Between source
+looks, and the share of its weight on the positions before, at and behind its own, and on EOS. Between source
 and target, whose lengths differ, the own position is the one at the same share of the sentence.
 """
 
@@ -115,7 +115,7 @@ class HeadMeter:
 def measure_heads(weights: Tensor, *, mark: int) -> tuple[Tensor, ...]:
     """The MEASURES of every position that looks, each `(L, H, queries)`: weights are `(L, H, queries, keys)`.
 
-    `mark` is the place of the end mark among the keys.
+    `mark` is the place of EOS among the keys.
     """
     # The place of each query's own position among the keys.
     n_queries, n_keys = weights.shape[2:]
@@ -278,8 +278,8 @@ def format_heads_markdown(report: HeadReport) -> str:
         f"# What the heads of {report.run_dir} do",
         "",
         f"Means over {report.sentences} sentences, the decoder reading {target}. Entropy in bits, distance in pieces; "
-        "the others are shares of the weight: on the position before, the own, the one behind, and the end mark (BOS "
-        "in decoder self-attention). In cross-attention the own position is that at the same share of the source.",
+        "the others are shares of the weight: on the position before, the own, the one behind, and EOS (BOS in "
+        "decoder self-attention). In cross-attention the own position is that at the same share of the source.",
         "",
         *_table(("attention", "layer", "head", *MEASURES), [_head_cells(head) for head in report.heads]),
     ]

@@ -11,7 +11,6 @@ Words are what BLEU counts, the tokens of its tokenizer. For Chinese and Japanes
 """
 
 import logging
-import math
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,7 +97,6 @@ class Texts:
     sources: list[str] | None
     references: list[list[str]]  # one list, or several where each sentence has several references
     translations: dict[str, list[str]]
-    recorded: dict[str, float]  # by system, the BLEU that its results.json has; empty where files are compared
 
 
 @dataclass(frozen=True)
@@ -133,14 +131,11 @@ def compare(job: CompareJob) -> Comparison:
 
     # One test set after the other.
     test_sets = {}
-    notes = list(material.notes)
     for name, texts in material.sets.items():
         log.info("%s: %d systems on %d sentences", name, len(texts.translations), len(texts.references[0]))
         test_sets[name] = _compare_set(
             texts, metrics, tokenise=tokenise, word_counts=word_counts, most_changes=job.changed
         )
-        if not job.lowercase:
-            notes += other_translations(name, texts, test_sets[name].scores)
 
     return Comparison(
         systems=job.runs or job.hypotheses,
@@ -148,7 +143,7 @@ def compare(job: CompareJob) -> Comparison:
         resamples=significance.RESAMPLES,
         trials=significance.TRIALS,
         seed=seed,
-        notes=notes,
+        notes=material.notes,
     )
 
 
@@ -160,18 +155,6 @@ def word_splitter(metrics: Metrics, *, lowercase: bool) -> Tokenise:
         return words.split()
 
     return split
-
-
-def other_translations(test_set: str, texts: Texts, compared: Sequence[MetricComparison]) -> list[str]:
-    """A note for each run whose translations are not the ones that its results are about: `evaluate` replaces them."""
-    bleu = compared[0]  # the first metric
-    measured = {name: system.score for name, system in zip(texts.translations, bleu.systems, strict=True)}
-    return [
-        f"{name}: the translations of {test_set} are not those of its results.json, whose BLEU is {recorded:.2f}: "
-        "`evaluate` has written others since."
-        for name, recorded in texts.recorded.items()
-        if not math.isclose(recorded, measured[name], abs_tol=1e-9)
-    ]
 
 
 # ---- what is compared -----------------------------------------------------------------------------------------------
@@ -194,7 +177,7 @@ def _read_files(job: CompareJob) -> Material:
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
 
-    texts = Texts(sources=None, references=references, translations=translations, recorded={})
+    texts = Texts(sources=None, references=references, translations=translations)
     return Material(
         sets={", ".join(job.references): texts},
         tgt_lang=str(job.data.tgt_lang),
@@ -229,7 +212,6 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None) -> Material:
             sources=[source for source, _ in pairs],
             references=[[reference for _, reference in pairs]],
             translations={name: _read_translations(run, test_set) for name, run in runs.items()},
-            recorded={name: of_run.test_sets[test_set].bleu for name, of_run in results.items()},
         )
 
     # The test sets that are left out.

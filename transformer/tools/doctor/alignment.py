@@ -343,7 +343,8 @@ def _check_lengths(survey: Survey) -> Check:
     return measured(
         "length ratios",
         survey.name,
-        found=f"{percent(share)} of the pairs are {RATIO:g} times further apart than the usual {np.exp(usual):.2f}",
+        found=f"{percent(share)} of the pairs have a length ratio more than {RATIO:g} times off the median of "
+        f"{np.exp(usual):.2f} (target / source, in characters)",
         value=share,
         limit=MOST_OUTLIERS,
         level=Level.warning,

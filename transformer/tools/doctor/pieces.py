@@ -172,7 +172,7 @@ def check_lengths(surveys: Sequence[Survey], job: TrainJob, tokenizer: Tokenizer
 
 
 def _tokens(tokenizer: Tokenizer, source: str, target: str) -> int:
-    """The tokens of a pair's longer side, with the end mark."""
+    """The tokens of a pair's longer side, with EOS."""
     return max(len(ids) for ids in tokenizer.encode([source, target])) + 1
 
 

@@ -6,10 +6,11 @@ The points come from metrics.jsonl, which `reading` has read; the script in curv
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from transformer.tools.metrics import Curve
 from transformer.tools.page import Component
 from transformer.tools.plots import head_colors
 from transformer.tools.report.blocks import shorten
-from transformer.tools.report.reading import Curve, RunReading
+from transformer.tools.report.reading import RunReading
 
 MOST_POINTS = 400  # of a curve; of a longer one, the extremes of each stretch are drawn
 
