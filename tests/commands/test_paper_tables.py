@@ -24,12 +24,14 @@ from transformer.errors import InputError, StorageError
 from transformer.run_dir import lock_run
 from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import Interval, bootstrap_bleu
-from transformer.tools.tables import command as tables
 from transformer.tools.tables import grid
-from transformer.tools.tables.command import Measured, Table, TableRow, make_layer_table, make_table, output_of
+from transformer.tools.tables import make as tables
 from transformer.tools.tables.format import format_markdown, write_table
 from transformer.tools.tables.grid import describe_changes, differences, with_changes
+from transformer.tools.tables.make import make_layer_table, make_table
+from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.tools.tables.paper import TABLE_3
+from transformer.tools.tables.rows import output_of
 
 # Table 3 of the paper, copied by hand: N, d_model, d_ff, h, d_k, d_v, P_drop, label smoothing, millions of parameters.
 ROWS: dict[str, tuple[int, int, int, int, int, int, float, float, int | None]] = {

@@ -20,7 +20,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
-from transformer.tools.sweep import Sweep, Trial, choose, format_sweep, sweep
+from transformer.tools.search_settings import Sweep, Trial, choose, format_sweep, sweep
 
 ALPHAS = [0.0, 0.6, 2.0, 8.0]
 SETTINGS = SweepConfig(beam_size=[4, 1], length_penalty=[2.0, 0.0, 0.6, 8.0])

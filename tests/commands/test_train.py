@@ -301,6 +301,27 @@ def test_train_prints_the_results_of_a_finished_run_again(
     assert after == before
 
 
+def test_train_says_what_next(
+    job: TrainJob,
+    finished: Path,
+    no_training: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A report; only after the demo, a training on text of one's own."""
+    caplog.set_level("INFO", logger="transformer")
+    run_command("train", job)
+    assert f"\n  transformer report {finished}" in caplog.text
+    assert "experiment=small" not in caplog.text
+
+    (tmp_path / "demo").symlink_to(Path(job.data.train.src).parent)
+    train = PairConfig(*(str(tmp_path / "demo" / Path(side).name) for side in (job.data.train.src, job.data.train.tgt)))
+    monkeypatch.setattr("transformer.cli.commands.shipped", lambda name: tmp_path)
+    run_command("train", replace(job, data=replace(job.data, train=train)))
+    assert "\n  transformer train experiment=small run_dir=runs/mine " in caplog.text
+
+
 def test_train_takes_the_results_of_an_older_version_for_finished(
     finished: Path, job: TrainJob, no_training: None
 ) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from transformer.config.jobs import (
-    SCORES,
     AttentionJob,
     AverageJob,
     CompareJob,
@@ -135,7 +134,7 @@ def _score_files(job: EvaluateJob) -> None:
 
 
 def _sweep(job: EvaluateJob) -> None:
-    from transformer.tools.sweep import format_sweep, sweep
+    from transformer.tools.search_settings import format_sweep, sweep
 
     result = sweep(job)
     _write_result(result, format_sweep(Path(job.run_dir), result), as_json=job.format is Format.json)
@@ -197,37 +196,11 @@ def _export(job: ExportJob) -> None:
 
 
 def _table(job: TableJob) -> None:
-    from transformer.distributed import is_rank0
-    from transformer.tools.score_study.format import format_study, write_study
-    from transformer.tools.score_study.study import study_scores
-    from transformer.tools.tables.command import is_folder, make_layer_table, make_table, output_of
-    from transformer.tools.tables.format import format_layers, format_markdown, write_layer_table, write_table
-    from transformer.tools.tables.runs import make_run_table
+    from transformer.tools.tables.command import table
 
-    # Table 1 is counted and timed; nothing is trained.
-    if job.table == "1":
-        layers = make_layer_table(job)
-        write_layer_table(output_of(job), layers)
-        _write(format_layers(layers))
-        return
-
-    # The runs of a folder are measured; the rows of any other table are trained first.
-    errors: list[Exception] = []
-    if is_folder(job):
-        table = make_run_table(job)
-    else:
-        table, errors = make_table(job)
-
-    if is_rank0():
-        if job.table == SCORES:
-            study, study_errors = study_scores(job, table)
-            errors += study_errors
-            write_study(output_of(job), study)
-            _write(format_study(study))
-        else:
-            write_table(output_of(job), table)
-            _write(format_markdown(table))
-        sys.stdout.flush()
+    text, errors = table(job)
+    _write(text)
+    sys.stdout.flush()
 
     # The table shows what did work. The command still fails where a row has failed.
     if errors:
