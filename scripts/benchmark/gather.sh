@@ -21,13 +21,14 @@ for set in train dev tune; do
 done
 
 # pyproject.toml's dependencies and those of its tests, with what they need in turn; not datasets and its own, which
-# only data sets of the hub need, nor grpcio and pillow, which TensorBoard needs to show and not to write.
+# only data sets of the hub need, nor grpcio, which TensorBoard needs to show and not to write, nor pillow, which only
+# pictures in TensorBoard need: gpu.py trains with train.attention_images=false.
 packages=(
   'hydra-core>=1.3.8,<1.4' 'omegaconf>=2.3,<2.4' PyYAML packaging
   'sacrebleu>=2.4' colorama lxml portalocker regex tabulate
-  'sentencepiece>=0.2.2' 'safetensors>=0.4.5' 'tqdm>=4.66'
-  'tensorboard>=2.16' absl-py markdown markupsafe protobuf tensorboard-data-server typing-extensions werkzeug
-  'pytest>=8.3' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' execnet iniconfig pluggy pygments
+  'sentencepiece>=0.2.3' 'safetensors>=0.4.5' 'tqdm>=4.66.3'
+  'tensorboard>=2.17' absl-py markdown markupsafe protobuf tensorboard-data-server typing-extensions werkzeug
+  'pytest>=8.3' 'pytest-timeout>=2.3.1' 'pytest-xdist>=3.6.1' execnet iniconfig pluggy pygments
 )
 platforms=()
 for version in manylinux2014 manylinux_2_17 manylinux_2_24 manylinux_2_26 manylinux_2_27 manylinux_2_28; do

@@ -43,12 +43,12 @@ class OneGpu:
 
 BASE = ModelConfig()
 BIG = ModelConfig(d_model=1024, d_ff=4096, n_heads=16)
-GPUS = (  # estimated by counting operations and bytes: today's attention kernels first, all that is planned last
+GPUS = (  # estimated by counting operations and bytes: torch's attention kernel first, then this package's kernels
     OneGpu("base, attention by FlashAttention 2", BASE, 51e-3, 0.5e-3, 100_000),
-    OneGpu("base, as promised", BASE, 36e-3, 0.5e-3, 100_000),
-    OneGpu("base, as hoped for", BASE, 25.5e-3, 0.5e-3, 100_000),
+    OneGpu("base, as estimated", BASE, 36e-3, 0.5e-3, 100_000),
+    OneGpu("base, as estimated at best", BASE, 25.5e-3, 0.5e-3, 100_000),
     OneGpu("big, attention by FlashAttention 2", BIG, 89e-3, 1.6e-3, 300_000),
-    OneGpu("big, as hoped for", BIG, 68.5e-3, 1.6e-3, 300_000),
+    OneGpu("big, as estimated at best", BIG, 68.5e-3, 1.6e-3, 300_000),
 )
 
 # ---- the arithmetic -------------------------------------------------------------------------------------------------
@@ -106,12 +106,12 @@ RANKS = (2, 4, 8)
 
 def page() -> str:
     """The note, as Markdown."""
-    promised, share = GPUS[1], TOKENS / 8
+    estimated, share = GPUS[1], TOKENS / 8
     plain, serial = (
-        efficiency(promised, seconds=seconds, tokens=share)
+        efficiency(estimated, seconds=seconds, tokens=share)
         for seconds in (
-            step_seconds(promised, 8, tokens=share),
-            step_seconds(promised, 8, tokens=share, hidden=0.0),
+            step_seconds(estimated, 8, tokens=share),
+            step_seconds(estimated, 8, tokens=share, hidden=0.0),
         )
     )
     return f"""\
@@ -138,8 +138,8 @@ nothing overlaps (see the end).
 
 The tied embedding is the exception. Its gradient has two parts. The output layer's is the first thing that the backward
 pass makes, the input embedding's the last, and only their sum travels. So every step waits for the last column:
-{share_of_embedding(promised, TOKENS)} of a step of 25,000 tokens on each of 8 GPUs (base, as promised),
-{share_of_embedding(promised, share)} of one of 3,125. To send the output layer's part early would hide nothing,
+{share_of_embedding(estimated, TOKENS)} of a step of 25,000 tokens on each of 8 GPUs (base, as estimated),
+{share_of_embedding(estimated, share)} of one of 3,125. To send the output layer's part early would hide nothing,
 since the second part is a matrix of the same size. To send only those rows of the second part whose pieces occur in the
 batch would; it is worth a try where steps are as short as that.
 
@@ -166,7 +166,7 @@ step, its efficiency, and the hours of the paper's training (100,000 steps of ba
 Three things do not shrink with a rank's share: {1e3 * FIXED:.0f} ms of small kernels, Adam, which every rank does for
 all weights, and the embedding. At {1e3 * HOST:.1f} ms is a floor, the time in which Python launches a step; a CUDA
 graph would lift it. A backward pass that is one graph, so that nothing overlaps, would leave
-{serial:.0f} % instead of {plain:.0f} on 8 GPUs (base, as promised). Two things cost nothing any more: the ranks' vote
+{serial:.0f} % instead of {plain:.0f} on 8 GPUs (base, as estimated). Two things cost nothing any more: the ranks' vote
 on whether to stop travels while the next step is computed, and sentences are dealt to the micro-batches so evenly that
 no step needs more of them than there are ranks.
 

@@ -751,7 +751,14 @@ def test_compare_refuses_paths_beside_the_key() -> None:
 
 
 def test_evaluate_takes_no_paths() -> None:
-    assert_refused(enter("evaluate", "runs/a"), "runs/a", "EQUAL")
+    Path("demo").mkdir()
+    assert "demo: settings are written key=value, such as run_dir=demo; " in enter("evaluate", "demo").err
+
+
+def test_help_of_a_command_can_be_asked_for_in_two_ways() -> None:
+    assert enter("help", "train") == enter("train", "--help")
+    assert enter("help") == enter("--help")
+    assert "unknown command 'trian'; did you mean 'train'?" in enter("help", "trian").err
 
 
 def test_help_says_which_commands_take_paths() -> None:

@@ -18,16 +18,29 @@ import torch
 from support.corpora import finish, run_command, start, tiny_job, write_pair
 from support.paths import ROOT
 from transformer.config.jobs import DoctorJob
-from transformer.config.settings import DataConfig, Format, ModelConfig, PairConfig, TokenizerConfig
+from transformer.config.settings import (
+    DataConfig,
+    Device,
+    Format,
+    LayoutKind,
+    ModelConfig,
+    PairConfig,
+    Precision,
+    TokenizerConfig,
+)
 from transformer.data.batch import collate
+from transformer.data.loader import Step
+from transformer.data.plan import Batching
 from transformer.data.store import Store
 from transformer.errors import FindingsError, InputError
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
+from transformer.records import Resolved
 from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
 from transformer.tools.doctor.findings import Level, Place, measured
 from transformer.tools.doctor.text import is_double_encoded
-from transformer.tools.doctor.training import largest_leak
+from transformer.tools.doctor.training import check_overfit, largest_leak
+from transformer.training.step import StepResult, train_step
 
 DATA = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data"))
 needs_corpora = pytest.mark.skipif(not DATA.is_dir(), reason="needs the corpora of TRANSFORMER_DATA")
@@ -394,6 +407,28 @@ def test_largest_leak_sees_a_mask_that_is_missing(capacities: tuple[int, int] | 
         assert isinstance(layer, DecoderLayer)
         take_the_mask_away(layer.self_attention)
     assert largest_leak(model, batch) > 1e-2
+
+
+@pytest.mark.parametrize("layout", LayoutKind)
+def test_check_overfit_counts_the_pairs_that_there_are(
+    layout: LayoutKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pairs: 7 source tokens and 5 target tokens, each side with its EOS."""
+    store = Store.from_pieces([[10, 11, 12, 13], [20]], [[14, 15], [21]])
+    job = tiny_job(tmp_path / "a", DataConfig())
+    is_packed = layout is LayoutKind.packed
+    batching = Batching((), 1, 600, 600, 1, capacities=(128, 128) if is_packed else None, grouped=is_packed)
+    resolved = Resolved(Device.cpu, Precision.fp32, 1, 600, layout, compile=False, micro_batch_multiple=1)
+    steps: list[Step] = []
+
+    def spied(objective: Any, optimizer: Any, step: Step, **settings: Any) -> StepResult:
+        steps.append(step)
+        return train_step(objective, optimizer, step, **settings)
+
+    monkeypatch.setattr("transformer.tools.doctor.training.train_step", spied)
+    check = check_overfit(job, store, vocab_size=50, batching=batching, resolved=resolved)
+    assert check.found.startswith("2 pairs, 5 tokens: loss ")
+    assert (steps[0].sentences, steps[0].source_tokens, steps[0].target_tokens) == (2, 7, 5)
 
 
 def take_the_mask_away(attention: torch.nn.Module) -> None:

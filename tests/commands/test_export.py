@@ -379,7 +379,7 @@ def test_compare_sees_a_search_that_goes_wrong(
     printed = format_parity(parity).split("\n")
     assert printed[3] == (
         "greedy: 0 of 12 translations are identical, 0 within 1e-04 in score, 0 degenerate, 12 others; "
-        "BLEU 0.00, +0.00 of ours"
+        "BLEU 0.00 (ours 0.00)"
     )
     assert "  and 2 more" in printed
 

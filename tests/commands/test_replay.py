@@ -105,7 +105,7 @@ def test_replay_names_the_module_whose_output_overflows(
     assert found.finding is not None
     assert (found.step, found.checkpoint) == (9, "step-00000008")
     assert (found.finding.phase, found.finding.module, found.finding.micro_batch) == (Phase.forward, name, 0)
-    assert f"in what {name} gives" in format_replay(found)
+    assert f"in the output of {name}" in format_replay(found)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
@@ -186,7 +186,7 @@ def test_replay_prints_what_it_found(copied: Callable[[LayoutKind], Path], capsy
     run_dir = copied(LayoutKind.packed)
     spoil(run_dir, 8, lambda tensors: tensors[WEIGHT].fill_(3e38))
     run_command("replay", ReplayJob(run_dir=str(run_dir)))
-    assert "the first number that is not finite: in what encoder.0.feed_forward.W_1 gives" in capsys.readouterr().out
+    assert "the first number that is not finite: in the output of encoder.0.feed_forward.W_1" in capsys.readouterr().out
 
 
 def test_replay_of_what_is_not_there_is_refused(

@@ -47,7 +47,8 @@ from transformer.tools.score_study.study import (
 from transformer.tools.significance import Interval
 from transformer.tools.tables import command as tables
 from transformer.tools.tables import grid
-from transformer.tools.tables.command import Measured, Table, TableRow, make_table
+from transformer.tools.tables.make import make_table
+from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.training.step import Objective
 
 CPU = torch.device("cpu")

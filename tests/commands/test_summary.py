@@ -201,8 +201,8 @@ def test_summary_of_a_run_that_is_not_there(tmp_path: Path) -> None:
         (None, "No such file"),
         ("", "nothing is measured yet"),
         ('{"step": 4, "dev/loss": 2.0}\n', "nothing is measured yet"),
-        ('{"step": 4, "speed/target', "cannot be read"),
-        ("7\n", "cannot be read"),
+        ('{"step": 4, "speed/target', "nothing is measured yet"),
+        ("7\n", "nothing is measured yet"),
     ],
 )
 def test_summary_of_a_run_without_a_speed(finished: Path, tmp_path: Path, text: str | None, words: str) -> None:
@@ -213,6 +213,15 @@ def test_summary_of_a_run_without_a_speed(finished: Path, tmp_path: Path, text: 
     with pytest.raises(InputError, match=words) as error:
         summarise(SummaryJob(run=str(tmp_path)))
     assert "metrics.jsonl" in str(error.value)
+
+
+def test_summary_of_a_run_skips_a_damaged_line(finished: Path, tmp_path: Path) -> None:
+    for name in ("run.json", "tokenizer.model"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    lines = [f'{{"step": {step}, "speed/target_tokens_per_second": {speed}}}' for step, speed in ((2, 10.0), (6, 30.0))]
+    (tmp_path / "metrics.jsonl").write_text(f'{lines[0]}\n{{"step": 4, "spe\n{lines[1]}\n', encoding="utf-8")
+    pace = summarise(SummaryJob(run=str(tmp_path))).paces[0]
+    assert (pace.target_tokens_per_second, pace.source) == (20.0, f"measured in {tmp_path} (median of 2 log lines)")
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
-from transformer.tools.sweep import Sweep, Trial, choose, format_sweep, sweep
+from transformer.tools.search_settings import Sweep, Trial, choose, format_sweep, sweep
 
 ALPHAS = [0.0, 0.6, 2.0, 8.0]
 SETTINGS = SweepConfig(beam_size=[4, 1], length_penalty=[2.0, 0.0, 0.6, 8.0])
@@ -62,20 +62,22 @@ def files_of(folder: Path) -> dict[str, bytes]:
 # ---- the trials -----------------------------------------------------------------------------------------------------
 
 
-def test_sweep_finds_what_each_evaluation_of_its_own_finds(job: TrainJob, run_dir: Path, tmp_path: Path) -> None:
+def test_sweep_finds_what_each_evaluation_of_its_own_finds(job: TrainJob, run_dir: Path) -> None:
     result = swept(run_dir, sweep=SETTINGS)
     assert [(trial.beam_size, trial.length_penalty) for trial in result.trials] == [
         (beam_size, alpha) for beam_size in (1, 4) for alpha in ALPHAS
     ]
-    copy = Path(shutil.copytree(run_dir, tmp_path / "copy"))
+    sources, wanted = (
+        Path(path).read_text(encoding="utf-8").splitlines() for path in (job.data.dev.src, job.data.dev.tgt)
+    )
     for trial in result.trials:
         search = SearchOverride(trial.beam_size, trial.length_penalty)
         with as_a_command():
-            alone = evaluate(evaluation(copy, test={"again": job.data.dev}, search=search))
+            alone = evaluate(evaluation(run_dir, test={"again": job.data.dev}, search=search))
         assert trial.bleu == alone.test_sets["again"].bleu
         assert result.bleu_signature == alone.test_sets["again"].bleu_signature
-        files = (copy / "hypotheses" / "again.hyp", Path(job.data.dev.tgt))
-        found, wanted = (path.read_text(encoding="utf-8").splitlines() for path in files)
+        translator = load(run_dir, precision="fp64", beam_size=trial.beam_size, length_penalty=trial.length_penalty)
+        found = translator.translate(sources)
         counted = sacrebleu.corpus_bleu(found, [wanted], force=True)
         assert trial.length_ratio == counted.sys_len / counted.ref_len
     assert len({trial.bleu for trial in result.trials}) > 3, "the settings matter"

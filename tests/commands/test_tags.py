@@ -37,7 +37,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
 from transformer.tools.compare.command import compare
 from transformer.tools.doctor.command import doctor
-from transformer.tools.doctor.pieces import check_lengths
+from transformer.tools.doctor.pieces import check_longest
 from transformer.tools.doctor.survey import survey
 
 FRENCH = ("zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf")
@@ -311,12 +311,12 @@ def test_doctor_judges_text_without_tags(languages: DataConfig, tmp_path: Path) 
     assert doctor(job) == doctor(replace(job, data=without_tags(languages)))
 
 
-def test_check_lengths_counts_the_tag(tmp_path: Path) -> None:
+def test_check_longest_counts_the_tag(tmp_path: Path) -> None:
     job = few(tmp_path, [("one two three", "eins"), ("two", "zwei")])
     tokenizer = Tokenizer.from_bytes(prepare(job).tokenizer_model)
     [pieces] = tokenizer.encode(["one two three"])
     read = survey("train", Source({"src": Path(job.data.train.src), "tgt": Path(job.data.train.tgt)}), None)
-    [check] = check_lengths([read], job, tokenizer)
+    [check] = check_longest([read], job, tokenizer)
     assert check.found.startswith(f"the longest sentence has {1 + len(pieces) + 1} tokens")  # tag, text, EOS
 
 

@@ -45,7 +45,7 @@ from transformer.average import average_checkpoints
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import DataConfig, Metric, PairConfig, SearchOverride, TrainConfig
+from transformer.config.settings import DataConfig, Format, Metric, PairConfig, SearchOverride, TrainConfig
 from transformer.decoding.stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, Stopped
@@ -301,6 +301,27 @@ def test_train_prints_the_results_of_a_finished_run_again(
     assert after == before
 
 
+def test_train_says_what_next(
+    job: TrainJob,
+    finished: Path,
+    no_training: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A report; only after the demo, a training on text of one's own."""
+    caplog.set_level("INFO", logger="transformer")
+    run_command("train", job)
+    assert f"\n  transformer report {finished}" in caplog.text
+    assert "experiment=small" not in caplog.text
+
+    (tmp_path / "demo").symlink_to(Path(job.data.train.src).parent)
+    train = PairConfig(*(str(tmp_path / "demo" / Path(side).name) for side in (job.data.train.src, job.data.train.tgt)))
+    monkeypatch.setattr("transformer.cli.commands.shipped", lambda name: tmp_path)
+    run_command("train", replace(job, data=replace(job.data, train=train)))
+    assert "\n  transformer train experiment=small run_dir=runs/mine " in caplog.text
+
+
 def test_train_takes_the_results_of_an_older_version_for_finished(
     finished: Path, job: TrainJob, no_training: None
 ) -> None:
@@ -526,6 +547,9 @@ def test_average_takes_the_last_checkpoints_asked_for(
     copied: Path, last: int, steps: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_command("average", AverageJob(run_dir=str(copied), last=last))
+    listed = ", ".join(map(str, steps))
+    assert capsys.readouterr().out == f"{copied / 'averaged'}: mean of steps {listed}\n"
+    run_command("average", AverageJob(run_dir=str(copied), last=last, format=Format.json))
     assert json.loads(capsys.readouterr().out) == {"averaged": steps, "path": str(copied / "averaged")}
     assert_mean(copied / "averaged", mean_of(copied, steps))
 
@@ -605,15 +629,17 @@ def test_translate_gives_as_many_lines_as_it_is_given(finished: Path, text: byte
     assert translated(finished, text).count(b"\n") == asked
 
 
-def test_evaluate_finds_the_scores_of_the_run(copied: Path, finished: Path) -> None:
+def test_evaluate_finds_the_scores_of_the_run_and_changes_nothing_in_it(copied: Path, finished: Path) -> None:
+    """Not even with another search: what results.json is about stays beside it."""
     shutil.rmtree(copied / "tensorboard")
-    (copied / "hypotheses" / "test.hyp").unlink()
+    (copied / "hypotheses" / "test.hyp").write_bytes(b"as it was\n")
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     with as_a_command():
         found = evaluate(EvaluateJob(run_dir=str(copied), threads=1))
+        evaluate(EvaluateJob(run_dir=str(copied), threads=1, search=SearchOverride(beam_size=1)))
     assert to_json(found)["test_sets"] == results_of(finished)["test_sets"]
     assert (found.averaged, found.steps) == ([40, 50, 60], 60)
-    hypotheses = [run_dir / "hypotheses" / "test.hyp" for run_dir in (copied, finished)]
-    assert hypotheses[0].read_bytes() == hypotheses[1].read_bytes()
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name", ["test", "renamed"])

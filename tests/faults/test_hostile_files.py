@@ -84,7 +84,7 @@ def test_run_dir_writes_into_no_linked_folder(job: TrainJob, command: str, name:
     assert sorted(outside.rglob("*")) == before
 
 
-def test_evaluate_writes_into_no_linked_folder(job: TrainJob) -> None:
+def test_evaluate_follows_no_linked_folder(job: TrainJob) -> None:
     outside = put_outside(Path(job.run_dir), "hypotheses")
     (outside / "test.hyp").write_text("mine\n", encoding="utf-8")
     assert_refused(enter("evaluate", job), 5, "hypotheses: a link")

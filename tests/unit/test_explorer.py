@@ -11,7 +11,7 @@ from support.browser import Browser, running_browser
 from transformer.model.inspection import AttentionMaps, Role
 from transformer.tools.attention.explorer import explorer
 from transformer.tools.page import Component, format_page
-from transformer.tools.plots import head_colors
+from transformer.tools.plots import distinct_colors
 
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
 
@@ -38,7 +38,7 @@ def some_page(words: list[str], heading: str = "a sentence", maps: AttentionMaps
         source=words,
         reads=["<s>", "x", "y", "z"],
         predicts=["x", "y", "z", "</s>"],
-        colors=head_colors(3),
+        colors=distinct_colors(3),
     )
     return format_page(heading, [component])
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from transformer.config.jobs import (
-    SCORES,
     AttentionJob,
     AverageJob,
     CompareJob,
@@ -35,6 +34,7 @@ from transformer.config.jobs import (
     TrainJob,
     TranslateJob,
 )
+from transformer.config.keys import shipped
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
 from transformer.errors import InputError
@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
   transformer translate run_dir=%s < in.txt > out.txt
   tensorboard --logdir %s
-  transformer train experiment=small run_dir=runs/mine data.train.src=.. data.train.tgt=.. data.dev.."""
+  %s"""
+AFTER_DEMO = "transformer train experiment=small run_dir=runs/mine data.train.src=.. data.train.tgt=.. data.dev.."
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,10 @@ def _train(job: TrainJob) -> float | None:
         run_dir = Path(job.run_dir)
         _write(format_results(run_dir, results))
         sys.stdout.flush()
-        log.info(WHAT_NEXT, run_dir, run_dir, run_dir.parent)
+        is_demo = Path(job.data.train.src).parent == shipped("data") / "demo"
+        log.info(
+            WHAT_NEXT, run_dir, run_dir, run_dir.parent, AFTER_DEMO if is_demo else f"transformer report {run_dir}"
+        )
 
     best = results.best_validation(job.train.metric).value(job.train.metric)
     return best if math.isfinite(best) else None
@@ -130,7 +134,7 @@ def _score_files(job: EvaluateJob) -> None:
 
 
 def _sweep(job: EvaluateJob) -> None:
-    from transformer.tools.sweep import format_sweep, sweep
+    from transformer.tools.search_settings import format_sweep, sweep
 
     result = sweep(job)
     _write_result(result, format_sweep(Path(job.run_dir), result), as_json=job.format is Format.json)
@@ -155,7 +159,10 @@ def _average(job: AverageJob) -> None:
 
     checkpoint = average(job)
     averaged = checkpoint.run_state().averaged  # the steps of the checkpoints that it is the mean of
-    _write(json.dumps({"averaged": averaged, "path": str(checkpoint.path)}) + "\n")
+    if job.format is Format.json:
+        _write(json.dumps({"averaged": averaged, "path": str(checkpoint.path)}) + "\n")
+    else:
+        _write(f"{checkpoint.path}: mean of steps {', '.join(map(str, averaged))}\n")
 
 
 def _summary(job: SummaryJob) -> None:
@@ -189,37 +196,11 @@ def _export(job: ExportJob) -> None:
 
 
 def _table(job: TableJob) -> None:
-    from transformer.distributed import is_rank0
-    from transformer.tools.score_study.format import format_study, write_study
-    from transformer.tools.score_study.study import study_scores
-    from transformer.tools.tables.command import is_folder, make_layer_table, make_table, output_of
-    from transformer.tools.tables.format import format_layers, format_markdown, write_layer_table, write_table
-    from transformer.tools.tables.runs import make_run_table
+    from transformer.tools.tables.command import table
 
-    # Table 1 is counted and timed; nothing is trained.
-    if job.table == "1":
-        layers = make_layer_table(job)
-        write_layer_table(output_of(job), layers)
-        _write(format_layers(layers))
-        return
-
-    # The runs of a folder are measured; the rows of any other table are trained first.
-    errors: list[Exception] = []
-    if is_folder(job):
-        table = make_run_table(job)
-    else:
-        table, errors = make_table(job)
-
-    if is_rank0():
-        if job.table == SCORES:
-            study, study_errors = study_scores(job, table)
-            errors += study_errors
-            write_study(output_of(job), study)
-            _write(format_study(study))
-        else:
-            write_table(output_of(job), table)
-            _write(format_markdown(table))
-        sys.stdout.flush()
+    text, errors = table(job)
+    _write(text)
+    sys.stdout.flush()
 
     # The table shows what did work. The command still fails where a row has failed.
     if errors:

@@ -122,6 +122,9 @@ def _dispatch(arguments: list[str]) -> int:
 def _enter(command: str, arguments: list[str]) -> None:
     """Answer what needs no command, or run the command."""
     # Help, versions and completion.
+    if command == "help" and arguments:
+        _enter(arguments[0], ["--help"])
+        return
     if command in ("", "-h", "--help", "help"):
         sys.stdout.write(overview())
         return

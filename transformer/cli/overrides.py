@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformer.cli.commands import COMMANDS
-from transformer.config.jobs import JOBS, TrainJob
-from transformer.config.keys import GROUPS, check_override, did_you_mean, keys_of, list_override, names_in
+from transformer.config.jobs import JOBS
+from transformer.config.keys import check_override, did_you_mean, groups_of, keys_of, list_override, names_in
 from transformer.errors import InputError
 
 # Hydra's flags, each with the values that it takes: None for no value, an empty tuple for any, or the choices. Two of
@@ -70,7 +70,8 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
     # Check the overrides. Paths become one more of them.
     is_multirun = not {"-m", "--multirun"}.isdisjoint(flags)
     keys = keys_of(JOBS[command])
-    checked = [check_override(override, keys, is_multirun=is_multirun) for override in overrides]
+    groups = groups_of(JOBS[command])
+    checked = [check_override(override, keys, groups=groups, is_multirun=is_multirun) for override in overrides]
     if paths:
         if any(override.startswith("runs=") for override in checked):
             raise InputError(f"{paths[0]}: runs= names the runs already: give all runs as paths, or all by runs=")
@@ -118,6 +119,7 @@ LAST_OF_TRAIN = "data.train.tag"
 OF_OTHER_SETS = (
     "the same keys for the development set, for each test set, and for more training pairs, under names of your own"
 )
+HEADINGS = {"test": "test (instead of the run's test sets, under names of your own)"}  # of groups of keys
 
 
 def overview() -> str:
@@ -136,17 +138,24 @@ def command_help(command: str, config_dir: str | None) -> str:
     paths = " [RUN_DIR ...]" if command in TAKES_PATHS else ""
     examples = "".join(f"  {example}\n" for example in COMMANDS[command].examples)
 
-    groups = ""
-    if issubclass(job, TrainJob):
-        names = "".join(_wrapped(f"{group}: {', '.join(names_in(group, config_dir))}", indent="") for group in GROUPS)
-        groups = f"groups (group=option), in the order in which they are applied:\n{names}\n"
+    # Experiments and recipes, where the command has them.
+    groups = others = config_dirs = ""
+    if groups_of(job):
+        names = [f"{group}: {', '.join(names_in(group, config_dir))}" for group in groups_of(job)]
+        groups = (
+            "groups (group=option), in the order in which they are applied; without any, recipe=paper and "
+            "experiment=demo:\n"
+            f"{''.join(_wrapped(line, indent='') for line in names)}\n"
+        )
+        others = " (a recipe or experiment may set others, as --cfg job shows)"
+        config_dirs = "; --config-dir DIR adds experiments and recipes"
 
     return (
         f"usage: transformer {command}{paths} [key=value ...]\n\n{COMMANDS[command].help}\n\n"
         f"examples:\n{examples}\n{groups}"
-        "options, with their defaults (a recipe or experiment may set others, as --cfg job shows):\n"
+        f"options, with their defaults{others}:\n"
         f"{_options(job)}\n"
-        "--multirun runs every combination of key=a,b; --config-dir DIR adds experiments and recipes.\n"
+        f"--multirun runs every combination of key=a,b{config_dirs}.\n"
     )
 
 
@@ -179,5 +188,5 @@ def _options(job: type) -> str:
             other_sets = " ".join(f"{prefix}KEY" for prefix in LIKE_TRAIN)
             lines.append(f"  {other_sets}\n{_wrapped(OF_OTHER_SETS, indent='      ')}")
 
-    paragraphs = [f"{group}\n{''.join(lines)}" for group, lines in groups.items() if lines]
+    paragraphs = [f"{HEADINGS.get(group, group)}\n{''.join(lines)}" for group, lines in groups.items() if lines]
     return "\n".join(paragraphs).lstrip("\n")

@@ -33,6 +33,7 @@ from transformer.config.keys import (
     as_typed,
     check_override,
     did_you_mean,
+    groups_of,
     keys_of,
     leaves,
     names_in,
@@ -81,7 +82,8 @@ def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | 
             raise InputError(f"{override}: a flag is for the command line only; settings are written key=value")
 
     keys = keys_of(JOBS[command])
-    checked = [check_override(override, keys, is_multirun=False) for override in overrides]
+    groups = groups_of(JOBS[command])
+    checked = [check_override(override, keys, groups=groups, is_multirun=False) for override in overrides]
     if config_dir is not None:
         check_config_dir(command, config_dir)
         folder = quote(f"file://{Path(config_dir).absolute()}")

@@ -4,7 +4,7 @@ The groups of keys are those of `settings`. Checks that compare keys of several 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from transformer.config.settings import (
     MOST_BEAM,
@@ -154,6 +154,11 @@ class ScoreJob(DecodeJob):
         check_tag("tag", self.tag)
         require((self.src is None) == (self.tgt is None), "src and tgt belong together: set both, or neither")
         require(not self.pieces or self.format is LineFormat.jsonl, "pieces=true needs format=jsonl")
+        for name in ("beam_size", "max_extra"):
+            value = getattr(self.search, name)
+            require(
+                value is None, f"search.{name}={value} is for a search, and given translations need none: leave it out"
+            )
 
 
 @dataclass
@@ -175,7 +180,7 @@ class EvaluateJob(DecodeJob):
         False, "print the BLEU of papers, too: Moses' tokens, words split at hyphens, not smoothed"
     )
     format: Format = option(Format.text, "for people, or for programs")
-    test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "instead of the run's test sets: "})
+    test: dict[str, PairConfig] = field(default_factory=dict)
     store_dir: str | None = option(None, "where copies of hub data sets are kept (null: beside the run)")
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
@@ -191,6 +196,9 @@ class EvaluateJob(DecodeJob):
         )
         if self.hypotheses is not None:
             require(not self.test, "hypotheses are scored against references: leave test out")
+            defaults = DecodeJob()
+            ignored = [key.name for key in fields(defaults) if getattr(self, key.name) != getattr(defaults, key.name)]
+            require(not ignored, f"hypotheses are scored without a run and its model: leave {', '.join(ignored)} out")
             require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")
             require(
                 not self.sweep.is_wanted, "a sweep translates, and hypotheses are translations already: leave sweep out"
@@ -278,11 +286,11 @@ class ReportJob:
 
     runs: list[str] = option([], "run directories; `report runs/a runs/b` sets this")
     output: str = option("report.html", "the page to write")
-    samples: int = option(20, "show so many sentences of each test set, from the best to the worst")
+    samples: int = option(20, "number of sentences shown of each test set, from the best to the worst")
     checkpoints: int = option(
-        5, "translate the dev set with so many of the checkpoints that are kept, for the intervals of their BLEU"
+        5, "number of the kept checkpoints with which to translate the dev set, for the intervals of their BLEU"
     )
-    attention: int = option(2, "show who attends to whom in so many dev sentences")
+    attention: int = option(2, "number of dev sentences in which to show who attends to whom")
     device: Device = option(Device.auto, "where to translate")
     threads: int | None = option(None, "CPU threads (null: one for each core)")
 
@@ -303,6 +311,7 @@ class AverageJob:
     run_dir: str = option("runs/demo", "a directory that `train` made")
     last: int | None = option(None, "how many of the newest checkpoints to average (null: the run's train.average)")
     best: int | None = option(None, "instead, how many of the best validated ones that are kept (train.keep_best)")
+    format: Format = option(Format.text, "for people, or for programs")
 
     def __post_init__(self) -> None:
         at_least(self, "", 1, "last", "best")
@@ -392,7 +401,9 @@ class TableJob(TrainJob):
         "1, 2 or 3: a table of the paper; scores: each attention score at each d_k; a YAML file with rows of your "
         "own; or a folder of runs, such as a sweep's",
     )
-    output: str | None = option(None, "where the table and its runs go (null: RUN_DIR-tableN)")
+    output: str | None = option(
+        None, "where the table and its runs go (null: RUN_DIR-tableN, RUN_DIR-NAME, or the folder of runs itself)"
+    )
     rows: str | None = option(None, "only rows whose names begin like this, such as base,A,D (null: all)")
     width: int | None = option(
         None, "tables of the paper: d_model of its base model; other widths in proportion (null: 512)"

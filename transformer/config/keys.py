@@ -13,12 +13,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from transformer.config.jobs import TrainJob
 from transformer.config.settings import OnResume
 from transformer.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
 GROUPS = ("recipe", "experiment")  # folders of files that set keys; an experiment overrides a recipe
+NAMES_RUN = ("table", "run", "run_dir", "runs")  # the first of these that a command has takes a run directory
 NAMED = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."  # keys of sets that users name, `test.news.`
 
 
@@ -35,6 +37,11 @@ class Key:
 def keys_of(job: type) -> dict[str, Key]:
     """Every key of a job, dotted; those of sets that users name as `data.test.NAME.src`."""
     return _keys_under(job, "")
+
+
+def groups_of(job: type) -> tuple[str, ...]:
+    """The groups of files that may set keys of a job: those of a training, and none for a finished run."""
+    return GROUPS if issubclass(job, TrainJob) else ()
 
 
 def generic_key(key: str) -> str:
@@ -94,11 +101,12 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 # ---- the grammar of key=value ---------------------------------------------------------------------------------------
 
 
-def check_override(override: str, keys: Mapping[str, Key], *, is_multirun: bool) -> str:
+def check_override(override: str, keys: Mapping[str, Key], *, groups: Sequence[str], is_multirun: bool) -> str:
     """The override as Hydra is to read it: its key is known, and a text value is quoted.
 
-    A key that takes a list may be given one without brackets: `a,b`. Under --multirun that is a choice between values
-    instead, for every key, which is left for Hydra to take apart. Raises InputError.
+    `keys` and `groups` are those of the job. A key that takes a list may be given one without brackets: `a,b`. Under
+    --multirun that is a choice between values instead, for every key, which is left for Hydra to take apart. Raises
+    InputError.
     """
     _check_text(override)
     if override.startswith("~"):
@@ -107,23 +115,30 @@ def check_override(override: str, keys: Mapping[str, Key], *, is_multirun: bool)
     # What is left to Hydra, and the files that set keys.
     typed_key, equals, value = override.partition("=")
     key = typed_key.lstrip("+")
-    if not equals or key.startswith("hydra"):
-        return override  # Hydra's own settings; and Hydra says what is wrong where there is no `=`
-    if key in GROUPS:
+    if not equals:
+        hint = _meant(override, keys, groups)
+        raise InputError(f"{override or repr('')}: settings are written key=value{hint}; --help lists the keys")
+    if key.startswith("hydra"):
+        return override  # Hydra's own settings
+    if key in groups:
         if value in ("", "null"):
             default = "base" if key == "experiment" else "paper"
             raise InputError(f"{override}: name the {key}; {key}={default} is the paper's")
+        _check_single(override, value, is_multirun=is_multirun)
         return f"{key}={value}"
 
     # A key of the job.
-    _check_key(key, override, keys)
+    _check_key(key, override, keys=keys, groups=groups)
     kind = keys[generic_key(key)].kind
     is_choice = is_multirun and re.search("[,(]", value) is not None
     if value == "null" or is_choice:
         return f"{key}={value}"
     if _is_list(kind):
         return f"{key}={_list(value, is_text=kind == list[str])}"
-    return f"{key}={quote(value) if kind in (str, str | None) else value}"
+    if kind in (str, str | None):
+        return f"{key}={quote(value)}"
+    _check_single(override, value, is_multirun=is_multirun)
+    return f"{key}={value}"
 
 
 def list_override(key: str, values: Sequence[str]) -> str:
@@ -137,6 +152,26 @@ def _check_text(argument: str) -> None:
     """Raise InputError for what is not UTF-8."""
     if any("\ud800" <= character <= "\udfff" for character in argument):  # how Python marks bytes it cannot decode
         raise InputError(f"{argument}: not UTF-8")
+
+
+def _meant(word: str, keys: Mapping[str, Key], groups: Sequence[str]) -> str:
+    """A clause with the setting that was probably meant by a word without `=`, or nothing."""
+    if "experiment" in groups and word in names_in("experiment", None):
+        return f", such as experiment={word}"
+    if "/" in word or os.path.isdir(word):
+        return f", such as {_key_of_run(keys)}={word}"
+    return ""
+
+
+def _key_of_run(keys: Mapping[str, Key]) -> str:
+    """The key by which a command takes a run directory."""
+    return next(key for key in NAMES_RUN if key in keys)
+
+
+def _check_single(override: str, value: str, *, is_multirun: bool) -> None:
+    """Raise InputError for several values where one is taken."""
+    if not is_multirun and re.match(r"[^\[{]*,", value):
+        raise InputError(f"{override}: one value, or --multirun to run each")
 
 
 def _is_list(kind: Any) -> bool:
@@ -155,14 +190,17 @@ def _list(value: str, *, is_text: bool) -> str:
     return f"[{','.join(quote(item) if is_text else item for item in items)}]"
 
 
-def _check_key(key: str, override: str, keys: Mapping[str, Key]) -> None:
+def _check_key(key: str, override: str, *, keys: Mapping[str, Key], groups: Sequence[str]) -> None:
     """Raise InputError for a key that the job does not have."""
     generic = generic_key(key)
     if generic not in keys:
+        if key in GROUPS:
+            run = _key_of_run(keys)
+            raise InputError(f"{override}: {key}s are for trainings, and this command takes a finished run, {run}=DIR")
         if any(other.startswith(f"{generic}.") for other in keys):
             raise InputError(f"{override}: {key} is a group of keys; set them one by one, as {key}.KEY=VALUE")
         raise InputError(
-            f"unknown key {key!r} in {override!r}{did_you_mean(key, [*keys, *GROUPS])}; --help lists every key"
+            f"unknown key {key!r} in {override!r}{did_you_mean(generic, [*keys, *groups])}; --help lists every key"
         )
 
     named = re.match(NAMED, key)

@@ -557,10 +557,7 @@ class SampleConfig:
     top_p: float | None = option(
         None, "sample instead of searching, among the fewest pieces whose probabilities add up to this"
     )
-    seed: int = option(
-        1,
-        "the same seed draws the same for a line, up to rounding (least of it with precision=fp32)",
-    )
+    seed: int = option(1, "the same seed draws the same text for a line, up to rounding (use precision=fp32)")
 
     def __post_init__(self) -> None:
         at_least(self, "sample.", 1, "top_k")

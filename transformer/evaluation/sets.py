@@ -3,12 +3,14 @@
 A run keeps the text of its own sets, so that it can be scored wherever it is copied to: `hypotheses/NAME.src` and
 `NAME.ref`, and beside them the translations, `NAME.hyp`. A score is shown with everything that it depends on.
 
-    train:     write_sets ... evaluate_sets -> results.json
-    evaluate:  read_sets, checked against results.json (or other sets, that the job names) -> evaluate_sets
+    train:     write_sets ... evaluate_sets -> NAME.hyp, results.json
+    evaluate:  read_sets, checked against results.json (or other sets, that the job names) -> score_sets
+
+Only training writes: `evaluate` leaves a run as it is, so results.json is always about the translations beside it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -38,12 +40,13 @@ Sets = Mapping[str, Sequence[Pair]]
 
 
 def evaluate(job: EvaluateJob) -> Evaluation:
-    """Evaluate the run's test sets, or those of the job.
+    """Evaluate the run's test sets, or those of the job; nothing in the run directory is changed.
 
     Raises InputError where there is no model or no test set, or a set cannot be scored; CheckpointError where the
     model or the text of a set is damaged.
     """
     run = RunDir(Path(job.run_dir))
+    run.check_folders()
     checkpoint = find_checkpoint(run.path, job.checkpoint)
     data = checkpoint.settings("data", DataConfig)
     recipe = checkpoint.settings("train", TrainConfig)
@@ -57,7 +60,7 @@ def evaluate(job: EvaluateJob) -> Evaluation:
     translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
     state = checkpoint.run_state()
     return Evaluation(
-        test_sets=evaluate_sets(run, translator, sets, scorer=scorer),
+        test_sets={name: scores for name, scores, _ in score_sets(translator, sets, scorer=scorer)},
         checkpoint=checkpoint.path.name,
         averaged=state.averaged,
         steps=checkpoint.step,
@@ -70,7 +73,7 @@ def evaluate(job: EvaluateJob) -> Evaluation:
 def _sets_of(job: EvaluateJob, run: RunDir, *, languages: tuple[str, str]) -> Sets:
     """The sets that the job names, else those that the run keeps."""
     if job.test:
-        return _given_sets(job, run, languages=languages)
+        return _given_sets(job, languages=languages)
 
     kept = read_sets(run)
     check_kept(run, kept)
@@ -79,18 +82,13 @@ def _sets_of(job: EvaluateJob, run: RunDir, *, languages: tuple[str, str]) -> Se
     return kept
 
 
-def _given_sets(job: EvaluateJob, run: RunDir, *, languages: tuple[str, str]) -> Sets:
-    """The sets that the job names. Raises InputError where the run keeps another text under one of these names."""
+def _given_sets(job: EvaluateJob, *, languages: tuple[str, str]) -> Sets:
+    """The sets that the job names."""
     store_dir = store_beside(job.run_dir) if job.store_dir is None else Path(job.store_dir)
     given = {}
     for name, pair in job.test.items():
         source = resolve_source(pair, f"test.{name}", languages=languages, store_dir=store_dir)
         given[name] = source.load(f"test.{name}")
-
-    kept = read_sets(run)
-    for name, pairs in given.items():
-        if name in kept and kept[name] != pairs:
-            raise InputError(f"test.{name}: {run.hypotheses} has another text of that name: choose another name")
     return given
 
 
@@ -108,19 +106,25 @@ def check_kept(run: RunDir, kept: Sets) -> None:
 
 
 def evaluate_sets(run: RunDir, translator: Translator, sets: Sets, *, scorer: Scorer) -> dict[str, Scores]:
-    """Translate each set, write the translations to NAME.hyp, and score them.
+    """Translate and score each set at the end of a training, and keep the translations as NAME.hyp."""
+    run.check_folders()
+    scores_by_name = {}
+    for name, scores, hypotheses in score_sets(translator, sets, scorer=scorer):
+        _write_lines(run.text(name, HYPOTHESIS), hypotheses)
+        scores_by_name[name] = scores
+    return scores_by_name
+
+
+def score_sets(translator: Translator, sets: Sets, *, scorer: Scorer) -> Iterator[tuple[str, Scores, list[str]]]:
+    """Translate each set and score it: its name, its scores and its translations.
 
     `scorer` is `score` for a language, which refuses text that cannot be compared fairly; or, at the end of a training,
     `measure`: a doubt about the text must not cost a run its results.
     """
-    run.check_folders()
-    scores = {}
     for name, pairs in sets.items():
         trim_heap()  # of what a training, or the set before, has left
         hypotheses = translator.translate([source for source, _ in pairs])
-        _write_lines(run.text(name, HYPOTHESIS), hypotheses)
-        scores[name] = scorer(hypotheses, [reference for _, reference in pairs])
-    return scores
+        yield name, scorer(hypotheses, [reference for _, reference in pairs]), hypotheses
 
 
 def format_results(run_dir: Path, results: Results | Evaluation) -> str:

@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformer.config.settings import Score
 from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
+from transformer.tools.markdown import markdown_table
 
 # Sizes of the timing: under a minute on two cores.
 LENGTHS = (16, 64, 256, 512, 1024, 2048)
@@ -265,18 +266,22 @@ def _longest_chain(out: Tensor) -> int:
 
 def format_complexity(rows: Sequence[Complexity], *, n: int, d: int, k: int, r: int) -> str:
     """The rows as a Markdown table."""
+    titles = (
+        *("layer", "complexity", "multiply-adds", "x the formula"),
+        *("sequential", "counted", "maximum path", "counted"),
+    )
+    cells = [
+        (
+            *(row.layer, row.complexity, f"{row.multiply_adds:,}", f"{row.multiply_adds / row.formula:.3g}"),
+            *(row.sequential, str(row.sequential_products), row.path, str(row.path_length)),
+        )
+        for row in rows
+    ]
     lines = [
         f"Table 1 of the paper, counted at n = {n}, d = {d}, k = {k}, r = {r}.",
         "",
-        "| layer | complexity | multiply-adds | x the formula | sequential | counted | maximum path | counted |",
-        "| --- | --- | ---: | ---: | --- | ---: | --- | ---: |",
+        *markdown_table(titles, cells, left={0, 1, 4, 6}),
     ]
-    for row in rows:
-        factor = row.multiply_adds / row.formula
-        lines.append(
-            f"| {row.layer} | {row.complexity} | {row.multiply_adds:,} | {factor:.3g} "
-            f"| {row.sequential} | {row.sequential_products} | {row.path} | {row.path_length} |"
-        )
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -439,14 +444,14 @@ def format_times(rows: Sequence[LayerTime]) -> str:
     lengths = list(dict.fromkeys(row.n for row in rows))
     time_of = {(row.layer, row.n): row for row in rows}
 
+    cells = []
+    for n in lengths:
+        times = [time_of[layer, n] for layer in layers]
+        of_layers = [f"{time.forward_backward:.1f} ({time.forward:.1f})" for time in times]
+        cells.append([f"{n:,}", f"{times[0].tokens:,}", *of_layers])
     lines = [
         "Milliseconds of one layer, forward and backward (forward alone), over the same number of tokens.",
         "",
-        f"| n | tokens | {' | '.join(layers)} |",
-        f"| ---: | ---: |{' ---: |' * len(layers)}",
+        *markdown_table(["n", "tokens", *layers], cells, left=()),
     ]
-    for n in lengths:
-        times = [time_of[layer, n] for layer in layers]
-        cells = [f"{time.forward_backward:.1f} ({time.forward:.1f})" for time in times]
-        lines.append(f"| {n:,} | {times[0].tokens:,} | {' | '.join(cells)} |")
     return "".join(f"{line}\n" for line in lines)

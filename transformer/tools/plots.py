@@ -42,7 +42,7 @@ TEN_COLORS = (
 )
 
 
-def head_colors(n_heads: int) -> list[str]:
+def distinct_colors(n_heads: int) -> list[str]:
     """A colour for each attention head, as `#1f77b4`: where there are more than ten, hues around the circle."""
     if n_heads <= len(TEN_COLORS):
         return list(TEN_COLORS[:n_heads])
@@ -69,7 +69,7 @@ class Point:
 
 def plot_points(points: Sequence[Point], *, title: str) -> bytes | None:
     """BLEU of every row, measured beside published, as a difference from that of the first. None without matplotlib."""
-    figure = _new_figure(height=1.4 + INCHES_A_ROW * len(points))
+    figure = _page_figure(height=1.4 + INCHES_A_ROW * len(points))
     if figure is None:
         return None
     axes = figure.add_subplot()
@@ -109,7 +109,7 @@ def plot_points(points: Sequence[Point], *, title: str) -> bytes | None:
 
 def plot_times(times: Mapping[str, Sequence[tuple[int, float]]], *, title: str) -> bytes | None:
     """Milliseconds against length, a line for each layer, both axes logarithmic. None without matplotlib."""
-    figure = _new_figure(height=4.0)
+    figure = _page_figure(height=4.0)
     if figure is None:
         return None
     axes = figure.add_subplot()
@@ -138,7 +138,7 @@ class Panel:
 
 def plot_panels(panels: Sequence[Panel], *, x_label: str) -> bytes | None:
     """Panels below one another, x in powers of two. None without matplotlib."""
-    figure = _new_figure(height=3.0 * len(panels))
+    figure = _page_figure(height=3.0 * len(panels))
     if figure is None:
         return None
 
@@ -174,7 +174,7 @@ def new_figure(*, width: float, height: float) -> Any:  # a Figure, or None with
     return Figure(figsize=(width, height))
 
 
-def _new_figure(*, height: float) -> Any:
+def _page_figure(*, height: float) -> Any:
     """A figure of the width of a page, whose parts leave room for one another."""
     figure = new_figure(width=7.0, height=height)
     if figure is not None:

@@ -429,9 +429,9 @@ def _sentence(training: _Training, index: int) -> Sentence:
 
 # Where the number is, by the phase; {} is the module or the parameter.
 PLACES = {
-    Phase.forward: "in what {} gives",
+    Phase.forward: "in the output of {}",
     Phase.loss: "in the loss",
-    Phase.backward: "on the way back, in the gradient of {}",
+    Phase.backward: "in the backward pass, in the gradient of {}",
     Phase.norm: "in the norm of the gradient, largest in {}",
     Phase.update: "in {}, once Adam had changed it",
 }

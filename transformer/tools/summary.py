@@ -9,7 +9,7 @@ is the multiplications and additions of its matrix products. The paper's trainin
 x the FLOP/s that a GPU is taken to sustain. For the paper's own runs it is 3.4 (base) and 2.4 times (big) the first.
 """
 
-import json
+import logging
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,14 @@ from transformer.cost import PEAK_FLOPS, UTILISATION, Parameters, StackParameter
 from transformer.data.plan import SLOTS
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError
-from transformer.files import open_regular
 from transformer.records import Resolved
 from transformer.run_dir import RunDir
+from transformer.tools.metrics import read_curves
 from transformer.tools.speed import read_rates, step_work
-from transformer.tracking import LARGEST_METRICS
 from transformer.training.memory import Memory, estimate_memory
 from transformer.training.resolve import resolve_settings
+
+log = logging.getLogger(__name__)
 
 MEAN_LENGTH = 27.0  # tokens of a sentence, as in WMT news text
 NAMED_GPUS = ("H200", "A100", "V100", "T4")
@@ -108,7 +109,7 @@ def summarise(job: SummaryJob) -> Summary:
     subject = _subject_of_settings(job) if job.run is None else _subject_of_run(Path(job.run))
     model = subject.job.model
     flops = _flops(model, subject.job.train, subject.vocab_size)
-    longest = subject.job.data.filter.max_length + 1  # with the end mark
+    longest = subject.job.data.filter.max_length + 1  # with EOS
 
     return Summary(
         vocab_size=subject.vocab_size,
@@ -235,12 +236,12 @@ def measured_speed(run: RunDir) -> tuple[float, int]:
     Raises InputError where the run has no log line of training yet, or its file cannot be read.
     """
     try:
-        with open_regular(run.metrics, limit=LARGEST_METRICS) as file:
-            lines = file.read().decode().split("\n")
-        rows = [json.loads(line) for line in lines if line]
-        speeds = [float(row[SPEED]) for row in rows if SPEED in row]
-    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        curves, damaged = read_curves(run.metrics)
+    except OSError as error:
         raise InputError(f"{run.metrics}: the run's speed cannot be read: {error}") from error
+    if damaged:
+        log.warning("%s: %d of its lines are damaged, and left out", run.metrics, damaged)
+    speeds = [speed for _, speed in curves.get(SPEED, [])]
     if not speeds:
         raise InputError(f"{run.metrics}: nothing is measured yet: let the run come to its first log line")
 
@@ -365,7 +366,9 @@ def _mib(size: int) -> str:
 
 
 def _time_lines(paces: list[Pace]) -> list[str]:
-    lines = ["time             if every step is full; small models do not reach this share of a GPU"]
+    lines = [
+        f"time             if every step is full; small models do not reach {100 * UTILISATION:.0f} % of a GPU's peak"
+    ]
     for pace in paces:
         tokens = f"{pace.target_tokens_per_second:,.0f} target tokens/s"
         flops = f"{pace.flops_per_second / 1e12:.3g} TFLOP/s"

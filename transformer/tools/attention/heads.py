@@ -5,14 +5,14 @@
     both                  -> HeadReport        as Markdown and CSV
 
 A head is described by means over all positions that look, of all sentences: the entropy of its weights, how far it
-looks, and the share of its weight on the positions before, at and behind its own, and on the end mark. Between source
+looks, and the share of its weight on the positions before, at and behind its own, and on EOS. Between source
 and target, whose lengths differ, the own position is the one at the same share of the sentence.
 """
 
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch import Tensor
 from transformer.data.corpus import read_lines
 from transformer.errors import InputError
 from transformer.model.inspection import AttentionMaps, Role
+from transformer.tools.markdown import markdown_table
 
 SPACE = "\u2581"  # begins a piece that begins a word
 
@@ -115,7 +116,7 @@ class HeadMeter:
 def measure_heads(weights: Tensor, *, mark: int) -> tuple[Tensor, ...]:
     """The MEASURES of every position that looks, each `(L, H, queries)`: weights are `(L, H, queries, keys)`.
 
-    `mark` is the place of the end mark among the keys.
+    `mark` is the place of EOS among the keys.
     """
     # The place of each query's own position among the keys.
     n_queries, n_keys = weights.shape[2:]
@@ -278,10 +279,12 @@ def format_heads_markdown(report: HeadReport) -> str:
         f"# What the heads of {report.run_dir} do",
         "",
         f"Means over {report.sentences} sentences, the decoder reading {target}. Entropy in bits, distance in pieces; "
-        "the others are shares of the weight: on the position before, the own, the one behind, and the end mark (BOS "
-        "in decoder self-attention). In cross-attention the own position is that at the same share of the source.",
+        "the others are shares of the weight: on the position before, the own, the one behind, and EOS (BOS in "
+        "decoder self-attention). In cross-attention the own position is that at the same share of the source.",
         "",
-        *_table(("attention", "layer", "head", *MEASURES), [_head_cells(head) for head in report.heads]),
+        *markdown_table(
+            ("attention", "layer", "head", *MEASURES), [_head_cells(head) for head in report.heads], left={0}
+        ),
     ]
     if report.alignments is not None:
         lines += [
@@ -289,9 +292,10 @@ def format_heads_markdown(report: HeadReport) -> str:
             "Alignment error rate (Och and Ney, 2003) of cross-attention, 0 at best: each target word aligned to the "
             "source word that the mean of the heads looks at most while the word is predicted, or once it is read.",
             "",
-            *_table(
+            *markdown_table(
                 ("layer", "AER, predicted", "AER, read", "best head", "its AER"),
                 [_alignment_cells(layer) for layer in report.alignments],
+                left={0},
             ),
         ]
     return "\n".join(lines) + "\n"
@@ -310,12 +314,6 @@ def _alignment_cells(layer: LayerAlignment) -> list[str]:
         str(layer.best_head),
         f"{layer.best_head_aer:.3f}",
     ]
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table; all columns but the first are to the right."""
-    rule = ["---", *("---:" for _ in titles[1:])]
-    return ["| " + " | ".join(cells) + " |" for cells in (titles, rule, *rows)]
 
 
 def format_heads_csv(report: HeadReport) -> str:

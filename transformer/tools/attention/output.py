@@ -26,7 +26,7 @@ from transformer.tools.attention.figures import Panel, Picture, draw_heads, draw
 from transformer.tools.attention.heads import SPACE, HeadReport, format_heads_csv, format_heads_markdown
 from transformer.tools.attention.sentence import Inspected
 from transformer.tools.page import format_page
-from transformer.tools.plots import head_colors
+from transformer.tools.plots import distinct_colors
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def write_page(output: Path, run: RunDir, inspected: Inspected) -> Path:
         source=inspected.source,
         reads=inspected.reads,
         predicts=inspected.predicts,
-        colors=head_colors(inspected.n_heads),
+        colors=distinct_colors(inspected.n_heads),
     )
     path = output / "attention.html"
     write_file(path, format_page(f"Attention in {run.path.name}", [component]).encode())
@@ -200,7 +200,7 @@ def _panels(inspected: Inspected, job: AttentionJob, role: Role, layer: int) -> 
     """A panel for each head; or, under `job.word`, one of all heads with the rows of that word alone."""
     weights = inspected.maps.of(role)[layer - 1].double().numpy()  # (H, queries, keys)
     heads = _numbers(job.heads, inspected.n_heads)
-    colors = head_colors(inspected.n_heads)
+    colors = distinct_colors(inspected.n_heads)
     if job.word is None:
         return [Panel(f"head {head}", [(colors[head - 1], weights[head - 1])]) for head in heads]
 

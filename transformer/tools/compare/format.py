@@ -93,7 +93,7 @@ def _format_signatures(comparison: Comparison) -> str:
 def _format_lengths(rows: Sequence[LengthRow]) -> str:
     cells = [["words", "sentences", "BLEU", "chrF"]]
     for row in rows:
-        words = _format_range(row.least, row.most)
+        words = format_range(row.least, row.most)
         cells.append([words, str(row.sentences), _format_all(row.bleu), _format_all(row.chrf)])
     return _format_table(cells)
 
@@ -101,12 +101,13 @@ def _format_lengths(rows: Sequence[LengthRow]) -> str:
 def _format_rarity(rows: Sequence[RarityRow]) -> str:
     cells = [["times", "words", "F1"]]
     for row in rows:
-        times = _format_range(row.least, row.most)
+        times = format_range(row.least, row.most)
         cells.append([times, f"{row.words:,}", _format_all(row.f1)])
     return _format_table(cells)
 
 
-def _format_range(least: int, most: int | None) -> str:
+def format_range(least: int, most: int | None) -> str:
+    """A range of numbers in words: `1 to 5`; `most` is None where it has no end."""
     if most is None:
         return f"{least} and more"
     return str(least) if least == most else f"{least} to {most}"

@@ -60,7 +60,7 @@ def check_alignment(surveys: Sequence[Survey]) -> list[Check]:
 
     The lexicons are learned from `train`, or from the first set from which they can be.
     """
-    checks = [_check_lengths(survey) for survey in surveys]
+    checks = [_check_length_ratios(survey) for survey in surveys]
     numbers = {"": 0}  # of each word, over all sets; 0 is the empty word
     lexicons: tuple[Lexicon, Lexicon] | None = None
 
@@ -330,7 +330,7 @@ def _check_shifts(survey: Survey, gains: _Gains, shifts: Sequence[int]) -> Check
 # ---- lengths --------------------------------------------------------------------------------------------------------
 
 
-def _check_lengths(survey: Survey) -> Check:
+def _check_length_ratios(survey: Survey) -> Check:
     """Pairs whose lengths, in characters, are much further apart than the median pair's."""
     source = np.array([len(text) for text in survey.sources], dtype=np.float64)
     target = np.array([len(text) for text in survey.targets], dtype=np.float64)
@@ -343,7 +343,8 @@ def _check_lengths(survey: Survey) -> Check:
     return measured(
         "length ratios",
         survey.name,
-        found=f"{percent(share)} of the pairs are {RATIO:g} times further apart than the usual {np.exp(usual):.2f}",
+        found=f"{percent(share)} of the pairs have a length ratio more than {RATIO:g} times off the median of "
+        f"{np.exp(usual):.2f} (target / source, in characters)",
         value=share,
         limit=MOST_OUTLIERS,
         level=Level.warning,

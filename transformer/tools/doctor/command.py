@@ -24,7 +24,7 @@ from transformer.errors import FindingsError, InputError
 from transformer.tools.doctor.alignment import check_alignment
 from transformer.tools.doctor.findings import Check, Level, failed
 from transformer.tools.doctor.languages import check_languages
-from transformer.tools.doctor.pieces import check_characters, check_dropped, check_lengths, check_pieces, check_plan
+from transformer.tools.doctor.pieces import check_characters, check_dropped, check_longest, check_pieces, check_plan
 from transformer.tools.doctor.survey import KnownTexts, Survey, is_training_set, survey
 from transformer.tools.doctor.text import check_text
 from transformer.tools.doctor.training import check_cost, check_leak, check_overfit
@@ -135,7 +135,7 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
     # Tokenizer and plan.
     checks = [
         *check_pieces(surveys, tokenizer),
-        *check_lengths(surveys, job, tokenizer),
+        *check_longest(surveys, job, tokenizer),
         check_dropped(prepared, job),
         check_plan(preview, job),
     ]

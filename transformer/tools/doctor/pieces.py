@@ -1,6 +1,6 @@
 """Checks of the tokenizer and of the plan: what becomes of the text in pieces, and of the pieces in steps.
 
-    text -> check_characters -> prepare, as training does it -> check_pieces, check_lengths   sampled text, in pieces
+    text -> check_characters -> prepare, as training does it -> check_pieces, check_longest   sampled text, in pieces
                                                                 check_dropped, check_plan     prepared corpus, in steps
 
 What preparing reports is used as it is. Measured here is what it leaves out: how much of the text is unknown to the
@@ -140,7 +140,7 @@ def _check_side(survey: Survey, side: int, *, tokenizer: Tokenizer, bytes_ids: s
 # ---- lengths --------------------------------------------------------------------------------------------------------
 
 
-def check_lengths(surveys: Sequence[Survey], job: TrainJob, tokenizer: Tokenizer) -> list[Check]:
+def check_longest(surveys: Sequence[Survey], job: TrainJob, tokenizer: Tokenizer) -> list[Check]:
     """The longest sentences of a training set against the step, of an evaluation set against the model's positions."""
     tags = {name: pair.tag for name, pair in job.data.sets().items()}
     checks = []
@@ -175,7 +175,7 @@ def check_lengths(surveys: Sequence[Survey], job: TrainJob, tokenizer: Tokenizer
 
 
 def _tokens(tokenizer: Tokenizer, source: str, target: str) -> int:
-    """The tokens of a pair's longer side, with the end mark."""
+    """The tokens of a pair's longer side, with EOS."""
     return max(len(ids) for ids in tokenizer.encode([source, target])) + 1
 
 

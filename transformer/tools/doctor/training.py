@@ -36,8 +36,9 @@ from transformer.training.preview import Preview
 from transformer.training.state import TrainState, draw_model
 from transformer.training.step import Objective, train_step
 from transformer.training.trial import check_memory
+from transformer.vocabulary import EOS, PAD
 
-PAIRS = 4  # that the model is to learn by heart
+PAIRS = 4  # that the model is to learn by heart, or fewer where the corpus has fewer
 LONGEST = 24  # tokens of each
 MOST_UPDATES = 200
 WARMUP = 20  # updates
@@ -113,7 +114,7 @@ def _is_token(batch: Batch) -> Tensor:
     """The slots that hold a target token."""
     layout = batch.target_layout
     if isinstance(layout, Packed):
-        return batch.target_out != 0
+        return batch.target_out != PAD
     return layout.visible()
 
 
@@ -153,7 +154,9 @@ def check_overfit(job: TrainJob, store: Store, *, vocab_size: int, batching: Bat
     optimizer = build_optimizer(model, job.train)
     scaler = loss_scaler(device, resolved.precision)
     batch = _pairs_to_learn(store, batching)
-    tokens = int((batch.target_out != 0).sum())
+    pairs = int((batch.target_out == EOS).sum())  # each target ends in one
+    tokens = int((batch.target_out != PAD).sum())
+    source_tokens = int((batch.source != PAD).sum())
 
     losses: list[float] = []
     for update in range(MOST_UPDATES):
@@ -161,7 +164,7 @@ def check_overfit(job: TrainJob, store: Store, *, vocab_size: int, batching: Bat
         result = train_step(
             objective,
             optimizer,
-            _step(batch, index=update, tokens=tokens),
+            _step(batch, index=update, pairs=pairs, tokens=tokens, source_tokens=source_tokens),
             scaler=scaler,
             world_size=1,
             rate=RATE * job.model.d_model**-0.5 * warmth,
@@ -178,25 +181,25 @@ def check_overfit(job: TrainJob, store: Store, *, vocab_size: int, batching: Bat
     return measured(
         "one batch",
         "model",
-        found=f"{PAIRS} pairs, {tokens} tokens: loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} updates",
+        found=f"{pairs} pairs, {tokens} tokens: loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} updates",
         value=share if np.isfinite(share) else NOT_FINITE,
         limit=LEARNED,
         level=Level.error,
-        remedy="a model that cannot learn four pairs by heart learns no corpus: undo what was changed in the model, or "
-        "try train.precision=fp32 and model.norm=pre",
+        remedy="a model that cannot learn a few pairs by heart learns no corpus: undo what was changed in the model, "
+        "or try train.precision=fp32 and model.norm=pre",
         places=[],
     )
 
 
-def _step(batch: Batch, *, index: int, tokens: int) -> Step:
+def _step(batch: Batch, *, index: int, pairs: int, tokens: int, source_tokens: int) -> Step:
     """A step that is one micro-batch."""
     return Step(
         epoch=0,
         index=index,
         micro_batches=[(0, batch)],
         target_tokens=tokens,
-        source_tokens=tokens,
-        sentences=PAIRS,
+        source_tokens=source_tokens,
+        sentences=pairs,
         slots=batch.source.numel() + batch.target_in.numel(),
     )
 

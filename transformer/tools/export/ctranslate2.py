@@ -47,7 +47,7 @@ found = translator.translate_batch(
 print([pieces.decode(result.hypotheses[0]) for result in found])
 ```
 
-- CTranslate2 adds the end mark to the source. `min_decoding_length=0` lets the end mark come first, as training does.
+- CTranslate2 adds EOS to the source. `min_decoding_length=0` lets EOS come first, as training does.
 - CTranslate2 divides a log-probability by length**length_penalty, and the run by ((5 + length) / 6)**{alpha:g}. The
   exponent above does much the same at usual lengths; a development set may have a better one.
 - CTranslate2 ends a search once as many translations are finished as the beam is wide. A larger `patience` goes on.

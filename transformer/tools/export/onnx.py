@@ -46,8 +46,8 @@ gives the logits of the next, with the keys and values of all tokens so far.
 
 | `{encoder}` | | type | shape |
 | --- | --- | --- | --- |
-| in | `source` | int64 | B, S: pieces with the end mark {eos}, then anything up to the longest |
-| | `source_lengths` | int64 | B: pieces with the end mark |
+| in | `source` | int64 | B, S: pieces with EOS, {eos}, then anything up to the longest |
+| | `source_lengths` | int64 | B: pieces with EOS |
 | out | `memory_keys`, `memory_values` | float32 | {n_layers}, B, {n_heads}, S, {d_k} or {d_v} |
 
 | `{decoder}` | | type | shape |
@@ -67,7 +67,7 @@ pieces = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{tokenizer
 encoder = onnxruntime.InferenceSession(f"{{folder}}/{encoder}")
 decoder = onnxruntime.InferenceSession(f"{{folder}}/{decoder}")
 
-source = np.array([pieces.encode("A sentence.") + [{eos}]])  # with its end mark
+source = np.array([pieces.encode("A sentence.") + [{eos}]])  # with its EOS
 lengths = np.array([source.shape[1]])  # what lies behind them is padding
 memory_keys, memory_values = encoder.run(None, {{"source": source, "source_lengths": lengths}})
 

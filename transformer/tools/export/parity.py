@@ -114,7 +114,7 @@ def choose_sentences(pairs: Iterable[tuple[str, str | None]], *, translator: Tra
 
 
 def _usable_sentences(pairs: Iterable[tuple[str, str | None]], translator: Translator) -> Iterator[Sentence]:
-    max_pieces = translator.model.config.max_positions - 1  # the last position is for the end mark
+    max_pieces = translator.model.config.max_positions - 1  # the last position is for EOS
     for line, (text, reference) in enumerate(pairs, 1):
         pieces, target = translator.tokenizer.encode([text, reference or ""])
         if pieces and max(len(pieces), len(target)) <= max_pieces:
@@ -122,7 +122,7 @@ def _usable_sentences(pairs: Iterable[tuple[str, str | None]], translator: Trans
 
 
 def mean_length(sentences: Sequence[Sentence], translator: Translator) -> float:
-    """The mean of a reference's tokens with its end mark; of a source's, where there are no references."""
+    """The mean of a reference's tokens with its EOS; of a source's, where there are no references."""
     references = _references(sentences)
     if references is None:
         targets = [sentence.pieces for sentence in sentences]
@@ -358,7 +358,7 @@ def _format_search(search: SearchParity, sentences: int) -> list[str]:
     if search.differences:
         line += f", {search.ties} within {TIE:.0e} in score, {search.degenerate} degenerate, {search.others} others"
     if search.bleu is not None and search.their_bleu is not None:
-        line += f"; BLEU {search.their_bleu:.2f}, {search.their_bleu - search.bleu:+.2f} of ours"
+        line += f"; BLEU {search.their_bleu:.2f} (ours {search.bleu:.2f})"
 
     lines = [line]
     for difference in search.differences[:SHOWN]:

@@ -17,7 +17,7 @@ from transformer.run_dir import DEV
 from transformer.tools.attention.explorer import explorer
 from transformer.tools.attention.sentence import inspect
 from transformer.tools.page import Component
-from transformer.tools.plots import head_colors
+from transformer.tools.plots import distinct_colors
 from transformer.tools.report.blocks import shorten
 from transformer.tools.report.reading import RunReading
 
@@ -85,6 +85,6 @@ def _explorer(translator: Translator, source: str, *, label: str) -> dict[str, o
         source=inspected.source,
         reads=inspected.reads,
         predicts=inspected.predicts,
-        colors=head_colors(inspected.n_heads),
+        colors=distinct_colors(inspected.n_heads),
     )
     return {"label": label, "heading": component.heading, "explorer": component.data}

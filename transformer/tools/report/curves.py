@@ -6,10 +6,11 @@ The points come from metrics.jsonl, which `reading` has read; the script in curv
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from transformer.tools.metrics import Curve
 from transformer.tools.page import Component
-from transformer.tools.plots import head_colors
+from transformer.tools.plots import distinct_colors
 from transformer.tools.report.blocks import shorten
-from transformer.tools.report.reading import Curve, RunReading
+from transformer.tools.report.reading import RunReading
 
 MOST_POINTS = 400  # of a curve; of a longer one, the extremes of each stretch are drawn
 
@@ -92,7 +93,7 @@ def curves(runs: Sequence[RunReading]) -> Component:
                 }
             )
 
-    data = {"runs": [shorten(run.name) for run in runs], "colors": head_colors(len(runs)), "charts": charts}
+    data = {"runs": [shorten(run.name) for run in runs], "colors": distinct_colors(len(runs)), "charts": charts}
     return Component("report/curves", "Curves", data)
 
 

@@ -9,9 +9,10 @@ from transformer.data.report import DataReport
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import TransformerError
 from transformer.evaluation.sets import read_set
+from transformer.tools.metrics import Curve
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import UNKNOWN, Block, Cell, Table, section
-from transformer.tools.report.reading import Curve, RunReading
+from transformer.tools.report.reading import RunReading
 from transformer.vocabulary import UNK
 
 DIGITS = 12  # of a digest
@@ -75,8 +76,8 @@ def _tokenizer(run: RunReading, report: DataReport, whose: str) -> Table:
     trip = report.targets
     rows: list[list[Cell]] = [
         ["vocabulary", f"{report.vocab_size:,} pieces"],
-        ["source tokens", f"{tokens.src:,}, {tokens.src / pairs:.1f} a sentence with its end mark"],
-        ["target tokens", f"{tokens.tgt:,}, {tokens.tgt / pairs:.1f} a sentence with its end mark"],
+        ["source tokens", f"{tokens.src:,}, {tokens.src / pairs:.1f} a sentence with its EOS"],
+        ["target tokens", f"{tokens.tgt:,}, {tokens.tgt / pairs:.1f} a sentence with its EOS"],
         ["targets that do not come back", f"{trip.changed:,} of {trip.checked:,} that were tried"],
     ]
     if run.record is not None:
@@ -90,7 +91,7 @@ def _pieces(run: RunReading, whose: str) -> list[Block]:
     """How long the sets that the run keeps are in pieces, and how many sentences have unknown pieces or are cut."""
     if run.record is None:
         return []
-    max_pieces = run.record.config.model.max_positions - 1  # the last position is for the end mark
+    max_pieces = run.record.config.model.max_positions - 1  # the last position is for EOS
 
     # Read; what fails is noted in the run.
     try:

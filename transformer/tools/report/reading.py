@@ -5,7 +5,6 @@
 What cannot be read is noted in `RunReading.missing`.
 """
 
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -15,18 +14,13 @@ from typing import TypeVar
 
 from transformer.data.report import DataReport, read_report
 from transformer.errors import InputError, TransformerError
-from transformer.files import open_regular
 from transformer.records import Results, RunRecord, Validation
 from transformer.run_dir import RunDir
-from transformer.tracking import LARGEST_METRICS
+from transformer.tools.metrics import Curve, read_curves
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-LONGEST_LINE = 1 << 16  # bytes of a line of metrics.jsonl: a hundred times what training writes
-
-Curve = list[tuple[int, float]]  # steps, ascending, each with its value
 
 
 @dataclass(frozen=True)
@@ -92,50 +86,15 @@ def _attempt(read: Callable[[], T], missing: list[str]) -> T | None:
 
 
 def _read_curves(run: RunDir, missing: list[str]) -> dict[str, Curve]:
-    """Every quantity of metrics.jsonl over the steps. Damaged lines are skipped, and counted in a note."""
-    points: dict[str, dict[int, float]] = {}
-    damaged = 0
+    """Every quantity of metrics.jsonl over the steps; damaged lines are counted in a note."""
     try:
-        with open_regular(run.metrics, limit=LARGEST_METRICS) as file:
-            for line in iter(lambda: file.readline(LONGEST_LINE), b""):
-                try:
-                    step, values = _parse(line)
-                except ValueError:
-                    damaged += 1
-                    continue
-                for name, value in values.items():
-                    points.setdefault(name, {})[step] = value
+        curves, damaged = read_curves(run.metrics)
     except OSError as error:
         missing.append(f"{run.metrics}: {error.strerror}: there are no curves")
+        return {}
     if damaged:
         missing.append(f"{run.metrics}: {damaged:,} of its lines are damaged, and left out")
-    return {name: sorted(values_by_step.items()) for name, values_by_step in points.items()}
-
-
-def _parse(line: bytes) -> tuple[int, dict[str, float]]:
-    """The step of a line, and its finite numbers by name. Raises ValueError for a line of another kind."""
-    try:
-        data = json.loads(line)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(data, dict):
-        raise ValueError("not a line of metrics")
-    step = data.get("step")
-    if type(step) is not int or not 0 <= step < 2**53:
-        raise ValueError("no step")
-
-    numbers = {}
-    for name, value in data.items():
-        if name not in ("step", "time") and _is_number(value):
-            numbers[str(name)] = float(value)
-    return step, numbers
-
-
-def _is_number(value: object) -> bool:
-    """Whether a value is finite, and so small a whole number that a float holds it exactly."""
-    if type(value) is int:
-        return abs(value) < 2**53
-    return isinstance(value, float) and math.isfinite(value)
+    return curves
 
 
 def _validations_in(curves: dict[str, Curve]) -> list[Validation]:

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from transformer.config.languages import language_of
 from transformer.terminal import JOINERS
-from transformer.tools.compare.command import Texts
+from transformer.tools.compare.texts import Texts
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import shorten
 from transformer.tools.significance import Metrics

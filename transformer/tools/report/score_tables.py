@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from transformer.loss import perplexity
 from transformer.records import Validation
 from transformer.tools import significance
-from transformer.tools.compare.format import SIGNIFICANT
+from transformer.tools.compare.format import SIGNIFICANT, format_range
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import Block, Cell, Marked, Note, Scale, Score, Table, section
 from transformer.tools.report.reading import RunReading
@@ -70,16 +70,12 @@ def _length_table(group: Scored, test_set: SetScores) -> Table:
     """A row for each range of sentence lengths, with the BLEU of each run."""
     scale = Scale.of([bleu for row in test_set.by_length for bleu in row.bleu])
     rows: list[list[Cell]] = [
-        [_range(row.least, row.most), f"{row.sentences:,}", *(Score(bleu, scale) for bleu in row.bleu)]
+        [format_range(row.least, row.most), f"{row.sentences:,}", *(Score(bleu, scale) for bleu in row.bleu)]
         for row in test_set.by_length
     ]
     names = ["BLEU"] if len(group.names) == 1 else [f"BLEU of {name}" for name in group.names]
     head = ["words", "sentences", *names]
     return Table(f"{test_set.name}, by words of the reference", head, rows, is_numeric=True)
-
-
-def _range(least: int, most: int | None) -> str:
-    return f"{least} and more" if most is None else f"{least} to {most}"
 
 
 def _about_scores(scored: Sequence[Scored]) -> str:

@@ -17,7 +17,7 @@ from transformer.decoding.loading import load_translator
 from transformer.errors import InputError, TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.run_dir import DEV, STEP_PREFIX, list_steps
-from transformer.tools.compare.command import Texts, other_translations, read_runs, sentences_by_length, word_splitter
+from transformer.tools.compare.texts import Texts, read_runs, sentences_by_length, word_splitter
 from transformer.tools.report.reading import RunReading
 from transformer.tools.report.samples import SampleSet, choose_samples, spread
 from transformer.tools.significance import Interval, MetricComparison, Metrics, bootstrap_bleu, compare_systems
@@ -105,9 +105,7 @@ def _score(names: list[str], *, samples: int) -> Scored:
     notes = list(material.notes)
     for name, texts in list(material.sets.items())[:MOST_SETS]:
         log.info("%s: scoring the translations of %s", name, ", ".join(names))
-        set_scores = _score_set(name, texts, metrics, tgt_lang=material.tgt_lang, samples=samples)
-        sets.append(set_scores)
-        notes += other_translations(name, texts, set_scores.scores)
+        sets.append(_score_set(name, texts, metrics, tgt_lang=material.tgt_lang, samples=samples))
     if len(material.sets) > MOST_SETS:
         notes.append(f"{len(material.sets) - MOST_SETS:,} more test sets are left out.")
     return Scored(names, sets, notes)

@@ -14,8 +14,8 @@ from statistics import fmean
 from transformer.config.settings import Score
 from transformer.tools.score_study.costs import ScoreCost
 from transformer.tools.score_study.study import Observed, ScoreStudy
-from transformer.tools.tables.command import TableRow
 from transformer.tools.tables.format import error_of_difference, mean_bleu
+from transformer.tools.tables.measured import TableRow
 
 # Numbers for words of the paper.
 SMALL = 32  # the largest of the "small values of d_k"

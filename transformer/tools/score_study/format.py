@@ -14,6 +14,7 @@ from statistics import fmean
 from transformer.config.primitives import to_json
 from transformer.config.settings import Score
 from transformer.files import write_file, write_json
+from transformer.tools.markdown import markdown_table
 from transformer.tools.plots import Panel, plot_panels
 from transformer.tools.score_study.costs import TOKENS, ScoreCost
 from transformer.tools.score_study.findings import (
@@ -94,13 +95,16 @@ def _format_observed(observed: Sequence[Observed]) -> str:
 
 
 def _format_quantity(observed: Sequence[Observed], quantity: Quantity) -> str:
-    lines = [f"{quantity.caption}, at the start → trained:", "", *_head_with_scores(["d_k"])]
+    rows = []
     for d_k in sorted({run.d_k for run in observed}):
         cells = []
         for score in Score:
             runs = [run for run in observed if run.score is score and run.d_k == d_k]
             cells.append(_before_and_after(runs, quantity))
-        lines.append(f"| {d_k} | " + " | ".join(cells) + " |")
+        rows.append([str(d_k), *cells])
+
+    table = markdown_table(["d_k", *(score.value for score in Score)], rows, left=())
+    lines = [f"{quantity.caption}, at the start → trained:", "", *table]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -114,42 +118,34 @@ def _before_and_after(runs: Sequence[Observed], quantity: Quantity) -> str:
 
 
 def _format_costs(costs: Sequence[ScoreCost], machine: str) -> str:
+    cells: dict[tuple[int, int], dict[Score, str]] = {}
+    for cost in costs:
+        row = cells.setdefault((cost.n, cost.d_k), {})
+        row[cost.score] = f"{cost.milliseconds:.1f} ms, {cost.mebibytes:.1f} MiB"
+    rows = [[str(n), str(d_k), *(row.get(score, "") for score in Score)] for (n, d_k), row in cells.items()]
+
     lines = [
         f"Milliseconds forward and backward, and MiB of tensors at the peak, over {TOKENS:,} tokens in sentences of n "
         f"({machine}; medians of runs that take turns). The weights of dot products are never held, for they have a "
         "fused kernel. No kernel knows the additive score: its sums of q and k are made for a few queries at a time, "
         "and again in the backward pass, which saves memory and takes time.",
         "",
-        *_head_with_scores(["n", "d_k"]),
+        *markdown_table(["n", "d_k", *(score.value for score in Score)], rows, left=()),
     ]
-    cells: dict[tuple[int, int], dict[Score, str]] = {}
-    for cost in costs:
-        row = cells.setdefault((cost.n, cost.d_k), {})
-        row[cost.score] = f"{cost.milliseconds:.1f} ms, {cost.mebibytes:.1f} MiB"
-    for (n, d_k), row in cells.items():
-        lines.append(f"| {n} | {d_k} | " + " | ".join(row.get(score, "") for score in Score) + " |")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _head_with_scores(columns: Sequence[str]) -> list[str]:
-    """The head of a table with these columns, and one for each score."""
-    titles = [*columns, *(score.value for score in Score)]
-    return ["| " + " | ".join(titles) + " |", "|" + " ---: |" * len(titles)]
-
-
 def _format_findings(about_paper: Sequence[Finding]) -> str:
+    titles = ("the paper says", "d_k", "measured", "do these runs say so?")
+    rows = [(found.statement, str(found.d_k), found.measured, _format_verdict(found)) for found in about_paper]
     lines = [
         "BLEU is that of the first test set, and a difference counts where it is larger than what sampling the test "
         "sentences explains (with several seeds: than twice the standard error, too). The paper names no numbers: "
         f"here d_k is small up to {SMALL}, much faster is {MUCH_FASTER:g} times as fast, a gradient is extremely small "
         f"below {FLAT:g} of another, and a cost is similar up to {SIMILAR:g} times another.",
         "",
-        "| the paper says | d_k | measured | do these runs say so? |",
-        "| --- | --- | --- | --- |",
+        *markdown_table(titles, rows, left=range(len(titles))),
     ]
-    for finding in about_paper:
-        verdict = _format_verdict(finding)
-        lines.append(f"| {finding.statement} | {finding.d_k} | {finding.measured} | {verdict} |")
     return "".join(f"{line}\n" for line in lines)
 
 

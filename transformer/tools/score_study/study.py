@@ -37,7 +37,7 @@ from transformer.model.attention import KeyValues, MultiHeadAttention, additive_
 from transformer.model.transformer import Transformer, load_parameters
 from transformer.run_dir import DEV, STEP_PREFIX, RunDir
 from transformer.tools.score_study.costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores
-from transformer.tools.tables.command import Measured, Table, TableRow
+from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.training.state import draw_model
 from transformer.training.step import Objective
 from transformer.training.validate import DevSet

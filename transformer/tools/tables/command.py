@@ -1,298 +1,42 @@
-"""`transformer table`: the paper's tables, or one of your own, on any corpus: published figures beside measured ones.
+"""`transformer table`: makes the table that the job asks for, writes its files, and gives its text.
 
-    make_layer_table    Table 1: counted and timed, and nothing is trained
-    make_table          all other tables:
-                          rows           a job for each row
-                          grid           a training for each row and each seed, in OUTPUT/ROW/seed-N
-                          measure        perplexity, BLEU with its interval, parameters, FLOPs and time of each run
-                          format         OUTPUT/table.md, table.csv, table.json and table.svg
-
-Table 3 is scored as the paper scores it: the last checkpoint, without averaging, on the development set. Table 2 and a
-table of your own are scored as `train` does it: the averaged model, on the test sets.
+table=1             -> make, format          counted and timed; nothing is trained
+a folder of runs    -> runs, format          measured; nothing is trained
+table=scores        -> make, score_study     trained, measured, and studied
+any other           -> make, format          trained and measured
 """
 
-import logging
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-
-import torch
-
-from transformer.compute import avoid_cudnn_attention, resolve_device
-from transformer.config.jobs import PAPER_TABLES, SCORES, TableJob, TrainJob
-from transformer.config.settings import Metric
-from transformer.cost import step_flops
-from transformer.data.report import read_report
-from transformer.data.source import store_beside
-from transformer.data.tokenizer import Tokenizer
-from transformer.errors import CheckpointError, TransformerError
-from transformer.evaluation.sets import read_set
-from transformer.files import make_output
-from transformer.loss import perplexity
-from transformer.machine import resolve_threads
-from transformer.records import Results
-from transformer.run_dir import DEV, HYPOTHESIS, RunDir
-from transformer.tools.complexity import Complexity, LayerTime, complexity_rows, time_layers
-from transformer.tools.significance import Interval, bootstrap_bleu
-from transformer.tools.tables.grid import describe_changes, run_grid
-from transformer.tools.tables.paper import Published
-from transformer.tools.tables.rows import PAPER_WIDTH, Row, beside_the_rows, rows_of
-
-log = logging.getLogger(__name__)
-
-PAPER_HEADS = 8
-
-# Sizes of Table 1 where layers are counted, under the paper's names.
-SENTENCE = 64  # n: a long sentence
-KERNEL = 3  # k
-NEIGHBOURHOOD = 16  # r
+from transformer.config.jobs import SCORES, TableJob
+from transformer.distributed import is_rank0
+from transformer.tools.score_study.format import format_study, write_study
+from transformer.tools.score_study.study import study_scores
+from transformer.tools.tables.format import format_layers, format_markdown, write_layer_table, write_table
+from transformer.tools.tables.make import make_layer_table, make_table
+from transformer.tools.tables.rows import is_folder, output_of
+from transformer.tools.tables.runs import make_run_table
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One training. Perplexities are of the development set, without label smoothing; end marks are counted."""
+def table(job: TableJob) -> tuple[str, list[Exception]]:
+    """Make the table, write it, and return its text, which only rank 0 has, and the errors of the rows that failed.
 
-    seed: int
-    run_dir: str
-    perplexity: float  # per piece
-    word_perplexity: float  # per word between spaces
-    scores: dict[str, Interval]  # of each test set
-    parameters: int
-    steps: int
-    flops: float  # of the training's matrix products
-    seconds: float  # of training, without validation and the final scores
-    best_dev: float = math.nan  # BLEU or loss, by `train.metric`, of its best validation
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """One row as it is shown: a run for each seed that has finished, a line for each that has failed."""
-
-    name: str
-    changes: str
-    published: Published | None
-    runs: list[Measured]
-    errors: list[str]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table that is measured: `table.json`."""
-
-    title: str
-    notes: list[str]
-    rows: list[TableRow]
-    best_first: Metric | None = None  # what the rows are sorted by; None: they have an order of their own
-
-
-@dataclass(frozen=True)
-class LayerTable:
-    """Table 1: layers of `d` over `n` positions, with kernels of `k` and neighbourhoods of `r`, counted and timed."""
-
-    n: int
-    d: int
-    k: int
-    r: int
-    counted: list[Complexity]
-    timed: list[LayerTime]
-    notes: list[str]
-
-
-def make_layer_table(job: TableJob) -> LayerTable:
-    """Table 1 on this machine; nothing is trained. Raises StorageError where the output cannot be made."""
-    make_output(output_of(job))  # before any time is spent
-    device = resolve_device(job.train.device)
-    avoid_cudnn_attention(device)
-    threads = resolve_threads(job.train.threads)
-    torch.set_num_threads(threads)
-
-    width = job.width or PAPER_WIDTH
-    return LayerTable(
-        n=SENTENCE,
-        d=width,
-        k=KERNEL,
-        r=NEIGHBOURHOOD,
-        counted=complexity_rows(n=SENTENCE, d=width, k=KERNEL, r=NEIGHBOURHOOD),
-        timed=time_layers(d_model=width, n_heads=PAPER_HEADS, k=KERNEL, r=NEIGHBOURHOOD, device=device),
-        notes=[f"{device.type}, {threads} threads, torch {torch.__version__}, fp32; medians of interleaved runs."],
-    )
-
-
-def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
-    """Train what is missing, and measure every row; also returns the errors of the runs that failed.
-
-    Raises InputError for an unknown table or row, a width that does not fit, or bad settings in a file of rows;
-    StorageError where the output cannot be made.
+    Raises what `make_table`, `make_layer_table` and `make_run_table` raise.
     """
-    rows = rows_of(job)
-    output = output_of(job)
-    make_output(output)  # before any time is spent
+    if job.table == "1":
+        layers = make_layer_table(job)
+        write_layer_table(output_of(job), layers)
+        return format_layers(layers), []
 
-    # Train every row with every seed.
-    seeds = range(job.train.seed, job.train.seed + job.seeds)
-    store_dir = store_beside(job.run_dir)
-    jobs = {}
-    for row in rows:
-        for seed in seeds:
-            jobs[_run_name(row, seed)] = _run_job(row, seed, output=output, store_dir=store_dir)
-    outcomes = run_grid(jobs)
-
-    # Measure what was trained.
-    measured = {name: _measure_outcome(jobs[name], outcome) for name, outcome in outcomes.items()}
-    table_rows = [_table_row(row, [measured[_run_name(row, seed)] for seed in seeds]) for row in rows]
-    errors = [error for error in measured.values() if isinstance(error, Exception)]
-    return Table(title=_title(job), notes=_notes(job, table_rows), rows=table_rows), errors
-
-
-def _run_name(row: Row, seed: int) -> str:
-    return f"{row.name}, seed {seed}"
-
-
-def _run_job(row: Row, seed: int, *, output: Path, store_dir: Path) -> TrainJob:
-    """The job of one run; all of them share the prepared corpus."""
-    data = replace(row.job.data, store_dir=row.job.data.store_dir or str(store_dir))
-    run_dir = output / row.name / f"seed-{seed}"
-    return replace(row.job, run_dir=str(run_dir), data=data, train=replace(row.job.train, seed=seed))
-
-
-def is_folder(job: TableJob) -> bool:
-    """Whether the table is of the runs in a folder."""
-    return job.table not in (*PAPER_TABLES, SCORES) and Path(job.table).is_dir()
-
-
-def output_of(job: TableJob) -> Path:
-    """The folder that the table goes to.
-
-    The table of a folder of runs goes into that folder. Any other goes beside the run directory of the job.
-    """
+    errors: list[Exception] = []
     if is_folder(job):
-        return Path(job.output or job.table)
-    name = f"table{job.table}" if job.table in PAPER_TABLES else Path(job.table).stem
-    return Path(job.output or f"{job.run_dir}-{name}")
+        made = make_run_table(job)
+    else:
+        made, errors = make_table(job)
+    if not is_rank0():
+        return "", errors
 
-
-# ---- measuring ------------------------------------------------------------------------------------------------------
-
-
-def _table_row(row: Row, of_seeds: Sequence[Measured | Exception]) -> TableRow:
-    """A row as it is shown, from what became of each of its seeds."""
-    runs = [measured for measured in of_seeds if isinstance(measured, Measured)]
-    errors = [str(error) for error in of_seeds if isinstance(error, Exception)]
-    return TableRow(row.name, row.changes, row.published, runs, errors)
-
-
-def _measure_outcome(job: TrainJob, outcome: Results | Exception) -> Measured | Exception:
-    """The figures of a run, or why it has none. A damaged run directory is the failure of its own row alone."""
-    if isinstance(outcome, Exception):
-        return outcome
-    try:
-        return measure(job, outcome)
-    except TransformerError as error:
-        log.error("run %s cannot be measured: %s", job.run_dir, error)
-        return error
-
-
-def measure(job: TrainJob, results: Results) -> Measured:
-    """What a finished run measured; all of it is read from the run directory, or follows from what is there.
-
-    Raises CheckpointError and InputError where something in the run directory is missing or damaged.
-    """
-    run = RunDir(Path(job.run_dir))
-
-    # BLEU of each test set, from the translations that the run keeps.
-    scores = {}
-    for name, scored in results.test_sets.items():
-        references = [reference for _, reference in read_set(run, name)]
-        hypotheses = [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
-        scores[name] = bootstrap_bleu(hypotheses, references, tgt_lang=job.data.tgt_lang)
-
-        # `evaluate` with another search replaces the translations.
-        if not math.isclose(scores[name].bleu, scored.bleu, abs_tol=1e-9):
-            raise CheckpointError(
-                f"{run.text(name, HYPOTHESIS)}: these are not the translations that {run.results.name} has the scores "
-                f"of: remove {run.results}; the same command translates them again"
-            )
-
-    # Perplexity per piece and per word: the same loss is spread over fewer words than pieces.
-    dev = [reference for _, reference in read_set(run, DEV)]
-    tokenizer = Tokenizer.load(run.tokenizer)
-    pieces = sum(len(ids) + 1 for ids in tokenizer.encode(dev))
-    words = sum(len(text.split()) + 1 for text in dev)
-    nll = results.validations[-1].nll  # of the last step, which is always validated
-
-    # FLOPs: a run counts the target tokens that it has seen. Their source tokens follow from the corpus' ratio.
-    report = read_report(run)
-    flops = step_flops(
-        job.model,
-        tokenizer.vocab_size,
-        source=round(results.target_tokens * report.tokens.src / report.tokens.tgt),
-        target=results.target_tokens,
-        mean_length=results.target_tokens / results.sentences,
-    )
-    return Measured(
-        seed=results.seed,
-        run_dir=job.run_dir,
-        perplexity=perplexity(nll),
-        word_perplexity=perplexity(nll * pieces / words),
-        scores=scores,
-        parameters=results.parameters,
-        steps=results.steps,
-        flops=flops,
-        seconds=results.training_seconds,
-        best_dev=results.best_validation(job.train.metric).value(job.train.metric),
-    )
-
-
-# ---- what the figures depend on -------------------------------------------------------------------------------------
-
-
-def _title(job: TableJob) -> str:
     if job.table == SCORES:
-        return f"Scores of attention, in a model of width {job.model.d_model}"
-    if job.table not in PAPER_TABLES:
-        return Path(job.table).stem
-
-    width = job.width or PAPER_WIDTH
-    if width == PAPER_WIDTH:
-        return f"Table {job.table} of the paper"
-    return f"Table {job.table} of the paper, at width {width}: d_model, d_ff, d_k and d_v times {width}/{PAPER_WIDTH}"
-
-
-def _notes(job: TableJob, rows: Sequence[TableRow]) -> list[str]:
-    """What the figures depend on, beside the rows' own settings."""
-    # The corpus and the budget: steps that were taken, which may be others than the job asks for.
-    train = job.train
-    corpus = Path(job.data.train.dataset or job.data.train.src)
-    steps = sorted({run.steps for row in rows for run in row.runs}) or [train.max_steps]
-    if len(steps) == 1:
-        budget = f"{steps[0]:,} steps of {train.tokens_per_step:,} target tokens for every row"
-    else:
-        budget = f"{steps[0]:,} to {steps[-1]:,} steps of {train.tokens_per_step:,} target tokens"
-    seeds = f"seed {train.seed}" if job.seeds == 1 else f"{job.seeds} seeds, from {train.seed} on"
-    notes = [f"Corpus: {Path(*corpus.parts[-2:])}; {budget}; {seeds}."]
-
-    # What is measured, and how.
-    search = job.search
-    notes += [
-        f"Beam {search.beam_size}, length penalty {search.length_penalty}. Perplexities are of the development set; "
-        "a word ends at a space, and the end of a sentence counts as one.",
-        "FLOPs are those of the model's matrix products, forward and backward; minutes are of training alone.",
-    ]
-    if job.table == "3":
-        notes.append("BLEU: sacreBLEU of the last checkpoint, without averaging, on the development set.")
-    else:
-        notes.append(f"BLEU: sacreBLEU of the mean of the last {train.average} checkpoints, on the test sets.")
-
-    # How it compares with the paper, or with the settings above.
-    if rows[0].published is None:
-        notes.append("What a row changes overrides all of this.")
-        return notes
-    notes.append(
-        "The paper's figures are of WMT 2014 English-German, in tokenised BLEU: compare differences between rows. "
-        "Its big model had three times the steps of the others; here every row has the same number."
-    )
-    in_every_row = beside_the_rows(job.model)
-    if in_every_row:
-        notes.append(f"Unlike the paper's, every row has {describe_changes({'model': in_every_row})}.")
-    return notes
+        study, study_errors = study_scores(job, made)
+        write_study(output_of(job), study)
+        return format_study(study), [*errors, *study_errors]
+    write_table(output_of(job), made)
+    return format_markdown(made), errors

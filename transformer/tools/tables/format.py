@@ -20,9 +20,10 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
 from transformer.files import write_file, write_json
 from transformer.tools.complexity import LayerTime, format_complexity, format_times
+from transformer.tools.markdown import markdown_table
 from transformer.tools.plots import Point, plot_points, plot_times
 from transformer.tools.significance import Interval
-from transformer.tools.tables.command import LayerTable, Measured, Table, TableRow
+from transformer.tools.tables.measured import LayerTable, Measured, Table, TableRow
 from transformer.tools.tables.paper import CONCLUSIONS, Conclusion, Published
 
 log = logging.getLogger(__name__)
@@ -183,10 +184,8 @@ def _format_rows(table: Table) -> str:
         if not column.is_published or any(column.cell(row) for row in table.rows):
             shown.append(column)
 
-    titles = [column.title for column in shown]
-    rule = ["---" if number < TEXT_COLUMNS else "---:" for number in range(len(shown))]
     cells = [[column.cell(row) for column in shown] for row in table.rows]
-    lines = ["| " + " | ".join(line) + " |" for line in (titles, rule, *cells)]
+    lines = markdown_table([column.title for column in shown], cells, left=range(TEXT_COLUMNS))
 
     failed = [f"- {row.name} failed: {error}" for row in table.rows for error in row.errors]
     if failed:
@@ -245,27 +244,29 @@ def _format_signatures(table: Table) -> str:
 def _format_conclusions(table: Table) -> str:
     """The paper's conclusions, each with the difference that the paper saw and the one that these runs show."""
     rows = {row.name: row for row in table.rows if row.published is not None and row.runs}
-    lines = [
-        _format_conclusion(conclusion, rows[conclusion.row], rows[conclusion.other])
+    cells = [
+        _conclusion_cells(conclusion, rows[conclusion.row], rows[conclusion.other])
         for conclusion in CONCLUSIONS
         if conclusion.row in rows and conclusion.other in rows
     ]
-    if not lines:
+    if not cells:
         return ""
 
-    header = "| the paper says | rows | BLEU, paper | BLEU, here | PPL, paper | PPL, here | do these runs say so? |"
+    paper_and_here = ("BLEU, paper", "BLEU, here", "PPL, paper", "PPL, here")
+    titles = ("the paper says", "rows", *paper_and_here, "do these runs say so?")
+    lines = markdown_table(titles, cells, left={0, 1, 6})
     body = "".join(f"{line}\n" for line in lines)
     return (
         "\n## What the paper concludes\n\n"
         "Each line compares two rows: the first less the second. A difference in BLEU counts where it is larger than "
         "what sampling the test sentences explains (the two intervals added as independent errors), and, with several "
         "seeds, than twice the standard error of the difference of means.\n\n"
-        f"{header}\n| --- | --- | ---: | ---: | ---: | ---: | --- |\n{body}"
+        f"{body}"
     )
 
 
-def _format_conclusion(conclusion: Conclusion, row: TableRow, other: TableRow) -> str:
-    """A line of the conclusions; both rows are of the paper."""
+def _conclusion_cells(conclusion: Conclusion, row: TableRow, other: TableRow) -> list[str]:
+    """A row of the conclusions; both rows are of the paper."""
     # The differences that these runs show.
     bleu = mean_bleu(row) - mean_bleu(other)
     error = error_of_difference(row, other)
@@ -279,10 +280,15 @@ def _format_conclusion(conclusion: Conclusion, row: TableRow, other: TableRow) -
     if row.published.perplexity is not None and other.published.perplexity is not None:
         paper_perplexity = f"{row.published.perplexity - other.published.perplexity:+.2f}"
 
-    return (
-        f"| {conclusion.statement} | {row.name}, {other.name} | {paper_bleu} | {bleu:+.2f} ± {error:.2f} "
-        f"| {paper_perplexity} | {perplexity:+.2f} | {_verdict(bleu, error, alike=conclusion.alike)} |"
-    )
+    return [
+        conclusion.statement,
+        f"{row.name}, {other.name}",
+        paper_bleu,
+        f"{bleu:+.2f} ± {error:.2f}",
+        paper_perplexity,
+        f"{perplexity:+.2f}",
+        _verdict(bleu, error, alike=conclusion.alike),
+    ]
 
 
 def mean_bleu(row: TableRow) -> float:

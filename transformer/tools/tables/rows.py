@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transformer.config.compose import compose, read_rows
-from transformer.config.jobs import BESIDE_THE_ROWS, SCORES, TableJob, TrainJob
+from transformer.config.jobs import BESIDE_THE_ROWS, PAPER_TABLES, SCORES, TableJob, TrainJob
 from transformer.config.keys import leaves
 from transformer.config.primitives import to_json
 from transformer.config.settings import ModelConfig, Score
@@ -36,6 +36,22 @@ class Row:
     changes: str  # as one types them; none in the row that the others are compared with
     published: Published | None
     job: TrainJob  # run directory and seed are still those of the command
+
+
+def is_folder(job: TableJob) -> bool:
+    """Whether the table is of the runs in a folder."""
+    return job.table not in (*PAPER_TABLES, SCORES) and Path(job.table).is_dir()
+
+
+def output_of(job: TableJob) -> Path:
+    """The folder that the table goes to.
+
+    The table of a folder of runs goes into that folder. Any other goes beside the run directory of the job.
+    """
+    if is_folder(job):
+        return Path(job.output or job.table)
+    name = f"table{job.table}" if job.table in PAPER_TABLES else Path(job.table).stem
+    return Path(job.output or f"{job.run_dir}-{name}")
 
 
 def rows_of(job: TableJob) -> list[Row]:

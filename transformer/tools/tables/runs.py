@@ -1,6 +1,6 @@
 """`transformer table table=DIR`: the runs of a folder, such as the runs of a sweep, as a table; nothing is trained.
 
-    a folder -> its finished runs -> measured, by `command` -> grouped by settings -> rows, the best first
+    a folder -> its finished runs -> measured -> grouped by settings -> rows, the best first
 
 Runs that differ only in their seed share a row. The rows are sorted by what the runs were validated by, the best first:
 choose among them by that, and not by the test sets.
@@ -21,7 +21,8 @@ from transformer.config.settings import Metric
 from transformer.errors import InputError, TransformerError
 from transformer.files import make_output
 from transformer.run_dir import RunDir
-from transformer.tools.tables.command import Measured, Table, TableRow, measure, output_of
+from transformer.tools.tables.measured import Measured, Table, TableRow, measure
+from transformer.tools.tables.rows import output_of
 
 NOT_COMPARED = ("run_dir", "data.store_dir", "train.seed")
 

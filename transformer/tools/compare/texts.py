@@ -1,0 +1,224 @@
+"""What is compared: test sets with the translations of two systems or more, from finished runs or from files.
+
+Words are what BLEU counts, the tokens of its tokenizer. For Chinese and Japanese these are no words between spaces.
+"""
+
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformer.config.jobs import CompareJob
+from transformer.config.settings import TAG
+from transformer.data.corpus import Pair, is_blank
+from transformer.errors import InputError
+from transformer.evaluation.files import read_parallel
+from transformer.evaluation.score import check_plain_text
+from transformer.evaluation.sets import check_kept, read_set
+from transformer.records import Results
+from transformer.run_dir import HYPOTHESIS, RunDir
+from transformer.tools.compare.words import Tokenise, ranges
+from transformer.tools.significance import Metrics
+
+LENGTHS = (0, 6, 11, 16, 21, 31, 51)  # words, the least of each range of sentences
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A test set with the translations of each system."""
+
+    sources: list[str] | None
+    references: list[list[str]]  # one list, or several where each sentence has several references
+    translations: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Material:
+    """All that is compared, and in which language it is."""
+
+    sets: dict[str, Texts]
+    tgt_lang: str
+    baseline: RunDir | None  # None where files are compared
+    notes: list[str]
+
+
+def read_files(job: CompareJob) -> Material:
+    """The files that the job names, as one test set. Raises InputError where they cannot be compared."""
+    check_systems(job.hypotheses, "hypotheses=[A,B] references=C data.tgt_lang=..")
+    files = read_parallel([*job.hypotheses, *job.references])
+    if not files[0]:
+        raise InputError(f"{job.hypotheses[0]}: there are no sentences to compare")
+
+    # The first files are the systems', the others are references.
+    n_systems = len(job.hypotheses)
+    translations = dict(zip(job.hypotheses, files[:n_systems], strict=True))
+    references = files[n_systems:]
+    for name, lines in translations.items():
+        try:
+            check_plain_text(lines, *references)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+
+    texts = Texts(sources=None, references=references, translations=translations)
+    return Material(
+        sets={", ".join(job.references): texts},
+        tgt_lang=str(job.data.tgt_lang),
+        baseline=None,
+        notes=[],
+    )
+
+
+def read_runs(names: Sequence[str], *, tgt_lang: str | None) -> Material:
+    """The test sets that all of these run directories were scored on, with their translations.
+
+    `tgt_lang` is the language of the text; None: that of the first run. Raises InputError where a run is not finished,
+    or the runs cannot be compared fairly; CheckpointError where one is damaged.
+    """
+    runs = {name: RunDir(Path(name)) for name in names}
+    results = {name: _read_results(run) for name, run in runs.items()}
+    baseline = names[0]
+
+    # The test sets that all of them were scored on, under the same signatures.
+    shared = _shared_test_sets(baseline, results)
+    for name in names[1:]:
+        _check_signatures(baseline, name, results=results, test_sets=shared)
+
+    # Their text. It must be the same in all runs, and the one that the results are about.
+    kept = {name: _read_kept(run, results[name]) for name, run in runs.items()}
+    sets = {}
+    for test_set in shared:
+        pairs = kept[baseline][test_set]
+        for name in names[1:]:
+            _check_same_text(test_set, pairs, kept[name][test_set], runs=(baseline, name))
+        sets[test_set] = Texts(
+            sources=[source for source, _ in pairs],
+            references=[[reference for _, reference in pairs]],
+            translations={name: _read_translations(run, test_set) for name, run in runs.items()},
+        )
+
+    # The test sets that are left out.
+    every_set = {test_set for of_run in results.values() for test_set in of_run.test_sets}
+    left_out = sorted(every_set - set(shared))
+    notes = []
+    if left_out:
+        notes.append(f"Not every run was scored on {', '.join(left_out)}: left out.")
+
+    language = tgt_lang or runs[baseline].read_record().config.data.tgt_lang
+    return Material(sets, language, baseline=runs[baseline], notes=notes)
+
+
+def _shared_test_sets(baseline: str, results: Mapping[str, Results]) -> list[str]:
+    """The test sets that all runs were scored on, in the order of the baseline. Raises InputError if there is none."""
+    shared = [
+        test_set
+        for test_set in results[baseline].test_sets
+        if all(test_set in of_run.test_sets for of_run in results.values())
+    ]
+    if not shared:
+        listed = "; ".join(f"{name} has {', '.join(of_run.test_sets) or 'none'}" for name, of_run in results.items())
+        raise InputError(
+            f"the runs have no test set in common: {listed}: compare runs that were scored on the same text"
+        )
+    return shared
+
+
+def _read_translations(run: RunDir, test_set: str) -> list[str]:
+    return [hypothesis for _, hypothesis in read_set(run, test_set, HYPOTHESIS)]
+
+
+def check_systems(names: Sequence[str], usage: str) -> None:
+    """Raise InputError for fewer than two systems, and for one that is named twice."""
+    if len(names) < 2:
+        raise InputError(f"there must be two systems or more to compare: {usage}")
+
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise InputError(f"{repeated[0]} is named twice: name each system once")
+
+
+def _read_results(run: RunDir) -> Results:
+    """The results of a run. Raises InputError where it is not finished, CheckpointError where they are damaged."""
+    if not run.path.is_dir():
+        raise InputError(f"{run.path}: no such run directory")
+    if not run.results.exists():
+        raise InputError(
+            f"{run.path}: no {run.results.name}, so there is nothing to compare yet: the command that trains it "
+            "finishes it; or name files of translations by hypotheses=[A,B] references=C"
+        )
+    return run.read_results()
+
+
+def _read_kept(run: RunDir, results: Results) -> dict[str, list[Pair]]:
+    """The test sets of the results, with their references."""
+    kept = {name: read_set(run, name) for name in results.test_sets}
+    check_kept(run, kept)
+    return kept
+
+
+def _check_signatures(baseline: str, name: str, *, results: Mapping[str, Results], test_sets: Sequence[str]) -> None:
+    """Raise InputError where two runs were scored under different signatures.
+
+    They differ where the language does, or the version of sacreBLEU; then the scores cannot be compared.
+    """
+    for test_set in test_sets:
+        ours = results[baseline].test_sets[test_set]
+        theirs = results[name].test_sets[test_set]
+        pairs = (
+            (ours.bleu_signature, theirs.bleu_signature),
+            (ours.chrf_signature, theirs.chrf_signature),
+        )
+        for one, other in pairs:
+            if one != other:
+                raise InputError(
+                    f"{baseline} and {name} were not scored alike on {test_set}: {one} and {other}; "
+                    f"to score both now, name their files by hypotheses=[A,B] references=C, such as "
+                    f"{RunDir(Path(name)).text(test_set, HYPOTHESIS)}"
+                )
+
+
+def _check_same_text(test_set: str, ours: Sequence[Pair], theirs: Sequence[Pair], *, runs: tuple[str, str]) -> None:
+    """Raise InputError where two runs keep different texts under the name of one test set.
+
+    Tags may differ: a model of several languages can be compared with a model of one.
+    """
+    if len(ours) != len(theirs):
+        raise InputError(
+            f"{test_set} is not the same test set in {runs[0]} and {runs[1]}: {len(ours)} and {len(theirs)} sentences"
+        )
+    pairs = zip(_without_tag(ours), _without_tag(theirs), strict=True)
+    for line, (one, other) in enumerate(pairs, 1):
+        if one != other:
+            raise InputError(
+                f"{test_set} is not the same test set in {runs[0]} and {runs[1]}: they differ in line {line}"
+            )
+
+
+def _without_tag(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """The pairs without the tag in front of their sources, if all that are not blank have the same."""
+    first_words = {source.partition(" ")[0] for source, _ in pairs if not is_blank(source)}
+    tag = first_words.pop() if len(first_words) == 1 else ""
+    if not TAG.fullmatch(tag):
+        return pairs
+    return [(source.removeprefix(f"{tag} "), target) for source, target in pairs]
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
+def word_splitter(metrics: Metrics, *, lowercase: bool) -> Tokenise:
+    """A function that splits a text into the words that BLEU counts."""
+
+    def split(text: str) -> Sequence[str]:
+        words: str = metrics.bleu.tokenizer(text.lower() if lowercase else text)
+        return words.split()
+
+    return split
+
+
+def sentences_by_length(lengths: Sequence[int]) -> Iterator[tuple[int, int | None, list[int]]]:
+    """The least and the most of each range of lengths that there are sentences of, and the places of the sentences."""
+    for number, (least, most) in enumerate(ranges(LENGTHS), 1):
+        places = [place for place, length in enumerate(lengths) if bisect(LENGTHS, length) == number]
+        if places:
+            yield least, most, places

@@ -1,0 +1,171 @@
+"""Makes the paper's tables, or one of your own, on any corpus: published figures beside measured ones.
+
+    make_layer_table    Table 1: counted and timed, and nothing is trained
+    make_table          all other tables:
+                          rows           a job for each row
+                          grid           a training for each row and each seed, in OUTPUT/ROW/seed-N
+                          measured       perplexity, BLEU with its interval, parameters, FLOPs and time of each run
+
+Table 3 is scored as the paper scores it: the last checkpoint, without averaging, on the development set. Table 2 and a
+table of your own are scored as `train` does it: the averaged model, on the test sets.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from transformer.compute import avoid_cudnn_attention, resolve_device
+from transformer.config.jobs import PAPER_TABLES, SCORES, TableJob, TrainJob
+from transformer.data.source import store_beside
+from transformer.errors import TransformerError
+from transformer.files import make_output
+from transformer.machine import resolve_threads
+from transformer.records import Results
+from transformer.tools.complexity import complexity_rows, time_layers
+from transformer.tools.tables.grid import describe_changes, run_grid
+from transformer.tools.tables.measured import LayerTable, Measured, Table, TableRow, measure
+from transformer.tools.tables.rows import PAPER_WIDTH, Row, beside_the_rows, output_of, rows_of
+
+log = logging.getLogger(__name__)
+
+PAPER_HEADS = 8
+
+# Sizes of Table 1 where layers are counted, under the paper's names.
+SENTENCE = 64  # n: a long sentence
+KERNEL = 3  # k
+NEIGHBOURHOOD = 16  # r
+
+
+def make_layer_table(job: TableJob) -> LayerTable:
+    """Table 1 on this machine; nothing is trained. Raises StorageError where the output cannot be made."""
+    make_output(output_of(job))  # before any time is spent
+    device = resolve_device(job.train.device)
+    avoid_cudnn_attention(device)
+    threads = resolve_threads(job.train.threads)
+    torch.set_num_threads(threads)
+
+    width = job.width or PAPER_WIDTH
+    return LayerTable(
+        n=SENTENCE,
+        d=width,
+        k=KERNEL,
+        r=NEIGHBOURHOOD,
+        counted=complexity_rows(n=SENTENCE, d=width, k=KERNEL, r=NEIGHBOURHOOD),
+        timed=time_layers(d_model=width, n_heads=PAPER_HEADS, k=KERNEL, r=NEIGHBOURHOOD, device=device),
+        notes=[f"{device.type}, {threads} threads, torch {torch.__version__}, fp32; medians of interleaved runs."],
+    )
+
+
+def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
+    """Train what is missing, and measure every row; also returns the errors of the runs that failed.
+
+    Raises InputError for an unknown table or row, a width that does not fit, or bad settings in a file of rows;
+    StorageError where the output cannot be made.
+    """
+    rows = rows_of(job)
+    output = output_of(job)
+    make_output(output)  # before any time is spent
+
+    # Train every row with every seed.
+    seeds = range(job.train.seed, job.train.seed + job.seeds)
+    store_dir = store_beside(job.run_dir)
+    jobs = {}
+    for row in rows:
+        for seed in seeds:
+            jobs[_run_name(row, seed)] = _run_job(row, seed, output=output, store_dir=store_dir)
+    outcomes = run_grid(jobs)
+
+    # Measure what was trained.
+    measured = {name: _measure_outcome(jobs[name], outcome) for name, outcome in outcomes.items()}
+    table_rows = [_table_row(row, [measured[_run_name(row, seed)] for seed in seeds]) for row in rows]
+    errors = [error for error in measured.values() if isinstance(error, Exception)]
+    return Table(title=_title(job), notes=_notes(job, table_rows), rows=table_rows), errors
+
+
+def _run_name(row: Row, seed: int) -> str:
+    return f"{row.name}, seed {seed}"
+
+
+def _run_job(row: Row, seed: int, *, output: Path, store_dir: Path) -> TrainJob:
+    """The job of one run; all of them share the prepared corpus."""
+    data = replace(row.job.data, store_dir=row.job.data.store_dir or str(store_dir))
+    run_dir = output / row.name / f"seed-{seed}"
+    return replace(row.job, run_dir=str(run_dir), data=data, train=replace(row.job.train, seed=seed))
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+def _table_row(row: Row, of_seeds: Sequence[Measured | Exception]) -> TableRow:
+    """A row as it is shown, from what became of each of its seeds."""
+    runs = [measured for measured in of_seeds if isinstance(measured, Measured)]
+    errors = [str(error) for error in of_seeds if isinstance(error, Exception)]
+    return TableRow(row.name, row.changes, row.published, runs, errors)
+
+
+def _measure_outcome(job: TrainJob, outcome: Results | Exception) -> Measured | Exception:
+    """The figures of a run, or why it has none. A damaged run directory is the failure of its own row alone."""
+    if isinstance(outcome, Exception):
+        return outcome
+    try:
+        return measure(job, outcome)
+    except TransformerError as error:
+        log.error("run %s cannot be measured: %s", job.run_dir, error)
+        return error
+
+
+# ---- what the figures depend on -------------------------------------------------------------------------------------
+
+
+def _title(job: TableJob) -> str:
+    if job.table == SCORES:
+        return f"Scores of attention, in a model of width {job.model.d_model}"
+    if job.table not in PAPER_TABLES:
+        return Path(job.table).stem
+
+    width = job.width or PAPER_WIDTH
+    if width == PAPER_WIDTH:
+        return f"Table {job.table} of the paper"
+    return f"Table {job.table} of the paper, at width {width}: d_model, d_ff, d_k and d_v times {width}/{PAPER_WIDTH}"
+
+
+def _notes(job: TableJob, rows: Sequence[TableRow]) -> list[str]:
+    """What the figures depend on, beside the rows' own settings."""
+    # The corpus and the budget: steps that were taken, which may be others than the job asks for.
+    train = job.train
+    corpus = Path(job.data.train.dataset or job.data.train.src)
+    steps = sorted({run.steps for row in rows for run in row.runs}) or [train.max_steps]
+    if len(steps) == 1:
+        budget = f"{steps[0]:,} steps of {train.tokens_per_step:,} target tokens for every row"
+    else:
+        budget = f"{steps[0]:,} to {steps[-1]:,} steps of {train.tokens_per_step:,} target tokens"
+    seeds = f"seed {train.seed}" if job.seeds == 1 else f"{job.seeds} seeds, from {train.seed} on"
+    notes = [f"Corpus: {Path(*corpus.parts[-2:])}; {budget}; {seeds}."]
+
+    # What is measured, and how.
+    search = job.search
+    notes += [
+        f"Beam {search.beam_size}, length penalty {search.length_penalty}. Perplexities are of the development set; "
+        "a word ends at a space, and the end of a sentence counts as one.",
+        "FLOPs are those of the model's matrix products, forward and backward; minutes are of training alone.",
+    ]
+    if job.table == "3":
+        notes.append("BLEU: sacreBLEU of the last checkpoint, without averaging, on the development set.")
+    else:
+        notes.append(f"BLEU: sacreBLEU of the mean of the last {train.average} checkpoints, on the test sets.")
+
+    # How it compares with the paper, or with the settings above.
+    if rows[0].published is None:
+        notes.append("What a row changes overrides all of this.")
+        return notes
+    notes.append(
+        "The paper's figures are of WMT 2014 English-German, in tokenised BLEU: compare differences between rows. "
+        "Its big model had three times the steps of the others; here every row has the same number."
+    )
+    in_every_row = beside_the_rows(job.model)
+    if in_every_row:
+        notes.append(f"Unlike the paper's, every row has {describe_changes({'model': in_every_row})}.")
+    return notes

@@ -1,0 +1,112 @@
+"""What a table holds: its rows, and what their runs measured, all of it read from finished run directories."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import Metric
+from transformer.cost import step_flops
+from transformer.data.report import read_report
+from transformer.data.tokenizer import Tokenizer
+from transformer.evaluation.sets import read_set
+from transformer.loss import perplexity
+from transformer.records import Results
+from transformer.run_dir import DEV, HYPOTHESIS, RunDir
+from transformer.tools.complexity import Complexity, LayerTime
+from transformer.tools.significance import Interval, bootstrap_bleu
+from transformer.tools.tables.paper import Published
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One training. Perplexities are of the development set, without label smoothing; EOS is counted."""
+
+    seed: int
+    run_dir: str
+    perplexity: float  # per piece
+    word_perplexity: float  # per word between spaces
+    scores: dict[str, Interval]  # of each test set
+    parameters: int
+    steps: int
+    flops: float  # of the training's matrix products
+    seconds: float  # of training, without validation and the final scores
+    best_dev: float = math.nan  # BLEU or loss, by `train.metric`, of its best validation
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row as it is shown: a run for each seed that has finished, a line for each that has failed."""
+
+    name: str
+    changes: str
+    published: Published | None
+    runs: list[Measured]
+    errors: list[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is measured: `table.json`."""
+
+    title: str
+    notes: list[str]
+    rows: list[TableRow]
+    best_first: Metric | None = None  # what the rows are sorted by; None: they have an order of their own
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """Table 1: layers of `d` over `n` positions, with kernels of `k` and neighbourhoods of `r`, counted and timed."""
+
+    n: int
+    d: int
+    k: int
+    r: int
+    counted: list[Complexity]
+    timed: list[LayerTime]
+    notes: list[str]
+
+
+def measure(job: TrainJob, results: Results) -> Measured:
+    """What a finished run measured; all of it is read from the run directory, or follows from what is there.
+
+    Raises CheckpointError and InputError where something in the run directory is missing or damaged.
+    """
+    run = RunDir(Path(job.run_dir))
+
+    # BLEU of each test set, from the translations that the run keeps.
+    scores = {}
+    for name in results.test_sets:
+        references = [reference for _, reference in read_set(run, name)]
+        hypotheses = [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
+        scores[name] = bootstrap_bleu(hypotheses, references, tgt_lang=job.data.tgt_lang)
+
+    # Perplexity per piece and per word: the same loss is spread over fewer words than pieces.
+    dev = [reference for _, reference in read_set(run, DEV)]
+    tokenizer = Tokenizer.load(run.tokenizer)
+    pieces = sum(len(ids) + 1 for ids in tokenizer.encode(dev))
+    words = sum(len(text.split()) + 1 for text in dev)
+    nll = results.validations[-1].nll  # of the last step, which is always validated
+
+    # FLOPs: a run counts the target tokens that it has seen. Their source tokens follow from the corpus' ratio.
+    report = read_report(run)
+    flops = step_flops(
+        job.model,
+        tokenizer.vocab_size,
+        source=round(results.target_tokens * report.tokens.src / report.tokens.tgt),
+        target=results.target_tokens,
+        mean_length=results.target_tokens / results.sentences,
+    )
+    return Measured(
+        seed=results.seed,
+        run_dir=job.run_dir,
+        perplexity=perplexity(nll),
+        word_perplexity=perplexity(nll * pieces / words),
+        scores=scores,
+        parameters=results.parameters,
+        steps=results.steps,
+        flops=flops,
+        seconds=results.training_seconds,
+        best_dev=results.best_validation(job.train.metric).value(job.train.metric),
+    )
