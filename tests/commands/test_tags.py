@@ -292,8 +292,6 @@ def test_evaluate_scores_what_the_run_keeps_again(finished: TrainJob, tmp_path: 
     }
     named = evaluate(EvaluateJob(run_dir=str(run_dir), test={"french": finished.data.test["french"]}))
     assert named.test_sets["french"].bleu == recorded["french"]["bleu"]
-    with pytest.raises(InputError, match=r"test\.french: .* has another text of that name"):
-        evaluate(EvaluateJob(run_dir=str(run_dir), test={"french": replace(finished.data.test["french"], tag=None)}))
 
 
 def test_compare_takes_the_same_text_under_other_tags(finished: TrainJob, tmp_path: Path) -> None:
