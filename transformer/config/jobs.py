@@ -80,7 +80,7 @@ class DecodeJob:
     checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged, else last)")
     device: Device = option(Device.auto, "where to compute")
     precision: Precision = option(Precision.auto, "arithmetic of the forward pass (auto: as the run was trained)")
-    threads: int | None = option(None, "CPU threads (null: one for each core)")
+    threads: int | None = option(None, "CPU threads (null: one for each core that it may use)")
     search: SearchOverride = field(default_factory=SearchOverride)
 
     def __post_init__(self) -> None:
@@ -292,7 +292,7 @@ class ReportJob:
     )
     attention: int = option(2, "number of dev sentences in which to show who attends to whom")
     device: Device = option(Device.auto, "where to translate")
-    threads: int | None = option(None, "CPU threads (null: one for each core)")
+    threads: int | None = option(None, "CPU threads (null: one for each core that it may use)")
 
     def __post_init__(self) -> None:
         at_least(self, "", 0, "samples", "checkpoints", "attention")
@@ -371,7 +371,7 @@ class ExportJob:
     sentences: int = option(200, "check the exported model on this many sentences")
     src: str | None = option(None, "a text file with these sentences (null: the run's dev set, else a test set)")
     tgt: str | None = option(None, "their references, line by line")
-    threads: int | None = option(None, "CPU threads (null: one for each core)")
+    threads: int | None = option(None, "CPU threads (null: one for each core that it may use)")
     format: Format = option(Format.text, "for people, or for programs")
     search: SearchOverride = field(default_factory=SearchOverride)
 
