@@ -1,6 +1,7 @@
 """The weights that all contenders of a comparison begin with: those of a model of ours, in a file that peers read."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,5 +13,5 @@ def save_weights(model: Transformer, path: Path) -> None:
     """Every weight under its name in a checkpoint, and `positions` `(max_positions, d_model)`: see weights.py."""
     positions = sinusoids(model.config.max_positions, model.config.d_model)
     tensors = parameters_by_name(model) | {"positions": positions}
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    np.savez(path, allow_pickle=False, **arrays)
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+    np.savez(path, **arrays)

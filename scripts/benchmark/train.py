@@ -298,10 +298,10 @@ def save_batches(store: Store, steps: Iterable[Ids], path: Path) -> None:
         matrix[places == counts[:, None]] = EOS
         return matrix
 
-    arrays: dict[str, Ids] = {}
+    arrays: dict[str, Any] = {}
     for index, ids in enumerate(steps):
         arrays |= {f"source/{index}": padded(ids, 0), f"target/{index}": padded(ids, 1)}
-    np.savez(path, allow_pickle=False, **arrays)
+    np.savez(path, **arrays)
 
 
 def race(workers: list[Worker], spec: Spec, turns: list[tuple[int, int]]) -> list[dict[str, Any]]:
