@@ -36,26 +36,10 @@ from transformer.data import prepare
 from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import CheckpointError, InputError, StorageError
 
-LAST = 14  # of the reference run
-
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
-def straight(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nothing interrupts."""
-    run_dir = run(tiny_job(tmp_path_factory.mktemp("straight") / "a", corpus, max_steps=LAST))
-    epochs = [row["train/epoch"] for row in metrics_of(run_dir) if "train/epoch" in row]
-    assert epochs == [0.0] * 6 + [1.0] * 6 + [2.0] * 2
-    return run_dir
-
-
-@pytest.fixture
-def job(corpus: DataConfig, tmp_path: Path) -> TrainJob:
-    return tiny_job(tmp_path / "a", corpus, max_steps=LAST)
 
 
 @pytest.fixture(scope="module")
@@ -310,18 +294,20 @@ def test_resume_accepts_changed_development_and_test_texts(
     assert kept.read_bytes() == Path(own_text.test["test"].tgt).read_bytes()
 
 
-def test_resume_accepts_a_run_and_a_corpus_that_moved(own_text: DataConfig, tmp_path: Path, straight: Path) -> None:
-    run_dir = stop_at(tiny_job(tmp_path / "a", own_text, max_steps=LAST), 5)
+def test_resume_accepts_a_run_and_a_corpus_that_moved(own_text: DataConfig, tmp_path: Path) -> None:
+    straight = run(tiny_job(tmp_path / "straight", own_text))
+    run_dir = stop_at(tiny_job(tmp_path / "a", own_text), 5)
     there = shutil.move(run_dir, tmp_path / "there")
     shutil.rmtree(tmp_path / "text")
-    moved = tiny_job(Path(there), write_corpus(tmp_path / "other place"), max_steps=LAST)
+    moved = tiny_job(Path(there), write_corpus(tmp_path / "other place"))
     assert moved.data.train != own_text.train
     run(moved)
     assert_same_end(Path(there), straight)
 
 
-def test_resume_knows_a_given_tokenizer_by_its_content(corpus: DataConfig, tmp_path: Path, straight: Path) -> None:
-    paths = [shutil.copy(straight / "tokenizer.model", tmp_path / name) for name in ("one.model", "two.model")]
+def test_resume_knows_a_given_tokenizer_by_its_content(corpus: DataConfig, tmp_path: Path) -> None:
+    trained = run(tiny_job(tmp_path / "first", corpus, max_steps=1, average=1)) / "tokenizer.model"
+    paths = [shutil.copy(trained, tmp_path / name) for name in ("one.model", "two.model")]
     job = with_value(tiny_job(tmp_path / "a", corpus, max_steps=4), "tokenizer.model", str(paths[0]))
     run(job)
     run(with_value(job, "tokenizer.model", str(paths[1])))
@@ -329,7 +315,8 @@ def test_resume_knows_a_given_tokenizer_by_its_content(corpus: DataConfig, tmp_p
         run(with_value(job, "tokenizer.model", None))
 
 
-def test_resume_takes_other_search_settings_for_the_rest_of_the_run(job: TrainJob) -> None:
+def test_resume_takes_other_search_settings_for_the_rest_of_the_run(corpus: DataConfig, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path / "a", corpus)
     stop_at(job, 9)
     run(replace(job, search=SearchConfig(beam_size=2, max_extra=12)))
     results = results_of(Path(job.run_dir))

@@ -69,15 +69,6 @@ def job(corpus: DataConfig, tmp_path: Path) -> TrainJob:
     return tiny_job(tmp_path / "a", corpus, max_steps=LAST)
 
 
-@pytest.fixture(scope="module")
-def finished(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
-    """A short run; tests copy it."""
-    job = tiny_job(tmp_path_factory.mktemp("finished") / "a", corpus, max_steps=4, save_every=2, keep_last=3)
-    job.tokenizer.vocab_size = 300  # room for the 256 of byte_fallback
-    run(job)
-    return job
-
-
 @pytest.fixture
 def copy(finished: TrainJob, tmp_path: Path) -> TrainJob:
     shutil.copytree(finished.run_dir, tmp_path / "copy")
