@@ -360,6 +360,14 @@ def test_train_averages_and_scores_again_for_another_number_of_checkpoints(corpu
     assert results_of(run_dir)["averaged"] == [6]
 
 
+@pytest.mark.parametrize(("average", "warned"), [(3, True), (2, False), (1, False)])
+def test_train_warns_of_an_average_that_begins_before_the_middle_of_the_run(
+    corpus: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture, average: int, warned: bool
+) -> None:
+    run(tiny_job(tmp_path / "a", corpus, max_steps=6, save_every=2, keep_last=3, average=average))
+    assert ("the average begins at step 2 of 6, early in the run" in caplog.text) is warned
+
+
 def test_train_refuses_a_configuration_that_no_checkpoint_may_hold_before_it_begins(
     corpus: DataConfig, tmp_path: Path
 ) -> None:

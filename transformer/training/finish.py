@@ -1,5 +1,6 @@
 """The end of a run: its last checkpoints averaged, its test sets scored with the average, and results.json written."""
 
+import logging
 from functools import partial
 
 from transformer.average import average_checkpoints, scheduled_steps
@@ -12,6 +13,8 @@ from transformer.evaluation.sets import digest_sets, evaluate_sets
 from transformer.records import Results
 from transformer.run_dir import DEV
 from transformer.training.start import Run
+
+log = logging.getLogger(__name__)
 
 
 def is_finished(run: Run) -> bool:
@@ -47,6 +50,14 @@ def _evaluate(run: Run) -> Results:
     path = run.directory.path
     steps = scheduled_steps(path, save_every=job.train.save_every, last=job.train.average)
     checkpoint = average_checkpoints(path, steps)
+    averaged = checkpoint.run_state().averaged
+    if averaged[0] < progress.step / 2:  # early in a run the weights move too far for their mean to be a good model
+        log.warning(
+            "the average begins at step %d of %d, early in the run, and may translate worse than the last checkpoint "
+            "(checkpoint=last): save more often (train.save_every), or average fewer (train.average)",
+            averaged[0],
+            progress.step,
+        )
 
     # Translate and score.
     translator = build_translator(
@@ -69,7 +80,7 @@ def _evaluate(run: Run) -> Results:
 
     return Results(
         test_sets=test_sets,
-        averaged=checkpoint.run_state().averaged,
+        averaged=averaged,
         steps=progress.step,
         epochs=progress.epoch,
         sentences=progress.sentences,
