@@ -76,17 +76,21 @@ def test_for_inference_leaves_the_model_as_it_was() -> None:
     assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
 
 
-def test_for_inference_copies_no_weight_that_it_need_not_cast() -> None:
-    model = Transformer(CONFIG, 50)
+def test_for_inference_copies_no_weight_that_it_neither_casts_nor_packs() -> None:
+    model = Transformer(CONFIG, 50).double()
     ready = for_inference(model)
     assert ready.source_embedding.matrix is model.embedding
     assert ready.source_embedding.table is model.source_embedding.table
     assert ready.output.data_ptr() == model.output.data_ptr()
 
 
+@pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16], ids=lambda p: p.name)
 @pytest.mark.parametrize("packs", [True, False])
-def test_inference_linear_with_and_without_packed_weights(packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if packs and pack(torch.zeros(2, 2, dtype=torch.bfloat16)) is None:
+def test_inference_linear_with_and_without_packed_weights(
+    packs: bool, precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16}[precision]
+    if packs and pack(torch.zeros(2, 2, dtype=dtype)) is None:
         pytest.skip("no packed weights with this torch and processor")
     if not packs:
         monkeypatch.setattr(linear_module, "pack", lambda weight: None)
@@ -96,14 +100,21 @@ def test_inference_linear_with_and_without_packed_weights(packs: bool, monkeypat
     for make in makers:
         linear = make()
         x = torch.randn(3, 5, 24)
-        with torch.no_grad(), autocast(CPU, Precision.bf16):
+        with torch.no_grad(), autocast(CPU, precision):
             found = InferenceLinear(linear)(x)
-        weight = linear.weight.bfloat16().double()
-        expected = x.bfloat16().double() @ weight.t() + (
-            0.0 if linear.bias is None else linear.bias.bfloat16().double()
-        )
-        assert found.dtype is torch.bfloat16
-        torch.testing.assert_close(found.double(), expected, atol=0.02, rtol=0.01)
+        weight = linear.weight.to(dtype).double()
+        expected = x.to(dtype).double() @ weight.t() + (0.0 if linear.bias is None else linear.bias.to(dtype).double())
+        assert found.dtype is dtype
+        atol, rtol = {Precision.fp32: (1e-6, 1e-6), Precision.bf16: (0.02, 0.01)}[precision]
+        torch.testing.assert_close(found.double(), expected, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16], ids=lambda p: p.name)
+def test_for_inference_packs_the_output_matrix_as_well(precision: Precision) -> None:
+    with torch.no_grad(), autocast(CPU, precision):
+        ready = for_inference(Transformer(CONFIG, 50))
+        dtype = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16}[precision]
+        assert ready.output.is_mkldnn is (pack(torch.zeros(2, 2, dtype=dtype)) is not None)
 
 
 def test_inference_linear_where_a_processor_does_not_multiply_bf16() -> None:

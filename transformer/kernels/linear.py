@@ -1,9 +1,9 @@
 """Linear maps for inference: the weight cast once, and laid out once as the library of a CPU wants it.
 
-`nn.Linear` under autocast hands a weight over row by row in each call, and the library lays it out anew each time: for
-the few hundred rows of a step of a search, that is a fifth of the time of a product in half precision, and half of it
-where a single sentence is translated. In fp32 there is nothing to gain: MKL's packed weights are no faster for a batch,
-and take 1.6 times as long for a single sentence.
+`nn.Linear` hands a weight over row by row in each call, and the library lays it out anew each time. For the few hundred
+rows of a step of a search that is a tenth to a third of the time of a product, and more than half of it where a single
+sentence is translated. In fp32 torch multiplies by MKL; MKL's own packed weights are no faster for a batch, and take
+1.6 times as long for a single sentence, so fp32 goes to oneDNN as well. What was laid out is a copy.
 """
 
 import torch
@@ -12,37 +12,46 @@ from torch.nn import functional as F
 
 from transformer.compute import to_autocast_dtype
 
+PACKED = (torch.float32, torch.bfloat16)  # the types that oneDNN multiplies on a CPU
+
 
 class InferenceLinear(nn.Module):
     """The same map as a Linear, without gradients, in the type that autocast multiplies in."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        weight = to_autocast_dtype(linear.weight.detach())
-        bias = None if linear.bias is None else to_autocast_dtype(linear.bias.detach())
-        packed = pack(weight)
-        self._is_packed = packed is not None
-        self._weight = weight if packed is None else packed
-        self._bias = bias
+        self._weight = prepare_weight(linear.weight)
+        self._bias = None if linear.bias is None else to_autocast_dtype(linear.bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., in)` -> `(..., out)`."""
-        x = to_autocast_dtype(x)
-        if not self._is_packed:
-            return F.linear(x, self._weight, self._bias)
+        return apply_linear(x, self._weight, self._bias)
 
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return out
+
+def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`(..., in)` -> `(..., out)`, with a weight `(out, in)` that may come from `prepare_weight`."""
+    if not weight.is_mkldnn:
+        return F.linear(x, weight, bias)
+
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(to_autocast_dtype(x), weight, bias, "none", [], "")
+    return out
+
+
+def prepare_weight(weight: Tensor) -> Tensor:
+    """A weight `(out, in)` for many products without gradients: cast for autocast, and packed where that can be had."""
+    cast = to_autocast_dtype(weight.detach())
+    packed = pack(cast)
+    return cast if packed is None else packed
 
 
 def pack(weight: Tensor) -> Tensor | None:
-    """A bf16 weight `(out, in)` as oneDNN wants it, or None where that cannot be had.
+    """A weight `(out, in)` as oneDNN wants it, or None where that cannot be had.
 
-    torch keeps the two functions private, and they refuse processors that do not multiply bf16 in hardware.
+    torch keeps the two functions private, and for bf16 they refuse processors that do not multiply it in hardware.
     """
     functions = ("_reorder_linear_weight", "_linear_pointwise")
     has_functions = all(hasattr(torch.ops.mkldnn, name) for name in functions)
-    if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16 or not has_functions:
+    if weight.device.type != "cpu" or weight.dtype not in PACKED or not has_functions:
         return None
 
     try:

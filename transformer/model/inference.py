@@ -5,8 +5,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from transformer.compute import to_autocast_dtype
-from transformer.kernels.linear import InferenceLinear
+from transformer.kernels.linear import InferenceLinear, prepare_weight
 from transformer.model.transformer import Transformer
 
 Shared = TypeVar("Shared", bound=nn.Module)
@@ -16,7 +15,7 @@ def for_inference(model: Transformer) -> Transformer:
     """A model that computes what `model` does in evaluation, with every weight cast and laid out once.
 
     Make and use it under the same autocast, and only as long as the weights of `model` stay as they are: those that
-    need no cast are shared. It can be neither trained nor copied.
+    are used as they are, are shared. It can be neither trained nor copied.
     """
     ready = _share(model)
     for module in list(ready.modules()):
@@ -25,10 +24,8 @@ def for_inference(model: Transformer) -> Transformer:
             if isinstance(child, nn.Linear):
                 setattr(module, name, InferenceLinear(child))
 
-    # The pre-softmax map is no module but a matrix. In half precision, a CPU is faster if its columns are contiguous.
-    output = to_autocast_dtype(model.output.detach())  # (V, D)
-    if output.device.type == "cpu" and output.dtype.itemsize == 2:
-        output = output.t().contiguous().t()
+    # The pre-softmax map is no module but a matrix.
+    output = prepare_weight(model.output)  # (V, D)
     del ready.output
     ready.output = output
     return ready

@@ -17,11 +17,11 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from transformer.compute import to_autocast_dtype
 from transformer.config.settings import ModelConfig, Norm
 from transformer.cost import count_parameters
+from transformer.kernels.linear import apply_linear
 from transformer.layout import Histories, Layout, Padded
 from transformer.model.attention import KeyValueCache, KeyValues, MultiHeadAttention
 from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
@@ -149,7 +149,7 @@ class Transformer(nn.Module):
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Hidden states `(..., D)` -> logits `(..., V)`: the pre-softmax map has no bias (section 3.4)."""
-        return F.linear(hidden, self.output)
+        return apply_linear(hidden, self.output)
 
     # ---- one target position after the other, as in a search
 
