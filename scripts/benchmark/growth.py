@@ -91,14 +91,15 @@ def run(name: str, value: int, args: argparse.Namespace) -> Report:
     with TemporaryDirectory() as folder:
         output = Path(folder, "out.json")
         chosen = options(table, value, args)
-        if table.script != "prepare.py":
-            chosen += ["--output", str(output)]
-        command = [sys.executable, str(Path(__file__).with_name(table.script)), *chosen]
+        into = [] if table.script == "prepare.py" else ["--output", str(output)]
+        command = [sys.executable, str(Path(__file__).with_name(table.script)), *chosen, *into]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             sys.exit(f"error: {shlex.join(command)} ended with status {done.returncode}")
         report: Report = json.loads(output.read_bytes() if output.exists() else done.stdout)
-    return report
+
+    # The command without the temporary file, for whoever runs it again.
+    return report | {"command": shlex.join(["python", f"scripts/benchmark/{table.script}", *chosen])}
 
 
 def options(table: Table, value: int, args: argparse.Namespace) -> list[str]:

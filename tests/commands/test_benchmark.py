@@ -374,6 +374,41 @@ def test_growth_asks_the_scripts_for_what_they_know(
     assert "| 2 | 0.90 | 1 | 2.0 | 0.50 | 0.125 |" in lines
 
 
+def test_growth_reports_the_command_without_its_temporary_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        output = Path(command[command.index("--output") + 1])
+        output.write_text(json.dumps({"command": " ".join(command), "vocab_size": 50}), encoding="utf-8")
+        return subprocess.CompletedProcess(command, 0, stdout="")
+
+    monkeypatch.setattr(growth.subprocess, "run", start)
+    report = growth.run("training-depth", 3, growth.parse(["--size", "tiny"]))
+    assert report == {
+        "command": "python scripts/benchmark/train.py --sizes tiny --precisions bf16 --rounds 3 --layers 3 "
+        "--peers ours,plain --shapes new --steps 4",
+        "vocab_size": 50,
+    }
+
+
+def test_growth_ends_with_the_command_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        growth.subprocess, "run", lambda command, **options: subprocess.CompletedProcess(command, 3, stdout="")
+    )
+    with pytest.raises(SystemExit, match=r"error: .*prepare\.py --pairs 100 ended with status 3"):
+        growth.run("preparing-corpus", 100, growth.parse([]))
+
+
+def test_results_name_no_folder_of_a_machine() -> None:
+    results = sorted((ROOT / "scripts" / "benchmark" / "results").iterdir())
+    assert len(results) > 40
+    found = [
+        (path.name, folder)
+        for path in results
+        for folder in (" /tmp/", "/home/", "/root/", "/work/")
+        if folder in path.read_text(encoding="utf-8")
+    ]
+    assert found == []
+
+
 def sample(model: str, work: tuple[float, float, float], seconds: float, *, is_fitted: bool = True) -> Any:
     resolved = Resolved(Device.cpu, Precision.bf16, 1, 512, LayoutKind.packed, False, 1)
     return predict.Sample(model, Precision.bf16, is_fitted, resolved, Work(*work), [seconds], seconds)

@@ -1,9 +1,9 @@
 """Linear maps for inference: the weight cast once, and laid out once as the library of a CPU wants it.
 
 `nn.Linear` hands a weight over row by row in each call, and the library lays it out anew each time. For the few hundred
-rows of a step of a search that is a tenth to a third of the time of a product, and more than half of it where a single
-sentence is translated. In fp32 torch multiplies by MKL; MKL's own packed weights are no faster for a batch, and take
-1.6 times as long for a single sentence, so fp32 goes to oneDNN as well. What was laid out is a copy.
+rows of a step of a search that is up to a third of the time of a product, and for the four rows of a single sentence
+mostly a third to two thirds. In fp32 torch multiplies by MKL, whose own packed weights are no faster for a batch, and
+take 1.6 times as long for a single sentence, so fp32 goes to oneDNN as well. What was laid out is a copy.
 """
 
 import torch
