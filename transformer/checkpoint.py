@@ -370,7 +370,7 @@ def newest_finite(run_dir: Path) -> Checkpoint | None:
 
 
 def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
-    """The checkpoint called `averaged`, `best`, `last`, `step-N` or `auto`: averaged where there is one, else last.
+    """The checkpoint called `averaged`, `best`, `last`, `step-N` or `auto`: averaged, or last where that is newer.
 
     Raises InputError where there is none of that name, CheckpointError where it is damaged.
     """

@@ -114,8 +114,10 @@ def has_compiler(device: torch.device) -> bool:
     if not has_cpp_compiler or device.type == "cpu":
         return has_cpp_compiler
 
-    has_triton = importlib.util.find_spec("triton") is not None
-    return has_triton and torch.cuda.get_device_properties(device).major >= 7  # Volta, the oldest that Triton takes
+    is_triton_installed = importlib.util.find_spec("triton") is not None
+    return (
+        is_triton_installed and torch.cuda.get_device_properties(device).major >= 7
+    )  # Volta, the oldest that Triton takes
 
 
 def has_triton(device: torch.device) -> bool:

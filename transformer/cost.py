@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and bytes of a model, from numbers alone.
+"""Parameters and FLOPs of a model, from numbers alone, and the peaks of the GPUs that compute them.
 
 A FLOP is a multiplication or an addition of the forward pass's matrix products, times three for forward and backward;
 padding, recomputation and masked positions are never counted, nor are the elementwise operations.
@@ -13,6 +13,7 @@ from transformer.config.settings import ModelConfig, Norm, Positions, Score
 # that is slower than its chip at best comes before it.
 PEAK_FLOPS = {
     "GH200": 989e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
     "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
@@ -20,6 +21,7 @@ PEAK_FLOPS = {
     "A100": 312e12,
     "L40S": 362e12,
     "A10": 125e12,
+    "V100 PCIE": 112e12,
     "V100": 125e12,
     "T4": 65e12,
 }

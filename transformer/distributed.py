@@ -35,7 +35,7 @@ class Wait(Enum):
     """What a rank waits for, which decides how long it waits before it takes the others for dead."""
 
     step = "step"  # a gradient, or the vote that ends a step
-    task = "task"  # rank 0 validates, commits or reads
+    task = "task"  # a share of a validation, or what rank 0 commits or reads
     work = "work"  # rank 0 prepares a corpus, or scores the test sets
 
 

@@ -34,9 +34,12 @@ from transformer.terminal import PrintableFormatter, printable
 
 LARGEST_METRICS = 1 << 28  # bytes: a million lines
 
+# Hardly changes: TensorBoard would stretch the noise of its third digit over the whole axis.
+METRICS_ALONE = {"speed/padding_share"}
+
 
 class Tracker:
-    """Writes scalars by step to TensorBoard and metrics.jsonl, texts and images to TensorBoard only.
+    """Writes scalars by step to metrics.jsonl and, but for METRICS_ALONE, TensorBoard; texts and images there only.
 
     Every method raises StorageError where they cannot be written: on a full disk, or in a directory taken away. A
     context manager: if the block ends with an error, that is raised, and not what closing may raise after it.
@@ -91,7 +94,8 @@ class Tracker:
 
         with _errors_named(self._run.tensorboard):
             for name, value in finite.items():
-                self._writer.add_scalar(name, value, step)
+                if name not in METRICS_ALONE:
+                    self._writer.add_scalar(name, value, step)
 
         line = json.dumps({"step": step, "time": round(time.time(), 3), **finite})
         with _errors_named(self._run.metrics):

@@ -80,7 +80,7 @@ def two_references(cache: Path) -> None:
 REFUSED = {
     "another name": ("sacrebleu:wmt14/ful", ("en", "de"), empty, r"^test\.a\.dataset=\S+: .*mean 'wmt14/full'\?"),
     "no name": ("sacrebleu:", ("en", "de"), empty, "has no such test set; `sacrebleu --list` names them"),
-    "another pair": ("sacrebleu:wmt13", ("de", "fi"), empty, r"it has no de-fi, only .*en-de.*: set data"),
+    "another pair": ("sacrebleu:wmt13", ("de", "fi"), empty, r"it has no de-fi, only .*en-de.*: choose a set"),
     "no code": ("sacrebleu:wmt13", ("german", "en"), empty, r"^data\.src_lang=german: not a code"),
     "two references": (
         "sacrebleu:wmt20/tworefs",
@@ -104,6 +104,17 @@ def test_find_test_set_refuses_in_one_line(cache: Path, case: str) -> None:
     with pytest.raises(InputError, match=message) as refused:
         find_test_set(dataset, "test.a", languages=languages)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("cache")
+def test_find_test_set_names_keys_that_the_command_has() -> None:
+    """`evaluate` has no languages to set: they are the run's."""
+    for key, remedy in {
+        "data.test.a": "set data.src_lang and data.tgt_lang",
+        "test.a": "in the run's languages",
+    }.items():
+        with pytest.raises(InputError, match=f"^{key}.dataset=.*{remedy}$"):
+            find_test_set("sacrebleu:wmt13", key, languages=("de", "fi"))
 
 
 def test_find_test_set_reports_an_archive_that_is_not_the_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,7 @@ def test_step_flops_keep_source_and_target_apart() -> None:
     ("name", "tera"),
     [
         ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA H100 NVL", 835),
@@ -188,6 +189,7 @@ def test_step_flops_keep_source_and_target_apart() -> None:
         ("NVIDIA L40S", 362),
         ("NVIDIA A10", 125),
         ("Tesla V100-SXM2-16GB", 125),
+        ("Tesla V100-PCIE-16GB", 112),
         ("Tesla T4", 65),
     ],
 )

@@ -278,7 +278,7 @@ def logged(window: LogWindow, recorder: Recorder, step: int, epoch: int = 0) -> 
     """The row that a window gives."""
     totals = window.totals(World(0, 1, {}))
     progress = Progress(step=step, epoch=epoch)
-    report_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
+    report_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"), ranks=1)  # type: ignore[arg-type]
     window.clear()
     return recorder.rows[-1][1]
 
@@ -310,6 +310,18 @@ def test_log_window_logs_means_and_begins_again() -> None:
     assert row["speed/target_tokens_per_second"] == pytest.approx(220.0)
 
 
+@pytest.mark.parametrize(("name", "expected"), [("NVIDIA H100 80GB HBM3", 0.25), ("GeForce", None)])
+def test_report_window_divides_by_the_peak_of_all_gpus(
+    name: str, expected: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two GPUs of 989 TFLOP/s, and a step of 989 TFLOP that takes them two seconds."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    totals = WindowTotals(target_tokens=10, slots=20, seconds=2.0, flops=989e12)
+    recorder = Recorder()
+    report_window(totals, recorder, Progress(step=1), rate=1e-3, device=torch.device("cuda"), ranks=2)  # type: ignore[arg-type]
+    assert recorder.rows[-1][1]["speed/utilisation"] == pytest.approx(expected)
+
+
 def test_log_window_of_nothing_but_skipped_updates_has_no_loss() -> None:
     window, recorder = LogWindow(torch.device("cpu")), Recorder()
     add(window, FakeStep(), result(loss=NAN, nll=NAN, norm=NAN), seconds=0.5, waited=0.0, flops=0.0)
@@ -330,7 +342,7 @@ def test_log_window_shows_skipped_updates_and_spikes() -> None:
     window, recorder = LogWindow(torch.device("cpu")), Recorder()
     add(window, FakeStep(), result(), seconds=0.5, waited=0.0, flops=0.0)
     totals, progress = window.totals(World(0, 1, {})), Progress(step=30, skipped=4, spikes=2)
-    report_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
+    report_window(totals, recorder, progress, rate=1e-3, device=torch.device("cpu"), ranks=1)  # type: ignore[arg-type]
     (row,) = (row for _, row in recorder.rows)
     assert (row["train/skipped_updates"], row["train/gradient_spikes"]) == (4.0, 2.0)
 
@@ -344,7 +356,7 @@ def test_report_window_says_how_long_the_training_has_taken(
     totals = WindowTotals(target_tokens=10, slots=20, seconds=1.0)
     caplog.set_level("INFO")
     progress = Progress(step=30, seconds=seconds)
-    report_window(totals, Recorder(), progress, rate=1e-3, device=torch.device("cpu"))  # type: ignore[arg-type]
+    report_window(totals, Recorder(), progress, rate=1e-3, device=torch.device("cpu"), ranks=1)  # type: ignore[arg-type]
     assert caplog.messages[-1].endswith(f", epoch 0, {shown}")
 
 

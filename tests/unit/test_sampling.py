@@ -188,6 +188,7 @@ def test_translator_sample_of_one_piece_is_greedy_search(translator: Translator)
         ({"n_samples": 0}, "^n_samples=0 must be from 1 to 1024"),
         ({"n_samples": 2.5}, r"^n_samples=2\.5 must be a whole number"),
         ({"temperature": None}, "^temperature=None must be a number"),
+        ({"seed": None}, "^seed=None must be a whole number"),
     ],
 )
 def test_translator_sample_refuses(translator: Translator, given: dict[str, Any], message: str) -> None:

@@ -209,14 +209,39 @@ def test_find_device_is_that_of_the_run_that_resumes(tmp_path: Path, monkeypatch
     assert find_device(by_rule).type == "cuda"
 
 
-def test_resolve_settings_says_that_kernels_are_untried_and_uses_none_on_a_cpu(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_resolve_settings_uses_no_kernel_of_gpus_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
     asked = job(device=Device.cpu, attention_kernel=AttentionKernel.triton, fused_loss=True)
     resolved = resolve_settings(asked, 1)
     assert (resolved.attention_kernel, resolved.loss_rows) == (None, None)
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert "none has run it" in caplog.text
+    assert "no GPU has run it" not in caplog.text
+
+
+@pytest.mark.usefixtures("gpu")
+def test_resolve_settings_says_which_kernels_are_untried(caplog: pytest.LogCaptureFixture) -> None:
+    """At the first start, and when a run that goes on switches them on; of varlen, which `auto` may choose, nothing."""
+    calm = job(attention_kernel=AttentionKernel.auto)
+    calm.data.filter.max_length = 1_000
+    resolved = resolve_settings(calm, 1)
+    assert caplog.messages == []
+
+    asked = job(attention_kernel=AttentionKernel.triton, fused_loss=True)
+    for settle in (lambda: resolve_settings(asked, 1), lambda: resolve_again(asked, resolved)):
+        caplog.clear()
+        settle()
+        assert [message.partition(":")[0] for message in caplog.messages] == [
+            "attention by triton",
+            "train.fused_loss",
+        ]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_resolve_again_compiles_flex_attention_in_a_run_that_was_not_compiled() -> None:
+    """Uncompiled, it would make all weights at once."""
+    eager = resolve_settings(job(layout=LayoutKind.packed, compile=False), 1)
+    assert not eager.compile
+    assert not resolve_again(job(), eager).compile
+    resumed = resolve_again(job(attention_kernel=AttentionKernel.flex), eager)
+    assert (resumed.attention_kernel, resumed.compile) == (AttentionKernel.flex, True)
 
 
 def test_resolve_settings_without_a_compiler_is_eager(

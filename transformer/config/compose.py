@@ -292,15 +292,18 @@ def _refuse_mixed_demo() -> None:
 
 
 def _refuse_model_of_table(job: Job) -> None:
-    """The rows of a table of the paper have its models and recipe: most of what is given beside them would be lost."""
+    """The rows of a table of the paper have its models: most of what is given of `model` beside them would be lost.
+
+    A recipe may set such keys.
+    """
     if not isinstance(job, TableJob) or job.table not in PAPER_TABLES:
         return
     allowed = tuple(f"model.{name}=" for name in BESIDE_THE_ROWS)
     for override in HydraConfig.get().overrides.task:
         if override.startswith(("model.", "recipe=")) and not override.startswith(allowed):
             raise InputError(
-                f"{override}: table={job.table} has the paper's models and recipe; choose width=N, or rows in a file "
-                f"(of the model only {', '.join(BESIDE_THE_ROWS)} can be set for every row)"
+                f"{override}: table={job.table} has the paper's models, which this would change; choose width=N, or "
+                f"rows in a file (of the model only {', '.join(BESIDE_THE_ROWS)} can be set for every row)"
             )
 
 

@@ -74,12 +74,14 @@ class TrainJob:
 
 @dataclass
 class DecodeJob:
-    """What `translate`, `score` and `evaluate` share."""
+    """What `translate`, `score`, `evaluate` and `attention` share."""
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
-    checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged, else last)")
+    checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged; last where that is newer)")
     device: Device = option(Device.auto, "where to compute")
-    precision: Precision = option(Precision.auto, "arithmetic of the forward pass (auto: as the run was trained)")
+    precision: Precision = option(
+        Precision.auto, "arithmetic of the forward pass (auto: as the run was trained, on a device of the same kind)"
+    )
     threads: int | None = option(None, "CPU threads (null: one for each core that it may use)")
     search: SearchOverride = field(default_factory=SearchOverride)
 
@@ -309,7 +311,10 @@ class AverageJob:
     """`transformer average`."""
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
-    last: int | None = option(None, "how many of the newest checkpoints to average (null: the run's train.average)")
+    last: int | None = option(
+        None,
+        "average the last so many checkpoints that were due by train.save_every (null: the run's train.average)",
+    )
     best: int | None = option(None, "instead, how many of the best validated ones that are kept (train.keep_best)")
     format: Format = option(Format.text, "for people, or for programs")
 
@@ -364,7 +369,7 @@ class ExportJob:
     """`transformer export`."""
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
-    checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged, else last)")
+    checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged; last where that is newer)")
     to: Target = option(Target.ctranslate2, "what the exported model is for")
     output: str | None = option(None, "the directory to make (null: RUN_DIR-TO)")
     quantization: Quantization = option(Quantization.float32, "the type of the weights; float32 alone is exact")
@@ -389,7 +394,9 @@ PAPER_TABLES = ("1", "2", "3")
 SCORES = "scores"  # the study of the attention scores that section 3.2.1 compares in words only
 
 # Keys of `model` that no row of the paper's tables changes: where the user sets one of these, it holds in every row.
-BESIDE_THE_ROWS = ("norm", "score", "activation", "attention_dropout", "relu_dropout")
+BESIDE_THE_ROWS = (
+    *("norm", "score", "activation", "attention_dropout", "relu_dropout", "max_positions", "tie_embeddings"),
+)
 
 
 @dataclass

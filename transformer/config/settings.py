@@ -265,7 +265,7 @@ class ModelConfig:
     relu_dropout: float = option(0.0, "dropout rate inside the feed-forward network (not in the paper)")
     norm: Norm = option(Norm.post, "LayerNorm after the residual sum (post), or before the sub-layer (pre)")
     positions: Positions = option(Positions.sinusoidal, "fixed sinusoids or learned positions")
-    max_positions: int = option(1024, "longest sentence, in pieces, that the model can hold")
+    max_positions: int = option(1024, "positions of the model: its longest sentence, in pieces, and EOS")
     tie_embeddings: bool = option(True, "one matrix for both embeddings and the output (section 3.4)")
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """The data order, as pure functions: an epoch is cut into steps, a step into micro-batches.
 
     plan_epoch:  the pairs of an epoch -> shuffled -> sorted by length inside pools -> cut into steps -> steps shuffled
-    split_step:  the pairs of a step -> micro-batches that fit memory, the same number for every rank
+    split_step:  the pairs of a step -> micro-batches that fit memory, the same number for every rank of the first start
 
 A step is an array of sentence ids. Which sentences a step holds depends on the seed, the epoch, the corpora's weights
 and `tokens_per_step`, never on `max_tokens` or the world size, so a run can go on elsewhere. Planning needs 33 bytes

@@ -39,7 +39,9 @@ def find_test_set(dataset: str, key: str, *, languages: tuple[str, str]) -> tupl
     pair = f"{language_of(languages[0], 'data.src_lang')}-{language_of(languages[1], 'data.tgt_lang')}"
     if pair not in test_set.langpairs:
         known_pairs = ", ".join(test_set.langpairs)
-        raise InputError(f"{setting}: it has no {pair}, only {known_pairs}: set data.src_lang and data.tgt_lang")
+        is_of_training = key.startswith("data.")  # `evaluate` has the key without it, and the languages of the run
+        remedy = "set data.src_lang and data.tgt_lang" if is_of_training else "choose a set in the run's languages"
+        raise InputError(f"{setting}: it has no {pair}, only {known_pairs}: {remedy}")
 
     # Fetch it, unless it is there.
     try:

@@ -45,10 +45,10 @@ def load(
     """The translator of a run directory, to be used from Python: `transformer.load("runs/demo").translate(texts)`.
 
     run_dir: a directory that training made, finished or not.
-    checkpoint: "averaged", "best", "last", "step-1200", or "auto": the average where there is one, else the last.
+    checkpoint: "averaged", "best", "last", "step-1200", or "auto": the average, or the last where that is newer.
     device: "auto" is the GPU where there is one.
-    precision: the arithmetic of the forward pass; "auto" is that in which the run was trained, unless this device
-        is too slow at it.
+    precision: the arithmetic of the forward pass; "auto" is that in which the run was trained; on another kind of
+        device, or where this one is slow at it, it is chosen by rule.
     beam_size: how many hypotheses the search keeps (section 6.1); 1 is greedy search.
     length_penalty: alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer translations.
     max_extra: a translation has at most this many pieces more than its source.

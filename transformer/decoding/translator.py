@@ -60,7 +60,7 @@ class _Prefix:
 class _Batch:
     """Sources that are searched together, and what a search of them begins from: see `beam_search`."""
 
-    lines: list[int]  # of each source: what its samples are drawn by; empty where nothing is drawn
+    lines: list[int]  # of each source: what its samples are drawn by; empty where the caller names none
     step: Callable[[Tensor, EnsembleState], tuple[Tensor, EnsembleState]]
     state: EnsembleState
     max_lengths: Tensor  # (B,)
@@ -74,8 +74,8 @@ class Translator:
     With `others` it is an ensemble: at each step the probabilities of all models are averaged.
 
     `load` makes one of a run directory; `translate` is its main method. The model may still be in training: each call
-    makes it ready for inference anew, and leaves it as it was. Two threads must not use one translator at the same
-    time: it divides torch's threads among its own.
+    makes it ready for inference anew, unless `keep_ready` was called, and leaves it as it was. Two threads must not use
+    one translator at the same time: it divides torch's threads among its own.
     """
 
     model: Transformer
@@ -205,6 +205,8 @@ class Translator:
         if not length_penalties:
             raise InputError("translate_sweep needs at least one length penalty")
         for alpha in length_penalties:
+            if not isinstance(alpha, Real):
+                raise InputError(f"length_penalty={alpha!r} must be a number")
             search_override(None, alpha, max_extra=None, batch_tokens=None)  # only for its checks
         penalties = [length_penalty(alpha) for alpha in length_penalties]
 
@@ -227,7 +229,7 @@ class Translator:
         sources: Sequence[list[int]],
         *,
         n_best: int,
-        check: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
         penalty: Callable[[int], float] | None = None,
     ) -> list[list[Hypothesis]]:
         """The `n_best` best hypotheses of each source, with their log-probabilities, in the order of the sources.
@@ -237,7 +239,7 @@ class Translator:
         each batch, and may raise. `penalty` is another function of |Y| than that of `search.length_penalty`, such as
         another toolkit's; it must not fall.
 
-        Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where a GPU has too little memory.
+        Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where memory runs out.
         """
         if penalty is None:
             penalty = length_penalty(self.search.length_penalty)
@@ -557,9 +559,10 @@ class Translator:
         for (index, source), ids in zip(sources.items(), encoded, strict=True):
             most = self._max_length(source) - 1  # beside EOS
             if len(ids) > most:
+                is_bound_by_search = len(source) + self.search.max_extra < self._max_positions
                 raise InputError(
                     f"line {first_line + index}: its prefix has {len(ids)} pieces, but a translation of this source "
-                    f"has room for {most}: shorten the prefix, or raise search.max_extra"
+                    f"has room for {most}: shorten the prefix{', or raise search.max_extra' * is_bound_by_search}"
                 )
         return [_Prefix(text, ids) for text, ids in zip(texts, encoded, strict=True)]
 
@@ -604,6 +607,8 @@ def _sampling(temperature: float, *, top_k: int | None, top_p: float | None, see
     """The settings that a user gave, checked: Python's annotations let a text through in the place of a number."""
     if temperature is None:
         raise InputError("temperature=None must be a number: 1 for the model's own probabilities")
+    if seed is None:
+        raise InputError("seed=None must be a whole number")
     for name, value in {"top_k": top_k, "seed": seed}.items():
         if not isinstance(value, Integral | None):
             raise InputError(f"{name}={value!r} must be a whole number")

@@ -26,7 +26,7 @@ def score_files(job: EvaluateJob) -> Scores:
 
 
 def read_parallel(names: Sequence[str]) -> list[list[str]]:
-    """The lines of files that go line by line with the first one; plain text or `.gz`, and `-` is standard input.
+    """The lines of each file: all must have as many as the first. Plain text or `.gz`; `-` is standard input.
 
     Raises InputError where a file cannot be read, or has another number of lines.
     """

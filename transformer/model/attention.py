@@ -184,7 +184,7 @@ def _has_few_queries(q: Tensor) -> bool:
 
 
 def _prefers_dense(q: Tensor) -> bool:
-    """Whether to train in half precision on a CPU, where torch's own backward pass is slow, unlike its forward pass."""
+    """Whether gradients are wanted in half precision on a CPU: there torch's backward pass is slow."""
     return q.device.type == "cpu" and q.dtype.itemsize == 2 and torch.is_grad_enabled()
 
 

@@ -86,7 +86,7 @@ class FeedForward(nn.Module):
 
 
 class AddNorm(nn.LayerNorm):
-    """The residual connection and the norm around a sub-layer (section 5.4), half before it and half behind it:
+    """The residual connection and the norm around a sub-layer (section 3.1), half before it and half behind it:
 
         y = sublayer(norm.before(x))
         x = norm(x, y)

@@ -13,7 +13,7 @@ Curve = list[tuple[int, float]]  # steps, ascending, each with its value
 
 
 def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
-    """Every quantity over the steps, by the name that TensorBoard shows, and how many lines are damaged.
+    """Every quantity over the steps, by its name in metrics.jsonl, and how many lines are damaged.
 
     Damaged lines are skipped: a crash may leave one. Raises OSError where the file cannot be read.
     """

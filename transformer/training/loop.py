@@ -299,7 +299,7 @@ def _log(run: Run, world: World, tracker: Tracker, bar: ProgressBar) -> None:
     """Log the window that ends here, show it on the bar, and begin the next one."""
     totals = run.state.window.totals(world)
     rate = rate_of(run.job.train, run.job.model.d_model, step=run.progress.step - 1)
-    text = report_window(totals, tracker, run.progress, rate=rate, device=run.device)
+    text = report_window(totals, tracker, run.progress, rate=rate, device=run.device, ranks=world.size)
     run.state.window.clear()
 
     if run.progress.validations:

@@ -116,9 +116,12 @@ class GradientNorms:
 
 
 def report_window(
-    totals: WindowTotals, tracker: Tracker, progress: Progress, *, rate: float, device: torch.device
+    totals: WindowTotals, tracker: Tracker, progress: Progress, *, rate: float, device: torch.device, ranks: int
 ) -> str:
-    """Log the means over a window that ends at this step; what a progress bar shows of them."""
+    """Log the means over a window that ends at this step; what a progress bar shows of them.
+
+    All figures are those of all ranks together; the utilisation is of as many GPUs of the kind of `device`.
+    """
     # Means over the updates that were applied; NaN if all were skipped.
     tokens = totals.applied_tokens or math.nan
     loss = totals.loss / tokens
@@ -143,7 +146,7 @@ def report_window(
         "speed/padding_share": 1.0 - (totals.source_tokens + totals.target_tokens) / totals.slots,
         "speed/data_wait_share": totals.waited / totals.seconds,
         "speed/model_tflops": flops_per_second / 1e12,
-        "speed/utilisation": None if peak is None else flops_per_second / peak,
+        "speed/utilisation": None if peak is None else flops_per_second / (ranks * peak),
     }
     tracker.scalars(progress.step, values)
     log.info(
@@ -162,7 +165,7 @@ def report_window(
 
 
 def _clock_time(seconds: float) -> str:
-    """Hours, minutes and seconds; of days, there are more than 23 hours: 25:01:01."""
+    """Hours, minutes and seconds; after a day the hours go on, as in 25:01:01."""
     minutes, seconds_left = divmod(int(seconds), 60)
     hours, minutes_left = divmod(minutes, 60)
     return f"{hours:02d}:{minutes_left:02d}:{seconds_left:02d}"

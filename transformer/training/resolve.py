@@ -50,7 +50,8 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
         is_packed = device.type == "cpu" or kernel is not None
         layout = LayoutKind.packed if is_packed else LayoutKind.padded
 
-    _warn_of_untried(job)
+    loss_rows = _loss_rows(job, device, precision, max_tokens=max_tokens)
+    _warn_of_untried(kernel if layout is LayoutKind.packed else None, loss_rows)
     return Resolved(
         device=Device[device.type],
         precision=precision,
@@ -60,17 +61,18 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
         compile=_compiles(job, device, layout=layout, kernel=kernel, wanted=job.train.compile),
         micro_batch_multiple=world_size,
         attention_kernel=kernel if layout is LayoutKind.packed else None,
-        loss_rows=_loss_rows(job, device, precision, max_tokens=max_tokens),
+        loss_rows=loss_rows,
     )
 
 
-def _warn_of_untried(job: TrainJob) -> None:
+def _warn_of_untried(kernel: AttentionKernel | None, loss_rows: int | None) -> None:
     """What has not run on a GPU is taken only where it is asked for, and then said."""
-    if job.train.attention_kernel is not AttentionKernel.varlen:
-        name = job.train.attention_kernel.name
-        log.warning("train.attention_kernel=%s is for GPUs, and none has run it: compare its loss with varlen's", name)
-    if job.train.fused_loss:
-        log.warning("train.fused_loss is for GPUs, and none has run it: compare its loss with that of false")
+    if kernel in (AttentionKernel.flex, AttentionKernel.triton):
+        log.warning(
+            "attention by %s: no GPU has run it; compare the loss with train.attention_kernel=varlen", kernel.name
+        )
+    if loss_rows is not None:
+        log.warning("train.fused_loss: no GPU has run it; compare the loss with that of false")
 
 
 def _default_max_tokens(device: torch.device) -> int:
@@ -83,9 +85,9 @@ def _default_max_tokens(device: torch.device) -> int:
 def _attention_kernel(job: TrainJob, device: torch.device, precision: Precision) -> AttentionKernel | None:
     """The one kernel that attends to packed sentences; None where they are attended to in groups of padded ones.
 
-    Under `auto`, the first that can: ours where all sentences are short, torch's, ours (it alone knows dropout on the
-    weights and fp32), FlexAttention (which holds wider heads). This order has not been measured. Raises InputError
-    where a kernel that is asked for on a GPU cannot do it.
+    Under `auto`, the first that can: ours where all sentences are short, torch's, ours (for dropout on the weights,
+    which it alone knows, and for fp32), FlexAttention (which holds wider heads). This order has not been measured.
+    Raises InputError where a kernel that is asked for on a GPU cannot do it.
     """
     wanted = job.train.attention_kernel
     if device.type != "cuda":
@@ -218,11 +220,13 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
 
     kernel = _attention_kernel(job, device, before.precision)
     wanted = job.train.compile
-    if wanted is None and device.type == before.device.name:  # on another kind of device, by rule
+    is_same_kind = device.type == before.device.name
+    if wanted is None and is_same_kind and kernel is not AttentionKernel.flex:  # by rule, on another, and for flex
         wanted = before.compile
     loss_rows = _loss_rows(job, device, before.precision, max_tokens=max_tokens)
     if before.loss_rows is not None and loss_rows is not None:
         loss_rows = before.loss_rows  # other blocks would add in another order
+    _warn_of_untried(kernel if before.layout is LayoutKind.packed else None, loss_rows)
     return replace(
         before,
         device=Device[device.type],

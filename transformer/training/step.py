@@ -35,9 +35,9 @@ DYNAMIC = r"L\['batch'\]\.(source|target)_layout\.(offsets|longest)"
 
 
 class Objective(nn.Module):
-    """The model under its loss: what data parallelism wraps, for which one `forward` must make one gradient.
+    """The model under its loss: the module that DDP wraps, which wants one `forward` for each `backward`.
 
-    `loss_rows` are multiplied by the vocabulary at a time in the fused loss of a GPU; None: the other one is taken.
+    `loss_rows`: rows of a block of logits in the loss written in Triton; None takes the one in plain torch.
     """
 
     def __init__(self, model: Transformer, label_smoothing: float, *, loss_rows: int | None = None) -> None:

@@ -23,7 +23,7 @@ NOT_ARCHITECTURE = {"dropout", "attention_dropout", "relu_dropout"}  # settings 
 
 
 def find_source(job: TrainJob) -> Checkpoint | None:
-    """The checkpoint that `init_from` names, or that the run which it names translates with. None without `init_from`.
+    """The checkpoint at `init_from`; where that is a run, the one that it translates with. None without `init_from`.
 
     Raises InputError if there is none, or its model is another than this job's; CheckpointError if it is damaged.
     """

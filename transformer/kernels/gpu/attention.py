@@ -477,7 +477,7 @@ def _strides(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
 
 
 def warps(q: Tensor, v: Tensor) -> int:
-    """Of a block of threads of the two other kernels: with four, heads of more than 64 do not fit the registers."""
+    """Warps of a block, forward and in the queries' backward pass: with four, wider heads do not fit the registers."""
     return 4 if max(q.shape[2], v.shape[2]) <= 64 else 8
 
 

@@ -32,7 +32,7 @@ class RunReading:
     record: RunRecord | None
     data: DataReport | None
     results: Results | None
-    curves: dict[str, Curve]  # by the names that TensorBoard shows
+    curves: dict[str, Curve]  # by their names in metrics.jsonl
     missing: list[str]  # a sentence on each thing that is not there, damaged, or failed; sections add to it
 
     @property
