@@ -118,5 +118,8 @@ def average(job: AverageJob) -> Checkpoint:
             steps = best_kept_steps(run_dir, progress, metric=recipe.metric, count=job.best)
             return average_checkpoints(run_dir, steps, run_step=checkpoint.step)
 
-        steps = scheduled_steps(run_dir, save_every=recipe.save_every, last=job.last or recipe.average)
+        wanted = job.last or recipe.average
+        steps = scheduled_steps(run_dir, save_every=recipe.save_every, last=wanted)
+        if len(steps) < wanted:
+            log.warning("%d checkpoints were to be averaged, and %d are there (train.keep_last)", wanted, len(steps))
         return average_checkpoints(run_dir, steps)

@@ -50,6 +50,25 @@ def free_memory() -> int:
     return free // _local_world_size()
 
 
+def _cached_files(path: str) -> int:
+    """The bytes of the copies of files; 0 where the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        for line in file:
+            name, value = line.split()
+            if name == "inactive_file":
+                return int(value)
+    return 0
+
+
+def _number_in(path: str) -> int | None:
+    """The number in a file of the kernel; None where there is no such file, or no number (`max`: no limit)."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
 def _local_world_size() -> int:
     """How many ranks torchrun started on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -76,25 +95,6 @@ def source_commit(folder: Path) -> str | None:
         found = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True, timeout=20, check=True)
         return found.stdout.strip() or None
     return None
-
-
-def _cached_files(path: str) -> int:
-    """The bytes of the copies of files; 0 where the kernel does not say."""
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-        for line in file:
-            name, value = line.split()
-            if name == "inactive_file":
-                return int(value)
-    return 0
-
-
-def _number_in(path: str) -> int | None:
-    """The number in a file of the kernel; None where there is no such file, or no number (`max`: no limit)."""
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return None
 
 
 def limit_kernel_caches() -> None:

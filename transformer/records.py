@@ -6,7 +6,6 @@ a missing one and a value of another type. `RunDir` says where each document lie
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
@@ -132,8 +131,6 @@ class Validation:
 class Progress:
     """How far training has come: all that is needed beside weights and moments to go on exactly."""
 
-    REMOVED_KEYS: ClassVar[frozenset[str]] = frozenset({"stalled"})  # of checkpoints before `stalled` was a method
-
     step: int = 0  # steps that are done
     epoch: int = 0  # in which the last step was, from 0
     step_in_epoch: int = 0  # of the next step; behind an epoch's last one, that is the next epoch's first
@@ -218,8 +215,8 @@ class Progress:
 class WindowTotals:
     """Sums over the steps since the last log line. The first five leave skipped updates out.
 
-    `loss` and `nll` are added up over the ranks, `seconds` and `waited` are those of rank 0. Everything else is a
-    number of whole steps, the same on every rank.
+    `loss` and `nll` are added up over the ranks, `seconds` and `waited` are those of rank 0. The others are sums over
+    whole steps, of all ranks together, and the same on every rank.
     """
 
     loss: float = 0.0
@@ -247,7 +244,7 @@ class LossScale:
     growth_tracker: int
 
     def __post_init__(self) -> None:
-        require(0.0 < self.scale < math.inf, f"loss_scale.scale={self.scale} must be above 0")
+        require(0.0 < self.scale < math.inf, f"loss_scale.scale={self.scale} must be above 0, and finite")
         at_least(self, "loss_scale.", 0, "growth_tracker")
 
 
@@ -326,16 +323,3 @@ class Results:
     def best_validation(self, metric: Metric) -> Validation:
         """The best of the validations, the earlier one of equals."""
         return max(self.validations, key=lambda validation: validation.rank_key(metric))
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What `evaluate` returns: scores, and what they depend on."""
-
-    test_sets: dict[str, Scores]
-    checkpoint: str
-    averaged: list[int]
-    steps: int
-    search: SearchConfig
-    seed: int
-    data_digest: str

@@ -111,7 +111,7 @@ class RunDir:
 
     @property
     def averaged(self) -> Path:
-        """The mean of the last checkpoints, itself a checkpoint."""
+        """The mean of the last checkpoints, or of the best: itself a checkpoint."""
         return self.path / "averaged"
 
     @property

@@ -72,8 +72,8 @@ class Tracker:
     def settings(self, job: TrainJob) -> None:
         """Show the run's settings in TensorBoard's hyper-parameter tab, beside the scalars of the same run.
 
-        What the tab has room for is not said: TensorBoard then gathers the settings of all runs, those that differ
-        first, and all scalars by name, the dev set's first.
+        No columns are declared, so TensorBoard chooses them: the settings of all runs, those that differ first, and all
+        scalars by name, the dev set's first.
         """
         if not self._writes:
             return

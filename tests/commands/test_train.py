@@ -553,10 +553,16 @@ def test_train_averages_the_last_checkpoints(finished: Path) -> None:
 
 @pytest.mark.parametrize(("last", "steps"), [(1, [60]), (2, [50, 60]), (99, [30, 40, 50, 60])])
 def test_average_takes_the_last_checkpoints_asked_for(
-    copied: Path, last: int, steps: list[int], capsys: pytest.CaptureFixture[str]
+    copied: Path,
+    last: int,
+    steps: list[int],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     run_command("average", AverageJob(run_dir=str(copied), last=last))
     listed = ", ".join(map(str, steps))
+    warnings = [f"{last} checkpoints were to be averaged, and 4 are there (train.keep_last)"] if last > 4 else []
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == warnings
     assert capsys.readouterr().out == f"{copied / 'averaged'}: mean of steps {listed}\n"
     run_command("average", AverageJob(run_dir=str(copied), last=last, format=Format.json))
     assert json.loads(capsys.readouterr().out) == {"averaged": steps, "path": str(copied / "averaged")}

@@ -124,10 +124,6 @@ def test_progress_counts_patience_under_the_metric_of_now() -> None:
     assert not progress.has_ended(TrainConfig(metric=Metric.loss, patience=2))
 
 
-def test_progress_reads_what_an_earlier_version_wrote() -> None:
-    assert from_json(Progress, {**to_json(Progress(step=3)), "stalled": 2}, complete=True) == Progress(step=3)
-
-
 def test_progress_advances_by_a_step() -> None:
     progress = Progress(step=4, sentences=100, target_tokens=1000, seconds=1.5, skipped=1)
     for _ in range(3):

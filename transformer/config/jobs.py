@@ -339,7 +339,7 @@ class SummaryJob(TrainJob):
     def __post_init__(self) -> None:
         super().__post_init__()
         speed = self.tokens_per_second
-        require(speed is None or 0 < speed < math.inf, f"tokens_per_second={speed} must be above 0")
+        require(speed is None or 0 < speed < math.inf, f"tokens_per_second={speed} must be above 0, and finite")
 
 
 @dataclass

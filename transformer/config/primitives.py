@@ -1,12 +1,12 @@
 """Dataclasses to JSON primitives and back, typed and checked on the way in.
 
 `to_json` and `from_json` are inverses. Enums are written by name. JSON has no word for a number that is not finite: it
-becomes null, and comes back as NaN. What an earlier version wrote under one of a class' `REMOVED_KEYS` is not read.
+becomes null, and comes back as NaN.
 """
 
 import math
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from types import UnionType
@@ -85,8 +85,6 @@ def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any
 
 def _from_table(kind: Any, table: dict[Any, Any], place: str, *, complete: bool) -> Any:
     """A JSON object as a dataclass."""
-    removed: Collection[str] = getattr(kind, "REMOVED_KEYS", ())
-    table = {key: item for key, item in table.items() if key not in removed}
     known = {field.name: field for field in fields(kind)}
     unknown = sorted(map(str, table.keys() - known.keys()))
     _require(not unknown, f"{place} has unknown keys: {unknown!s:.200}")

@@ -209,11 +209,11 @@ def at_most(config: object, section: str, maximum: float, *names: str) -> None:
         require(is_allowed, f"{section}{name}={value} must be at most {maximum}")
 
 
-def check_names(section: str, sets: dict[str, Any]) -> None:
+def check_names(key: str, sets: dict[str, Any]) -> None:
     """Refuse names of sets that cannot be names of files; `dev` is the development set's."""
     for name in sets:
         is_plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) is not None
-        message = f"{section}.{name}: a name has letters, digits, '_' and '-' only, and is not dev"
+        message = f"{key}.{name}: a name has letters, digits, '_' and '-' only, and is not dev"
         require(is_plain and name != "dev", message)
 
 
@@ -221,14 +221,16 @@ def check_tag(key: str, tag: str | None) -> None:
     """Refuse a tag that could not be a piece of its own; None (no tag) passes."""
     if tag is None:
         return
-    require(TAG.fullmatch(tag) is not None, f"{key}={tag} must be one word between marks, in ASCII, such as <bt>")
+    require(
+        TAG.fullmatch(tag) is not None, f"{key}={tag} must be one ASCII word between punctuation marks, such as <bt>"
+    )
     require(tag not in RESERVED_PIECES, f"{key}={tag} is a piece with a meaning of its own: choose another tag")
 
 
 def _below_one(config: object, section: str, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        require(0.0 <= value < 1.0, f"{section}.{name}={value} must be in [0, 1)")
+        require(0.0 <= value < 1.0, f"{section}{name}={value} must be in [0, 1)")
 
 
 def option(default: Any, meaning: str, *, on_resume: OnResume = OnResume.refuse) -> Any:
@@ -272,7 +274,7 @@ class ModelConfig:
         at_least(self, "model.", 1, "n_layers", "n_decoder_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v")
         at_least(self, "model.", 1, "max_positions")
         at_most(self, "model.", MOST_POSITIONS, "max_positions")
-        _below_one(self, "model", "dropout", "attention_dropout", "relu_dropout")
+        _below_one(self, "model.", "dropout", "attention_dropout", "relu_dropout")
         require(self.d_model % 2 == 0, f"model.d_model={self.d_model} must be even: sines and cosines come in pairs")
         is_multiple = self.d_model % self.n_heads == 0
         require(
@@ -484,7 +486,7 @@ class TrainConfig:
         at_least(self, "train.", 1, "max_steps", "warmup_steps", "threads", "log_every", "save_every", "validate_every")
         at_least(self, "train.", 1, "patience", "average", "tokens_per_step", "max_tokens")
         at_least(self, "train.", 2, "keep_last")
-        _below_one(self, "train", "adam_beta1", "adam_beta2", "label_smoothing")
+        _below_one(self, "train.", "adam_beta1", "adam_beta2", "label_smoothing")
 
         decay = self.ema_decay
         require(decay is None or 0.0 < decay < 1.0, f"train.ema_decay={decay} must be in (0, 1)")
@@ -492,7 +494,10 @@ class TrainConfig:
         require(sampling is None or 0.0 < sampling <= 1000.0, f"train.subword_sampling={sampling} must be in (0, 1000]")
         for name in ("learning_rate", "adam_eps", "clip_norm"):
             value = getattr(self, name)
-            require(value is None or (math.isfinite(value) and value > 0), f"train.{name}={value} must be above 0")
+            require(
+                value is None or (math.isfinite(value) and value > 0),
+                f"train.{name}={value} must be above 0, and finite",
+            )
 
         # Keys that do not go together.
         require(

@@ -8,7 +8,7 @@
 A prepared corpus is named by a digest of the training text, the filters, the tokenizer's settings and the versions of
 the formats, so it is built once and shared by every run that agrees on these. Whoever builds holds a file lock; others
 wait, then use it. Nothing but copies of hub data sets is written before every text has been read to its end. Training
-text is read three times, because memory must not grow with the corpus.
+text is read once for its digest, and three times more to build, because memory must not grow with the corpus.
 """
 
 import hashlib
@@ -411,7 +411,7 @@ def _identity(corpus: _Corpus) -> str:
 
 
 def _identity_of_text(text_set: _TextSet) -> list[object]:
-    """What says which text a training set has; one without a tag is named as it was before there were tags."""
+    """What says which text a training set has; a set without a tag has no entry for one."""
     tag = text_set.source.tag
     digests = [file.sha256 for file in text_set.files.values()]
     return [text_set.columns, *digests, *([] if tag is None else [{"tag": tag}])]

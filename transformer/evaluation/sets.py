@@ -11,6 +11,7 @@ Only training writes: `evaluate` leaves a run as it is, so results.json is alway
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import torch
 
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import EvaluateJob
-from transformer.config.settings import DataConfig, Metric, TrainConfig
+from transformer.config.settings import DataConfig, Metric, SearchConfig, TrainConfig
 from transformer.data.corpus import Pair
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.loading import build_translator
@@ -28,7 +29,7 @@ from transformer.evaluation.paper_bleu import choose_scorer
 from transformer.evaluation.score import Scorer, format_scores, format_signatures
 from transformer.files import open_regular, remove, write_file
 from transformer.machine import resolve_threads, trim_heap
-from transformer.records import Evaluation, Results, Scores
+from transformer.records import Results, Scores
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
 from transformer.terminal import printable
 
@@ -37,6 +38,19 @@ LARGEST_TEXT = 1 << 28  # bytes of one side of a set that a run keeps
 _COPY_AGAIN = "copy it again from where the run came from"
 
 Sets = Mapping[str, Sequence[Pair]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` returns: scores, and what they depend on."""
+
+    test_sets: dict[str, Scores]
+    checkpoint: str
+    averaged: list[int]
+    steps: int
+    search: SearchConfig
+    seed: int
+    data_digest: str
 
 
 def evaluate(job: EvaluateJob) -> Evaluation:
