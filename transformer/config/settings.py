@@ -396,7 +396,7 @@ class TokenizerConfig:
     """SentencePiece, one model for both languages (section 5.1)."""
 
     algorithm: Algorithm = option(Algorithm.bpe, "how the pieces are found")
-    vocab_size: int = option(37_000, "number of pieces; a small corpus may give fewer")
+    vocab_size: int = option(37_000, "number of pieces, which both languages share; a small corpus may give fewer")
     normalization: Normalization = option(
         Normalization.identity, "leave characters as they are, or replace full-width forms, ligatures and the like"
     )
