@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest
-from transformer.config.jobs import AverageJob
+from transformer.config.jobs import AverageJob, TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric, TrainConfig
 from transformer.errors import CheckpointError, InputError
@@ -20,12 +20,14 @@ from transformer.run_dir import MODEL, RunDir, list_steps, lock_run
 log = logging.getLogger(__name__)
 
 
-def average_checkpoints(run_dir: Path, steps: list[int], *, run_step: int | None = None) -> Checkpoint:
+def average_checkpoints(
+    run_dir: Path, steps: list[int], *, run_step: int | None = None, job: TrainJob | None = None
+) -> Checkpoint:
     """Write the mean over these steps as `averaged`; its state says which of them went into it.
 
     Those that are damaged or not finite are left out. `run_step` is the step of the run that the mean stands for: it is
-    used until the run has gone further (None: the newest step that went into it). Raises CheckpointError if none is
-    sound.
+    used until the run has gone further (None: the newest step that went into it). `job` has the settings that the mean
+    keeps, the search among them (None: those of the newest checkpoint). Raises CheckpointError if none is sound.
     """
     # Add up, in float64.
     sums: dict[str, Tensor] = {}
@@ -52,7 +54,7 @@ def average_checkpoints(run_dir: Path, steps: list[int], *, run_step: int | None
     # Divide.
     mean = {name: (total / len(used)).to(dtypes[name]) for name, total in sums.items()}
 
-    # Write, with what the newest of them says of itself.
+    # Write, with what the newest of them says of itself. A search may have been chosen after it was written.
     last = used[-1]
     last_state = last.run_state()
     used_steps = [checkpoint.step for checkpoint in used]
@@ -63,7 +65,7 @@ def average_checkpoints(run_dir: Path, steps: list[int], *, run_step: int | None
         step=last.step if run_step is None else run_step,
         tensors={MODEL: mean},
         state=to_json(state),
-        config=last.config,
+        config=last.config if job is None else to_json(job),
         averaged=True,
     )
 

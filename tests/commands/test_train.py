@@ -45,7 +45,15 @@ from transformer.average import average_checkpoints
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import DataConfig, Format, Metric, PairConfig, SearchOverride, TrainConfig
+from transformer.config.settings import (
+    DataConfig,
+    Format,
+    Metric,
+    PairConfig,
+    SearchConfig,
+    SearchOverride,
+    TrainConfig,
+)
 from transformer.decoding.stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, Stopped
@@ -359,6 +367,18 @@ def test_train_averages_and_scores_again_for_another_number_of_checkpoints(corpu
     assert results_of(run_dir)["averaged"] == [4, 6]
     run(tiny_job(tmp_path / "a", corpus, average=1, **recipe))
     assert results_of(run_dir)["averaged"] == [6]
+
+
+def test_train_gives_the_average_the_search_that_it_was_scored_with(corpus: DataConfig, tmp_path: Path) -> None:
+    """A search that is chosen after the end is that of `translate` and `evaluate` from then on."""
+    job = tiny_job(tmp_path / "a", corpus, max_steps=4, save_every=2, average=2)
+    run(job)
+    chosen = SearchConfig(beam_size=2, length_penalty=1.4, batch_tokens=None)
+    run(replace(job, search=replace(chosen, batch_tokens=100)))
+    run_dir = run(replace(job, search=chosen))
+    found = evaluate(EvaluateJob(run_dir=str(run_dir), threads=1))
+    assert found.search == chosen
+    assert to_json(found)["test_sets"] == results_of(run_dir)["test_sets"]
 
 
 @pytest.mark.parametrize(("average", "warned"), [(3, True), (2, False), (1, False)])

@@ -49,7 +49,7 @@ def _evaluate(run: Run) -> Results:
     # Average.
     path = run.directory.path
     steps = scheduled_steps(path, save_every=job.train.save_every, last=job.train.average)
-    checkpoint = average_checkpoints(path, steps)
+    checkpoint = average_checkpoints(path, steps, job=job)
     averaged = checkpoint.run_state().averaged
     if averaged[0] < progress.step / 2:  # early in a run the weights move too far for their mean to be a good model
         log.warning(
@@ -63,12 +63,7 @@ def _evaluate(run: Run) -> Results:
     translator = build_translator(
         path,
         checkpoint,
-        search=SearchOverride(
-            beam_size=job.search.beam_size,
-            length_penalty=job.search.length_penalty,
-            max_extra=job.search.max_extra,
-            batch_tokens=job.search.batch_tokens,
-        ),
+        search=SearchOverride(),
         device=run.resolved.device,
         precision=run.resolved.precision,
     )
