@@ -34,10 +34,6 @@ def sentences(n: int) -> list[str]:
     return [" ".join(draw.choices(WORDS.split(), k=draw.randint(1, 12))) for _ in range(n)]
 
 
-def never() -> None:
-    pass
-
-
 def network(vocab_size: int, seed: int, dtype: torch.dtype = torch.float32) -> Transformer:
     """Random weights, larger than training would start from: what it writes depends on what it reads."""
     torch.manual_seed(seed)
