@@ -19,7 +19,7 @@ from transformer.config.settings import (
     SearchOverride,
 )
 from transformer.decoding.output import Alignment, Scored, Translation, format_log_probs, format_translations
-from transformer.decoding.stream import run as translate
+from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 

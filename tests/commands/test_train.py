@@ -46,7 +46,7 @@ from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Format, Metric, PairConfig, SearchOverride, TrainConfig
-from transformer.decoding.stream import run as translate
+from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, Stopped
 from transformer.evaluation.sets import evaluate

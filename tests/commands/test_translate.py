@@ -43,7 +43,7 @@ from transformer.config.settings import (
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.loading import load_translator
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
-from transformer.decoding.stream import run as translate
+from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure, score

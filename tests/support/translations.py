@@ -20,7 +20,7 @@ from transformer.config.settings import (
     SearchConfig,
 )
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.stream import run as translate
+from transformer.decoding.translate_stream import run as translate
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.records import CheckpointState
 

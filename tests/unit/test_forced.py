@@ -25,7 +25,7 @@ from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import align, piece_log_probs
 from transformer.decoding.score_stream import run as score
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
-from transformer.decoding.stream import run as translate
+from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.layout import Padded
