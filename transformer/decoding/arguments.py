@@ -17,6 +17,12 @@ def check_list(texts: Sequence[str], name: str, example: str) -> None:
         raise InputError(f"{name} takes a list of texts: for a single one, write {example}")
 
 
+def check_whole(name: str, number: object) -> None:
+    """Raise InputError for what is no whole number."""
+    if not isinstance(number, Integral):
+        raise InputError(f"{name}={number!r} must be a whole number")
+
+
 def check_length_penalties(alphas: Sequence[float]) -> None:
     """Raise InputError for no alpha at all, and for one that cannot be."""
     if not alphas:
@@ -49,11 +55,9 @@ def sampling_of(temperature: float, *, top_k: int | None, top_p: float | None, s
     """These settings of a draw; None is no limit. Raises InputError for one that cannot be."""
     if temperature is None:
         raise InputError("temperature=None must be a number: 1 for the model's own probabilities")
-    if seed is None:
-        raise InputError("seed=None must be a whole number")
-    for name, value in {"top_k": top_k, "seed": seed}.items():
-        if not isinstance(value, Integral | None):
-            raise InputError(f"{name}={value!r} must be a whole number")
+    check_whole("seed", seed)
+    if top_k is not None:
+        check_whole("top_k", top_k)
     for name, number in {"temperature": temperature, "top_p": top_p}.items():
         if not isinstance(number, Real | None):
             raise InputError(f"{name}={number!r} must be a number")

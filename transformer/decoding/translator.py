@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from numbers import Integral
 from threading import Event
 from typing import TypeVar
 
@@ -29,7 +28,7 @@ from transformer.config.settings import MOST_BEAM, Precision, SearchConfig
 from transformer.data.batch import pad_rows
 from transformer.data.corpus import is_blank
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.arguments import check_length_penalties, check_list, sampling_of
+from transformer.decoding.arguments import check_length_penalties, check_list, check_whole, sampling_of
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import IdPair, align, piece_log_probs
 from transformer.decoding.output import BLANK, UNSCORED, Alignment, Scored, Translation
@@ -133,8 +132,7 @@ class Translator:
         not as many as texts, or longer than a translation may be.
         """
         beam_size = self.search.beam_size
-        if not isinstance(n_best, Integral):
-            raise InputError(f"n_best={n_best!r} must be a whole number")
+        check_whole("n_best", n_best)
         if not 1 <= n_best <= beam_size:
             raise InputError(f"n_best={n_best} must be from 1 to search.beam_size={beam_size}: raise that, or lower it")
 
@@ -174,8 +172,7 @@ class Translator:
         raised, are as for `translate_n_best`.
         """
         sampling = sampling_of(temperature, top_k=top_k, top_p=top_p, seed=seed)
-        if not isinstance(n_samples, Integral):
-            raise InputError(f"n_samples={n_samples!r} must be a whole number")
+        check_whole("n_samples", n_samples)
         if not 1 <= n_samples <= MOST_BEAM:
             raise InputError(f"n_samples={n_samples} must be from 1 to {MOST_BEAM}")
 
