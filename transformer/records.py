@@ -47,7 +47,7 @@ class Resolved:
     compile: bool
     micro_batch_multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
     attention_kernel: AttentionKernel | None = None  # None: packed sentences are attended to in groups, or are padded
-    loss_rows: int | None = None  # of a block of logits in the fused loss; None: it is not used
+    loss_rows: int | None = None  # of a block of logits in the loss written in Triton; None: it is not used
 
     def __post_init__(self) -> None:
         at_least(self, "resolved.", 1, "threads", "max_tokens", "micro_batch_multiple", "loss_rows")

@@ -33,7 +33,7 @@ WHOLE = 530  # seconds of a stage, from the start of gpu.sh
 # Which tests of tests/unit/test_gpu.py compile or run whole commands; all others are tests of kernels and of the model.
 COMMANDS = "compiled or learns or resumes or nothing_set"
 TRIED = "nothing_set"  # of these, in a dry run
-NEW = "triton or flex or fused"  # those of kernels that are no default
+NEW = "triton or flex"  # those of kernels that are no default
 
 OUTCOME = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*?) *$", re.MULTILINE)
 

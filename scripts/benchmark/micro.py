@@ -32,8 +32,8 @@ from transformer.compute import avoid_cudnn_attention, has_compiler, has_triton,
 from transformer.config.settings import AttentionKernel, Device
 from transformer.data.batch import Batch, collate
 from transformer.data.plan import packed_capacities, plan_epoch
-from transformer.kernels.fused_loss import fused_linear_cross_entropy
 from transformer.kernels.loss import linear_cross_entropy
+from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import pack
 from transformer.model.attention import attend
 
@@ -474,7 +474,7 @@ def fused_loss(measured: Measured, scale: Scale, device: torch.device) -> None:
     """The loss by a Triton kernel, and as a multiple of the three products: 1.25 is the promise, 1.1 the ambition."""
     kinds: dict[str, Callable[..., None]] = {"products": three_products, "ours": our_loss}
     if has_triton(device):
-        kinds["fused"] = our_fused_loss
+        kinds["fused"] = our_triton_loss
     for rows in scale.rows:
         for d_model in scale.widths:
             place = f"loss/{rows}/{d_model}"
@@ -519,10 +519,10 @@ def our_loss(hidden: Tensor, matrix: Tensor, targets: Tensor) -> None:
     torch.autograd.grad(smoothed, (hidden, matrix))
 
 
-def our_fused_loss(hidden: Tensor, matrix: Tensor, targets: Tensor) -> None:
+def our_triton_loss(hidden: Tensor, matrix: Tensor, targets: Tensor) -> None:
     """The package's Triton kernel, all rows in one block."""
     with torch.autocast(hidden.device.type, torch.bfloat16):
-        smoothed, _ = fused_linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1, rows=len(hidden))
+        smoothed, _ = triton_linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1, rows=len(hidden))
     torch.autograd.grad(smoothed, (hidden, matrix))
 
 

@@ -87,7 +87,7 @@ def _ours(spec: Spec, *, batch: int | None) -> Contender:
         return turn
 
     def translate(sources: list[Pieces]) -> list[Pieces]:
-        return [best.tokens for [best] in translator.hypotheses(sources, n_best=1, check=lambda: None)]
+        return [best.tokens for [best] in translator.hypotheses(sources, n_best=1)]
 
     return Contender(spec.precision, {"threads": spec.threads}, {"torch": torch.__version__}, ready)
 

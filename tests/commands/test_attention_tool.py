@@ -27,11 +27,12 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import StorageError
 from transformer.layout import Packed
 from transformer.model.attention import MultiHeadAttention
-from transformer.model.inspection import AttentionMaps, Role, attention_maps, draw
+from transformer.model.inspection import AttentionMaps, Role, attention_maps
 from transformer.model.transformer import Transformer
 from transformer.tools.attention.command import attention
 from transformer.tools.attention.figures import Panel, Picture, Words, draw_lines, draw_maps
 from transformer.tools.plots import fonts_for
+from transformer.training.samples import draw
 
 SOURCE = [5, 9, 11, 4, 7]
 TARGET = [8, 6, 12, 10, 5, 9, 4]

@@ -292,7 +292,7 @@ class Twin:
     def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
         search = SearchConfig(beam_size=beam_size, max_extra=max_length - len(sources[0]))
         translator = replace(self.translator, search=search)
-        found = translator.hypotheses(sources, n_best=1, check=lambda: None, penalty=self.penalty)
+        found = translator.hypotheses(sources, n_best=1, penalty=self.penalty)
         return [best.tokens for [best] in found]
 
 
@@ -391,7 +391,7 @@ def test_compare_forgives_candidates_that_are_as_good_as_equal(
     translator = random_translator(model_config("untied"), tokenizer_model)
     sources = translator.tokenizer.encode([source for source, _ in text])
     greedily = replace(translator, search=replace(translator.search, beam_size=1))
-    hypotheses = greedily.hypotheses(sources, n_best=1, check=lambda: None)
+    hypotheses = greedily.hypotheses(sources, n_best=1)
     [piece, *_] = next(best.tokens for [best] in hypotheses if best.tokens)
     other = 8 if piece == 7 else 7
     with torch.no_grad():

@@ -19,7 +19,7 @@ from transformer.config.settings import (
     SearchOverride,
 )
 from transformer.decoding.output import Alignment, Scored, Translation, format_log_probs, format_translations
-from transformer.decoding.stream import run as translate
+from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 
@@ -110,9 +110,7 @@ GIVEN = b"two old dog near the tree\n\nthe cat sees a bird .\n \t\nsmall house\n
 
 def test_translate_writes_the_same_translations_in_every_format(run_dir: Path, translator: Translator) -> None:
     texts = GIVEN.decode("utf-8").split("\n")[:-1]
-    expected = translator.hypotheses(
-        translator.tokenizer.encode([texts[n] for n in (0, 2, 4)]), n_best=3, check=lambda: None
-    )
+    expected = translator.hypotheses(translator.tokenizer.encode([texts[n] for n in (0, 2, 4)]), n_best=3)
     spelt = [translator.tokenizer.decode([one.tokens for one in of_one]) for of_one in expected]
 
     plain = output_of(run_dir, GIVEN).split("\n")

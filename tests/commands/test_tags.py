@@ -32,7 +32,7 @@ from transformer.config.settings import (
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.source import Source
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding import score_stream, stream
+from transformer.decoding import score_stream, translate_stream
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
 from transformer.tools.compare.command import compare
@@ -323,7 +323,7 @@ def test_check_longest_counts_the_tag(tmp_path: Path) -> None:
 
 def translated(job: TranslateJob, text: str) -> str:
     out = io.BytesIO()
-    stream.run(job, io.BytesIO(text.encode()), out)
+    translate_stream.run(job, io.BytesIO(text.encode()), out)
     return out.getvalue().decode()
 
 

@@ -54,7 +54,7 @@ from transformer.config.settings import (
     SearchOverride,
     TrainConfig,
 )
-from transformer.decoding.stream import run as translate
+from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, Stopped
 from transformer.evaluation.sets import evaluate

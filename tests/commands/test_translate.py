@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.corpora import run_command
-from support.translations import CONFIG, SEARCH, network, never, sentences, state_of
+from support.translations import CONFIG, SEARCH, network, sentences, state_of
 from transformer.average import average
 from transformer.checkpoint import commit, find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, ScoredText, TrainJob, TranslateJob
@@ -42,8 +42,8 @@ from transformer.config.settings import (
 )
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.loading import load_translator
-from transformer.decoding.search import Hypothesis, beam_search, length_penalty
-from transformer.decoding.stream import run as translate
+from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
+from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure, score
@@ -87,13 +87,13 @@ def test_translator_finds_the_same_in_any_batch_order_and_padding(translator: Tr
     texts = sentences(80)
     sources = translator.tokenizer.encode(texts)
     alone = replace(translator, search=replace(SEARCH, batch_tokens=1))
-    expected = alone.hypotheses(sources, n_best=2, check=never)
+    expected = alone.hypotheses(sources, n_best=2)
     assert len({tuple(best.tokens) for best, _ in expected}) > 60
     assert {best.finished for best, _ in expected} == {True, False}
     for batch_tokens in (300, 10**6):
         order = random.Random(batch_tokens).sample(range(80), 80)
         other = replace(translator, search=replace(SEARCH, batch_tokens=batch_tokens))
-        found = other.hypotheses([sources[n] for n in order], n_best=2, check=never)
+        found = other.hypotheses([sources[n] for n in order], n_best=2)
         for n, hypotheses in zip(order, found, strict=True):
             for one, wanted in zip(hypotheses, expected[n], strict=True):
                 assert (one.tokens, one.finished) == (wanted.tokens, wanted.finished)
@@ -128,7 +128,7 @@ def test_hypotheses_of_batches_side_by_side_are_those_of_one_after_the_other(
     assert set(checks) == {2}, "the thread that asks keeps its threads"
 
     torch.set_num_threads(1)
-    expected = many.hypotheses(ids, n_best=2, check=never)
+    expected = many.hypotheses(ids, n_best=2)
     assert [[h.tokens for h in of_one] for of_one in found] == [[h.tokens for h in of_one] for of_one in expected]
     torch.set_num_threads(2)
 
@@ -167,7 +167,7 @@ def test_translator_equals_a_search_by_hand(translator: Translator) -> None:
             eos=EOS,
         )
     assert translator.translate([text]) == translator.tokenizer.decode([expected[0].tokens])
-    assert translator.hypotheses([ids], n_best=3, check=never) == [expected]
+    assert translator.hypotheses([ids], n_best=3) == [expected]
     assert len(expected) == 3
     assert not {PAD, BOS, EOS} & {token for hypothesis in expected for token in hypothesis.tokens}
 
@@ -178,7 +178,7 @@ def test_hypotheses_are_ranked_by_the_penalty_that_is_given(translator: Translat
     steep = replace(translator, search=replace(translator.search, length_penalty=3.0))
 
     def found(of: Translator, penalty: Callable[[int], float] | None = None) -> list[list[int]]:
-        hypotheses = of.hypotheses(sources, n_best=1, check=never, penalty=penalty)
+        hypotheses = of.hypotheses(sources, n_best=1, penalty=penalty)
         return [best.tokens for [best] in hypotheses]
 
     assert found(translator, lambda length: ((5 + length) / 6) ** 3) == found(steep)
@@ -248,18 +248,23 @@ def test_translate_sweep_gives_what_each_alpha_would_give_alone(translator: Tran
 
 def test_translate_sweep_searches_once(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    asked: list[int] = []
+    searched: list[int] = []
     encode = translator.model.encode
 
     def noted(x: Tensor, layout: Padded) -> Tensor:
         rows.append(len(x))
         return encode(x, layout)
 
+    def counted(*batch: Any, **how: Any) -> list[list[Hypothesis]]:
+        searched.append(1)
+        return sweep_penalties(*batch, **how)
+
     monkeypatch.setattr(translator.model, "encode", noted)
+    monkeypatch.setattr("transformer.decoding.translator.sweep_penalties", counted)
     small = replace(translator, search=replace(SEARCH, batch_tokens=600))
-    small.translate_sweep(sentences(40), [0.0, 0.6, 1.0], check=lambda: asked.append(1))
+    small.translate_sweep(sentences(40), [0.0, 0.6, 1.0])
     assert sum(rows) == 40
-    assert len(asked) == len(rows) > 1
+    assert len(searched) == len(rows) > 1
 
 
 @pytest.mark.parametrize(
@@ -313,7 +318,7 @@ def test_translator_writes_no_more_than_the_model_can(translator: Translator) ->
         wordy.model.get_parameter(f"{norm}.weight").zero_()
         wordy.model.get_parameter(f"{norm}.bias").fill_(1.0)
         wordy.model.output[:] = torch.arange(wordy.model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
-    [[hypothesis]] = wordy.hypotheses([[5] * 59], n_best=1, check=never)
+    [[hypothesis]] = wordy.hypotheses([[5] * 59], n_best=1)
     assert (hypothesis.tokens, hypothesis.finished) == ([7] * 60, False)
 
 
@@ -331,7 +336,7 @@ def test_translator_stops_when_asked_and_leaves_the_model_as_it_was(translator: 
         small.translate(sentences(9), check=at_the_third)
     assert small.model.training
     assert len(asked) == 3
-    expected = small.translate(sentences(9), check=never)
+    expected = small.translate(sentences(9))
     assert small.model.training
     small.model.eval()
     assert small.translate(sentences(9)) == expected  # no dropout while it translates

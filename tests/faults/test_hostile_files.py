@@ -36,7 +36,7 @@ from transformer.config.jobs import TrainJob, TranslateJob
 from transformer.config.settings import DataConfig, PairConfig
 from transformer.data.corpus import read_lines
 from transformer.data.store import SIDES, Sentences, Store, StoreWriter
-from transformer.decoding.stream import run as translate
+from transformer.decoding.translate_stream import run as translate
 from transformer.errors import InputError, StorageError
 from transformer.files import build_once
 from transformer.run_dir import RunDir

@@ -20,7 +20,7 @@ from transformer.config.settings import (
     SearchConfig,
 )
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.stream import run as translate
+from transformer.decoding.translate_stream import run as translate
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.records import CheckpointState
 
@@ -32,10 +32,6 @@ SEARCH = SearchConfig(max_extra=8, batch_tokens=2_000)
 def sentences(n: int) -> list[str]:
     draw = random.Random(n)
     return [" ".join(draw.choices(WORDS.split(), k=draw.randint(1, 12))) for _ in range(n)]
-
-
-def never() -> None:
-    pass
 
 
 def network(vocab_size: int, seed: int, dtype: torch.dtype = torch.float32) -> Transformer:

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from support.paths import ROOT
 from transformer.config.settings import AttentionKernel
-from transformer.kernels.fused_loss import fused_linear_cross_entropy
 from transformer.kernels.gpu import attention as attention_kernels
 from transformer.kernels.gpu import loss as loss_kernels
 from transformer.kernels.packed_attention import plain_attention
+from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Padded, pack
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import attend, attention_weights
@@ -292,20 +292,20 @@ def dropout() -> dict[str, Any]:
 
 
 def loss() -> dict[str, Any]:
-    """How far the fused loss, and its two gradients, are from the reference of the loss."""
+    """How far the loss in Triton, and its two gradients, are from the reference of the loss."""
     return {
-        "float64": fused(7, 300, torch.float64, smoothing=0.1, rows=3),
-        "no smoothing": fused(7, 300, torch.float64, smoothing=0.0, rows=128),
-        "one block": fused(5, 5_000, torch.float64, smoothing=0.1, rows=128),
-        "37,000 pieces": fused(6, 37_000, torch.float32, smoothing=0.1, rows=4),
-        "bfloat16": fused(6, 37_000, torch.bfloat16, smoothing=0.1, rows=128),
-        "far apart": fused(5, 500, torch.float32, smoothing=0.1, rows=128, spread=100.0),
-        "no rows": fused(0, 300, torch.float64, smoothing=0.1, rows=128),
-        "empty rows alone": fused(3, 300, torch.float64, smoothing=0.1, rows=128, first_real=3),
+        "float64": triton_loss(7, 300, torch.float64, smoothing=0.1, rows=3),
+        "no smoothing": triton_loss(7, 300, torch.float64, smoothing=0.0, rows=128),
+        "one block": triton_loss(5, 5_000, torch.float64, smoothing=0.1, rows=128),
+        "37,000 pieces": triton_loss(6, 37_000, torch.float32, smoothing=0.1, rows=4),
+        "bfloat16": triton_loss(6, 37_000, torch.bfloat16, smoothing=0.1, rows=128),
+        "far apart": triton_loss(5, 500, torch.float32, smoothing=0.1, rows=128, spread=100.0),
+        "no rows": triton_loss(0, 300, torch.float64, smoothing=0.1, rows=128),
+        "empty rows alone": triton_loss(3, 300, torch.float64, smoothing=0.1, rows=128, first_real=3),
     }
 
 
-def fused(
+def triton_loss(
     n: int,
     vocab_size: int,
     dtype: torch.dtype,
@@ -324,7 +324,7 @@ def fused(
     targets[5:] = 0
 
     ours = [hidden.clone().requires_grad_(), matrix.clone().requires_grad_()]
-    found = fused_linear_cross_entropy(ours[0], ours[1], targets, label_smoothing=smoothing, rows=rows)
+    found = triton_linear_cross_entropy(ours[0], ours[1], targets, label_smoothing=smoothing, rows=rows)
     gradients = torch.autograd.grad(0.37 * found[0], ours)
 
     exact = [hidden.double().requires_grad_(), matrix.double().requires_grad_()]

@@ -51,7 +51,7 @@ OWNERS = {
     "torch.nn.attention.flex_attention": "kernels.packed_attention",
     "torch.nn.attention.varlen": "model.attention",
     "transformer.kernels.gpu.attention": "kernels.packed_attention",
-    "transformer.kernels.gpu.loss": "kernels.fused_loss",
+    "transformer.kernels.gpu.loss": "kernels.triton_loss",
 }
 
 

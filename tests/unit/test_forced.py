@@ -17,7 +17,7 @@ from torch import Tensor
 
 import transformer
 from support.searches import Prefixes, Table, all_same, exhaustive, step
-from support.translations import SEARCH, network, never, objects_of, output_of, sentences, write_run
+from support.translations import SEARCH, network, objects_of, output_of, sentences, write_run
 from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.settings import Device, LineFormat, ModelConfig, Norm, Precision, SampleConfig, TokenizerConfig
 from transformer.data.tokenizer import train_tokenizer
@@ -25,7 +25,7 @@ from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import align, piece_log_probs
 from transformer.decoding.score_stream import run as score
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
-from transformer.decoding.stream import run as translate
+from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.layout import Padded
@@ -75,7 +75,7 @@ def test_score_is_the_log_softmax_of_the_logits(translator: Translator) -> None:
 
 def test_piece_log_probs_of_what_the_search_found_add_up_to_what_it_said(translator: Translator) -> None:
     sources = translator.tokenizer.encode(sentences(30))
-    found = translator.hypotheses(sources, n_best=2, check=never)
+    found = translator.hypotheses(sources, n_best=2)
     pairs = [(ids, one.tokens) for ids, of_one in zip(sources, found, strict=True) for one in of_one]
     again = piece_log_probs([translator.model.eval()], pairs, torch.device("cpu"))
     for one, values in zip([one for of_one in found for one in of_one], again, strict=True):

@@ -38,9 +38,9 @@ from transformer.data.loader import Position, load_steps
 from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
-from transformer.kernels.fused_loss import fused_linear_cross_entropy
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.kernels.packed_attention import Ranges, plain_attention
+from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Packed, Padded, pack
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import attend
@@ -333,7 +333,7 @@ def test_triton_attention_drops_what_numpy_drops_and_is_the_same_each_time(dtype
 @needs_triton
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 1e-2)])
 @pytest.mark.parametrize(("n", "vocab_size", "rows"), [(9_000, V, 4_096), (1_100, 37_000, 1_152)])
-def test_fused_loss_is_the_reference(n: int, vocab_size: int, rows: int, dtype: torch.dtype, tolerance: float) -> None:
+def test_triton_loss_is_the_reference(n: int, vocab_size: int, rows: int, dtype: torch.dtype, tolerance: float) -> None:
     """In several blocks and in one; every tenth row is an empty slot."""
     draw = torch.Generator().manual_seed(3)
     hidden, matrix = torch.randn(n, 64, generator=draw), torch.randn(vocab_size, 64, generator=draw) / 8
@@ -343,7 +343,7 @@ def test_fused_loss_is_the_reference(n: int, vocab_size: int, rows: int, dtype: 
     reference = [x.double().requires_grad_() for x in (hidden.to(dtype), matrix)]
     wanted = smoothed_cross_entropy(reference[0] @ reference[1].T, targets, label_smoothing=EPS)
     ours = [hidden.to(DEVICE, dtype).requires_grad_(), matrix.to(DEVICE).requires_grad_()]
-    found = fused_linear_cross_entropy(ours[0], ours[1], targets.to(DEVICE), label_smoothing=EPS, rows=rows)
+    found = triton_linear_cross_entropy(ours[0], ours[1], targets.to(DEVICE), label_smoothing=EPS, rows=rows)
     for one, other in zip(found, wanted, strict=True):
         assert one.item() == pytest.approx(other.item(), rel=tolerance)
     gradients = torch.autograd.grad(found[0], ours), torch.autograd.grad(wanted[0], reference)

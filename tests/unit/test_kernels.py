@@ -258,7 +258,7 @@ def written_out(hidden: Tensor, matrix: Tensor, targets: list[int], eps: float) 
 def test_linear_cross_entropy_and_its_gradients_are_those_written_out(
     targets: list[int], eps: float, rows: int, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "ROWS", rows)
+    monkeypatch.setattr(kernel, "rows_per_block", lambda _: rows)
     inputs = [leaf(N, D, seed=1), leaf(V, D, seed=2)]
     ours, plain = linear_cross_entropy(inputs[0], inputs[1], torch.tensor(targets), label_smoothing=eps)
     expected, nll = written_out(inputs[0], inputs[1], targets, eps)
@@ -298,7 +298,7 @@ def test_linear_cross_entropy_is_exact_but_for_rounding(
     targets: list[int], eps: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hidden states in `dtype`, the matrix in float32 as training keeps it: sums and its gradient stay there."""
-    monkeypatch.setattr(kernel, "ROWS", 3)
+    monkeypatch.setattr(kernel, "rows_per_block", lambda _: 3)
     hidden, matrix = leaf(N, D, seed=1, dtype=dtype), leaf(V, D, seed=2, dtype=torch.float32)
     ours, plain = linear_cross_entropy(hidden, matrix, torch.tensor(targets), label_smoothing=eps)
     exact = [hidden.detach().double().requires_grad_(), matrix.detach().double().requires_grad_()]
@@ -345,7 +345,7 @@ def test_linear_cross_entropy_of_a_hopeless_target_is_much_and_not_infinite(dtyp
 
 
 def test_linear_cross_entropy_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "ROWS", 10)
+    monkeypatch.setattr(kernel, "rows_per_block", lambda _: 10)
     hidden, matrix = leaf(400, 3, seed=1), leaf(50, 3, seed=2)
     with Largest() as largest:
         linear_cross_entropy(hidden, matrix, torch.ones(400, dtype=torch.int64), label_smoothing=0.1)[0].backward()

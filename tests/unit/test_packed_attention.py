@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torchs_flex
 
 from transformer.config.settings import AttentionKernel
-from transformer.kernels.fused_loss import rows_per_block, wide_product
 from transformer.kernels.packed_attention import Ranges, flex_blocks, plain_attention
+from transformer.kernels.triton_loss import rows_that_fit, wide_product
 from transformer.layout import Packed, Padded, pack
 from transformer.model.attention import attend, attention_weights
 
@@ -151,7 +151,7 @@ def test_flex_attention_is_the_plain_form(role: str, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-# What the fused loss decides on the host
+# What the loss in Triton decides on the host
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_flex_attention_is_the_plain_form(role: str, monkeypatch: pytest.MonkeyP
         (0, 32_768, 128),
     ],
 )
-def test_rows_per_block_takes_an_eighth_of_what_is_free(free: int, most: int, rows: int) -> None:
-    assert rows_per_block(free, vocab_size=37_000, itemsize=2, most=most) == rows
+def test_rows_that_fit_takes_an_eighth_of_what_is_free(free: int, most: int, rows: int) -> None:
+    assert rows_that_fit(free, vocab_size=37_000, itemsize=2, most=most) == rows
 
 
 def test_wide_product_is_wide_where_torch_has_no_such_product() -> None:

@@ -98,7 +98,7 @@ def test_attention_dropout_drops_the_share_asked_for(attention: dict[str, Any]) 
         ("empty rows alone", 0.0),
     ],
 )
-def test_fused_loss_is_the_reference(loss: dict[str, Any], case: str, most: float) -> None:
+def test_triton_loss_is_the_reference(loss: dict[str, Any], case: str, most: float) -> None:
     """Both sums, and the gradients of hidden states and matrix, in one block of rows and in several."""
     found = loss[case]
     assert found["found"] == pytest.approx(found["wanted"], rel=most, abs=0.0)
@@ -106,7 +106,7 @@ def test_fused_loss_is_the_reference(loss: dict[str, Any], case: str, most: floa
         assert largest <= most * max(1.0, scale)
 
 
-def test_fused_loss_in_bf16_is_off_by_its_rounding(loss: dict[str, Any]) -> None:
+def test_triton_loss_in_bf16_is_off_by_its_rounding(loss: dict[str, Any]) -> None:
     """Logits are rounded to 8 bits; sums and the gradient of the matrix are fp32."""
     found = loss["bfloat16"]
     assert found["found"] == pytest.approx(found["wanted"], rel=2e-2)

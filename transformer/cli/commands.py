@@ -92,7 +92,7 @@ def _train(job: TrainJob) -> float | None:
 
 
 def _translate(job: TranslateJob) -> None:
-    from transformer.decoding.stream import run as translate
+    from transformer.decoding.translate_stream import run as translate
 
     translate(job, sys.stdin.buffer, sys.stdout.buffer)
 

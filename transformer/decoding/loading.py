@@ -20,7 +20,8 @@ from transformer.compute import (
 from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
 from transformer.data.tokenizer import Tokenizer, read_model
-from transformer.decoding.translator import Translator, search_override
+from transformer.decoding.arguments import search_override
+from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, check_size, load_parameters
 from transformer.run_dir import RunDir

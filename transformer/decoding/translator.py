@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from numbers import Integral, Real
 from threading import Event
 from typing import TypeVar
 
@@ -25,10 +24,11 @@ import torch
 from torch import Tensor
 
 from transformer.compute import autocast, default_batch_tokens, memory_errors_named
-from transformer.config.settings import MOST_BEAM, Precision, SampleConfig, SearchConfig, SearchOverride
+from transformer.config.settings import MOST_BEAM, Precision, SearchConfig
 from transformer.data.batch import pad_rows
 from transformer.data.corpus import is_blank
 from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.arguments import check_length_penalties, check_list, check_whole, sampling_of
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import IdPair, align, piece_log_probs
 from transformer.decoding.output import BLANK, UNSCORED, Alignment, Scored, Translation
@@ -115,7 +115,6 @@ class Translator:
         *,
         prefixes: Sequence[str] | None = None,
         align: bool = False,
-        check: Callable[[], None] = lambda: None,
         first_line: int = 1,
         strict: bool = False,
     ) -> list[list[Translation]]:
@@ -133,8 +132,7 @@ class Translator:
         not as many as texts, or longer than a translation may be.
         """
         beam_size = self.search.beam_size
-        if not isinstance(n_best, Integral):
-            raise InputError(f"n_best={n_best!r} must be a whole number")
+        check_whole("n_best", n_best)
         if not 1 <= n_best <= beam_size:
             raise InputError(f"n_best={n_best} must be from 1 to search.beam_size={beam_size}: raise that, or lower it")
 
@@ -145,7 +143,6 @@ class Translator:
             prefixes,
             width=beam_size,
             align=align,
-            check=check,
             first_line=first_line,
             strict=strict,
         )
@@ -161,7 +158,6 @@ class Translator:
         seed: int = 1,
         prefixes: Sequence[str] | None = None,
         align: bool = False,
-        check: Callable[[], None] = lambda: None,
         first_line: int = 1,
         strict: bool = False,
     ) -> list[list[Translation]]:
@@ -175,9 +171,8 @@ class Translator:
         `log_prob` and `score` are the model's own, without temperature and limits. The other arguments, and what is
         raised, are as for `translate_n_best`.
         """
-        sampling = _sampling(temperature, top_k=top_k, top_p=top_p, seed=seed)
-        if not isinstance(n_samples, Integral):
-            raise InputError(f"n_samples={n_samples!r} must be a whole number")
+        sampling = sampling_of(temperature, top_k=top_k, top_p=top_p, seed=seed)
+        check_whole("n_samples", n_samples)
         if not 1 <= n_samples <= MOST_BEAM:
             raise InputError(f"n_samples={n_samples} must be from 1 to {MOST_BEAM}")
 
@@ -187,14 +182,11 @@ class Translator:
             prefixes,
             width=n_samples,
             align=align,
-            check=check,
             first_line=first_line,
             strict=strict,
         )
 
-    def translate_sweep(
-        self, texts: Sequence[str], length_penalties: Sequence[float], *, check: Callable[[], None] = lambda: None
-    ) -> dict[float, list[str]]:
+    def translate_sweep(self, texts: Sequence[str], length_penalties: Sequence[float]) -> dict[float, list[str]]:
         """For each of these alphas, what `translate` would give with it as `search.length_penalty`: from one search.
 
         It takes little longer than to translate once. The result can differ from that of `translate` by rounding alone:
@@ -202,20 +194,12 @@ class Translator:
 
         Raises InputError for a single text that is not in a list, for no alpha, and for one that cannot be.
         """
-        if not length_penalties:
-            raise InputError("translate_sweep needs at least one length penalty")
-        for alpha in length_penalties:
-            if not isinstance(alpha, Real):
-                raise InputError(f"length_penalty={alpha!r} must be a number")
-            search_override(None, alpha, max_extra=None, batch_tokens=None)  # only for its checks
+        check_length_penalties(length_penalties)
         penalties = [length_penalty(alpha) for alpha in length_penalties]
 
         sources = self._encode(texts, first_line=1, strict=False)
         by_source = self._search(
-            list(sources.values()),
-            partial(self._sweep, penalties=penalties),
-            width=self.search.beam_size,
-            check=check,
+            list(sources.values()), partial(self._sweep, penalties=penalties), width=self.search.beam_size
         )
 
         translations = {}
@@ -251,7 +235,6 @@ class Translator:
         sources: Sequence[str],
         targets: Sequence[str],
         *,
-        check: Callable[[], None] = lambda: None,
         first_line: int = 1,
         origins: tuple[str, str] = ("sources", "targets"),
     ) -> list[Scored]:
@@ -269,7 +252,7 @@ class Translator:
         def score_batch(models: Models, batch: list[int], _: Event) -> list[list[float]]:
             return piece_log_probs(models, [ids[n] for n in batch], self.device)
 
-        log_probs = self._in_batches(_lengths(ids), score_batch, width=1, check=check)
+        log_probs = self._in_batches(_lengths(ids), score_batch, width=1)
 
         penalty = length_penalty(self.search.length_penalty)
         scored = {}
@@ -293,7 +276,6 @@ class Translator:
         *,
         width: int,
         align: bool,
-        check: Callable[[], None],
         first_line: int,
         strict: bool,
     ) -> list[list[Translation]]:
@@ -306,9 +288,8 @@ class Translator:
             width=width,
             lines=[first_line + index for index in sources],
             prefixes=[prefix.ids for prefix in prefixes],
-            check=check,
         )
-        alignments = self._align(list(sources.values()), hypotheses, check=check) if align else None
+        alignments = self._align(list(sources.values()), hypotheses) if align else None
 
         translations = self._translations(hypotheses, prefixes, alignments)
         by_index = dict(zip(sources, translations, strict=True))
@@ -346,9 +327,7 @@ class Translator:
             translations.append(of_source)
         return translations
 
-    def _align(
-        self, sources: Sequence[list[int]], hypotheses: Sequence[Sequence[Hypothesis]], *, check: Callable[[], None]
-    ) -> list[list[Alignment]]:
+    def _align(self, sources: Sequence[list[int]], hypotheses: Sequence[Sequence[Hypothesis]]) -> list[list[Alignment]]:
         """The alignment of each hypothesis with its source."""
         pairs = []
         for source, n_best in zip(sources, hypotheses, strict=True):
@@ -357,7 +336,7 @@ class Translator:
         def align_batch(models: Models, batch: list[int], _: Event) -> list[list[int]]:
             return align(models, [pairs[n] for n in batch], self.device)
 
-        aligned = self._in_batches(_lengths(pairs), align_batch, width=1, check=check)
+        aligned = self._in_batches(_lengths(pairs), align_batch, width=1)
 
         # As many for each source as it has hypotheses.
         alignments = []
@@ -418,7 +397,7 @@ class Translator:
         search: Callable[[_Batch], list[Result]],
         *,
         width: int,
-        check: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
         lines: Sequence[int] | None = None,
         prefixes: Sequence[list[int]] | None = None,
     ) -> list[Result]:
@@ -452,7 +431,7 @@ class Translator:
         work: Callable[[Models, list[int], Event], list[Result]],
         *,
         width: int,
-        check: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
     ) -> list[Result]:
         """What `work` returns for each item, called with a batch of items of like length at a time.
 
@@ -505,7 +484,7 @@ class Translator:
 
     def _encode(self, texts: Sequence[str], *, first_line: int, strict: bool) -> dict[int, list[int]]:
         """The ids of each text that is not blank, by its index among the texts."""
-        _check_list(texts, "translate", "translate([text])")
+        check_list(texts, "translate", "translate([text])")
         shown = [n for n, text in enumerate(texts) if not is_blank(text)]
         encoded = self.tokenizer.encode([texts[n] for n in shown])
 
@@ -520,7 +499,7 @@ class Translator:
     ) -> dict[int, IdPair]:
         """The ids of each pair that has no blank side, by its index among the pairs."""
         for texts in (sources, targets):
-            _check_list(texts, "score", "score([source], [target])")
+            check_list(texts, "score", "score([source], [target])")
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources, but {len(targets)} targets: each target belongs to one source")
 
@@ -549,7 +528,7 @@ class Translator:
         if prefixes is None:
             return [_Prefix("", []) for _ in sources]
 
-        _check_list(prefixes, "prefixes", "prefixes=[text]")
+        check_list(prefixes, "prefixes", "prefixes=[text]")
         if len(prefixes) != n_texts:
             raise InputError(f"{len(prefixes)} prefixes for {n_texts} texts: give one for each, a blank one for none")
 
@@ -592,52 +571,9 @@ class Translator:
             )
 
 
-def _check_list(texts: Sequence[str], name: str, example: str) -> None:
-    """Raise InputError for a single text. Python takes it for a list of texts: its letters."""
-    if isinstance(texts, str):
-        raise InputError(f"{name} takes a list of texts: for a single one, write {example}")
-
-
 def _lengths(pairs: Sequence[IdPair]) -> list[int]:
     """How many positions each pair takes, EOS counted."""
     return [max(len(source), len(target)) + 1 for source, target in pairs]
-
-
-def _sampling(temperature: float, *, top_k: int | None, top_p: float | None, seed: int) -> Sampling:
-    """The settings that a user gave, checked: Python's annotations let a text through in the place of a number."""
-    if temperature is None:
-        raise InputError("temperature=None must be a number: 1 for the model's own probabilities")
-    if seed is None:
-        raise InputError("seed=None must be a whole number")
-    for name, value in {"top_k": top_k, "seed": seed}.items():
-        if not isinstance(value, Integral | None):
-            raise InputError(f"{name}={value!r} must be a whole number")
-    for name, number in {"temperature": temperature, "top_p": top_p}.items():
-        if not isinstance(number, Real | None):
-            raise InputError(f"{name}={number!r} must be a number")
-
-    try:
-        SampleConfig(temperature, top_k, top_p, seed)
-    except ValueError as error:
-        raise InputError(str(error).removeprefix("sample.")) from None
-    return Sampling(temperature, top_k, top_p, seed)
-
-
-def search_override(
-    beam_size: int | None, length_penalty: float | None, *, max_extra: int | None, batch_tokens: int | None
-) -> SearchOverride:
-    """The settings that a user gave, checked: Python's annotations let a text through in the place of a number."""
-    whole = {"beam_size": beam_size, "max_extra": max_extra, "batch_tokens": batch_tokens}
-    for name, value in whole.items():
-        if not isinstance(value, Integral | None):
-            raise InputError(f"{name}={value!r} must be a whole number, or None for the run's own")
-    if not isinstance(length_penalty, Real | None):
-        raise InputError(f"length_penalty={length_penalty!r} must be a number, or None for the run's own")
-
-    try:
-        return SearchOverride(beam_size, length_penalty, max_extra, batch_tokens)
-    except ValueError as error:
-        raise InputError(str(error).removeprefix("search.")) from None
 
 
 def _batches(lengths: list[int], *, width: int, batch_tokens: int) -> Iterator[list[int]]:

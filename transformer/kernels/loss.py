@@ -1,9 +1,10 @@
-"""The output projection and the smoothed loss in one, a few hundred rows at a time, with the gradient made on the way.
+"""The output projection and the smoothed loss in one, in plain torch, for every device.
 
 `N` rows, `D` d_model, `V` vocabulary. The logits of a step are by far its largest tensor, and writing a fresh one of 80
-MB costs a CPU more than the product itself. Here a block of rows stays in two buffers that are used again, and only the
-gradients of the hidden states and of the matrix leave. Smoothing costs almost nothing: its part of the loss is linear
-in the logits, so its gradient is one row times the matrix and one column times the hidden states.
+MB costs a CPU more than the product itself. Here they are made a few hundred rows at a time, in two buffers that are
+used again, and their gradient on the way: only the gradients of the hidden states and of the matrix leave. Smoothing
+costs almost nothing: its part of the loss is linear in the logits, so its gradient is one row times the matrix and one
+column times the hidden states. `triton_loss.py` is the same in Triton, for GPUs.
 """
 
 from typing import Any
@@ -14,7 +15,14 @@ from torch import Tensor
 from transformer.compute import to_autocast_dtype
 from transformer.vocabulary import PAD
 
-ROWS = 512  # of a block on a CPU: large enough for the matrix units, small enough for the cache
+
+def rows_per_block(device_type: str) -> int:
+    """Rows of logits that are held at a time on a device of this type: "cpu", "cuda".
+
+    On a CPU, 512 are enough for the matrix units, and few enough for the cache. A GPU needs larger products to be busy,
+    and each block costs it some twenty launches.
+    """
+    return 512 if device_type == "cpu" else 8 * 512
 
 
 def linear_cross_entropy(
@@ -64,7 +72,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
         logits = hidden.new_empty(0)
         probabilities = hidden.new_empty(0)
-        block = ROWS if hidden.device.type == "cpu" else 8 * ROWS
+        block = rows_per_block(hidden.device.type)
 
         for start in range(0, len(hidden), block):
             place = slice(start, start + block)

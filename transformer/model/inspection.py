@@ -22,10 +22,6 @@ from transformer.model.attention import MultiHeadAttention
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS
 
-_CELL = 6  # the height and width of one weight in a picture, in pixels
-_GAP = 4  # pixels between two heads
-_GAP_GREY = 160
-
 
 class Role(Enum):
     """Which attention of a layer (section 3.2.3)."""
@@ -106,21 +102,3 @@ def _keep_weights(
     assert isinstance(attention, MultiHeadAttention)
     x, kv = args
     kept.append(attention.weights(x, kv, **kwargs)[0])
-
-
-def draw(weights: Tensor) -> Tensor:
-    """Weights `(L, H, queries, keys)` as a picture in grey, `(1, height, width)` uint8: layers below one another.
-
-    The heads of a layer are side by side, queries from top to bottom, keys from left to right. Weight 1 is black.
-    """
-    n_layers, n_heads, n_queries, n_keys = weights.shape
-    height = n_queries * _CELL + _GAP  # of one head, with the gap below it
-    width = n_keys * _CELL + _GAP
-
-    # A square of pixels for each weight.
-    pixels = (255 * (1 - weights)).round().to(torch.uint8)
-    pixels = pixels.repeat_interleave(_CELL, dim=2).repeat_interleave(_CELL, dim=3)
-
-    picture = torch.full((n_layers, n_heads, height, width), _GAP_GREY, dtype=torch.uint8)
-    picture[:, :, : height - _GAP, : width - _GAP] = pixels
-    return picture.transpose(1, 2).reshape(1, n_layers * height, n_heads * width)

@@ -32,7 +32,6 @@ from transformer.machine import HeapTrimmer
 from transformer.records import Best, CheckpointState, Progress, Results
 from transformer.run_dir import DEV, RunDir, list_steps
 from transformer.tracking import BESIDE_BAR, ProgressBar, Tracker, progress_bar
-from transformer.training import validate
 from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 from transformer.training.optimizer import move_average, rate_of, updates_applied
@@ -40,9 +39,11 @@ from transformer.training.preview import log_preview
 from transformer.training.process import process_settings_restored
 from transformer.training.progress import Clock, describe, report_window, validation_scalars
 from transformer.training.resolve import batching_of
+from transformer.training.samples import show_attention, show_samples
 from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.trial import check_memory
+from transformer.training.validate import validate
 
 log = logging.getLogger(__name__)
 
@@ -327,7 +328,7 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
     translator = Translator(model, run.tokenizer, greedy, run.device, run.resolved.precision)
     try:
         with memory_errors_named("measuring the dev loss", remedy=_smaller_batches(run)):
-            validation, hypotheses = validate.validate(
+            validation, hypotheses = validate(
                 Objective(model, job.train.label_smoothing),
                 translator,
                 run.dev,
@@ -347,9 +348,9 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
     log.info("step %d: dev %s%s", step, describe(validation), ", the best so far" if is_best else "")
 
     # Show what the model does.
-    validate.show_samples(run.dev, hypotheses, tracker, step=step, count=job.train.samples)
+    show_samples(run.dev, hypotheses, tracker, step=step, count=job.train.samples)
     if job.train.attention_images and world.is_rank0:
-        validate.show_attention(model, run.dev, tracker, step=step, device=run.device, precision=run.resolved.precision)
+        show_attention(model, run.dev, tracker, step=step, device=run.device, precision=run.resolved.precision)
 
     return step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]
 

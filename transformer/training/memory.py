@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from transformer.compute import HALF
 from transformer.config.settings import Activation, Device, LayoutKind, ModelConfig, Norm, Precision, Score
 from transformer.cost import count_parameters
-from transformer.kernels.loss import ROWS
+from transformer.kernels.loss import rows_per_block
 from transformer.records import Resolved
 
 GROUP_PADDING = 1.1  # slots for each token, where attention is computed in groups of padded sentences
@@ -174,11 +174,9 @@ def _feed_forward(config: ModelConfig, device: Device, *, widths: _Widths, slots
 def _loss(config: ModelConfig, vocab_size: int, resolved: Resolved, *, widths: _Widths) -> int:
     """Two blocks of rows times the vocabulary, and the output matrix: its gradient, and what a block adds to it.
 
-    The fused loss has one block, of as many rows as was resolved.
+    The loss in Triton has one block, of as many rows as was resolved.
     """
-    rows = 2 * (ROWS if resolved.device is Device.cpu else 8 * ROWS)  # as in `kernels.loss`
-    if resolved.loss_rows is not None:
-        rows = resolved.loss_rows
+    rows = 2 * rows_per_block(resolved.device.name) if resolved.loss_rows is None else resolved.loss_rows
     matrix = vocab_size * config.d_model
     is_half = widths.activation < widths.parameter
     copies = 2 * widths.parameter + (2 * widths.activation if is_half else 0)  # rounded: the matrix, and the product

@@ -26,8 +26,8 @@ from transformer.config.settings import AttentionKernel, Device, LayoutKind, Pre
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Lengths, Mixture
 from transformer.errors import InputError
-from transformer.kernels.fused_loss import rows_per_block
 from transformer.kernels.packed_attention import WIDEST
+from transformer.kernels.triton_loss import rows_that_fit
 from transformer.machine import resolve_threads
 from transformer.records import Resolved
 
@@ -143,7 +143,7 @@ def _loss_rows(job: TrainJob, device: torch.device, precision: Precision, *, max
         return None
     if not has_triton(device):
         raise InputError("train.fused_loss=true needs Triton, and a GPU since Ampere: set it to false")
-    return rows_per_block(
+    return rows_that_fit(
         free_gpu_memory(device),
         vocab_size=job.tokenizer.vocab_size,
         itemsize=product_dtype(precision).itemsize,

@@ -20,8 +20,8 @@ from transformer.config.settings import Precision
 from transformer.data.batch import Batch
 from transformer.data.loader import Step
 from transformer.distributed import unsynchronised
-from transformer.kernels.fused_loss import fused_linear_cross_entropy
 from transformer.kernels.loss import linear_cross_entropy
+from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.transformer import Transformer
 from transformer.seeding import seed_for
@@ -72,7 +72,7 @@ class Objective(nn.Module):
         targets = batch.target_out
         if self.loss_rows is None:
             return linear_cross_entropy(hidden, matrix, targets, label_smoothing=self.label_smoothing)
-        return fused_linear_cross_entropy(
+        return triton_linear_cross_entropy(
             hidden, matrix, targets, label_smoothing=self.label_smoothing, rows=self.loss_rows
         )
 

@@ -1,4 +1,4 @@
-"""Validation: the loss on the dev set, sacreBLEU of its translations, and what is shown of them.
+"""Validation: the loss on the dev set, and sacreBLEU of its translations.
 
 The dev set is divided among the ranks, for the loss by batches, for the translations by sentences. All ranks get the
 same validation.
@@ -7,7 +7,6 @@ same validation.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
@@ -23,17 +22,12 @@ from transformer.decoding.translator import Translator
 from transformer.distributed import World
 from transformer.evaluation.score import measure
 from transformer.evaluation.sets import digest_sets
-from transformer.model.inspection import Role, attention_maps, draw
-from transformer.model.transformer import Transformer
 from transformer.records import Validation
 from transformer.run_dir import DEV
-from transformer.tracking import BESIDE_BAR, Tracker
 from transformer.training.guard import Interrupted
 from transformer.training.step import Objective
 
 log = logging.getLogger(__name__)
-
-LONGEST_DRAWN = 40  # pieces of a sentence whose attention is drawn: more would not be readable
 
 
 @dataclass(frozen=True)
@@ -143,37 +137,3 @@ def dev_loss(
         raise Interrupted
     smoothed, plain = (world.sum(sums) / int(dev.lengths[:, 1].sum())).tolist()
     return smoothed, plain
-
-
-# ---- what is shown of a validation ----------------------------------------------------------------------------------
-
-
-def show_samples(dev: DevSet, hypotheses: Sequence[str], tracker: Tracker, *, step: int, count: int) -> None:
-    """Log the first `count` dev sentences with their translations and references."""
-    lines = []
-    triples = zip(dev.sources, hypotheses, dev.references, strict=True)
-    for source, hypothesis, reference in islice(triples, count):
-        lines.append(f"source      {source}")
-        lines.append(f"translation {hypothesis}")
-        lines.append(f"reference   {reference}")
-
-    tracker.text(step, "dev/samples", lines)
-    for line in lines:
-        log.info("  %s", line, extra=BESIDE_BAR)
-
-
-def show_attention(
-    model: Transformer, dev: DevSet, tracker: Tracker, *, step: int, device: torch.device, precision: Precision
-) -> None:
-    """Draw the attention of `model` for one dev sentence pair, the decoder reading the reference.
-
-    It is the first pair that is short enough for a readable picture; if none is, the beginning of the first one.
-    """
-    lengths = dev.store.lengths.max(axis=1)  # the longer side, EOS counted
-    first = np.array([(lengths <= LONGEST_DRAWN).argmax()])
-    source = dev.store.gather(first, 0).pieces[:LONGEST_DRAWN].tolist()
-    target = dev.store.gather(first, 1).pieces[:LONGEST_DRAWN].tolist()
-
-    maps = attention_maps(model, source, target, device=device, precision=precision)
-    for role in Role:
-        tracker.image(step, f"attention/{role.value}", draw(maps.of(role)))

@@ -182,7 +182,7 @@ def read_pieces(translator: Translator, sentences: Sequence[Sentence]) -> list[t
     # The model's own for the other sentences.
     others = [number for number in range(len(sentences)) if number not in given]
     if others:
-        hypotheses = translator.hypotheses([sources[number] for number in others], n_best=1, check=lambda: None)
+        hypotheses = translator.hypotheses([sources[number] for number in others], n_best=1)
         for number, [best] in zip(others, hypotheses, strict=True):
             targets[number] = best.tokens
 

@@ -288,7 +288,7 @@ def _ours(translator: Translator, peer: Peer, sources: list[list[int]], *, beam_
     """The best translation of each source by our search, under the peer's penalty."""
     search = replace(translator.search, beam_size=beam_size)
     searcher = replace(translator, search=search)
-    n_best = searcher.hypotheses(sources, n_best=1, check=lambda: None, penalty=peer.penalty)
+    n_best = searcher.hypotheses(sources, n_best=1, penalty=peer.penalty)
     return [best for [best] in n_best]
 
 

@@ -1,4 +1,4 @@
-"""The output projection and the smoothed loss on a GPU: three products, and one pass between them.
+"""The output projection and the smoothed loss in one, in Triton, for GPUs: three products, and one pass between them.
 
 `N` rows, `D` d_model, `V` vocabulary. The reference is `loss.smoothed_cross_entropy`; the gradient is made in the
 forward pass, as in `kernels/loss.py`, but there is no second block for the probabilities, and all rows are one block
@@ -19,7 +19,7 @@ from transformer.vocabulary import PAD
 _SHARE = 8  # of the memory that is free: an eighth for the block of logits
 
 
-def rows_per_block(free: int, *, vocab_size: int, itemsize: int, most: int) -> int:
+def rows_that_fit(free: int, *, vocab_size: int, itemsize: int, most: int) -> int:
     """Rows of logits that are held at a time, where `free` bytes are: a multiple of 128, at most `most` rounded up.
 
     The number is part of what a run resolves at its start: other blocks would add in another order.
@@ -28,7 +28,7 @@ def rows_per_block(free: int, *, vocab_size: int, itemsize: int, most: int) -> i
     return max(128, min(fitting // 128 * 128, -(-most // 128) * 128))
 
 
-def fused_linear_cross_entropy(
+def triton_linear_cross_entropy(
     hidden: Tensor, matrix: Tensor, targets: Tensor, *, label_smoothing: float, rows: int
 ) -> tuple[Tensor, Tensor]:
     """`smoothed_cross_entropy(hidden @ matrix.T, targets)` for hidden `(N, D)`, matrix `(V, D)` and classes `(N,)`.
@@ -38,12 +38,12 @@ def fused_linear_cross_entropy(
     """
     hidden = to_autocast_dtype(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        return _TritonLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
             hidden, matrix, targets, label_smoothing, rows
         )
 
 
-class _FusedLinearCrossEntropy(torch.autograd.Function):
+class _TritonLinearCrossEntropy(torch.autograd.Function):
     """With `z` the logits, `p` their softmax, `y` the class, `s = eps / (V - 1)` what each wrong class gets:
 
     loss = -log p_y + eps (z_y - mean of the other z), and d loss / dz = p - s - (1 - eps - s) [class is y].

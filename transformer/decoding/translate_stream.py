@@ -1,0 +1,107 @@
+"""`transformer translate`: standard input to standard output, line for line, whatever the bytes.
+
+Each line of the input gives one line of output, and the last one ends in a newline, too.
+"""
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from transformer.config.jobs import TranslateJob
+from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines, with_tag
+from transformer.decoding.loading import load_for
+from transformer.decoding.output import Translation, format_translations
+from transformer.decoding.stream import read_blocks, throughput
+from transformer.decoding.translator import Translator
+from transformer.errors import InputError
+from transformer.machine import resolve_threads
+
+log = logging.getLogger(__name__)
+
+
+def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
+    """Translate until the input ends, flushing after each block; BrokenPipeError is left to the caller.
+
+    Raises InputError where there is no model, for settings that cannot be, for a line that is too long or not UTF-8
+    under `strict`, and for prefixes that are not as many as lines.
+    """
+    torch.set_num_threads(resolve_threads(job.threads))
+    translator = load_for(job)
+    _translate(translator, job, [], None, line=1)  # of nothing: an error in the settings shows before anything is read
+
+    line = 1
+    with throughput("line", stdin, stdout) as advance, closing(_prefixes(job.prefix)) as prefixes:
+        for block in read_blocks(stdin):
+            texts = [with_tag(_decode(text, line + n, strict=job.strict), job.tag) for n, text in enumerate(block)]
+            block_prefixes = None if job.prefix is None else list(islice(prefixes, len(texts)))
+            if block_prefixes is not None and len(block_prefixes) < len(texts):
+                raise InputError(
+                    f"{job.prefix} has {line - 1 + len(block_prefixes)} lines, and there are more to translate: give a "
+                    "prefix, or a blank line, for each"
+                )
+
+            translations = _translate(translator, job, texts, block_prefixes, line=line)
+            stdout.write(format_translations(translations, job.format, first_line=line).encode("utf-8"))
+            stdout.flush()
+
+            line += len(block)
+            advance(len(block))
+
+        if next(prefixes, None) is not None:
+            raise InputError(f"{job.prefix}:{line}: there are only {line - 1} lines to translate: leave the rest out")
+
+
+def _translate(
+    translator: Translator, job: TranslateJob, texts: Sequence[str], prefixes: Sequence[str] | None, *, line: int
+) -> list[list[Translation]]:
+    """The translations of some lines, the first of which is `line`: searched or sampled, by the job's settings."""
+    if not job.sample.is_wanted:
+        return translator.translate_n_best(
+            texts, job.n_best, prefixes=prefixes, align=job.align, first_line=line, strict=job.strict
+        )
+
+    temperature = job.sample.temperature
+    return translator.sample(
+        texts,
+        job.n_best,
+        temperature=1.0 if temperature is None else temperature,
+        top_k=job.sample.top_k,
+        top_p=job.sample.top_p,
+        seed=job.sample.seed,
+        prefixes=prefixes,
+        align=job.align,
+        first_line=line,
+        strict=job.strict,
+    )
+
+
+def _prefixes(path: str | None) -> Generator[str, None, None]:
+    """The lines of a file, or nothing where there is no file."""
+    if path is not None:
+        yield from read_lines(Path(path))
+
+
+def _decode(line: bytes, number: int, *, strict: bool) -> str:
+    """A line as text. One that is too long is truncated, bytes that are not UTF-8 are replaced; `strict` raises."""
+    if len(line) > LONGEST_LINE:
+        problem = f"line {number}: longer than {LONGEST_LINE} bytes"
+        if strict:
+            raise InputError(f"{problem}: split the line, or leave out strict=true to have it truncated")
+        log.warning("%s: only its beginning is read", problem)
+        line = cut_line(line)
+
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        problem = f"line {number}: not UTF-8 at byte {error.start + 1}"
+        if strict:
+            raise InputError(
+                f"{problem}: mend the line, or leave out strict=true to have U+FFFD in its place"
+            ) from None
+        log.warning("%s; bytes that cannot be read become U+FFFD", problem)
+        return line.decode("utf-8", errors="replace")
