@@ -153,7 +153,7 @@ class Groups:
         return self.by_head[n_heads]
 
     def _make_head_indices(self, n_heads: int) -> "HeadIndices":
-        """On a CPU, which alone attends to groups by batched products.
+        """The indices are made on the CPU: only there does attention to groups go by batched products.
 
         A row is one head of one slot. Packed rows are in the order (slot, head), so head h of slot s is row s H + h.
         The padded rows of a group are in the order (sentence, head, position).
@@ -209,15 +209,15 @@ class HeadIndices:
 class Packed:
     """Sentences end to end in `N` slots. The slots left at the end are empty: no query sees them, and they see nothing.
 
-    A packed batch has one shape, whatever its sentences. `offsets` and `longest` are all that one kernel needs to
-    attend to the sentences as they lie; `kernel` says which one does, where there are no groups.
+    A packed batch has one shape, whatever its sentences. `offsets` and `longest` are all that a kernel needs to attend
+    to the sentences as they lie. Where there is no such kernel, there are groups.
     """
 
     offsets: Tensor  # (B + 1,) int32, or longer: sentence i fills slots offsets[i] to offsets[i + 1]
     position_ids: Tensor  # (N,) int64: the position of each slot in its sentence; 0 in an empty one
     longest: int  # no sentence is longer
-    groups: Groups | None
-    kernel: AttentionKernel
+    groups: Groups | None  # None: attention is by `kernel`
+    kernel: AttentionKernel | None  # None: attention is in groups
 
     def positions(self) -> Tensor:
         """The position of every slot in its sentence, counted from 0, as `(N,)`."""
@@ -289,19 +289,18 @@ def pack(
     lengths: Numbers,
     capacities: tuple[int, int],
     *,
-    grouped: bool,
-    kernel: AttentionKernel = AttentionKernel.varlen,
+    kernel: AttentionKernel | None = None,
 ) -> tuple[Packed, Packed]:
     """The layouts of both sides of sentence pairs: `lengths` is `(B, 2)`, `capacities` are the slots of each side.
 
-    `grouped` cuts them into groups, for attention without a kernel for packed sentences; `kernel` is the one to take
-    where they are not. Raises ValueError where the sentences do not fit.
+    `kernel` is the one that will attend to them as they lie. None: there is none, so they are cut into groups. Raises
+    ValueError where the sentences do not fit.
     """
     totals = lengths.sum(axis=0)  # (2,)
     if (totals > capacities).any():
         raise ValueError(f"{totals.tolist()} tokens do not fit {list(capacities)} slots")
 
-    members = _group(lengths) if grouped else None
+    members = _group(lengths) if kernel is None else None
     source = _pack_side(lengths[:, 0], capacities[0], members=members, kernel=kernel)
     target = _pack_side(lengths[:, 1], capacities[1], members=members, kernel=kernel)
     return source, target
@@ -336,7 +335,9 @@ def _group(lengths: Numbers) -> list[Numbers]:
     return [*groups, longest_first[start:]] if len(longest_first) else []
 
 
-def _pack_side(lengths: Numbers, capacity: int, *, members: list[Numbers] | None, kernel: AttentionKernel) -> Packed:
+def _pack_side(
+    lengths: Numbers, capacity: int, *, members: list[Numbers] | None, kernel: AttentionKernel | None
+) -> Packed:
     """The layout of one side: `lengths` `(B,)` is in the order of the packed sentences, `members` are the groups'."""
     count = len(lengths)
     offsets = np.zeros(_round_up(count + 1, _OFFSETS), dtype=np.int32)

@@ -127,7 +127,7 @@ def attention() -> dict[str, Any]:
 
 def layouts(role: str, lengths: Any, slots: int) -> tuple[Any, Any]:
     """Queries and keys."""
-    source, target = pack(np.array(lengths), (slots, slots), grouped=False, kernel=AttentionKernel.triton)
+    source, target = pack(np.array(lengths), (slots, slots), kernel=AttentionKernel.triton)
     return {"encoder": (source, source), "causal": (target, target), "cross": (target, source)}[role]
 
 

@@ -309,7 +309,7 @@ def test_attend_over_an_empty_source_is_finite(score: Score) -> None:
 def test_attend_drops_weights_and_keeps_their_mean(score: Score, causal: bool, shape: str, dtype: torch.dtype) -> None:
     """With the identity as values the result is the weights: each is dropped, or kept and divided by 1 - p."""
     s, p = 12, 0.25
-    layout = Padded.of([s], s) if shape == "padded" else pack(np.array([[s, s]]), (s, s), grouped=True)[0]
+    layout = Padded.of([s], s) if shape == "padded" else pack(np.array([[s, s]]), (s, s))[0]
     rows = (1, s) if shape == "padded" else (s,)
     q, k, options = draw(*rows, 1, 4, seed=1).to(dtype), draw(*rows, 1, 4, seed=2).to(dtype), how(score, 4)
     if score is Score.additive:
@@ -331,7 +331,7 @@ def test_attend_drops_weights_and_keeps_their_mean(score: Score, causal: bool, s
 
 
 def packed_layouts(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple[Packed, Packed]:
-    return pack(np.array(lengths, dtype=np.int32), capacities, grouped=True)
+    return pack(np.array(lengths, dtype=np.int32), capacities)
 
 
 def alone(

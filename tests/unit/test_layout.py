@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from transformer.config.settings import AttentionKernel
 from transformer.layout import Groups, Packed, Padded, pack
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
@@ -77,7 +78,7 @@ def groups_of(layout: Packed) -> Groups:
 
 
 def packed(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple[Packed, Packed]:
-    return pack(np.array(lengths, dtype=np.int32), capacities, grouped=True)
+    return pack(np.array(lengths, dtype=np.int32), capacities)
 
 
 @pytest.fixture
@@ -262,12 +263,12 @@ def test_packed_moves_as_a_whole() -> None:
 def test_pack_without_groups_is_what_a_kernel_reads() -> None:
     """The same packed side, and nothing about padded rows; `longest` is rounded up to 128."""
     lengths = np.array([(2, 129), (128, 1)], dtype=np.int32)
-    source, target = pack(lengths, (140, 140), grouped=False)
-    grouped, _ = pack(lengths, (140, 140), grouped=True)
+    source, target = pack(lengths, (140, 140), kernel=AttentionKernel.varlen)
+    in_groups, _ = pack(lengths, (140, 140))
     assert source.groups is None
     assert (source.longest, target.longest) == (128, 256)
-    assert torch.equal(source.offsets, grouped.offsets)
-    assert torch.equal(source.position_ids, grouped.position_ids)
+    assert torch.equal(source.offsets, in_groups.offsets)
+    assert torch.equal(source.position_ids, in_groups.position_ids)
     assert source.to(torch.device("meta")).groups is None
 
 

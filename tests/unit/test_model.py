@@ -66,7 +66,7 @@ def end_to_end(sources: list[list[int]], targets: list[list[int]], empty: int) -
     sides = (sources, targets)
     flat = [[token for sentence in side for token in sentence] + [0] * empty for side in sides]
     lengths = np.array([[len(s), len(t)] for s, t in zip(*sides, strict=True)], dtype=np.int32)
-    layouts = pack(lengths, (len(flat[0]), len(flat[1])), grouped=True)
+    layouts = pack(lengths, (len(flat[0]), len(flat[1])))
     return [(torch.tensor(tokens), layout) for tokens, layout in zip(flat, layouts, strict=True)]
 
 

@@ -16,7 +16,7 @@ PAIRS = [(3, 2), (1, 4), (2, 1)]
 
 
 def sides(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple[Packed, Packed]:
-    return pack(np.array(lengths, dtype=np.int32), capacities, grouped=False, kernel=AttentionKernel.flex)
+    return pack(np.array(lengths, dtype=np.int32), capacities, kernel=AttentionKernel.flex)
 
 
 def pairs(ranges: Ranges) -> list[tuple[int, int]]:

@@ -143,7 +143,7 @@ def _make_step(
     capacities = batching.capacities
 
     def batch_of(ids: Ids) -> Batch:
-        return collate(store, ids, capacities, grouped=batching.grouped, kernel=batching.kernel)
+        return collate(store, ids, capacities, kernel=batching.kernel)
 
     numbers = [m for m in range(rank, len(parts), world_size) if len(parts[m])]
     micro_batches = [(m, batch_of(parts[m])) for m in numbers]
