@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from transformer.data.batch import Batch, collate
-from transformer.data.plan import Batching, count_slots, plan_epoch, split_step
+from transformer.data.plan import Batching, count_slots
 from transformer.data.store import SIDES, Ids, Store
 from transformer.errors import InputError
 
@@ -100,22 +100,10 @@ def _make_steps(
     while True:
         store = store_of(epoch)
         _refuse_too_long(store, batching, epoch)
-        plan = plan_epoch(
-            store.lengths,
-            mixture=batching.mixture,
-            seed=batching.seed,
-            epoch=epoch,
-            tokens_per_step=batching.tokens_per_step,
-        )
+        plan = batching.plan(store.lengths, epoch)
 
         for index in range(first_step, len(plan)):
-            parts = split_step(
-                plan[index],
-                store.lengths,
-                max_tokens=batching.max_tokens,
-                micro_batch_multiple=batching.micro_batch_multiple,
-                capacities=batching.capacities,
-            )
+            parts = batching.split(plan[index], store.lengths)
             yield _make_step(store, parts, batching, epoch=epoch, index=index, rank=rank, world_size=world_size)
 
         epoch += 1

@@ -49,6 +49,26 @@ class Batching:
     capacities: tuple[int, int] | None  # slots of a packed micro-batch, source and target; None: padded
     kernel: AttentionKernel | None = None  # attends to packed sentences as they lie; None: they are cut into groups
 
+    def plan(self, lengths: Lengths, epoch: int) -> list[Ids]:
+        """`plan_epoch` of pairs of these lengths."""
+        return plan_epoch(
+            lengths,
+            mixture=self.mixture,
+            seed=self.seed,
+            epoch=epoch,
+            tokens_per_step=self.tokens_per_step,
+        )
+
+    def split(self, ids: Ids, lengths: Lengths) -> list[Ids]:
+        """`split_step` of the pairs `ids`, a step of that plan; `lengths` are the whole corpus'."""
+        return split_step(
+            ids,
+            lengths,
+            max_tokens=self.max_tokens,
+            micro_batch_multiple=self.micro_batch_multiple,
+            capacities=self.capacities,
+        )
+
 
 # ---- from an epoch to its steps -------------------------------------------------------------------------------------
 
