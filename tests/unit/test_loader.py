@@ -253,27 +253,6 @@ def test_load_steps_groups_packed_batches_without_a_kernel(kernel: AttentionKern
     assert {layout.kernel for layout in layouts if isinstance(layout, Packed)} == {kernel}
 
 
-@pytest.mark.parametrize(
-    ("capacities", "message"),
-    [
-        ((24, 20), "epoch 1: a target sentence of 21 tokens does not fit a micro-batch of 20: raise train.max_tokens "),
-        (None, "epoch 1: a source sentence of 28 tokens does not fit a micro-batch of 25: raise train.max_tokens "),
-    ],
-    ids=["packed", "padded"],
-)
-def test_load_steps_refuses_a_sentence_longer_than_a_micro_batch(
-    capacities: tuple[int, int] | None, message: str
-) -> None:
-    pieces = [[4 + i] * 3 for i in range(60)]
-    long_target = Store.from_pieces(pieces, [*pieces[1:], [9] * 20])
-    long_source = Store.from_pieces([*pieces[1:], [9] * 27], pieces)
-    stores = {0: STORE, 1: long_source if capacities is None else long_target}
-    stream = load(store=lambda epoch: stores[epoch], capacities=capacities)
-    with pytest.raises(InputError) as caught:
-        exhaust(stream, epoch=0)
-    assert str(caught.value) == message + "or lower data.filter.max_length"
-
-
 def test_load_steps_raises_what_a_store_raises() -> None:
     def store_of(epoch: int) -> Store:
         if epoch:
