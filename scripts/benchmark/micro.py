@@ -31,10 +31,10 @@ from torch.nn import functional as F
 from transformer.compute import avoid_cudnn_attention, has_compiler, has_triton, resolve_device
 from transformer.config.settings import AttentionKernel, Device
 from transformer.data.batch import Batch, collate
+from transformer.data.packing import pack
 from transformer.data.plan import packed_capacities, plan_epoch
 from transformer.kernels.fused_loss import fused_linear_cross_entropy
 from transformer.kernels.loss import linear_cross_entropy
-from transformer.layout import pack
 from transformer.model.attention import attend
 
 CACHE = 2**28  # bytes: no cache of a device is larger

@@ -27,11 +27,12 @@ from torch import Tensor
 
 from support.paths import ROOT
 from transformer.config.settings import AttentionKernel
+from transformer.data.packing import pack
 from transformer.kernels.fused_loss import fused_linear_cross_entropy
 from transformer.kernels.gpu import attention as attention_kernels
 from transformer.kernels.gpu import loss as loss_kernels
 from transformer.kernels.packed_attention import plain_attention
-from transformer.layout import Padded, pack
+from transformer.layout import Padded
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import attend, attention_weights
 

@@ -35,13 +35,14 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import AttentionKernel, Device, ModelConfig, Precision, Score, TrainConfig
 from transformer.data.batch import Batch, collate
 from transformer.data.loader import Position, load_steps
+from transformer.data.packing import pack
 from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.kernels.fused_loss import fused_linear_cross_entropy
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.kernels.packed_attention import Ranges, plain_attention
-from transformer.layout import Packed, Padded, pack
+from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import attend
 from transformer.model.transformer import Transformer

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transformer.config.settings import AttentionKernel
-from transformer.layout import Groups, Packed, Padded, pack
+from transformer.data.packing import pack
+from transformer.layout import Groups, Packed, Padded
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 
@@ -84,8 +85,8 @@ def packed(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple
 @pytest.fixture
 def exact_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups as small as their sentences, not rounded up."""
-    monkeypatch.setattr("transformer.layout._ROWS", 1)
-    monkeypatch.setattr("transformer.layout._WIDTH", 1)
+    monkeypatch.setattr("transformer.data.packing._ROWS", 1)
+    monkeypatch.setattr("transformer.data.packing._WIDTH", 1)
 
 
 def test_packed_groups_are_rounded_up_with_empty_rows() -> None:
@@ -210,7 +211,7 @@ def test_packed_groups_pad_and_unpad_have_the_gradients_of_plain_indexing(
     capacities: tuple[int, int], small: int, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padding holds what nobody must read, and no gradient comes from it, whatever it is asked for."""
-    monkeypatch.setattr("transformer.layout._SMALL", small)
+    monkeypatch.setattr("transformer.data.packing._SMALL", small)
     layout = packed(PAIRS, capacities)[side]
     assert (len(groups_of(layout).layouts) > 1) == (small == 0)
     draws = torch.Generator().manual_seed(side)

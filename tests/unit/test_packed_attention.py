@@ -7,9 +7,10 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torchs_flex
 
 from transformer.config.settings import AttentionKernel
+from transformer.data.packing import pack
 from transformer.kernels.fused_loss import rows_per_block, wide_product
 from transformer.kernels.packed_attention import Ranges, flex_blocks, plain_attention
-from transformer.layout import Packed, Padded, pack
+from transformer.layout import Packed, Padded
 from transformer.model.attention import attend, attention_weights
 
 PAIRS = [(3, 2), (1, 4), (2, 1)]

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from transformer.config.settings import AttentionKernel
+from transformer.data.packing import pack
 from transformer.data.store import Ids, Sentences, Store
-from transformer.layout import Layout, Padded, pack
+from transformer.layout import Layout, Padded
 from transformer.vocabulary import BOS, EOS, PAD
 
 
