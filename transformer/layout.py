@@ -14,10 +14,7 @@ group, `H` heads, `K` head width.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -153,7 +150,7 @@ class Groups:
         return self.by_head[n_heads]
 
     def _make_head_indices(self, n_heads: int) -> "HeadIndices":
-        """On a CPU, which alone attends to groups by batched products.
+        """The indices are made on the CPU: only there does attention to groups go by batched products.
 
         A row is one head of one slot. Packed rows are in the order (slot, head), so head h of slot s is row s H + h.
         The padded rows of a group are in the order (sentence, head, position).
@@ -209,15 +206,15 @@ class HeadIndices:
 class Packed:
     """Sentences end to end in `N` slots. The slots left at the end are empty: no query sees them, and they see nothing.
 
-    A packed batch has one shape, whatever its sentences. `offsets` and `longest` are all that one kernel needs to
-    attend to the sentences as they lie; `kernel` says which one does, where there are no groups.
+    A packed batch has one shape, whatever its sentences. `offsets` and `longest` are all that a kernel needs to attend
+    to the sentences as they lie. Where there is no such kernel, there are groups.
     """
 
     offsets: Tensor  # (B + 1,) int32, or longer: sentence i fills slots offsets[i] to offsets[i + 1]
     position_ids: Tensor  # (N,) int64: the position of each slot in its sentence; 0 in an empty one
     longest: int  # no sentence is longer
-    groups: Groups | None
-    kernel: AttentionKernel
+    groups: Groups | None  # None: attention is by `kernel`
+    kernel: AttentionKernel | None  # None: attention is in groups
 
     def positions(self) -> Tensor:
         """The position of every slot in its sentence, counted from 0, as `(N,)`."""
@@ -266,145 +263,3 @@ class Histories:
 
 
 Layout = Padded | Packed
-
-# ---- from the lengths of sentences to packed layouts ----------------------------------------------------------------
-
-Numbers = npt.NDArray[Any]
-
-# Every new shape costs a CPU time and memory for good, so groups come in few sizes.
-_ROWS = 16  # the rows of a group are a multiple of this
-_WIDTH = 4  # and its width of this
-
-# A packed kernel starts a block of threads for each offset and each stretch of `longest`, needed or not: both are close
-# to what the batch has, in steps that let memory be used again.
-_OFFSETS = 256  # the length of `offsets` is a multiple of this
-_LONGEST = 128  # and `longest` of this: the rows that a block of threads takes
-
-# How much padding a group may have before its sides are rounded up: whichever of the two allows more.
-_WASTE = 1.1  # its slots may be this many times its tokens
-_SMALL = 256  # or exceed them by this number
-
-
-def pack(
-    lengths: Numbers,
-    capacities: tuple[int, int],
-    *,
-    grouped: bool,
-    kernel: AttentionKernel = AttentionKernel.varlen,
-) -> tuple[Packed, Packed]:
-    """The layouts of both sides of sentence pairs: `lengths` is `(B, 2)`, `capacities` are the slots of each side.
-
-    `grouped` cuts them into groups, for attention without a kernel for packed sentences; `kernel` is the one to take
-    where they are not. Raises ValueError where the sentences do not fit.
-    """
-    totals = lengths.sum(axis=0)  # (2,)
-    if (totals > capacities).any():
-        raise ValueError(f"{totals.tolist()} tokens do not fit {list(capacities)} slots")
-
-    members = _group(lengths) if grouped else None
-    source = _pack_side(lengths[:, 0], capacities[0], members=members, kernel=kernel)
-    target = _pack_side(lengths[:, 1], capacities[1], members=members, kernel=kernel)
-    return source, target
-
-
-def _group(lengths: Numbers) -> list[Numbers]:
-    """Sentences of similar lengths together, as indices: as few groups as the allowed padding permits.
-
-    Sentences come longest first. A group ends where the next sentence would add too much padding.
-    """
-    longest_first = np.lexsort((lengths[:, 1], lengths.max(axis=1, initial=0)))[::-1]  # (B,)
-    groups: list[Numbers] = []
-    start = 0  # of the group in progress, in `longest_first`
-    tokens = 0  # of the group in progress, both sides
-    widths = (0, 0)  # of its source and its target rows
-
-    for end, (source, target) in enumerate(lengths[longest_first].tolist()):
-        # What the group would be with this sentence.
-        tokens += source + target
-        new_widths = (max(widths[0], source), max(widths[1], target))
-        slots = (end + 1 - start) * sum(new_widths)
-
-        has_too_much_padding = slots > max(_WASTE * tokens, tokens + _SMALL)
-        if end > start and has_too_much_padding:  # the sentence begins the next group
-            groups.append(longest_first[start:end])
-            start = end
-            tokens = source + target
-            new_widths = (source, target)
-
-        widths = new_widths
-
-    return [*groups, longest_first[start:]] if len(longest_first) else []
-
-
-def _pack_side(lengths: Numbers, capacity: int, *, members: list[Numbers] | None, kernel: AttentionKernel) -> Packed:
-    """The layout of one side: `lengths` `(B,)` is in the order of the packed sentences, `members` are the groups'."""
-    count = len(lengths)
-    offsets = np.zeros(_round_up(count + 1, _OFFSETS), dtype=np.int32)
-    offsets[1 : count + 1] = lengths.cumsum()
-    offsets[count + 1 :] = offsets[count]  # unused offsets repeat the last one
-    total = int(offsets[-1])
-
-    # A position is the distance from where its sentence starts.
-    position_ids = np.zeros(capacity, dtype=np.int64)
-    starts = np.repeat(offsets[:count], lengths)  # (total,)
-    position_ids[:total] = np.arange(total) - starts
-
-    return Packed(
-        offsets=torch.from_numpy(offsets),
-        position_ids=torch.from_numpy(position_ids),
-        longest=_round_up(int(lengths.max(initial=0)), _LONGEST),
-        groups=None if members is None else _groups_of(lengths, offsets, capacity=capacity, members=members),
-        kernel=kernel,
-    )
-
-
-def _groups_of(lengths: Numbers, offsets: Numbers, *, capacity: int, members: list[Numbers]) -> Groups:
-    """The groups of one side; `members` names the sentences of each."""
-    layouts: list[Padded] = []
-    slot_parts = [np.zeros(0, dtype=np.int64)]
-    real_parts = [np.zeros(0, dtype=bool)]
-    for group in members:
-        layout, slots, is_real = _rows_of(lengths[group], offsets[group])
-        layouts.append(layout)
-        slot_parts.append(slots.ravel())
-        real_parts.append(is_real.ravel())
-
-    # The way back: the padded slot that reads a token's packed slot.
-    gather_index = np.concatenate(slot_parts)  # (P,)
-    is_token = np.concatenate(real_parts)  # (P,)
-    scatter_index = np.zeros(offsets[-1], dtype=np.int64)  # (tokens,)
-    scatter_index[gather_index[is_token]] = np.flatnonzero(is_token)
-
-    return Groups(
-        layouts=tuple(layouts),
-        gather_index=torch.from_numpy(gather_index),
-        pad_index=torch.from_numpy(np.flatnonzero(~is_token)),
-        scatter_index=torch.from_numpy(scatter_index),
-        slots=capacity,
-    )
-
-
-def _rows_of(lengths: Numbers, starts: Numbers) -> tuple[Padded, Numbers, Numbers]:
-    """The padded rows of sentences of these lengths that start at these packed slots, with empty rows at the end.
-
-    Also the packed slot that each padded slot reads, and whether it is that of a token, both `(b, t)`.
-    """
-    count = len(lengths)
-    n_rows = _round_up(count, _ROWS)
-    width = _round_up(int(lengths.max()), _WIDTH)
-
-    row_lengths = np.zeros(n_rows, dtype=np.int64)  # (b,)
-    row_lengths[:count] = lengths
-    row_starts = np.zeros(n_rows, dtype=np.int64)  # (b,)
-    row_starts[:count] = starts
-
-    columns = np.arange(width)  # (t,)
-    is_real = columns < row_lengths[:, None]  # (b, t)
-    slots = np.where(is_real, row_starts[:, None] + columns, 0)  # (b, t)
-
-    return Padded.of(row_lengths.tolist(), width), slots, is_real
-
-
-def _round_up(number: int, multiple: int) -> int:
-    """To a multiple, and at least to the first."""
-    return -(-max(1, number) // multiple) * multiple

@@ -34,6 +34,7 @@ from steps import MEAN, make_corpus
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from transformer.config.settings import AttentionKernel
 from transformer.data.loader import Position, load_steps
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Store
@@ -109,12 +110,12 @@ def contenders(store: Store, args: argparse.Namespace) -> list[Contender]:
     """All of them, with one micro-batch a step, and with small ones."""
     found = []
     for max_tokens in (args.tokens + args.tokens // 4, args.micro):  # a step of padded sentences in one piece, and not
-        for name, packed, grouped in (
-            ("packed", True, False),
-            ("packed, in groups", True, True),
-            ("padded", False, True),
+        for name, packed, kernel in (
+            ("packed", True, AttentionKernel.varlen),
+            ("packed, in groups", True, None),
+            ("padded", False, None),
         ):
-            make = partial(ours, store, args.tokens, max_tokens, packed=packed, grouped=grouped)
+            make = partial(ours, store, args.tokens, max_tokens, packed=packed, kernel=kernel)
             found.append(Contender(name, max_tokens, make))
         found.append(Contender("DataLoader", max_tokens, partial(plain, store, max_tokens)))
     return found
@@ -143,7 +144,7 @@ def measure(contenders: list[Contender], args: argparse.Namespace) -> list[Resul
     return results
 
 
-def ours(store: Store, tokens: int, max_tokens: int, *, packed: bool, grouped: bool) -> Iterator[Made]:
+def ours(store: Store, tokens: int, max_tokens: int, *, packed: bool, kernel: AttentionKernel | None) -> Iterator[Made]:
     """The package's steps."""
     mixture = ((len(store), 1.0),)
     capacities = packed_capacities(store.lengths, tokens_per_step=tokens, max_tokens=max_tokens, micro_batch_multiple=1)
@@ -154,7 +155,7 @@ def ours(store: Store, tokens: int, max_tokens: int, *, packed: bool, grouped: b
         max_tokens=max_tokens,
         micro_batch_multiple=1,
         capacities=capacities if packed else None,
-        grouped=grouped,
+        kernel=kernel,
     )
     steps = load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0), prefetch=0)
     for step in steps:

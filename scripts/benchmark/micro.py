@@ -31,10 +31,10 @@ from torch.nn import functional as F
 from transformer.compute import avoid_cudnn_attention, has_compiler, has_triton, resolve_device
 from transformer.config.settings import AttentionKernel, Device
 from transformer.data.batch import Batch, collate
+from transformer.data.packing import pack
 from transformer.data.plan import packed_capacities, plan_epoch
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
-from transformer.layout import pack
 from transformer.model.attention import attend
 
 CACHE = 2**28  # bytes: no cache of a device is larger
@@ -407,8 +407,7 @@ def one_attention(scale: Scale, device: torch.device, *, kernel: AttentionKernel
     torch._dynamo.reset()
     lengths = sentences(scale.rows[0], LONGEST)
     rows = (scale.rows[0], scale.rows[0])
-    grouped = device.type != "cuda"
-    source, target = pack(np.stack((lengths, lengths), 1), rows, grouped=grouped, kernel=kernel)
+    source, target = pack(np.stack((lengths, lengths), 1), rows, kernel=kernel if device.type == "cuda" else None)
     sides = {"encoder": (source, source), "causal": (target, target), "cross": (target, source)}
     queries, keys = (side.to(device) for side in sides[role])
 
@@ -573,7 +572,7 @@ def step_batch(scale: Scale) -> Batch:
     store = make_corpus(4 * tokens, scale.vocab_size)
     plan = plan_epoch(store.lengths, mixture=((len(store), 1.0),), seed=1, epoch=0, tokens_per_step=tokens)
     capacities = packed_capacities(store.lengths, tokens_per_step=tokens, max_tokens=4 * tokens, micro_batch_multiple=1)
-    return collate(store, plan[0], capacities, grouped=False)
+    return collate(store, plan[0], capacities, kernel=AttentionKernel.varlen)
 
 
 def tensors_of(thing: object) -> Iterator[Tensor]:

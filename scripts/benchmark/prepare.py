@@ -223,7 +223,6 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         max_tokens=tokens,
         micro_batch_multiple=1,
         capacities=None,
-        grouped=True,
     )
 
     def first_step(place: int) -> object:

@@ -222,7 +222,6 @@ def steps_of(store: Store, tokens: int) -> Iterator[Step]:
         max_tokens=2 * tokens,
         micro_batch_multiple=1,
         capacities=None,
-        grouped=True,
     )
     return load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0), prefetch=0)
 

@@ -417,7 +417,7 @@ def test_check_overfit_counts_the_pairs_that_there_are(
     store = Store.from_pieces([[10, 11, 12, 13], [20]], [[14, 15], [21]])
     job = tiny_job(tmp_path / "a", DataConfig())
     is_packed = layout is LayoutKind.packed
-    batching = Batching((), 1, 600, 600, 1, capacities=(128, 128) if is_packed else None, grouped=is_packed)
+    batching = Batching((), 1, 600, 600, 1, capacities=(128, 128) if is_packed else None)
     resolved = Resolved(Device.cpu, Precision.fp32, 1, 600, layout, compile=False, micro_batch_multiple=1)
     steps: list[Step] = []
 

@@ -27,11 +27,12 @@ from torch import Tensor
 
 from support.paths import ROOT
 from transformer.config.settings import AttentionKernel
+from transformer.data.packing import pack
 from transformer.kernels.gpu import attention as attention_kernels
 from transformer.kernels.gpu import loss as loss_kernels
 from transformer.kernels.packed_attention import plain_attention
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
-from transformer.layout import Padded, pack
+from transformer.layout import Padded
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import attend, attention_weights
 
@@ -127,7 +128,7 @@ def attention() -> dict[str, Any]:
 
 def layouts(role: str, lengths: Any, slots: int) -> tuple[Any, Any]:
     """Queries and keys."""
-    source, target = pack(np.array(lengths), (slots, slots), grouped=False, kernel=AttentionKernel.triton)
+    source, target = pack(np.array(lengths), (slots, slots), kernel=AttentionKernel.triton)
     return {"encoder": (source, source), "causal": (target, target), "cross": (target, source)}[role]
 
 

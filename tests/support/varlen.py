@@ -173,10 +173,9 @@ def steps_of(
     max_tokens: int,
     rank: int,
     world_size: int,
-    grouped: bool,
-    kernel: AttentionKernel = AttentionKernel.varlen,
+    kernel: AttentionKernel | None,
 ) -> Iterator[Step]:
-    """Packed steps of one rank, as training would load them: for the kernel, or in groups of padded sentences."""
+    """Packed steps of one rank, as training would load them: for the kernel, or without one in groups."""
     capacities = packed_capacities(
         store.lengths, tokens_per_step=tokens_per_step, max_tokens=max_tokens, micro_batch_multiple=world_size
     )
@@ -187,16 +186,15 @@ def steps_of(
         max_tokens=max_tokens,
         micro_batch_multiple=world_size,
         capacities=capacities,
-        grouped=grouped,
         kernel=kernel,
     )
     position = Position(0, 0)
     return load_steps(lambda epoch: store, batching, rank=rank, world_size=world_size, position=position, prefetch=0)
 
 
-def first_batches(store: Store, count: int, tokens: int, *, grouped: bool) -> Iterator[Batch]:
+def first_batches(store: Store, count: int, tokens: int, *, kernel: AttentionKernel | None) -> Iterator[Batch]:
     """The only micro-batches of the first steps."""
-    steps = steps_of(store, tokens_per_step=tokens, max_tokens=tokens, rank=0, world_size=1, grouped=grouped)
+    steps = steps_of(store, tokens_per_step=tokens, max_tokens=tokens, rank=0, world_size=1, kernel=kernel)
     for step in islice(steps, count):
         ((_, batch),) = step.micro_batches
         yield batch
@@ -249,7 +247,8 @@ def packed(precision: Precision, count: int) -> dict[str, Any]:
     gradients = []
     seen = []
     store = real_sentences()
-    pairs = zip(*(first_batches(store, count, 512, grouped=grouped) for grouped in (False, True)), strict=True)
+    kernels = (AttentionKernel.varlen, None)
+    pairs = zip(*(first_batches(store, count, 512, kernel=kernel) for kernel in kernels), strict=True)
     for batch, same_in_groups in pairs:
         loss, gradient = outcome(objective, batch, precision)
         seen.append(compilations())
@@ -268,7 +267,7 @@ def uneven(count: int) -> dict[str, Any]:
     sentences = []
     longest = []
     bounds = []
-    for batch in first_batches(uneven_sentences(), count, 640, grouped=False):
+    for batch in first_batches(uneven_sentences(), count, 640, kernel=AttentionKernel.varlen):
         outcome(objective, batch, Precision.fp32)
         seen.append(compilations())
         assert isinstance(batch.source_layout, Packed)
@@ -311,8 +310,7 @@ def ranks(kernel: AttentionKernel) -> dict[str, Any]:
                 max_tokens=256,
                 rank=world.rank,
                 world_size=world.size,
-                grouped=not (compiled or is_stand_in),
-                kernel=kernel,
+                kernel=kernel if compiled or is_stand_in else None,
             )
             step = next(steps)
             objective = build(replace(SMALL, n_layers=4 if is_stand_in else 2))

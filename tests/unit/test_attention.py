@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from support.observers import Largest
 from transformer.config.settings import Score
+from transformer.data.packing import pack
 from transformer.kernels.attention import dense_attention
-from transformer.layout import Histories, Layout, Packed, Padded, pack
+from transformer.layout import Histories, Layout, Packed, Padded
 from transformer.model import attention
 from transformer.model.attention import (
     KeyValueCache,
@@ -309,7 +310,7 @@ def test_attend_over_an_empty_source_is_finite(score: Score) -> None:
 def test_attend_drops_weights_and_keeps_their_mean(score: Score, causal: bool, shape: str, dtype: torch.dtype) -> None:
     """With the identity as values the result is the weights: each is dropped, or kept and divided by 1 - p."""
     s, p = 12, 0.25
-    layout = Padded.of([s], s) if shape == "padded" else pack(np.array([[s, s]]), (s, s), grouped=True)[0]
+    layout = Padded.of([s], s) if shape == "padded" else pack(np.array([[s, s]]), (s, s))[0]
     rows = (1, s) if shape == "padded" else (s,)
     q, k, options = draw(*rows, 1, 4, seed=1).to(dtype), draw(*rows, 1, 4, seed=2).to(dtype), how(score, 4)
     if score is Score.additive:
@@ -331,7 +332,7 @@ def test_attend_drops_weights_and_keeps_their_mean(score: Score, causal: bool, s
 
 
 def packed_layouts(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple[Packed, Packed]:
-    return pack(np.array(lengths, dtype=np.int32), capacities, grouped=True)
+    return pack(np.array(lengths, dtype=np.int32), capacities)
 
 
 def alone(
@@ -378,7 +379,7 @@ def test_attend_over_packed_sentences_is_eq1_on_each_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also: NaN in empty slots reaches nothing, the result there is 0, and so is the gradient, whoever asks for it."""
-    monkeypatch.setattr("transformer.layout._SMALL", small)
+    monkeypatch.setattr("transformer.data.packing._SMALL", small)
     if causal:  # self-attention: one layout
         lengths, capacities = [(s, s) for s, _ in lengths], (capacities[0], capacities[0])
     layouts = packed_layouts(lengths, capacities)
@@ -429,7 +430,7 @@ def test_attend_is_attention_weights_times_values(
     score: Score, role: str, layout: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and all gradients, the reference in float64 on the same rounded numbers; errors relative to the norm."""
-    monkeypatch.setattr("transformer.layout._SMALL", 0)  # more groups than one
+    monkeypatch.setattr("transformer.data.packing._SMALL", 0)  # more groups than one
     pairs = [(3, 2), (1, 4), (5, 1), (2, 2)] if role == "cross" else [(3, 3), (1, 1), (5, 5), (2, 2)]
     sides: tuple[Layout, Layout]
     rows: list[tuple[int, ...]]

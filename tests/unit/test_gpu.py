@@ -35,13 +35,14 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import AttentionKernel, Device, ModelConfig, Precision, Score, TrainConfig
 from transformer.data.batch import Batch, collate
 from transformer.data.loader import Position, load_steps
+from transformer.data.packing import pack
 from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.kernels.packed_attention import Ranges, plain_attention
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
-from transformer.layout import Packed, Padded, pack
+from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import attend
 from transformer.model.transformer import Transformer
@@ -84,10 +85,10 @@ def some(count: int) -> list[Ids]:
     return list(np.arange(18 * count).reshape(count, 18))
 
 
-def needs_groups(precision: Precision, score: Score) -> bool:
-    """Whether packed sentences are attended to in groups, by the rule of `resolve`."""
-    dtype = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}.get(precision, torch.float32)
-    return score is Score.additive or not has_varlen_kernel(DEVICE, dtype, d_k=32, d_v=32)
+def packed_kernel(dtype: torch.dtype, score: Score = Score.scaled) -> AttentionKernel | None:
+    """What attends to packed sentences, by the rule of `resolve`; None: they are cut into groups."""
+    has_kernel = score is not Score.additive and has_varlen_kernel(DEVICE, dtype, d_k=32, d_v=32)
+    return AttentionKernel.varlen if has_kernel else None
 
 
 def outcome(objective: Objective, batch: Batch, precision: Precision, device: torch.device = DEVICE) -> Outcome:
@@ -125,7 +126,8 @@ def test_transformer_in_either_layout_is_the_float64_model_on_a_cpu(
     config, (ids,) = replace(SMALL, score=score), some(1)
     wanted = outcome(build(config, Precision.fp64, CPU), collate(corpus(), ids), Precision.fp64, CPU)
     capacities = CAPACITIES if layout == "packed" else None
-    batch = collate(corpus(), ids, capacities, grouped=needs_groups(precision, score))
+    dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
+    batch = collate(corpus(), ids, capacities, kernel=packed_kernel(dtype, score))
     assert_close(outcome(build(config), batch, precision), wanted, *room)
 
 
@@ -141,9 +143,8 @@ def test_packed_attention_is_eq1_on_each_sentence(
     """
     sizes = np.array([[9, 5], [1, 30], [40, 33], [17, 1], [2, 2]])
     lengths = sizes if role == "cross" else sizes[:, [0, 0]]
-    grouped = score is Score.additive or not has_varlen_kernel(DEVICE, dtype, d_k=32, d_v=32)
     capacities = (128, 96 if role == "cross" else 128)
-    layouts = [side.to(DEVICE) for side in pack(lengths, capacities, grouped=grouped)]
+    layouts = [side.to(DEVICE) for side in pack(lengths, capacities, kernel=packed_kernel(dtype, score))]
     draw = torch.Generator().manual_seed(2)
     slots = [len(layouts[side].position_ids) for side in (0, 1, 1, 0)]
     q, k, v, upstream = (torch.randn(n, 2, 32, generator=draw).to(dtype) for n in slots)
@@ -186,8 +187,7 @@ def test_packed_attention_is_eq1_on_each_sentence(
 def test_transformer_leaks_nothing_of_empty_slots(dtype: torch.dtype, causal: bool) -> None:
     """NaN in every empty slot, on the way there and back, changes nothing elsewhere and gives zeros there."""
     lengths = np.array([[3, 3], [7, 7], [1, 1]])
-    grouped = not has_varlen_kernel(DEVICE, dtype, d_k=32, d_v=32)
-    layout, _ = (side.to(DEVICE) for side in pack(lengths, (32, 32), grouped=grouped))
+    layout, _ = (side.to(DEVICE) for side in pack(lengths, (32, 32), kernel=packed_kernel(dtype)))
     values = torch.randn(4, 32, 2, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
     how: dict[str, Any] = {
         "queries": layout,
@@ -241,7 +241,7 @@ SHORT = [(9, 5), (1, 30), (40, 33), (64, 65), (1, 1), (150, 100), (27, 27), (17,
 
 def short_sentences(role: str, kernel: AttentionKernel) -> tuple[Packed, Packed]:
     """Queries and keys, in 384 slots of which the last are empty."""
-    source, target = pack(np.array(SHORT), (384, 384), grouped=False, kernel=kernel)
+    source, target = pack(np.array(SHORT), (384, 384), kernel=kernel)
     sides = {"encoder": (source, source), "causal": (target, target), "cross": (target, source)}
     queries, keys = sides[role]
     return queries.to(DEVICE), keys.to(DEVICE)
@@ -386,7 +386,7 @@ def test_train_step_never_waits_for_the_device() -> None:
         max_tokens=512,
         micro_batch_multiple=2,
         capacities=CAPACITIES,
-        grouped=needs_groups(Precision.bf16, Score.scaled),
+        kernel=packed_kernel(torch.bfloat16),
     )
     steps = load_steps(
         lambda epoch: corpus(),
@@ -438,7 +438,6 @@ def test_load_steps_copies_ahead_the_steps_of_the_host() -> None:
         max_tokens=512,
         micro_batch_multiple=1,
         capacities=CAPACITIES,
-        grouped=True,
     )
 
     def sums(prefetch: int, device: torch.device) -> list[list[int]]:
@@ -475,7 +474,7 @@ def test_objective_compiled_is_eager_and_ten_packed_batches_are_one_shape() -> N
     compiled.compile()
     seen = []
     for ids in some(10 if DEVICE.type == "cuda" else 2):
-        batch = collate(corpus(), ids, CAPACITIES, grouped=needs_groups(Precision.bf16, Score.scaled))
+        batch = collate(corpus(), ids, CAPACITIES, kernel=packed_kernel(torch.bfloat16))
         found, wanted = (outcome(objective, batch, Precision.bf16) for objective in (compiled, plain))
         assert_close(found, wanted, 1e-3, 0.15)
         seen.append(counters["stats"]["unique_graphs"])

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transformer.layout import Groups, Packed, Padded, pack
+from transformer.config.settings import AttentionKernel
+from transformer.data.packing import pack
+from transformer.layout import Groups, Packed, Padded
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 
@@ -77,14 +79,14 @@ def groups_of(layout: Packed) -> Groups:
 
 
 def packed(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple[Packed, Packed]:
-    return pack(np.array(lengths, dtype=np.int32), capacities, grouped=True)
+    return pack(np.array(lengths, dtype=np.int32), capacities)
 
 
 @pytest.fixture
 def exact_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups as small as their sentences, not rounded up."""
-    monkeypatch.setattr("transformer.layout._ROWS", 1)
-    monkeypatch.setattr("transformer.layout._WIDTH", 1)
+    monkeypatch.setattr("transformer.data.packing._ROWS", 1)
+    monkeypatch.setattr("transformer.data.packing._WIDTH", 1)
 
 
 def test_packed_groups_are_rounded_up_with_empty_rows() -> None:
@@ -209,7 +211,7 @@ def test_packed_groups_pad_and_unpad_have_the_gradients_of_plain_indexing(
     capacities: tuple[int, int], small: int, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padding holds what nobody must read, and no gradient comes from it, whatever it is asked for."""
-    monkeypatch.setattr("transformer.layout._SMALL", small)
+    monkeypatch.setattr("transformer.data.packing._SMALL", small)
     layout = packed(PAIRS, capacities)[side]
     assert (len(groups_of(layout).layouts) > 1) == (small == 0)
     draws = torch.Generator().manual_seed(side)
@@ -262,12 +264,12 @@ def test_packed_moves_as_a_whole() -> None:
 def test_pack_without_groups_is_what_a_kernel_reads() -> None:
     """The same packed side, and nothing about padded rows; `longest` is rounded up to 128."""
     lengths = np.array([(2, 129), (128, 1)], dtype=np.int32)
-    source, target = pack(lengths, (140, 140), grouped=False)
-    grouped, _ = pack(lengths, (140, 140), grouped=True)
+    source, target = pack(lengths, (140, 140), kernel=AttentionKernel.varlen)
+    in_groups, _ = pack(lengths, (140, 140))
     assert source.groups is None
     assert (source.longest, target.longest) == (128, 256)
-    assert torch.equal(source.offsets, grouped.offsets)
-    assert torch.equal(source.position_ids, grouped.position_ids)
+    assert torch.equal(source.offsets, in_groups.offsets)
+    assert torch.equal(source.position_ids, in_groups.position_ids)
     assert source.to(torch.device("meta")).groups is None
 
 

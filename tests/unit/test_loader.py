@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from transformer.config.settings import AttentionKernel
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching
 from transformer.data.store import Mixture, Store
@@ -41,7 +42,7 @@ def load(
     mixture: Mixture | None = None,
     tokens_per_step: int = 50,
     capacities: tuple[int, int] | None = None,
-    grouped: bool = True,
+    kernel: AttentionKernel | None = None,
 ) -> Generator[Step, None, None]:
     """Steps of one store, or of one an epoch."""
     store_of = store if callable(store) else lambda epoch: store
@@ -54,7 +55,7 @@ def load(
             max_tokens=max_tokens,
             micro_batch_multiple=multiple,
             capacities=capacities,
-            grouped=grouped,
+            kernel=kernel,
         ),
         rank=rank,
         world_size=world_size,
@@ -244,32 +245,12 @@ def test_load_steps_resumes_in_the_store_of_its_epoch() -> None:
         assert [text(step) for step in again] == stream[position : position + 5]
 
 
-@pytest.mark.parametrize("grouped", [True, False])
-def test_load_steps_groups_packed_batches_as_asked(grouped: bool) -> None:
-    steps = islice(load(capacities=(24, 20), grouped=grouped), 3)
+@pytest.mark.parametrize("kernel", [None, AttentionKernel.varlen, AttentionKernel.triton])
+def test_load_steps_groups_packed_batches_without_a_kernel(kernel: AttentionKernel | None) -> None:
+    steps = islice(load(capacities=(24, 20), kernel=kernel), 3)
     layouts = [batch.source_layout for step in steps for _, batch in step.micro_batches]
-    assert {layout.groups is not None for layout in layouts if isinstance(layout, Packed)} == {grouped}
-
-
-@pytest.mark.parametrize(
-    ("capacities", "message"),
-    [
-        ((24, 20), "epoch 1: a target sentence of 21 tokens does not fit a micro-batch of 20: raise train.max_tokens "),
-        (None, "epoch 1: a source sentence of 28 tokens does not fit a micro-batch of 25: raise train.max_tokens "),
-    ],
-    ids=["packed", "padded"],
-)
-def test_load_steps_refuses_a_sentence_longer_than_a_micro_batch(
-    capacities: tuple[int, int] | None, message: str
-) -> None:
-    pieces = [[4 + i] * 3 for i in range(60)]
-    long_target = Store.from_pieces(pieces, [*pieces[1:], [9] * 20])
-    long_source = Store.from_pieces([*pieces[1:], [9] * 27], pieces)
-    stores = {0: STORE, 1: long_source if capacities is None else long_target}
-    stream = load(store=lambda epoch: stores[epoch], capacities=capacities)
-    with pytest.raises(InputError) as caught:
-        exhaust(stream, epoch=0)
-    assert str(caught.value) == message + "or lower data.filter.max_length"
+    assert {layout.groups is None for layout in layouts if isinstance(layout, Packed)} == {kernel is not None}
+    assert {layout.kernel for layout in layouts if isinstance(layout, Packed)} == {kernel}
 
 
 def test_load_steps_raises_what_a_store_raises() -> None:

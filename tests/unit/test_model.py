@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from transformer.config.settings import Activation, ModelConfig, Norm, Positions, Score
-from transformer.layout import Packed, Padded, pack
+from transformer.data.packing import pack
+from transformer.layout import Packed, Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import AddNorm, Embedding, FeedForward, sinusoids
 from transformer.model.transformer import DecoderState, Transformer, check_size, load_parameters, parameters_by_name
@@ -66,7 +67,7 @@ def end_to_end(sources: list[list[int]], targets: list[list[int]], empty: int) -
     sides = (sources, targets)
     flat = [[token for sentence in side for token in sentence] + [0] * empty for side in sides]
     lengths = np.array([[len(s), len(t)] for s, t in zip(*sides, strict=True)], dtype=np.int32)
-    layouts = pack(lengths, (len(flat[0]), len(flat[1])), grouped=True)
+    layouts = pack(lengths, (len(flat[0]), len(flat[1])))
     return [(torch.tensor(tokens), layout) for tokens, layout in zip(flat, layouts, strict=True)]
 
 
@@ -233,7 +234,7 @@ def test_transformer_gives_the_same_packed_and_padded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Logits of real tokens and the gradient of every parameter, as a share of its size."""
-    monkeypatch.setattr("transformer.layout._SMALL", small)
+    monkeypatch.setattr("transformer.data.packing._SMALL", small)
     model = build(config)
     sides = end_to_end(sources, targets, empty)
     packed = logits_of(model, *sides)[: sum(map(len, targets))]

@@ -7,16 +7,17 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torchs_flex
 
 from transformer.config.settings import AttentionKernel
+from transformer.data.packing import pack
 from transformer.kernels.packed_attention import Ranges, flex_blocks, plain_attention
 from transformer.kernels.triton_loss import rows_that_fit, wide_product
-from transformer.layout import Packed, Padded, pack
+from transformer.layout import Packed, Padded
 from transformer.model.attention import attend, attention_weights
 
 PAIRS = [(3, 2), (1, 4), (2, 1)]
 
 
 def sides(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple[Packed, Packed]:
-    return pack(np.array(lengths, dtype=np.int32), capacities, grouped=False, kernel=AttentionKernel.flex)
+    return pack(np.array(lengths, dtype=np.int32), capacities, kernel=AttentionKernel.flex)
 
 
 def pairs(ranges: Ranges) -> list[tuple[int, int]]:

@@ -31,7 +31,7 @@ def batching_of(lengths: Lengths, mixture: Mixture, *, packed: bool) -> Batching
     capacities = None
     if packed:
         capacities = packed_capacities(lengths, tokens_per_step=400, max_tokens=256, micro_batch_multiple=1)
-    return Batching(mixture, 3, 400, 256, 1, capacities, True)
+    return Batching(mixture, 3, 400, 256, 1, capacities)
 
 
 def first_epoch(store: Store, batching: Batching) -> list[Step]:

@@ -319,5 +319,5 @@ def test_batching_of_fixes_the_shapes_of_a_run(layout: str, capacities: tuple[in
         max_tokens=900,
         micro_batch_multiple=3,
         capacities=capacities,
-        grouped=True,
+        kernel=None,
     )

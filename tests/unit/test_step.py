@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from transformer.compute import autocast
-from transformer.config.settings import ModelConfig, Norm, Precision, Score, TrainConfig
+from transformer.config.settings import AttentionKernel, ModelConfig, Norm, Precision, Score, TrainConfig
 from transformer.data.batch import Batch, collate
 from transformer.data.loader import Step
 from transformer.data.plan import split_step
@@ -192,7 +192,7 @@ either_layout = pytest.mark.parametrize("capacities", list(LAYOUTS.values()), id
 def test_train_step_of_packed_micro_batches_gives_the_mean_gradient_over_target_tokens(
     capacities: tuple[int, int], count: int, norm: Norm, score: Score, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer.layout._SMALL", small)
+    monkeypatch.setattr("transformer.data.packing._SMALL", small)
     objective, optimizer = build(replace(PLAIN, norm=norm, score=score, d_k=3, d_v=5))
     loss, nll = written_out(objective.model)
     (loss / TARGET_TOKENS).backward()
@@ -682,15 +682,15 @@ def test_objective_compiles_packed_batches_as_one_graph(monkeypatch: pytest.Monk
     store = Store.from_pieces(*[[random.integers(4, V, size=n).tolist() for n in sides] for sides in LENGTHS])
     picks = [random.permutation(len(store))[: 4 + 3 * number] for number in range(8)]
 
-    def losses(objective: Objective, *, grouped: bool) -> list[float]:
-        found = [objective(collate(store, ids, (256, 256), grouped=grouped))[0] for ids in picks]
+    def losses(objective: Objective, kernel: AttentionKernel | None) -> list[float]:
+        found = [objective(collate(store, ids, (256, 256), kernel=kernel))[0] for ids in picks]
         sum(found).backward()
         return [loss.item() for loss in found]
 
-    expected = losses(eager, grouped=True)
+    expected = losses(eager, None)
     monkeypatch.setattr("transformer.model.attention._attend_varlen", one_kernel)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        assert losses(compiled, grouped=False) == pytest.approx(expected, rel=1e-12)
+        assert losses(compiled, AttentionKernel.varlen) == pytest.approx(expected, rel=1e-12)
     for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-10, atol=1e-11)
 

@@ -80,7 +80,6 @@ def batching(max_tokens: int, capacities: tuple[int, int] | None) -> Batching:
         max_tokens=max_tokens,
         micro_batch_multiple=1,
         capacities=capacities,
-        grouped=True,
     )
 
 

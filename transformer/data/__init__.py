@@ -6,6 +6,6 @@ text files, tables, hub data sets     source finds them; corpus, table and tests
   -> a store on disk                  store; prepare drives everything so far, once for all runs; report tells of it
   -> the steps of an epoch            plan: which sentences each optimiser update is made of
   -> the micro-batches of a step      plan: as many as memory needs
-  -> tensors and their layout         batch
+  -> tensors and their layout         batch; packing lays sentences end to end
   -> the batches of one rank          loader: prepared ahead by a thread
 """

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from transformer.config.settings import AttentionKernel
+from transformer.data.packing import pack
 from transformer.data.store import Ids, Sentences, Store
-from transformer.layout import Layout, Padded, pack
+from transformer.layout import Layout, Padded
 from transformer.vocabulary import BOS, EOS, PAD
 
 
@@ -57,16 +58,15 @@ def collate(
     ids: Ids,
     capacities: tuple[int, int] | None = None,
     *,
-    grouped: bool = True,
-    kernel: AttentionKernel = AttentionKernel.varlen,
+    kernel: AttentionKernel | None = None,
 ) -> Batch:
     """The batch of the sentences `ids`, in this order: padded, or packed into `capacities` slots of source and target.
 
-    `grouped` and `kernel` are for packed batches: see `pack`. Without ids, the batch has one empty row (packed, a
-    sentence of one PAD), for a rank that has nothing to do. Raises ValueError where the sentences do not fit.
+    `kernel` is for packed batches: see `pack`. Without ids, the batch has one empty row (packed, a sentence of one
+    PAD), for a rank that has nothing to do. Raises ValueError where the sentences do not fit.
     """
     if capacities is not None:
-        return _pack_batch(store, ids, capacities, grouped=grouped, kernel=kernel)
+        return _pack_batch(store, ids, capacities, kernel=kernel)
     if len(ids) == 0:
         return _empty_batch()
     return _pad_batch(store, ids)
@@ -133,12 +133,10 @@ def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tenso
 # ---- packed ---------------------------------------------------------------------------------------------------------
 
 
-def _pack_batch(
-    store: Store, ids: Ids, capacities: tuple[int, int], *, grouped: bool, kernel: AttentionKernel
-) -> Batch:
+def _pack_batch(store: Store, ids: Ids, capacities: tuple[int, int], *, kernel: AttentionKernel | None) -> Batch:
     """The sentences end to end, each with its EOS; the slots after the last one hold PAD."""
     lengths = store.lengths[ids] if len(ids) else np.ones((1, 2), dtype=np.int32)  # (B, 2)
-    source_layout, target_layout = pack(lengths, capacities, grouped=grouped, kernel=kernel)
+    source_layout, target_layout = pack(lengths, capacities, kernel=kernel)
 
     source = np.full(capacities[0], PAD, dtype=np.int64)
     target_in = np.full(capacities[1], PAD, dtype=np.int64)

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 
 from transformer.data.batch import Batch, collate
-from transformer.data.plan import Batching, count_slots, plan_epoch, split_step
-from transformer.data.store import SIDES, Ids, Store
-from transformer.errors import InputError
+from transformer.data.plan import Batching, count_slots
+from transformer.data.store import Ids, Store
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,7 @@ def load_steps(
     `prefetch` steps are prepared ahead by a thread (0: none), which closing the generator ends. Where `device` is a
     GPU their batches are copied there, too: call `Step.await_copy` before use.
 
-    Raises InputError at the start of an epoch with a sentence that no micro-batch can hold, and what plan_epoch and
-    `store_of` raise.
+    Raises what `store_of`, plan_epoch and split_step raise.
     """
     steps = _make_steps(store_of, batching, rank=rank, world_size=world_size, position=position)
     if device is not None and device.type == "cuda":
@@ -99,38 +97,14 @@ def _make_steps(
     first_step = position.step
     while True:
         store = store_of(epoch)
-        _refuse_too_long(store, batching, epoch)
-        plan = plan_epoch(
-            store.lengths,
-            mixture=batching.mixture,
-            seed=batching.seed,
-            epoch=epoch,
-            tokens_per_step=batching.tokens_per_step,
-        )
+        plan = batching.plan(store.lengths, epoch)
 
         for index in range(first_step, len(plan)):
-            parts = split_step(
-                plan[index],
-                store.lengths,
-                max_tokens=batching.max_tokens,
-                micro_batch_multiple=batching.micro_batch_multiple,
-                capacities=batching.capacities,
-            )
+            parts = batching.split(plan[index], store.lengths)
             yield _make_step(store, parts, batching, epoch=epoch, index=index, rank=rank, world_size=world_size)
 
         epoch += 1
         first_step = 0
-
-
-def _refuse_too_long(store: Store, batching: Batching, epoch: int) -> None:
-    """Raise InputError for a sentence that no micro-batch can hold: at once, not hours later in its step."""
-    limits = batching.capacities or (batching.max_tokens, batching.max_tokens)
-    for side, longest, limit in zip(SIDES, store.longest, limits, strict=True):
-        if longest > limit:
-            raise InputError(
-                f"epoch {epoch}: a {side} sentence of {longest} tokens does not fit a micro-batch of {limit}: "
-                "raise train.max_tokens or lower data.filter.max_length"
-            )
 
 
 def _make_step(
@@ -143,7 +117,7 @@ def _make_step(
     capacities = batching.capacities
 
     def batch_of(ids: Ids) -> Batch:
-        return collate(store, ids, capacities, grouped=batching.grouped, kernel=batching.kernel)
+        return collate(store, ids, capacities, kernel=batching.kernel)
 
     numbers = [m for m in range(rank, len(parts), world_size) if len(parts[m])]
     micro_batches = [(m, batch_of(parts[m])) for m in numbers]

@@ -36,9 +36,9 @@ _FRACTIONS = 0x77656967  # names the random numbers that decide about the fracti
 class Batching:
     """How epochs are cut into steps, and steps into micro-batches.
 
-    Everything here is fixed before the first step, so that the shapes of packed batches do not depend on an epoch. Only
-    `max_tokens`, and with it `capacities`, `grouped` and `kernel` may be others when a run is resumed: none of them
-    decides which sentences a step holds.
+    Everything here is fixed before the first step, so that the shapes of packed batches do not depend on an epoch.
+    `max_tokens`, with it `capacities`, and `kernel` may be others when a run is resumed: none of them decides which
+    sentences a step holds.
     """
 
     mixture: Mixture
@@ -47,8 +47,27 @@ class Batching:
     max_tokens: int  # rows x longest of a padded micro-batch on either side, at most
     micro_batch_multiple: int  # a step's micro-batches are a multiple of this
     capacities: tuple[int, int] | None  # slots of a packed micro-batch, source and target; None: padded
-    grouped: bool  # packed micro-batches are cut into groups, since no kernel attends to them as they lie
-    kernel: AttentionKernel = AttentionKernel.varlen  # that attends to them where they are not
+    kernel: AttentionKernel | None = None  # attends to packed sentences as they lie; None: they are cut into groups
+
+    def plan(self, lengths: Lengths, epoch: int) -> list[Ids]:
+        """`plan_epoch` of pairs of these lengths."""
+        return plan_epoch(
+            lengths,
+            mixture=self.mixture,
+            seed=self.seed,
+            epoch=epoch,
+            tokens_per_step=self.tokens_per_step,
+        )
+
+    def split(self, ids: Ids, lengths: Lengths) -> list[Ids]:
+        """`split_step` of the pairs `ids`, a step of that plan; `lengths` are the whole corpus'."""
+        return split_step(
+            ids,
+            lengths,
+            max_tokens=self.max_tokens,
+            micro_batch_multiple=self.micro_batch_multiple,
+            capacities=self.capacities,
+        )
 
 
 # ---- from an epoch to its steps -------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from transformer.config.settings import AttentionKernel, TrainConfig
 from transformer.data.batch import Batch
 from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.loader import Position, Step, load_steps
-from transformer.data.plan import Batching, plan_epoch, split_step
+from transformer.data.plan import Batching
 from transformer.data.prepare import prepare
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, InputError
@@ -386,22 +386,9 @@ def _finding(training: _Training, step: Step, seen: _Seen) -> Finding:
         return Finding(seen.phase, seen.module, None, ids=[], sentences=[])
 
     # The step holds no ids: plan it again.
-    batching = training.batching
     store = training.stores.make(step.epoch)  # not the loader's own: it is ahead
-    plan = plan_epoch(
-        store.lengths,
-        mixture=batching.mixture,
-        seed=batching.seed,
-        epoch=step.epoch,
-        tokens_per_step=batching.tokens_per_step,
-    )
-    micro_batches = split_step(
-        plan[step.index],
-        store.lengths,
-        max_tokens=batching.max_tokens,
-        micro_batch_multiple=batching.micro_batch_multiple,
-        capacities=batching.capacities,
-    )
+    plan = training.batching.plan(store.lengths, step.epoch)
+    micro_batches = training.batching.split(plan[step.index], store.lengths)
     micro_batch, _ = step.micro_batches[seen.micro_batch]
     ids = micro_batches[micro_batch]
     if seen.rows is not None:

@@ -7,7 +7,7 @@ steps are cut into micro-batches.
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch
 from transformer.compute import HALF
 from transformer.config.settings import ModelConfig, Precision
 from transformer.cost import UTILISATION, peak_flops, step_flops
-from transformer.data.plan import Batching, count_slots, plan_epoch, split_step
+from transformer.data.plan import Batching, count_slots
 from transformer.data.store import Lengths, Mixture
 from transformer.errors import InputError
 
@@ -45,13 +45,7 @@ def preview_epoch(lengths: Lengths, batching: Batching, *, model: ModelConfig, v
     """Plan the first epoch over sentence pairs of these lengths `(n, 2)`, and describe its steps."""
     stride = math.ceil(len(lengths) / PAIRS)
     sample = lengths[::stride]
-    plan = plan_epoch(
-        sample,
-        mixture=_thinned(batching.mixture, stride),
-        seed=batching.seed,
-        epoch=0,
-        tokens_per_step=batching.tokens_per_step,
-    )
+    plan = replace(batching, mixture=_thinned(batching.mixture, stride)).plan(sample, 0)
 
     # All steps: sentences, tokens, FLOPs.
     sentences = np.array([len(ids) for ids in plan])
@@ -62,16 +56,7 @@ def preview_epoch(lengths: Lengths, batching: Batching, *, model: ModelConfig, v
     ]
 
     # The first ones, which are as good as any: micro-batches and their padding.
-    parts = [
-        split_step(
-            ids,
-            sample,
-            max_tokens=batching.max_tokens,
-            micro_batch_multiple=batching.micro_batch_multiple,
-            capacities=batching.capacities,
-        )
-        for ids in plan[:STEPS]
-    ]
+    parts = [batching.split(ids, sample) for ids in plan[:STEPS]]
     slots = 0
     for step in parts:
         lengths_of_parts = [sample[ids] for ids in step if len(ids)]

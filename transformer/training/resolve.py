@@ -202,8 +202,7 @@ def batching_of(job: TrainJob, resolved: Resolved, *, lengths: Lengths, mixture:
         max_tokens=resolved.max_tokens,
         micro_batch_multiple=resolved.micro_batch_multiple,
         capacities=capacities,
-        grouped=resolved.attention_kernel is None,
-        kernel=resolved.attention_kernel or AttentionKernel.varlen,
+        kernel=resolved.attention_kernel,
     )
 
 

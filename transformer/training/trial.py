@@ -152,7 +152,7 @@ def largest_batch(batching: Batching, longest: tuple[int, int]) -> Batch:
     target = [[UNK] * (target_width - 1)] * count
     store = Store.from_pieces(source, target)
     ids = np.arange(count)
-    return collate(store, ids, batching.capacities, grouped=batching.grouped, kernel=batching.kernel)
+    return collate(store, ids, batching.capacities, kernel=batching.kernel)
 
 
 def try_step(objective: Objective, batch: Batch, *, device: torch.device, precision: Precision) -> float:

@@ -133,7 +133,7 @@ def _pairs_to_learn(store: Store, batching: Batching) -> Batch:
         totals = store.lengths[chosen].sum(axis=0)
         source, target = (np.ceil(totals / SLOTS).astype(int) * SLOTS).tolist()
         capacities = (source, target)
-    return collate(store, np.sort(chosen), capacities, grouped=batching.grouped, kernel=batching.kernel)
+    return collate(store, np.sort(chosen), capacities, kernel=batching.kernel)
 
 
 def _model_without_dropout(job: TrainJob, resolved: Resolved, *, vocab_size: int) -> Transformer:
