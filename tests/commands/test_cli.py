@@ -27,6 +27,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 from support.command_line import (
     BAD_YAML,
@@ -43,6 +44,7 @@ from transformer import __version__, errors
 from transformer.cli import commands
 from transformer.cli.completion import complete
 from transformer.cli.overrides import parse_arguments
+from transformer.config.compose import composing_error
 from transformer.config.jobs import (
     AttentionJob,
     AverageJob,
@@ -591,6 +593,20 @@ def test_help_lists_the_experiments_of_a_folder(tmp_path: Path) -> None:
     folder = write_experiment(tmp_path, "run_dir: runs/mine")
     out = unwrapped(enter("train", "--help", "--config-dir", folder).out)
     assert "\nexperiment: " + ", ".join(sorted([*EXPERIMENTS, "mine"])) + "\n" in out
+
+
+@pytest.mark.parametrize("flag", ["-cn", "--config-name", "-cp", "--config-path"])
+def test_main_refuses_hydra_s_flags_for_a_configuration_of_one_s_own(flag: str) -> None:
+    """The configuration that Hydra begins with holds the schema, and so no other one can take its place."""
+    assert_refused(enter("train", flag, "mine"), f"unknown flag {flag}")
+    assert_refused(enter("train", f"{flag}=mine"), f"unknown flag {flag}")
+    assert f"{flag} " not in complete(f"transformer train {flag}")
+
+
+def test_composing_error_names_the_overrides_where_there_are_some() -> None:
+    error = HydraException("it cannot be composed")
+    assert str(composing_error(error, [])) == "it cannot be composed"
+    assert str(composing_error(error, ["a=1", "b=2"])) == "it cannot be composed (composing a=1 b=2)"
 
 
 def test_main_has_a_command_for_every_job() -> None:
