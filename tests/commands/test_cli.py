@@ -73,6 +73,7 @@ from transformer.config.settings import (
     Precision,
     SweepConfig,
 )
+from transformer.tools.tables.rows import output_of
 
 JOBS = {
     "prepare": TrainJob,
@@ -820,6 +821,27 @@ def test_multirun_names_a_run_after_what_the_sweep_changes() -> None:
         jobs = enter("train", "-m", "run_dir=x", steps, "train.learning_rate=1e-3", "+train.seed=2,3").jobs
         assert [job.run_dir for job in jobs] == ["x/train.seed-2", "x/train.seed-3"]
     assert [job.run_dir for job in enter("train", "-m", "run_dir=x", "train.seed=2").jobs] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "outputs"),
+    [
+        ([], ["runs/demo/model.norm-pre-mine", "runs/demo/model.norm-post-mine"]),
+        (["run_dir=x"], ["x/model.norm-pre-mine", "x/model.norm-post-mine"]),
+        (["output=x"], ["x/model.norm-pre", "x/model.norm-post"]),
+    ],
+    ids=["neither", "run_dir", "output"],
+)
+def test_multirun_gives_each_table_a_folder(arguments: list[str], outputs: list[str]) -> None:
+    jobs = enter("table", "-m", "table=mine.yaml", "model.norm=pre,post", *arguments).jobs
+    assert [str(output_of(job)) for job in jobs] == outputs
+
+
+def test_multirun_over_outputs_keeps_them() -> None:
+    jobs = enter("table", "-m", "table=mine.yaml", "output=x,y").jobs
+    assert [str(output_of(job)) for job in jobs] == ["x", "y"]
+    jobs = enter("table", "-m", "table=mine.yaml", "output=x", "run_dir=a,b").jobs
+    assert [str(output_of(job)) for job in jobs] == ["x/run_dir-a", "x/run_dir-b"]
 
 
 def test_overrides_leave_room_for_flags_anywhere() -> None:
