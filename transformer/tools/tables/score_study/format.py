@@ -137,7 +137,7 @@ def _format_costs(costs: Sequence[ScoreCost], machine: str) -> str:
 
 def _format_findings(about_paper: Sequence[Finding]) -> str:
     titles = ("the paper says", "d_k", "measured", "do these runs say so?")
-    rows = [(found.statement, str(found.d_k), found.measured, _format_verdict(found)) for found in about_paper]
+    rows = [(found.statement, found.d_k, found.measured, _format_verdict(found)) for found in about_paper]
     lines = [
         "BLEU is that of the first test set, and a difference counts where it is larger than what sampling the test "
         "sentences explains (with several seeds: than twice the standard error, too). The paper names no numbers: "
