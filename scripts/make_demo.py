@@ -271,10 +271,10 @@ def simple_nouns(tag: str) -> tuple[Noun, ...]:
 
 
 @cache
-def adjectives_for(noun: Noun, tag: str = "", without: str = "") -> tuple[Adjective, ...]:
-    """The adjectives that may modify the noun; with or without a tag such as "mood" or "colour"."""
+def adjectives_for(noun: Noun, tag: str = "") -> tuple[Adjective, ...]:
+    """The adjectives that may modify the noun; those with a tag such as "mood" or "colour" where one is given."""
     fitting = (adjective for adjective in ADJECTIVES if not adjective.tags.isdisjoint(noun.tags))
-    return tuple(a for a in fitting if (not tag or tag in a.tags) and (not without or without not in a.tags))
+    return tuple(adjective for adjective in fitting if not tag or tag in adjective.tags)
 
 
 @cache
@@ -505,7 +505,8 @@ class Grammar:
     def noun_phrase(self, nouns: Sequence[Noun], case: str, role: str = "object", owner: str = "I") -> Phrase:
         """A noun with its article and adjectives. Roles: subject, object, topic (definite), place (rarely plural),
         negated (the object of a negated verb), new (indefinite), crowd (so, and in any number), plain (singular,
-        definite), single, defect or mood (an object that may be broken, sad), whose (of a relative clause)."""
+        definite), single, defect or mood (an object that may be broken, sad), related (the object that a relative
+        clause follows), whose (of a relative clause)."""
         noun = self.new(nouns)
         if noun.compound:
             self.note("compound", noun.en)

@@ -27,6 +27,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 from support.command_line import (
     BAD_YAML,
@@ -43,6 +44,7 @@ from transformer import __version__, errors
 from transformer.cli import commands
 from transformer.cli.completion import complete
 from transformer.cli.overrides import parse_arguments
+from transformer.config.compose import composing_error
 from transformer.config.jobs import (
     AttentionJob,
     AverageJob,
@@ -71,6 +73,7 @@ from transformer.config.settings import (
     Precision,
     SweepConfig,
 )
+from transformer.tools.tables.rows import output_of
 
 JOBS = {
     "prepare": TrainJob,
@@ -593,6 +596,20 @@ def test_help_lists_the_experiments_of_a_folder(tmp_path: Path) -> None:
     assert "\nexperiment: " + ", ".join(sorted([*EXPERIMENTS, "mine"])) + "\n" in out
 
 
+@pytest.mark.parametrize("flag", ["-cn", "--config-name", "-cp", "--config-path"])
+def test_main_refuses_hydra_s_flags_for_a_configuration_of_one_s_own(flag: str) -> None:
+    """The configuration that Hydra begins with holds the schema, and so no other one can take its place."""
+    assert_refused(enter("train", flag, "mine"), f"unknown flag {flag}")
+    assert_refused(enter("train", f"{flag}=mine"), f"unknown flag {flag}")
+    assert f"{flag} " not in complete(f"transformer train {flag}")
+
+
+def test_composing_error_names_the_overrides_where_there_are_some() -> None:
+    error = HydraException("it cannot be composed")
+    assert str(composing_error(error, [])) == "it cannot be composed"
+    assert str(composing_error(error, ["a=1", "b=2"])) == "it cannot be composed (composing a=1 b=2)"
+
+
 def test_main_has_a_command_for_every_job() -> None:
     assert list(commands.COMMANDS) == list(JOBS)
 
@@ -806,6 +823,27 @@ def test_multirun_names_a_run_after_what_the_sweep_changes() -> None:
     assert [job.run_dir for job in enter("train", "-m", "run_dir=x", "train.seed=2").jobs] == ["x"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "outputs"),
+    [
+        ([], ["runs/demo/model.norm-pre-mine", "runs/demo/model.norm-post-mine"]),
+        (["run_dir=x"], ["x/model.norm-pre-mine", "x/model.norm-post-mine"]),
+        (["output=x"], ["x/model.norm-pre", "x/model.norm-post"]),
+    ],
+    ids=["neither", "run_dir", "output"],
+)
+def test_multirun_gives_each_table_a_folder(arguments: list[str], outputs: list[str]) -> None:
+    jobs = enter("table", "-m", "table=mine.yaml", "model.norm=pre,post", *arguments).jobs
+    assert [str(output_of(job)) for job in jobs] == outputs
+
+
+def test_multirun_over_outputs_keeps_them() -> None:
+    jobs = enter("table", "-m", "table=mine.yaml", "output=x,y").jobs
+    assert [str(output_of(job)) for job in jobs] == ["x", "y"]
+    jobs = enter("table", "-m", "table=mine.yaml", "output=x", "run_dir=a,b").jobs
+    assert [str(output_of(job)) for job in jobs] == ["x/run_dir-a", "x/run_dir-b"]
+
+
 def test_overrides_leave_room_for_flags_anywhere() -> None:
     Path("configs").mkdir()
     for flags in (["--multirun"], ["-m", "--config-dir", "configs"], ["--config-dir=configs", "-m"]):
@@ -852,14 +890,17 @@ def test_main_turns_an_error_into_one_line_and_its_status(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", JOBS)
-def test_main_says_start_again_at_an_interrupt_before_the_loop(command: str) -> None:
+def test_main_says_at_an_interrupt_whether_the_command_can_go_on(command: str) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     result = enter(command, then=interrupt)
-    assert result.status == (75 if command in ("prepare", "train", "table") else 130)
-    assert result.err.startswith("transformer: error: stopped")
-    assert result.err.count("\n") == 1
+    if command in ("prepare", "train", "table"):
+        assert result.status == 75
+        assert result.err == "transformer: error: stopped; to go on, give the same command again\n"
+    else:
+        assert result.status == 130
+        assert result.err == "transformer: error: stopped\n"
 
 
 RUN = (
@@ -881,7 +922,7 @@ RUN = (
         ("train", signal.SIGUSR1),
     ],
 )
-def test_main_says_start_again_at_a_signal_before_the_loop(
+def test_main_says_how_to_go_on_at_a_signal_before_the_loop(
     tmp_path: Path, command: str, number: signal.Signals
 ) -> None:
     process = python("-c", RUN.format("(print('ready', flush=True), time.sleep(60))"), command, cwd=tmp_path)
@@ -890,8 +931,7 @@ def test_main_says_start_again_at_a_signal_before_the_loop(
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (75, "")
-    assert err.count("\n") == 1, err
-    assert err.startswith("transformer: error: stopped")
+    assert err == "transformer: error: stopped; to go on, give the same command again\n"
 
 
 def test_main_calls_an_unexpected_exception_a_bug() -> None:

@@ -9,14 +9,18 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from support.corpora import finish, run_command, start, tiny_job, write_pair
+from support.corpora import finish, run_command, start, tiny_job, write_corpus, write_pair
 from support.paths import ROOT
+from transformer import machine
 from transformer.config.jobs import DoctorJob
 from transformer.config.settings import (
     DataConfig,
@@ -31,6 +35,7 @@ from transformer.config.settings import (
 from transformer.data.batch import collate
 from transformer.data.loader import Step
 from transformer.data.plan import Batching
+from transformer.data.prepare import prepare
 from transformer.data.store import Store
 from transformer.errors import FindingsError, InputError
 from transformer.model.layers import DecoderLayer
@@ -39,7 +44,8 @@ from transformer.records import Resolved
 from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
 from transformer.tools.doctor.findings import Level, Place, measured
 from transformer.tools.doctor.text import is_double_encoded
-from transformer.tools.doctor.training import check_overfit, largest_leak
+from transformer.tools.doctor.training import check_cost, check_overfit, largest_leak
+from transformer.training.resolve import resolve_settings
 from transformer.training.step import StepResult, train_step
 
 DATA = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data"))
@@ -429,6 +435,45 @@ def test_check_overfit_counts_the_pairs_that_there_are(
     check = check_overfit(job, store, vocab_size=50, batching=batching, resolved=resolved)
     assert check.found.startswith("2 pairs, 5 tokens: loss ")
     assert (steps[0].sentences, steps[0].source_tokens, steps[0].target_tokens) == (2, 7, 5)
+
+
+def test_check_cost_times_the_micro_batches_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with 2 MiB free; by the clock, each micro-batch takes 10 seconds."""
+    monkeypatch.setattr(machine, "CONTROL_GROUP", str(tmp_path))
+    for name, text in (("max", f"{2 * 2**20}\n"), ("current", "0\n"), ("stat", "inactive_file 0\n")):
+        (tmp_path / f"memory.{name}").write_text(text, encoding="ascii")
+    monkeypatch.setattr(
+        "transformer.tools.doctor.training.time", SimpleNamespace(perf_counter=partial(next, count(0, 10)))
+    )
+    slots: list[int] = []
+
+    def spied(objective: Any, optimizer: Any, step: Step, **settings: Any) -> StepResult:
+        slots.extend(batch.source.numel() for _, batch in step.micro_batches)
+        return train_step(objective, optimizer, step, **settings)
+
+    monkeypatch.setattr("transformer.tools.doctor.training.train_step", spied)
+    job = tiny_job(
+        tmp_path / "a", write_corpus(tmp_path / "corpus"), layout=LayoutKind.padded, max_tokens=None, fit_memory=True
+    )
+    prepared = prepare(job)
+    memory, _, hours = check_cost(job, prepared, resolved=resolve_settings(job, world_size=1), vocab_size=60)
+
+    fitted = re.search(r"train\.max_tokens=(\d+);", memory.found)
+    assert fitted is not None
+    assert max(slots) <= int(fitted[1]) < 300, "a step has 600 tokens a side"
+    seconds = float(hours.found.partition(" s a step")[0])
+    assert seconds > 20, "three micro-batches in most steps"
+
+
+def test_check_cost_says_what_helps_where_no_step_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise InputError("out of GPU memory in the trial before the first step")
+
+    monkeypatch.setattr("transformer.tools.doctor.training.check_memory", fail)
+    job = tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"))
+    resolved = resolve_settings(job, world_size=1)
+    (check,) = check_cost(job, prepare(job), resolved=resolved, vocab_size=60)
+    assert check.remedy == "lower train.max_tokens, set train.fit_memory=true, or choose a smaller model"
 
 
 def take_the_mask_away(attention: torch.nn.Module) -> None:

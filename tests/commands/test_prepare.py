@@ -776,7 +776,7 @@ def test_prepare_is_stopped_by_a_signal_while_the_tokenizer_is_trained(
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (75, ""), err
-    assert err == "transformer: error: stopped; the same command starts again\n"
+    assert err == "transformer: error: stopped; to go on, give the same command again\n"
     assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
 
 

@@ -236,6 +236,27 @@ def test_report_says_why_runs_are_not_compared(browser: Browser, runs: Path, tmp
     assert texts(browser, "table caption").count("test: 12 sentences") == 2
 
 
+def test_report_describes_the_data_of_runs_apart_where_a_set_differs(browser: Browser, runs: Path) -> None:
+    """The digest of a run's data covers the training text alone."""
+    for name in ("c", "d"):
+        shutil.copytree(runs / "a", runs / name)
+    other_dev = read(runs / "c" / "data.json")
+    other_dev["sets"]["dev"]["pairs_read"] = 7
+    other_dev["sets"]["dev"]["files"]["src"]["sha256"] = "0" * 64
+    (runs / "c" / "data.json").write_text(json.dumps(other_dev), encoding="utf-8")
+    other_weight = read(runs / "d" / "data.json")
+    other_weight["sets"]["train"]["weight"] = 2.5
+    (runs / "d" / "data.json").write_text(json.dumps(other_weight), encoding="utf-8")
+    show(browser, ReportJob(runs=["a", "c", "b", "d"], samples=0, attention=0, checkpoints=0))
+
+    captions = [text for text in texts(browser, "table caption") if text.startswith("Sentence pairs")]
+    assert captions == ["Sentence pairs of a, b", "Sentence pairs of c", "Sentence pairs of d"]
+    assert column(browser, "Sentence pairs of a, b")["dev"] == "16"
+    assert column(browser, "Sentence pairs of c")["dev"] == "7"
+    weights = [column(browser, caption, 3)["train"] for caption in captions]
+    assert weights == ["1", "1", "2.5"]
+
+
 # ---- what is missing, damaged or hostile ----------------------------------------------------------------------------
 
 

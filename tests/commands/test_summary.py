@@ -188,6 +188,16 @@ def test_summary_of_a_run_has_its_settings_its_pieces_and_its_speed(
     assert measured["target_tokens_per_second"] == median(speeds)
 
 
+def test_summary_of_settings_whose_run_dir_is_a_run_says_so(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
+    summarise(SummaryJob(run_dir=str(finished)))
+    assert caplog.messages == [f"{finished} is a run: run={finished} sums it up; this is of the settings given here"]
+
+    caplog.clear()
+    summarise(SummaryJob(run_dir=str(finished), run=str(finished)))
+    summarise(SummaryJob(run_dir=str(finished.parent)))
+    assert caplog.messages == []
+
+
 def test_summary_of_a_run_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such run directory"):
         summarise(SummaryJob(run=str(tmp_path / "none")))

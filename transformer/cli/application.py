@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 from transformer.cli import commands
 from transformer.cli.overrides import Arguments
 from transformer.config.compose import check_config_dir, composing_error, primary_config, stored_configs, typed_job
-from transformer.config.jobs import Job, TrainJob
+from transformer.config.jobs import Job, TableJob, TrainJob
 from transformer.config.keys import shipped
 from transformer.errors import PeerError, Stopped, TransformerError
 from transformer.seeding import seed_for
@@ -129,17 +129,21 @@ def run_application(command: str, arguments: Arguments) -> None:
 
 
 def _set_run_dir(command: str, job: Job, given: Sequence[str]) -> None:
-    """Give each run of a sweep a directory of its own, named after what the sweep changes."""
-    if not isinstance(job, TrainJob) or command not in ("prepare", "train"):
+    """Give each run of a sweep a directory of its own, named after what the sweep changes.
+
+    A table goes to `output` where that is given, and otherwise beside the run directory.
+    """
+    if not isinstance(job, TrainJob) or command not in ("prepare", "train", "table"):
         return
 
-    changed = [override for override in _changed_overrides(given) if not override.startswith("run_dir=")]
+    key = "output" if isinstance(job, TableJob) and job.output is not None else "run_dir"
+    changed = [override for override in _changed_overrides(given) if not override.startswith(f"{key}=")]
     changes = ",".join(changed).replace('"', "")
     name = re.sub(r"[^A-Za-z0-9._,+-]", "-", changes)
     if len(name) > LONGEST_NAME:
         name = f"{name[:LONGEST_NAME]}-{seed_for(*name.encode()):08x}"
     if name:
-        job.run_dir += f"/{name}"
+        setattr(job, key, f"{getattr(job, key)}/{name}")
 
 
 def _changed_overrides(given: Sequence[str]) -> list[str]:

@@ -13,8 +13,8 @@ from typing import Any, get_args
 
 from transformer.cli.commands import COMMANDS
 from transformer.cli.overrides import FLAGS
-from transformer.config.jobs import JOBS, TrainJob
-from transformer.config.keys import GROUPS, generic_key, keys_of, names_in
+from transformer.config.jobs import JOBS
+from transformer.config.keys import generic_key, groups_of, keys_of, names_in
 from transformer.errors import InputError
 
 # bash passes the line up to the cursor, and replaces only what follows the last `=` or `:` of the word.
@@ -84,9 +84,7 @@ def _arguments(command: str, before: list[str], word: str) -> list[str]:
 
 def _keys(command: str, begun: str) -> list[str]:
     """The keys, up to their next dot: there are more than anybody wants to see at once."""
-    candidates: dict[str, None] = {}  # in order, each once
-    if _has_groups(command):
-        candidates.update(dict.fromkeys(f"{group}=" for group in GROUPS))
+    candidates = dict.fromkeys(f"{group}=" for group in groups_of(JOBS[command]))  # in order, each once
 
     prefix = begun[: begun.rfind(".") + 1]
     generic = generic_key(prefix)
@@ -99,7 +97,7 @@ def _keys(command: str, begun: str) -> list[str]:
 
 def _choices(command: str, key: str, before: list[str]) -> list[str]:
     """The values that a key can have, where they can be listed."""
-    if key in GROUPS and _has_groups(command):
+    if key in groups_of(JOBS[command]):
         return names_in(key, _config_dir(before))
     known_key = keys_of(JOBS[command]).get(generic_key(key))
     return [] if known_key is None else _values(known_key.kind)
@@ -117,10 +115,6 @@ def _values(kind: Any) -> list[str]:
     # A union: the values of its members. Null alone is no help where any number or text may stand.
     values = [value for member in get_args(kind) for value in _values(member)]
     return [] if values == ["null"] else values
-
-
-def _has_groups(command: str) -> bool:
-    return issubclass(JOBS[command], TrainJob)
 
 
 def _config_dir(words: list[str]) -> str | None:

@@ -102,9 +102,9 @@ def _dispatch(arguments: list[str]) -> int:
     except TransformerError as error:
         return _fail(error, str(error), error.exit_status)
     except KeyboardInterrupt as error:
-        can_go_on = command in ("prepare", "train", "table")
-        status = Stopped.exit_status if can_go_on else 128 + signal.SIGINT
-        return _fail(error, "stopped; the same command starts again", status)
+        if command in ("prepare", "train", "table"):
+            return _fail(error, "stopped; to go on, give the same command again", Stopped.exit_status)
+        return _fail(error, "stopped", 128 + signal.SIGINT)
     except BrokenPipeError:  # the reader of our output has gone
         _drop_output()
         return 128 + signal.SIGPIPE

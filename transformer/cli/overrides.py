@@ -16,8 +16,9 @@ from transformer.config.jobs import JOBS
 from transformer.config.keys import check_override, did_you_mean, groups_of, keys_of, list_override, names_in
 from transformer.errors import InputError
 
-# Hydra's flags, each with the values that it takes: None for no value, an empty tuple for any, or the choices. Two of
-# Hydra's flags are left out: --experimental-rerun unpickles a file, and --shell-completion does not know our commands.
+# Hydra's flags, each with the values that it takes: None for no value, an empty tuple for any, or the choices. Left out
+# are --experimental-rerun, which unpickles a file, --shell-completion, which does not know our commands, and
+# --config-name and --config-path, since every job begins with its schema.
 SHOWN = ("job", "hydra", "all")
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FLAGS: dict[str, tuple[str, ...] | None] = {
@@ -25,7 +26,7 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("-m", "--multirun"), None),
     **dict.fromkeys(("-c", "--cfg"), SHOWN),
     **dict.fromkeys(("-i", "--info"), INFORMATION),
-    **dict.fromkeys(("-p", "--package", "-cd", "--config-dir", "-cn", "--config-name", "-cp", "--config-path"), ()),
+    **dict.fromkeys(("-p", "--package", "-cd", "--config-dir"), ()),
 }
 
 WIDTH = 100  # characters of a line of help, but for examples and defaults

@@ -344,7 +344,8 @@ def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerEr
     if isinstance(error.__context__, ReadonlyConfigError):  # the lock of `quiet_hydra`
         file = str(error).partition(":")[0].removeprefix("In ")
         return InputError(f"{file}: it cannot configure Hydra; remove what it sets under `hydra`")
-    return InputError(f"{_one_line(error)}{_nearest_name(str(error))} (composing {' '.join(overrides)})")
+    composed = f" (composing {' '.join(overrides)})" if overrides else ""
+    return InputError(f"{_one_line(error)}{_nearest_name(str(error))}{composed}")
 
 
 def _nearest_name(message: str) -> str:

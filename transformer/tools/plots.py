@@ -1,6 +1,6 @@
 """Plots, with matplotlib where it is installed (`pip install 'transformer-mt[plots]'`), as SVG or PNG.
 
-    plot_points, plot_times, plot_panels     whole figures, for `tables` and `score_study`
+    plot_points, plot_times, plot_panels     whole figures, for `tables`
     new_figure, add_lines, as_svg, as_png    what `attention.figures` draws with
 
 It is the only module that imports matplotlib. Without it a function that draws returns None.

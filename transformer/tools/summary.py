@@ -10,6 +10,7 @@ x the FLOP/s that a GPU is taken to sustain. For the paper's own runs it is 3.4 
 """
 
 import logging
+import os
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,8 @@ def summarise(job: SummaryJob) -> Summary:
 
 
 def _subject_of_settings(job: SummaryJob) -> _Subject:
+    if os.path.exists(RunDir(Path(job.run_dir)).record):
+        log.warning("%s is a run: run=%s sums it up; this is of the settings given here", job.run_dir, job.run_dir)
     return _Subject(job, job.tokenizer.vocab_size, _resolve(job))
 
 

@@ -116,7 +116,7 @@ class HeadMeter:
 def measure_heads(weights: Tensor, *, mark: int) -> tuple[Tensor, ...]:
     """The MEASURES of every position that looks, each `(L, H, queries)`: weights are `(L, H, queries, keys)`.
 
-    `mark` is the place of EOS among the keys.
+    `mark` is the place of EOS among the keys; in the decoder's attention to itself, that of BOS.
     """
     # The place of each query's own position among the keys.
     n_queries, n_keys = weights.shape[2:]

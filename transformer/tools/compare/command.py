@@ -16,20 +16,15 @@ from itertools import chain
 
 from transformer.config.jobs import CompareJob
 from transformer.tools import significance
-from transformer.tools.compare.texts import (
-    Texts,
-    check_systems,
-    read_files,
-    read_runs,
-    sentences_by_length,
-    word_splitter,
-)
+from transformer.tools.compare.texts import Texts, check_systems, read_files, read_runs
 from transformer.tools.compare.words import (
     RarityRow,
     Tokenise,
     WordCounts,
     count_training_words,
     score_by_rarity,
+    sentences_by_length,
+    word_splitter,
 )
 from transformer.tools.significance import MetricComparison, Metrics, compare_systems, resampling_seed
 

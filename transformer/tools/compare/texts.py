@@ -1,11 +1,7 @@
-"""What is compared: test sets with the translations of two systems or more, from finished runs or from files.
+"""What is compared: test sets with the translations of two systems or more, from finished runs or from files."""
 
-Words are what BLEU counts, the tokens of its tokenizer. For Chinese and Japanese these are no words between spaces.
-"""
-
-from bisect import bisect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +14,6 @@ from transformer.evaluation.score import check_plain_text
 from transformer.evaluation.sets import check_kept, read_set
 from transformer.records import Results
 from transformer.run_dir import HYPOTHESIS, RunDir
-from transformer.tools.compare.words import Tokenise, ranges
-from transformer.tools.significance import Metrics
-
-LENGTHS = (0, 6, 11, 16, 21, 31, 51)  # words, the least of each range of sentences
 
 
 @dataclass(frozen=True)
@@ -201,24 +193,3 @@ def _without_tag(pairs: Sequence[Pair]) -> Sequence[Pair]:
     if not TAG.fullmatch(tag):
         return pairs
     return [(source.removeprefix(f"{tag} "), target) for source, target in pairs]
-
-
-# ---- words ----------------------------------------------------------------------------------------------------------
-
-
-def word_splitter(metrics: Metrics, *, lowercase: bool) -> Tokenise:
-    """A function that splits a text into the words that BLEU counts."""
-
-    def split(text: str) -> Sequence[str]:
-        words: str = metrics.bleu.tokenizer(text.lower() if lowercase else text)
-        return words.split()
-
-    return split
-
-
-def sentences_by_length(lengths: Sequence[int]) -> Iterator[tuple[int, int | None, list[int]]]:
-    """The least and the most of each range of lengths that there are sentences of, and the places of the sentences."""
-    for number, (least, most) in enumerate(ranges(LENGTHS), 1):
-        places = [place for place, length in enumerate(lengths) if bisect(LENGTHS, length) == number]
-        if places:
-            yield least, most, places

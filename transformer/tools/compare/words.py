@@ -1,7 +1,9 @@
-"""How well systems translate frequent and rare words, for `compare`.
+"""Words, for `compare`: how long sentences are in them, and how well systems translate frequent and rare ones.
 
 the text that the baseline was trained on -> count_training_words -> how often each word occurs
 translations, references and that         -> score_by_rarity      -> a row for each range of frequencies
+
+Words are what BLEU counts, the tokens of its tokenizer. For Chinese and Japanese these are no words between spaces.
 """
 
 import logging
@@ -18,9 +20,11 @@ from transformer.data.source import Source
 from transformer.errors import CheckpointError
 from transformer.files import digest_file
 from transformer.run_dir import RunDir
+from transformer.tools.significance import Metrics
 
 log = logging.getLogger(__name__)
 
+LENGTHS = (0, 6, 11, 16, 21, 31, 51)  # words, the least of each range of sentences
 FREQUENCIES = (0, 1, 2, 5, 10, 100, 1000)  # occurrences, the least of each range of words
 MOST_LINES = 1_000_000  # training sentences whose words are counted
 
@@ -51,6 +55,24 @@ def ranges(least: Sequence[int]) -> Iterator[tuple[int, int | None]]:
     for start, following in pairwise(least):
         yield start, following - 1
     yield least[-1], None
+
+
+def word_splitter(metrics: Metrics, *, lowercase: bool) -> Tokenise:
+    """A function that splits a text into the words that BLEU counts."""
+
+    def split(text: str) -> Sequence[str]:
+        words: str = metrics.bleu.tokenizer(text.lower() if lowercase else text)
+        return words.split()
+
+    return split
+
+
+def sentences_by_length(lengths: Sequence[int]) -> Iterator[tuple[int, int | None, list[int]]]:
+    """The least and the most of each range of lengths that there are sentences of, and the places of the sentences."""
+    for number, (least, most) in enumerate(ranges(LENGTHS), 1):
+        places = [place for place, length in enumerate(lengths) if bisect(LENGTHS, length) == number]
+        if places:
+            yield least, most, places
 
 
 # ---- F1 -------------------------------------------------------------------------------------------------------------

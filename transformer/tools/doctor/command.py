@@ -148,7 +148,7 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
         *checks,
         check_leak(job, prepared.store, vocab_size=vocab_size, batching=batching, resolved=resolved),
         check_overfit(job, prepared.store, vocab_size=vocab_size, batching=batching, resolved=resolved),
-        *check_cost(job, prepared, resolved=resolved, vocab_size=vocab_size, batching=batching, preview=preview),
+        *check_cost(job, prepared, resolved=resolved, vocab_size=vocab_size),
     ]
 
 

@@ -14,14 +14,13 @@ from itertools import islice
 
 from transformer.data.corpus import Pair
 from transformer.data.source import Source
-from transformer.tools.doctor.findings import Place, place
+from transformer.tools.doctor.findings import LISTED, Place, place
 
 SIDES = ("source", "target")
 BLOCK = 50  # neighbouring pairs
 MOST_PAIRS = 30_000  # sampled
 MOST_TEXTS = 250_000  # different pairs among which copies are looked for
 LONGEST = 3  # longest pairs that are kept
-MOST_PLACES = 20  # line numbers that are kept of a finding
 
 
 @dataclass
@@ -30,7 +29,7 @@ class Repeats:
 
     stride: int = 1
     pairs: int = 0  # that were counted
-    lines: list[int] = field(default_factory=list)  # of the first copies
+    lines: list[int] = field(default_factory=list)  # of the first copies, as many as are shown
     counts: dict[int, int] = field(default_factory=dict)  # of each different pair, by its digest
 
     def add(self, line: int, source: str, target: str) -> None:
@@ -44,7 +43,7 @@ class Repeats:
         copies_before = self.counts.get(digest, 0)
         self.counts[digest] = copies_before + 1
         self.pairs += 1
-        if copies_before and len(self.lines) < MOST_PLACES:
+        if copies_before and len(self.lines) < LISTED:
             self.lines.append(line)
 
         # Where there are too many different pairs, keep every other digest.

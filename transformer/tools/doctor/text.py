@@ -13,7 +13,7 @@ from transformer.config.settings import FilterConfig
 from transformer.tools.doctor.findings import Check, Level, measured, percent, place
 from transformer.tools.doctor.survey import SIDES, Survey
 
-MOST_COPIES = 0.01  # seen: 0.0001; Ott et al. (2018, "Analyzing uncertainty") find that few percent harm beam search
+MOST_COPIES = 0.01  # seen: 0.0001; Ott et al. (2018, "Analyzing uncertainty") find that a few percent harm beam search
 MOST_REPEATS = 0.1  # seen: 0.028 (KFTT)
 MOST_OVERLAP = 0.005  # of the pairs of an evaluation set; seen: 0.001
 MOST_SIDE_OVERLAP = 0.03  # of its sentences on one side; seen: 0.013 (titles in KFTT)

@@ -32,7 +32,8 @@ from transformer.model.transformer import Transformer
 from transformer.records import MemoryCheck, Resolved
 from transformer.tools.doctor.findings import Check, Level, failed, measured, passed
 from transformer.training.optimizer import build_optimizer, rate_of
-from transformer.training.preview import Preview
+from transformer.training.preview import Preview, preview_epoch
+from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState, draw_model
 from transformer.training.step import Objective, train_step
 from transformer.training.trial import check_memory
@@ -207,9 +208,7 @@ def _step(batch: Batch, *, index: int, pairs: int, tokens: int, source_tokens: i
 # ---- what the training costs ----------------------------------------------------------------------------------------
 
 
-def check_cost(
-    job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_size: int, batching: Batching, preview: Preview
-) -> list[Check]:
+def check_cost(job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_size: int) -> list[Check]:
     """Memory as training checks it, disk for the checkpoints, and hours from one micro-batch that is timed."""
     # A model with its optimiser, as at the first step.
     device = resolve_device(resolved.device)
@@ -218,7 +217,7 @@ def check_cost(
     )
     objective = Objective(state.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
 
-    # Memory, which may lower max_tokens.
+    # Memory; under train.fit_memory, max_tokens becomes the largest that fits.
     try:
         resolved, memory = check_memory(
             job,
@@ -231,11 +230,12 @@ def check_cost(
             world=World(0, 1, {}),
         )
     except InputError as error:
-        return [
-            failed("memory", "machine", found=str(error), level=Level.error, remedy="choose a smaller model", places=[])
-        ]
+        remedy = "lower train.max_tokens, set train.fit_memory=true, or choose a smaller model"
+        return [failed("memory", "machine", found=str(error), level=Level.error, remedy=remedy, places=[])]
 
-    # Disk and hours.
+    # Disk, and hours with these micro-batches.
+    batching = batching_of(job, resolved, lengths=prepared.store.lengths, mixture=prepared.mixture)
+    preview = preview_epoch(prepared.store.lengths, batching, model=job.model, vocab_size=vocab_size)
     disk = _check_disk(job, state.checkpoint_bytes)
     hours = _check_time(job, prepared.store, state, objective, batching=batching, preview=preview, resolved=resolved)
     return [_check_memory(memory), disk, hours]

@@ -19,25 +19,31 @@ DIGITS = 12  # of a digest
 
 
 def data(runs: Sequence[RunReading]) -> Component:
-    """What was read, filtered and tokenised; once for all runs with the same report."""
-    # The runs of each report; the first of them stands for all.
-    names_by_digest: dict[str, list[str]] = {}
+    """What was read, filtered and tokenised; once for all runs that have read the same."""
+    runs_by_data: dict[tuple[object, ...], list[RunReading]] = {}
     for run in runs:
         if run.data is not None:
-            names_by_digest.setdefault(run.data.digest, []).append(run.name)
+            runs_by_data.setdefault(_identity(run.data), []).append(run)
 
+    # The first run of each group stands for all of it.
     blocks: list[Block] = []
-    described = set[str]()
-    for run in runs:
-        if run.data is None or run.data.digest in described:
-            continue
-        described.add(run.data.digest)
-        names = names_by_digest[run.data.digest]
-        whose = "" if len(names_by_digest) == 1 else f" of {', '.join(names)}"
-        blocks += [_pairs(run.data, whose), _filters(run.data, whose), _tokenizer(run, run.data, whose)]
-        blocks += _pieces(run, whose)
+    for group in runs_by_data.values():
+        first = group[0]
+        assert first.data is not None
+        whose = "" if len(group) == len(runs) else f" of {', '.join(run.name for run in group)}"
+        blocks += [_pairs(first.data, whose), _filters(first.data, whose), _tokenizer(first, first.data, whose)]
+        blocks += _pieces(first, whose)
     blocks.append(_padding(runs))
     return section("Data", blocks)
+
+
+def _identity(report: DataReport) -> tuple[object, ...]:
+    """What two runs have in common if they have read the same; the digest covers the training text alone."""
+    sets = [
+        (name, counts.weight, tuple(counts.columns or ()), *(file.sha256 for file in counts.files.values()))
+        for name, counts in report.sets.items()
+    ]
+    return (report.digest, *sorted(sets))
 
 
 def _pairs(report: DataReport, whose: str) -> Table:
@@ -47,10 +53,14 @@ def _pairs(report: DataReport, whose: str) -> Table:
         kept = "all" if counts.pairs_kept is None else f"{counts.pairs_kept:,}"
         trip = counts.references
         changed = "" if trip is None else f"{trip.changed:,} of {trip.checked:,}"
+        copies = "" if counts.weight is None else f"{counts.weight:g}"
         megabytes = sum(file.bytes for file in counts.files.values()) / 1e6
         digests = " ".join(file.sha256[:DIGITS] for file in counts.files.values())
-        rows.append([name, f"{counts.pairs_read:,}", kept, f"{megabytes:,.2f} MB", changed, digests])
-    head = ["set", "pairs read", "kept", "size", "references that no translation can equal", "SHA-256 of the files"]
+        rows.append([name, f"{counts.pairs_read:,}", kept, copies, f"{megabytes:,.2f} MB", changed, digests])
+    head = [
+        *("set", "pairs read", "kept", "copies in an epoch", "size"),
+        *("references that no translation can equal", "SHA-256 of the files"),
+    ]
     return Table(f"Sentence pairs{whose}", head, rows, is_numeric=True)
 
 

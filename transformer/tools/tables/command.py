@@ -8,12 +8,12 @@ any other           -> make, format          trained and measured
 
 from transformer.config.jobs import SCORES, TableJob
 from transformer.distributed import is_rank0
-from transformer.tools.score_study.format import format_study, write_study
-from transformer.tools.score_study.study import study_scores
 from transformer.tools.tables.format import format_layers, format_markdown, write_layer_table, write_table
 from transformer.tools.tables.make import make_layer_table, make_table
 from transformer.tools.tables.rows import is_folder, output_of
 from transformer.tools.tables.runs import make_run_table
+from transformer.tools.tables.score_study.format import format_study, write_study
+from transformer.tools.tables.score_study.study import study_scores
 
 
 def table(job: TableJob) -> tuple[str, list[Exception]]:

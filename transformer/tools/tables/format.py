@@ -19,7 +19,8 @@ from statistics import fmean, stdev
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
 from transformer.files import write_file, write_json
-from transformer.tools.complexity import LayerTime, format_complexity, format_times
+from transformer.tools.complexity import format_complexity
+from transformer.tools.layer_times import LayerTime, format_times
 from transformer.tools.markdown import markdown_table
 from transformer.tools.plots import Point, plot_points, plot_times
 from transformer.tools.significance import Interval

@@ -24,7 +24,8 @@ from transformer.errors import TransformerError
 from transformer.files import make_output
 from transformer.machine import resolve_threads
 from transformer.records import Results
-from transformer.tools.complexity import complexity_rows, time_layers
+from transformer.tools.complexity import complexity_rows
+from transformer.tools.layer_times import time_layers
 from transformer.tools.tables.grid import describe_changes, run_grid
 from transformer.tools.tables.measured import LayerTable, Measured, Table, TableRow, measure
 from transformer.tools.tables.rows import PAPER_WIDTH, Row, beside_the_rows, output_of, rows_of

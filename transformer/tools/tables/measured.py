@@ -13,7 +13,8 @@ from transformer.evaluation.sets import read_set
 from transformer.loss import perplexity
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, RunDir
-from transformer.tools.complexity import Complexity, LayerTime
+from transformer.tools.complexity import Complexity
+from transformer.tools.layer_times import LayerTime
 from transformer.tools.significance import Interval, bootstrap_bleu
 from transformer.tools.tables.paper import Published
 

@@ -1,6 +1,6 @@
 """What the paper prints: the figures of Tables 2 and 3, and what it concludes from them (sections 6.1 and 6.2).
 
-The rows have the names of their experiments in configs/experiment/table3, by which `command` trains them.
+The rows have the names of their experiments in configs/experiment/table3, by which `make` trains them.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@
     table=scores      each attention score at each d_k
     table=rows.yaml   rows of the user's own
 
-Corpus, budget and search are the command's in every row. `command` trains and measures them.
+Corpus, budget and search are the command's in every row. `make` trains and measures them.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,7 +1,7 @@
 """Measures what section 3.2 of the paper says of costs: time and memory of each score, and many heads against one.
 
-    a layer with each score -> complexity.time_in_turns, peak_bytes                  -> ScoreCost
-    8 heads, and one        -> complexity.time_in_turns, torch's count of products   -> HeadsCost
+    a layer with each score -> layer_times.time_in_turns, peak_bytes                 -> ScoreCost
+    8 heads, and one        -> layer_times.time_in_turns, torch's count of products  -> HeadsCost
 
 One layer is multi-head self-attention as the model has it, with its projections, forward and backward. Memory is
 counted, not sampled: the largest sum of the tensors that exist at one time beside the layer's weights and input. What
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer.config.settings import Score
-from transformer.tools.complexity import SelfAttention, forward_and_backward, time_in_turns
+from transformer.tools.layer_times import SelfAttention, forward_and_backward, time_in_turns
 from transformer.tools.tables.rows import PAPER_WIDTH
 
 LENGTHS = (16, 64, 256)

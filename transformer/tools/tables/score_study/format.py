@@ -16,8 +16,9 @@ from transformer.config.settings import Score
 from transformer.files import write_file, write_json
 from transformer.tools.markdown import markdown_table
 from transformer.tools.plots import Panel, plot_panels
-from transformer.tools.score_study.costs import TOKENS, ScoreCost
-from transformer.tools.score_study.findings import (
+from transformer.tools.tables.format import format_csv, format_markdown, mean_bleu
+from transformer.tools.tables.score_study.costs import TOKENS, ScoreCost
+from transformer.tools.tables.score_study.findings import (
     FLAT,
     MUCH_FASTER,
     SIMILAR,
@@ -29,8 +30,7 @@ from transformer.tools.score_study.findings import (
     means_by_width,
     scored_rows,
 )
-from transformer.tools.score_study.study import SENTENCES, AttentionState, Observed, ScoreStudy
-from transformer.tools.tables.format import format_csv, format_markdown, mean_bleu
+from transformer.tools.tables.score_study.study import SENTENCES, AttentionState, Observed, ScoreStudy
 
 
 def write_study(output: Path, study: ScoreStudy) -> None:
@@ -137,7 +137,7 @@ def _format_costs(costs: Sequence[ScoreCost], machine: str) -> str:
 
 def _format_findings(about_paper: Sequence[Finding]) -> str:
     titles = ("the paper says", "d_k", "measured", "do these runs say so?")
-    rows = [(found.statement, str(found.d_k), found.measured, _format_verdict(found)) for found in about_paper]
+    rows = [(found.statement, found.d_k, found.measured, _format_verdict(found)) for found in about_paper]
     lines = [
         "BLEU is that of the first test set, and a difference counts where it is larger than what sampling the test "
         "sentences explains (with several seeds: than twice the standard error, too). The paper names no numbers: "
