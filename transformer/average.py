@@ -112,16 +112,18 @@ def average(job: AverageJob) -> Checkpoint:
         if checkpoint is None:
             raise InputError(f"{run_dir}: there is no checkpoint to average yet")
         recipe = checkpoint.settings("train", TrainConfig)
+        record = RunDir(run_dir).record
+        run_job = RunDir(run_dir).read_record().config if record.exists() else None
 
         # The best, if that is asked for; else the last.
         if job.best is not None:
             training = checkpoint.run_state().training
             progress = Progress() if training is None else training.progress
             steps = best_kept_steps(run_dir, progress, metric=recipe.metric, count=job.best)
-            return average_checkpoints(run_dir, steps, run_step=checkpoint.step)
+            return average_checkpoints(run_dir, steps, run_step=checkpoint.step, job=run_job)
 
         wanted = job.last or recipe.average
         steps = scheduled_steps(run_dir, save_every=recipe.save_every, last=wanted)
         if len(steps) < wanted:
             log.warning("%d checkpoints were to be averaged, and %d are there (train.keep_last)", wanted, len(steps))
-        return average_checkpoints(run_dir, steps)
+        return average_checkpoints(run_dir, steps, job=run_job)

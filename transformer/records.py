@@ -76,7 +76,10 @@ class MemoryCheck:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """run.json: written when the run starts, and again when its memory has been checked."""
+    """run.json: written when the run starts, when its memory has been checked, and when it resumes with other settings.
+
+    `config` and `dev_digest` are those of the last start, all else is of the first one.
+    """
 
     format: int
     id: str
@@ -91,6 +94,7 @@ class RunRecord:
     memory: MemoryCheck | None = None  # None: not yet checked
     machine: str | None = None  # where it started: processor or GPUs, cores, memory
     commit: str | None = None  # of this package's source, where it is a git checkout
+    dev_digest: str | None = None  # of the development set's text
 
 
 @dataclass(frozen=True)

@@ -428,6 +428,7 @@ def test_compare_refuses_test_sets_of_another_text(runs: Path, capsys: pytest.Ca
         ([], "^there must be two systems or more to compare: transformer compare runs/a runs/b"),
         (["runs=[a]"], "^there must be two systems or more"),
         (["runs=[a,a]"], "^a is named twice"),
+        (["runs=[a,a/]"], "^a is named twice"),
         (["runs=[a,nowhere]"], "^nowhere: no such run directory"),
         (["runs=[a,b]", "data.tgt_lang=german"], "^data.tgt_lang=german: not a code"),
         (["runs=[a,b]", "hypotheses=[a,b]", "references=c"], "^runs and hypotheses: choose one"),

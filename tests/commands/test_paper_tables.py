@@ -17,7 +17,7 @@ from support.corpora import read, run_command, tiny_job, write_corpus
 from transformer.config.compose import compose, read_rows
 from transformer.config.jobs import TableJob, TrainJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import Activation, Norm
+from transformer.config.settings import Activation, Norm, TrainConfig
 from transformer.cost import count_parameters
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, StorageError
@@ -224,6 +224,15 @@ def test_table_job_refuses_a_width_that_does_not_fit() -> None:
         TableJob(width=100)
     with pytest.raises(ValueError, match="width=64 is for the tables of the paper"):
         TableJob(table="mine.yaml", width=64)
+    with pytest.raises(ValueError, match="width=4611686018427387904 must be at most 1048576"):
+        TableJob(width=1 << 62)
+
+
+def test_table_job_refuses_seeds_that_would_be_too_large() -> None:
+    train = TrainConfig(seed=2**63 - 2)
+    assert TableJob(train=train, seeds=2).seeds == 2
+    with pytest.raises(ValueError, match=r"train\.seed=9223372036854775806: the last of seeds=3 would be too large"):
+        TableJob(train=train, seeds=3)
 
 
 @pytest.mark.parametrize(

@@ -349,10 +349,11 @@ def test_report_page_has_a_bounded_size(runs: Path) -> None:
     [
         (ReportJob(), "name the run directories: transformer report runs/a"),
         (ReportJob(runs=["a", "a"]), "a is named twice"),
+        (ReportJob(runs=["a", "a/"]), "a is named twice"),
         (ReportJob(runs=["nowhere"]), "nowhere: no such run directory"),
         (ReportJob(runs=["a", "a/tensorboard"]), "a/tensorboard: not a run directory: it has none of run.json"),
     ],
-    ids=["none", "twice", "nowhere", "no run"],
+    ids=["none", "twice", "twice, with a slash", "nowhere", "no run"],
 )
 def test_report_refuses_in_one_line(runs: Path, job: ReportJob, message: str) -> None:
     with pytest.raises(InputError, match=message) as refused:

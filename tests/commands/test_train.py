@@ -52,6 +52,7 @@ from transformer.config.settings import (
     PairConfig,
     SearchConfig,
     SearchOverride,
+    SweepConfig,
     TrainConfig,
 )
 from transformer.decoding.translate_stream import run as translate
@@ -60,8 +61,9 @@ from transformer.errors import CheckpointError, InputError, Stopped
 from transformer.evaluation.sets import evaluate
 from transformer.records import Progress, Validation
 from transformer.run_dir import RunDir
+from transformer.tools.search_settings import sweep
 from transformer.tracking import Tracker
-from transformer.training import loop, validate
+from transformer.training import loop
 from transformer.training.loop import train
 from transformer.training.step import Objective
 from transformer.training.validate import DevSet
@@ -114,7 +116,7 @@ def script(monkeypatch: pytest.MonkeyPatch, numbers: list[float]) -> None:
         found[0] = next(left, numbers[-1])
         return Validation(step, found[0], found[0], found[0], 0.0), [""] * len(dev.sources)
 
-    monkeypatch.setattr(validate, "validate", scripted)
+    monkeypatch.setattr(loop, "validate", scripted)
 
 
 @pytest.fixture
@@ -376,9 +378,32 @@ def test_train_gives_the_average_the_search_that_it_was_scored_with(corpus: Data
     chosen = SearchConfig(beam_size=2, length_penalty=1.4, batch_tokens=None)
     run(replace(job, search=replace(chosen, batch_tokens=100)))
     run_dir = run(replace(job, search=chosen))
-    found = evaluate(EvaluateJob(run_dir=str(run_dir), threads=1))
-    assert found.search == chosen
-    assert to_json(found)["test_sets"] == results_of(run_dir)["test_sets"]
+    for by_hand in (False, True):
+        if by_hand:
+            run_command("average", AverageJob(run_dir=str(run_dir), last=2))
+        found = evaluate(EvaluateJob(run_dir=str(run_dir), threads=1))
+        assert found.search == chosen
+        assert to_json(found)["test_sets"] == results_of(run_dir)["test_sets"]
+
+
+def test_train_records_the_settings_that_it_resumes_with(corpus: DataConfig, tmp_path: Path) -> None:
+    """Those of the last start: its commands, tables and reports are of what was trained in the end."""
+    job = tiny_job(tmp_path / "a", corpus, max_steps=4, save_every=2, average=2)
+    began = RunDir(run(job)).read_record()
+    assert began.config == job
+    longer = replace(job, train=replace(job.train, max_steps=6), search=replace(job.search, beam_size=2))
+    longer = replace(longer, data=replace(longer.data, dev=longer.data.test["test"]))
+    record = RunDir(run(longer)).read_record()
+    assert record.config == longer
+    assert record.dev_digest != began.dev_digest
+    assert replace(record, config=job, dev_digest=began.dev_digest) == began
+    assert "max_steps: 6\n" in (tmp_path / "a" / "config.yaml").read_text(encoding="utf-8")
+    assert read(tmp_path / "a" / "data.json")["sets"]["dev"]["pairs_read"] == len(lines_of(corpus.test["test"].src))
+
+    # The dev set of a run that takes no more steps is kept as well: search settings are compared on it.
+    run(replace(longer, data=replace(longer.data, dev=corpus.dev)))
+    asked = SweepConfig(length_penalty=[0.0, 1.0])
+    assert len(sweep(EvaluateJob(run_dir=str(tmp_path / "a"), threads=1, sweep=asked)).trials) == 2
 
 
 @pytest.mark.parametrize(("average", "warned"), [(3, True), (2, False), (1, False)])

@@ -29,7 +29,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, Metric
 from transformer.errors import Stopped
 from transformer.records import Validation
-from transformer.training import validate
+from transformer.training import loop
 
 Note = Callable[[str, object], None]
 
@@ -144,16 +144,16 @@ def scripted(corpus: DataConfig, tmp_path: Path) -> Callable[..., tuple[Path, Pa
         with pytest.MonkeyPatch.context() as patch:
             # TensorBoard reads its files by name: of one second, the process's tenth (-10) before its ninth (-9).
             patch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
-            patch.setattr(validate, "validate", Script(values, signals=False))
+            patch.setattr(loop, "validate", Script(values, signals=False))
             calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
-            patch.setattr(validate, "validate", Script(values, signals=True))
+            patch.setattr(loop, "validate", Script(values, signals=True))
             job, stops = tiny_job(tmp_path / "stopped", corpus, **recipe), 0
             for _ in values:
                 try:
                     run(job)
                 except Stopped:
                     stops += 1
-            patch.setattr(validate, "validate", Script(values, signals=False))
+            patch.setattr(loop, "validate", Script(values, signals=False))
             run(job)
         assert stops == len(values)
         return calm, tmp_path / "stopped"

@@ -43,7 +43,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, Precision
 from transformer.errors import CheckpointError, InputError, LockedError, NumericalError, Stopped, StorageError
 from transformer.run_dir import RunDir
-from transformer.training import loop, validate
+from transformer.training import loop
 from transformer.training.step import Objective
 from transformer.training.validate import DevSet
 
@@ -220,13 +220,13 @@ def test_train_counts_patience_through_interruptions(
 ) -> None:
     """Stopped in the step after each validation, a run makes the same decisions."""
     bleu = {2: 5.0, 4: 3.0, 6: 6.0, 8: 1.0, 10: 6.0, 12: 2.0, 14: 9.0}
-    real = validate.validate
+    real = loop.validate
 
     def scripted(*arguments: Any, **options: Any) -> Any:
         found, hypotheses = real(*arguments, **options)
         return replace(found, bleu=bleu[found.step]), hypotheses
 
-    monkeypatch.setattr(validate, "validate", scripted)
+    monkeypatch.setattr(loop, "validate", scripted)
     recipe: dict[str, Any] = {"validate_every": 2, "save_every": 4, "patience": patience, "max_steps": LAST}
     calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
     job = tiny_job(tmp_path / "chain", corpus, **recipe)
@@ -244,7 +244,7 @@ def test_log_window_is_logged_although_a_signal_cut_the_last_validation_short(
 ) -> None:
     """Patience ends the run at step 10, in the middle of a window; the resumed run only makes up for the validation."""
     bleu = {2: 5.0, 4: 3.0, 6: 6.0, 8: 1.0, 10: 6.0}
-    real = validate.validate
+    real = loop.validate
     signals: list[int] = []
 
     def scripted(*arguments: Any, **options: Any) -> Any:
@@ -253,7 +253,7 @@ def test_log_window_is_logged_although_a_signal_cut_the_last_validation_short(
         found, hypotheses = real(*arguments, **options)
         return replace(found, bleu=bleu[found.step]), hypotheses
 
-    monkeypatch.setattr(validate, "validate", scripted)
+    monkeypatch.setattr(loop, "validate", scripted)
     recipe: dict[str, Any] = {"validate_every": 2, "save_every": 4, "log_every": 4, "patience": 2, "max_steps": LAST}
     calm = run(tiny_job(tmp_path / "calm", corpus, **recipe))
     assert [row["step"] for row in learned(calm) if "train/loss" in row] == [4, 8, 10]

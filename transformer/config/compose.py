@@ -344,6 +344,9 @@ def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerEr
     if isinstance(error.__context__, ReadonlyConfigError):  # the lock of `quiet_hydra`
         file = str(error).partition(":")[0].removeprefix("In ")
         return InputError(f"{file}: it cannot configure Hydra; remove what it sets under `hydra`")
+    if isinstance(error, UnicodeDecodeError):
+        what = f"not UTF-8 at its byte {error.start + 1}: save it as UTF-8"
+        return InputError(f"a YAML file of {' '.join(overrides)} is {what}")
     composed = f" (composing {' '.join(overrides)})" if overrides else ""
     return InputError(f"{_one_line(error)}{_nearest_name(str(error))}{composed}")
 

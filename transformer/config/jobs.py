@@ -420,6 +420,9 @@ class TableJob(TrainJob):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, "", 1, "width", "seeds")
+        at_most(self, "", 1 << 20, "width")
+        last_seed = self.train.seed + self.seeds - 1
+        require(last_seed < 2**63, f"train.seed={self.train.seed}: the last of seeds={self.seeds} would be too large")
         require(
             self.table != "1" or (self.rows is None and self.seeds == 1),
             "table=1 trains nothing: leave rows and seeds out",

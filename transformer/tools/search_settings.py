@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from transformer.checkpoint import find_checkpoint, newest
+from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import EvaluateJob
 from transformer.config.keys import as_typed, keys_of
 from transformer.config.settings import DataConfig, Format, SearchConfig, SweepConfig, TrainConfig
@@ -107,17 +107,16 @@ def sweep(job: EvaluateJob) -> Sweep:
 def _read_dev(run: RunDir) -> list[Pair]:
     """The development set that the run keeps.
 
-    Raises InputError where there is none; CheckpointError where it is not the one that the run was validated on, as far
-    as its newest checkpoint tells.
+    Raises InputError where there is none; CheckpointError where it is not the one that run.json names, if that is
+    there.
     """
     source = run.text(DEV, SOURCE)
     if not source.exists():
         raise InputError(f"{source}: the run keeps no development set to compare settings on")
     dev = read_set(run, DEV)
 
-    last = newest(run.path)
-    training = None if last is None else last.run_state().training
-    if training is not None and digest_sets({DEV: dev}) != training.dev_digest:
+    digest = run.read_record().dev_digest if run.record.exists() else None
+    if digest not in (None, digest_sets({DEV: dev})):
         raise CheckpointError(
             f"{source}: this is not the text that the run was validated on (its sha256 differs): copy it again from "
             "where the run came from"

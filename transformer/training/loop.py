@@ -64,10 +64,10 @@ def train(job: TrainJob) -> Results:
         ExitStack() as held,
     ):
         run = open_run(job, world, held)
+        world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
         if world.from_rank0(lambda: is_finished(run)):
             log.info("%s: finished at step %d already; nothing is left to train", job.run_dir, run.progress.step)
         else:
-            world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
             train_loop(run, world)
 
         results = world.from_rank0(lambda: to_json(finish(run)), wait=Wait.work)

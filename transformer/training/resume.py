@@ -1,4 +1,4 @@
-"""What a run was started with (`start_run`), and what may change when the same command resumes it (`resume_run`).
+"""What a run is started with (`start_run`), and what may change when the same command resumes it (`resume_run`).
 
 Settings that change the mathematics are refused with a list of the differences: mixing two recipes in one run would
 make its results meaningless. What `auto` means is resolved at the first start and kept in run.json, wherever the run
@@ -11,6 +11,7 @@ import platform
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ from transformer.config.settings import Decay, Device, OnResume
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.prepare import PREPARE_VERSION, Prepared
 from transformer.errors import CheckpointError
+from transformer.evaluation.sets import digest_sets
 from transformer.files import MANIFEST, remove, write_file, write_json
 from transformer.machine import describe_processor, source_commit
 from transformer.records import RUN_FORMAT, Origin, Resolved, RunRecord
-from transformer.run_dir import RunDir
+from transformer.run_dir import DEV, RunDir
 from transformer.training.resolve import resolve_again, resolve_settings
 
 log = logging.getLogger(__name__)
@@ -62,20 +64,34 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
         config=job,
         machine=_machine(resolved, world_size=world_size),
         commit=source_commit(PACKAGE.parent),
+        dev_digest=digest_sets({DEV: prepared.dev}),
     )
 
-    run.write_record(record)
-    write_json(run.data, to_json(prepared.report))
+    _write(run, record, prepared)
     write_file(run.tokenizer, prepared.tokenizer_model)
-    write_file(run.config, "".join(_yaml(to_json(job), "")).encode())
     return resolved
 
 
 def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Resolved:
-    """Check that this job may go on from the checkpoint. Raises CheckpointError with the differences."""
-    record = RunDir(Path(job.run_dir)).read_record()
+    """Check that this job may go on from the checkpoint, and write down what it changes.
+
+    Raises CheckpointError with the differences that may not be, and StorageError.
+    """
+    run = RunDir(Path(job.run_dir))
+    record = run.read_record()
     _compare(job, prepared, record, checkpoint)
+
+    now = replace(record, config=job, dev_digest=digest_sets({DEV: prepared.dev}))
+    if now != record:
+        _write(run, now, prepared)
     return resolve_again(job, record.resolved)
+
+
+def _write(run: RunDir, record: RunRecord, prepared: Prepared) -> None:
+    """Write the record, its settings once more for people, and what preparing has counted."""
+    run.write_record(record)
+    write_json(run.data, to_json(prepared.report))
+    write_file(run.config, "".join(_yaml(to_json(record.config), "")).encode())
 
 
 def _origin(source: Checkpoint) -> Origin:

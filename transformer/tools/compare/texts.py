@@ -124,7 +124,8 @@ def check_systems(names: Sequence[str], usage: str) -> None:
     if len(names) < 2:
         raise InputError(f"there must be two systems or more to compare: {usage}")
 
-    repeated = [name for name, count in Counter(names).items() if count > 1]
+    counts = Counter(map(Path, names))  # a slash at the end makes no other name
+    repeated = [name for name in names if counts[Path(name)] > 1]
     if repeated:
         raise InputError(f"{repeated[0]} is named twice: name each system once")
 

@@ -81,7 +81,7 @@ def export(job: ExportJob) -> Exported:
     """
     # Refuse what can be refused without reading a model.
     export_format = FORMATS[job.to]
-    output = Path(job.output or f"{job.run_dir}-{job.to.value}")
+    output = Path(job.output or f"{Path(job.run_dir)}-{job.to.value}")
     _check_output(output)
     _check_packages(job.to, export_format.packages)
     run = RunDir(Path(job.run_dir))

@@ -10,6 +10,7 @@ in `RunReading.missing` what it cannot read or do, and the page says it.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,8 @@ def report(job: ReportJob) -> Written:
     # What can be refused before the work.
     if not job.runs:
         raise InputError("name the run directories: transformer report runs/a runs/b")
-    twice = [name for name in job.runs if job.runs.count(name) > 1]
+    counts = Counter(map(Path, job.runs))  # a slash at the end makes no other run
+    twice = [name for name in job.runs if counts[Path(name)] > 1]
     if twice:
         raise InputError(f"{twice[0]} is named twice: name each run once")
     resampling_seed()

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from transformer import __version__
@@ -101,7 +102,7 @@ def _report_arguments(job: ReportJob) -> list[str]:
 
 def _training_command(run: RunReading, record: RunRecord) -> Command:
     where = f", at commit {record.commit}" if record.commit else ""
-    job = replace(record.config, run_dir=f"{run.name}-again")
+    job = replace(record.config, run_dir=f"{Path(run.name)}-again")
     return Command(f"Train {run.name} again, in another run directory{where}:", _line("train", train_overrides(job)))
 
 

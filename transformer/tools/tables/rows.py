@@ -51,7 +51,7 @@ def output_of(job: TableJob) -> Path:
     if is_folder(job):
         return Path(job.output or job.table)
     name = f"table{job.table}" if job.table in PAPER_TABLES else Path(job.table).stem
-    return Path(job.output or f"{job.run_dir}-{name}")
+    return Path(job.output or f"{Path(job.run_dir)}-{name}")
 
 
 def rows_of(job: TableJob) -> list[Row]:
