@@ -8,7 +8,7 @@ import os
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.corpora import finish, run_command, start, tiny_job, write_corpus, write_pair
+from support.corpora import finish, run, run_command, start, tiny_job, write_corpus, write_pair
 from support.paths import ROOT
 from transformer import machine
 from transformer.config.jobs import DoctorJob
@@ -435,6 +435,14 @@ def test_check_overfit_counts_the_pairs_that_there_are(
     check = check_overfit(job, store, vocab_size=50, batching=batching, resolved=resolved)
     assert check.found.startswith("2 pairs, 5 tokens: loss ")
     assert (steps[0].sentences, steps[0].source_tokens, steps[0].target_tokens) == (2, 7, 5)
+
+
+def test_doctor_finds_that_init_from_is_another_model(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "corpus")
+    general = run(tiny_job(tmp_path / "general", data, max_steps=1))
+    job = job_of(data, tmp_path / "a", vocab_size=60, text_only=False)
+    job = replace(job, init_from=str(general), model=replace(job.model, d_ff=2 * job.model.d_ff))
+    assert "another model (model.d_ff is " in findings_of(doctor(job))["preparing in plan"]
 
 
 def test_check_cost_times_the_micro_batches_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

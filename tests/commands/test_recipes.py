@@ -218,7 +218,7 @@ def write_recipe(folder: Path, text: str) -> str:
     """Write recipe `mine`; gives the folder for --config-dir."""
     path = folder / "mine" / "recipe" / "mine.yaml"
     path.parent.mkdir(parents=True)
-    path.write_text(f"{text}\n", encoding="utf-8")
+    path.write_text(f"{text}\n", encoding="latin-1")
     return str(folder / "mine")
 
 
@@ -238,10 +238,11 @@ def test_recipe_of_one_s_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         ("train: {max_steps: 5}", ["recipe/mine", "# @package _global_"]),
         ("# @package _global_\ntrain: {max_stps: 5}", ["max_stps"]),
         ("# @package _global_\nrecipe: 1", ["recipe"]),
+        ("# @package _global_\n# für", ["recipe=mine experiment=base is not UTF-8 at its byte 24: save it as UTF-8"]),
         ("# @package _global_\nmodel: {_target_: os.getcwd}", ["_target_"]),
         *((f"# @package _global_\n{HYDRA_NODES[case]}", ["configure Hydra"]) for case in ("callbacks", "launcher")),
     ],
-    ids=["no package", "unknown key", "unknown node", "target", "callbacks", "launcher"],
+    ids=["no package", "unknown key", "unknown node", "not UTF-8", "target", "callbacks", "launcher"],
 )
 def test_recipe_that_is_bad_is_refused_in_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
     folder = write_recipe(tmp_path, text)

@@ -45,7 +45,7 @@ from transformer.errors import CheckpointError, InputError, LockedError, Numeric
 from transformer.run_dir import RunDir
 from transformer.training import loop
 from transformer.training.step import Objective
-from transformer.training.validate import DevSet
+from transformer.training.validate import DevSet, validate
 
 LAST = 14  # of the reference run: epochs end at 6 and 12, validations at 6, 12 and 14, checkpoints at 4, 8, 12 and 14
 
@@ -220,7 +220,7 @@ def test_train_counts_patience_through_interruptions(
 ) -> None:
     """Stopped in the step after each validation, a run makes the same decisions."""
     bleu = {2: 5.0, 4: 3.0, 6: 6.0, 8: 1.0, 10: 6.0, 12: 2.0, 14: 9.0}
-    real = loop.validate
+    real = validate
 
     def scripted(*arguments: Any, **options: Any) -> Any:
         found, hypotheses = real(*arguments, **options)
@@ -244,7 +244,7 @@ def test_log_window_is_logged_although_a_signal_cut_the_last_validation_short(
 ) -> None:
     """Patience ends the run at step 10, in the middle of a window; the resumed run only makes up for the validation."""
     bleu = {2: 5.0, 4: 3.0, 6: 6.0, 8: 1.0, 10: 6.0}
-    real = loop.validate
+    real = validate
     signals: list[int] = []
 
     def scripted(*arguments: Any, **options: Any) -> Any:

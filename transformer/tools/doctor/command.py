@@ -20,7 +20,7 @@ from transformer.config.jobs import DoctorJob, TrainJob
 from transformer.data.prepare import configured_sets, prepare
 from transformer.data.source import resolve_source, store_beside
 from transformer.data.tokenizer import Tokenizer
-from transformer.errors import FindingsError, InputError
+from transformer.errors import CheckpointError, FindingsError, InputError
 from transformer.tools.doctor.alignment import check_alignment
 from transformer.tools.doctor.findings import Check, Level, failed
 from transformer.tools.doctor.languages import check_languages
@@ -30,6 +30,7 @@ from transformer.tools.doctor.text import check_text
 from transformer.tools.doctor.training import check_cost, check_leak, check_overfit
 from transformer.training.preview import preview_epoch
 from transformer.training.resolve import batching_of, resolve_settings
+from transformer.training.warm_start import find_source
 
 log = logging.getLogger(__name__)
 
@@ -120,15 +121,16 @@ def _read_sets(job: TrainJob) -> list[Survey]:
 
 def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
     """Prepare as training does, and examine the result; where that fails, the error is a finding."""
-    # Prepare.
+    # Prepare. A checkpoint to begin with must be of the same model.
     try:
+        find_source(job)
         prepared = prepare(job)
         resolved = resolve_settings(job, world_size=1)
         tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
         vocab_size = tokenizer.vocab_size
         batching = batching_of(job, resolved, lengths=prepared.store.lengths, mixture=prepared.mixture)
         preview = preview_epoch(prepared.store.lengths, batching, model=job.model, vocab_size=vocab_size)
-    except InputError as error:
+    except (InputError, CheckpointError) as error:
         remedy = "`transformer train` would end with the same error: see the findings above it"
         return [failed("preparing", "plan", found=str(error), level=Level.error, remedy=remedy, places=[])]
 
