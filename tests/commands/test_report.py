@@ -260,6 +260,16 @@ def test_report_describes_the_data_of_runs_apart_where_a_set_differs(browser: Br
 # ---- what is missing, damaged or hostile ----------------------------------------------------------------------------
 
 
+def test_report_of_a_run_that_trains_on_is_not_of_a_finished_one(runs: Path) -> None:
+    with (runs / "a" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 15, "train/loss": 2.5}\n')
+    reading = read_run("a")
+    assert (reading.is_finished, reading.last_step) == (False, 15)
+    assert [validation.step for validation in reading.validations] == [6, 12]
+    assert reading.missing[-1].startswith("a/results.json: of step 12, and training has gone on to step 15: ")
+    assert read_run("b").is_finished
+
+
 def test_report_of_an_unfinished_run_says_what_is_missing(browser: Browser, runs: Path) -> None:
     (runs / "a" / "results.json").unlink()
     shutil.rmtree(runs / "a" / "averaged")

@@ -42,8 +42,8 @@ def overview(runs: Sequence[RunReading], scored: Sequence[Scored]) -> Component:
 
 
 def _state(run: RunReading) -> Cell:
-    if run.results is not None:
-        return f"finished at step {run.results.steps:,}"
+    if run.is_finished:
+        return f"finished at step {run.last_step:,}"
     max_steps = "" if run.record is None else f" of {run.record.config.train.max_steps:,}"
     return Marked(f"not finished: at step {run.last_step:,}{max_steps}")
 

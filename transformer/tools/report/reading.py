@@ -36,18 +36,22 @@ class RunReading:
     missing: list[str]  # a sentence on each thing that is not there, damaged, or failed; sections add to it
 
     @property
+    def is_finished(self) -> bool:
+        """Whether its results are those of its last step: training may have gone on since they were written."""
+        return self.results is not None and self.results.steps == self.last_step
+
+    @property
     def validations(self) -> list[Validation]:
         """The validations in the results of a finished run, else those in its metrics."""
-        if self.results is not None:
+        if self.results is not None and self.is_finished:
             return self.results.validations
         return _validations_in(self.curves)
 
     @property
     def last_step(self) -> int:
         """The last step that its documents tell of."""
-        if self.results is not None:
-            return self.results.steps
-        return max((curve[-1][0] for curve in self.curves.values()), default=0)
+        in_results = 0 if self.results is None else self.results.steps
+        return max(in_results, *(curve[-1][0] for curve in self.curves.values()), 0)
 
 
 def read_run(name: str) -> RunReading:
@@ -73,7 +77,14 @@ def read_run(name: str) -> RunReading:
             "checkpoints and scores its test sets"
         )
     curves = _read_curves(run, missing)
-    return RunReading(name, run, record, data, results, curves=curves, missing=missing)
+
+    reading = RunReading(name, run, record, data, results, curves=curves, missing=missing)
+    if results is not None and not reading.is_finished:
+        missing.append(
+            f"{run.results}: of step {results.steps:,}, and training has gone on to step {reading.last_step:,}: the "
+            "command that trains it scores its test sets again at the end"
+        )
+    return reading
 
 
 def _attempt(read: Callable[[], T], missing: list[str]) -> T | None:
