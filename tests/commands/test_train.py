@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -22,6 +23,7 @@ import torch
 from safetensors.torch import load_file
 
 from support.corpora import (
+    GERMAN,
     as_a_command,
     assert_same_tensors,
     finish,
@@ -47,6 +49,7 @@ from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, Translate
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
     DataConfig,
+    ExtraConfig,
     Format,
     Metric,
     PairConfig,
@@ -195,6 +198,69 @@ def test_train_reads_every_pair_once_an_epoch(corpus: DataConfig, tmp_path: Path
     assert [end["sentences"] for end in ends] == [200, 400]
     tokens = read(run_dir / "data.json")["tokens"]["tgt"]
     assert [end["target_tokens"] for end in ends] == [tokens, 2 * tokens]
+
+
+def test_train_reads_an_extra_corpus_by_its_weight(corpus: DataConfig, tmp_path: Path) -> None:
+    """Twelve pairs of weight 3 are 36 of an epoch; a resumed run keeps to the weight."""
+    more = ExtraConfig(corpus.test["test"].src, corpus.test["test"].tgt, weight=3.0)
+    recipe: dict[str, Any] = {"tokens_per_step": 1500, "max_tokens": 1500, "max_steps": 5, "save_every": 1}
+    job = tiny_job(tmp_path / "a", replace(corpus, extra={"more": more}), keep_last=5, **recipe)
+    run_dir = run(job)
+    states = [read(step_dir(run_dir, step) / "state.json")["training"]["progress"] for step in steps_of(run_dir)]
+    ends = [before for before, after in pairwise(states) if after["epoch"] > before["epoch"]]
+    assert [end["sentences"] for end in ends] == [200 + 3 * 12]
+
+    lighter = replace(job.data, extra={"more": replace(more, weight=2.0)})
+    with pytest.raises(CheckpointError, match=r"data\.extra\.more\.weight: 3\.0 -> 2\.0"):
+        run(replace(job, data=lighter))
+
+
+def test_train_scores_in_the_target_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chinese has no spaces: sacreBLEU's default takes a sentence for one word, and finds no word pair in it."""
+    corpus = write_corpus(tmp_path / "text")
+    chinese = dict(zip(GERMAN, "零一二三四五六七八九", strict=True))
+    references: dict[str, str] = {}
+    for pair in (corpus.train, corpus.dev, *corpus.test.values()):
+        targets = ["".join(map(chinese.__getitem__, line.split())) for line in lines_of(pair.tgt)]
+        Path(pair.tgt).write_text("".join(f"{line}\n" for line in targets), encoding="utf-8", newline="\n")
+        references |= zip(lines_of(pair.src), targets, strict=True)
+
+    def give_references(_: Translator, texts: list[str], **__: Any) -> list[str]:
+        return [references[text] for text in texts]
+
+    monkeypatch.setattr(Translator, "translate", give_references)
+    results = results_of(run(tiny_job(tmp_path / "a", replace(corpus, tgt_lang="zh"), max_steps=1)))
+    assert [row["bleu"] for row in results["validations"]] == [pytest.approx(100.0)]
+    for scores in results["test_sets"].values():
+        assert scores["bleu"] == pytest.approx(100.0)
+        assert "|tok:zh|" in scores["bleu_signature"]
+
+
+def test_train_counts_the_seconds_of_its_steps_alone(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that says that a step takes 1000 s, and that translating and writing to disk take far more."""
+    passed = 0.0
+    clock, write = time.perf_counter, os.fsync
+
+    def let_pass(seconds: float) -> None:
+        nonlocal passed
+        passed += seconds
+
+    def translate_slowly(_: Translator, texts: list[str], **__: Any) -> list[str]:
+        let_pass(1e6)
+        return texts
+
+    def write_slowly(file: int) -> None:
+        let_pass(1e6)
+        write(file)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed)
+    monkeypatch.setattr(Translator, "translate", translate_slowly)
+    monkeypatch.setattr(os, "fsync", write_slowly)
+    with before_each_update(lambda: let_pass(1000.0)):
+        run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=4, validate_every=2, save_every=3))
+    assert 4000 <= read(run_dir / "results.json")["training_seconds"] < 5000
 
 
 # ---- the logs -------------------------------------------------------------------------------------------------------
@@ -536,9 +602,9 @@ def test_train_keeps_the_least_loss_as_the_best(
     assert read(run_dir / "best.json") == {"step": 6, "metric": "loss"}
 
 
-@pytest.mark.parametrize("last", [9, 10, 12])
+@pytest.mark.parametrize(("last", "kept", "best"), [(9, [6, 8, 9], 6), (10, [8, 10], 10), (12, [10, 12], 12)])
 def test_train_names_no_best_checkpoint_that_is_gone(
-    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, kept: list[int], best: int
 ) -> None:
     script(monkeypatch, [1.0, 9.0, 3.0, 1.0])
     recipe: dict[str, Any] = {
@@ -550,9 +616,8 @@ def test_train_names_no_best_checkpoint_that_is_gone(
         "keep_best": 0,
     }
     run_dir = run(tiny_job(tmp_path / "a", corpus, **recipe))
-    assert len(steps_of(run_dir)) == 2 + (last % 2)
-    if (run_dir / "best.json").exists():
-        assert read(run_dir / "best.json")["step"] in steps_of(run_dir)
+    assert steps_of(run_dir) == kept
+    assert read(run_dir / "best.json")["step"] == best
 
 
 def test_train_removes_best_json_when_no_validated_checkpoint_stays(tmp_path: Path) -> None:

@@ -307,6 +307,6 @@ def test_load_steps_raises_an_error_behind_the_good_steps_before_it() -> None:
     stream.close()
     broken = numbered(30)
     broken.lengths[7] = 60  # longer than any micro-batch may be, so that some step fails
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="a sentence of 60 tokens does not fit a micro-batch of 25"):
         list(islice(load(store=broken, prefetch=4, tokens_per_step=100), 40))
     assert not loaders()

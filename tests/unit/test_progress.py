@@ -5,14 +5,16 @@ import json
 import math
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from support.ranks import ranks
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Metric, TrainConfig
-from transformer.distributed import World
+from transformer.distributed import World, join_world
 from transformer.loss import perplexity
 from transformer.records import Progress, Validation, WindowTotals
 from transformer.training.progress import (
@@ -369,3 +371,20 @@ def test_log_window_goes_on_from_a_checkpoint() -> None:
         add(window, FakeStep(), result(20.0, 50.0, 1.0), seconds=1.0, waited=0.1, flops=1e12)
     assert again.totals(World(0, 1, {})) == straight.totals(World(0, 1, {}))
     assert (other.totals(World(0, 1, {})).loss, other.totals(World(0, 1, {})).nll) == (0.0, 0.0)
+
+
+def test_log_window_sums_over_ranks_what_each_has_of_its_own(tmp_path: Path) -> None:
+    """The losses are of a rank's share of the step; its norm and its tokens are those of all ranks already."""
+
+    def assert_sums() -> None:
+        with join_world(torch.device("cpu")) as world:
+            window = LogWindow(torch.device("cpu"))
+            measured = [result(), result(loss=20.0, nll=50.0)][world.rank]
+            add(window, FakeStep(), measured, seconds=2.0, waited=0.5, flops=3e12)
+            totals = window.totals(world)
+            assert (totals.loss, totals.nll) == (240.0, 160.0)
+            assert (totals.gradient_norm, totals.applied, totals.applied_tokens) == (3.0, 1, 110)
+            assert (totals.source_tokens, totals.target_tokens, totals.slots) == (90, 110, 250)
+            assert (totals.seconds, totals.waited, totals.flops) == (2.0, 0.5, 3e12)
+
+    assert ranks(2, assert_sums, tmp_path) == [0] * 2

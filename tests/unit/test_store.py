@@ -127,29 +127,55 @@ def test_store_open_finds_every_flipped_bit_cut_and_missing_file(tmp_path: Path)
                 assert file.name == "MANIFEST.json"
                 assert outcome == [[4, 3], [2, 5], [3, 2], [1, 2], [5, 4]]
         file.write_bytes(good[:-1])
-        with pytest.raises(InputError):
+        with pytest.raises(InputError, match=f"{path}: not a complete|{file}: damaged"):
             Store.open(path)
         file.unlink()
-        with pytest.raises(InputError):
+        with pytest.raises(InputError, match=f"{path}: not a complete prepared corpus .*No such file"):
             Store.open(path)
         file.write_bytes(good)
     assert found >= 200
     assert len(Store.open(path)) == 5
 
 
-@pytest.mark.parametrize("manifest", [b"", b"[]", b"{}", b'{"format": 2}', b'{"format": 1, "files": 3}', b"\xff"])
-def test_store_open_refuses_a_foreign_manifest(manifest: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        (b"", "not a complete prepared corpus .*Expecting value"),
+        (b"[]", "not a complete prepared corpus .*Manifest"),
+        (b"{}", "a prepared corpus of format None, not 1"),
+        (b'{"format": 2}', "a prepared corpus of format 2, not 1"),
+        (b'{"format": 1, "files": 3}', "not a complete prepared corpus .*Manifest"),
+        (b"\xff", "not a complete prepared corpus .*'utf-8' codec"),
+    ],
+)
+def test_store_open_refuses_a_foreign_manifest(manifest: bytes, message: str, tmp_path: Path) -> None:
     path = written(tmp_path / "s")
     (path / "MANIFEST.json").write_bytes(manifest)
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=f"{path}: {message}"):
         Store.open(path)
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"dtype": "<f4"}, {"files": {}}])
-def test_store_open_refuses_a_manifest_that_says_something_else(change: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "s: a prepared corpus of format 2, not 1"),
+        ({"dtype": "<f4"}, r"MANIFEST\.json: damaged"),
+        ({"files": {}}, r"MANIFEST\.json: damaged"),
+    ],
+)
+def test_store_open_refuses_a_manifest_that_says_something_else(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
     path = written(tmp_path / "s") / "MANIFEST.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | change), encoding="utf-8")
-    with pytest.raises(InputError):
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change, indent=2) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        Store.open(path.parent)
+
+
+def test_store_open_refuses_a_manifest_in_another_writing(tmp_path: Path) -> None:
+    path = written(tmp_path / "s") / "MANIFEST.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes())), encoding="utf-8")
+    with pytest.raises(InputError, match=r"MANIFEST\.json is not as it was written"):
         Store.open(path.parent)
 
 

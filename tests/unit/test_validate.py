@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from support.corpora import results_of, run, step_dir, tiny_job, write_corpus
+from support.ranks import ranks
 from transformer.config.settings import ModelConfig, Precision
-from transformer.distributed import World
+from transformer.distributed import World, join_world
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
+from transformer.records import Validation
 from transformer.training.step import Objective
 from transformer.training.validate import DevSet, dev_loss, validate
 
@@ -73,6 +75,42 @@ def test_validate_scores_cased_text(answers: list[str], bleu: float) -> None:
     assert hypotheses == answers
     assert validation.step == 7
     assert validation.bleu == pytest.approx(bleu, abs=1e-4)
+
+
+class Upper:
+    """A translator that answers in capitals."""
+
+    device, precision = torch.device("cpu"), Precision.fp64
+
+    def translate(self, sources: list[str], **options: object) -> list[str]:
+        return [source.upper() for source in sources]
+
+
+@pytest.mark.usefixtures("float64")
+def test_validate_on_three_ranks_is_that_of_one(tmp_path: Path) -> None:
+    """Of seven sentences, which three ranks cannot share equally: each has its losses and its translation once."""
+    torch.manual_seed(0)
+    objective = Objective(Transformer(ModelConfig(n_layers=1, d_model=8, d_ff=8, n_heads=2), 54), EPS)
+    sources = [*REFERENCES, "ja", "Wo ist hier der Bahnhof?", "Es regnet.", "Ein Satz, der länger als die anderen ist."]
+    dev = DevSet.of([(source, source.upper()) for source in sources], LETTERS, max_pieces=100)
+    upper: Any = Upper()
+
+    def validate_on(world: World) -> tuple[Validation, list[str]]:
+        return validate(objective, upper, dev, world, step=7, max_tokens=60, tgt_lang="de", check=lambda: None)
+
+    alone, hypotheses = validate_on(World(0, 1, {}))
+    assert hypotheses == dev.references
+    assert alone.bleu == pytest.approx(100.0)
+
+    def assert_same() -> None:
+        with join_world(torch.device("cpu")) as world:
+            assert world.size == 3
+            shared, translations = validate_on(world)
+            assert translations == dev.references
+            assert shared.bleu == pytest.approx(100.0)
+            assert (shared.loss, shared.nll) == pytest.approx((alone.loss, alone.nll), rel=1e-12)
+
+    assert ranks(3, assert_same, tmp_path) == [0] * 3
 
 
 Ids = list[int]
