@@ -75,6 +75,8 @@ from transformer.config.settings import (
 )
 from transformer.tools.tables.rows import output_of
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 JOBS = {
     "prepare": TrainJob,
     "train": TrainJob,
@@ -99,12 +101,6 @@ class Printed:
 
     texts: dict[str, str]
     imported: list[str]
-
-
-@pytest.fixture(autouse=True)
-def _empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
 
 
 @pytest.fixture(scope="module")

@@ -22,17 +22,12 @@ from transformer.data.prepare import prepare
 from transformer.tools.summary import format_summary, summarise
 from transformer.training.optimizer import learning_rate
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 FOLDER = ROOT / "configs" / "experiment"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 WMT = ("wmt14_en_de_base", "wmt14_en_de_big", "wmt14_en_fr_base", "wmt14_en_fr_big")
 every_experiment = pytest.mark.parametrize("name", NAMES)
-
-
-@pytest.fixture(autouse=True)
-def _empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Experiments do not depend on where the command is started."""
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
 
 
 def composed(name: str, *overrides: str, command: str = "train") -> Any:

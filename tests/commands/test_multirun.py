@@ -19,11 +19,7 @@ from transformer.config.settings import Metric
 from transformer.errors import InputError, NumericalError, Stopped
 from transformer.records import Results, Validation
 
-
-@pytest.fixture(autouse=True)
-def _empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
 def failing(errors: dict[int, BaseException]) -> Callable[[], None]:

@@ -18,7 +18,7 @@ from transformer.config.compose import compose, read_rows
 from transformer.config.jobs import TableJob, TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Activation, Norm, TrainConfig
-from transformer.cost import count_parameters
+from transformer.cost import count_parameters, step_flops
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, StorageError
 from transformer.run_dir import lock_run
@@ -366,7 +366,7 @@ def test_grid_leaves_a_row_that_another_process_trains(grown: tuple[Path, TableJ
 
 def test_table_measures_what_the_run_says(grown: tuple[Path, TableJob]) -> None:
     """Against the run directory, read without the package; words and pieces are counted here once more."""
-    output, _ = grown
+    output, job = grown
     run = output / "base" / "seed-1"
     results = read(run / "results.json")
     row = read(output / "table.json")["rows"][0]["runs"][0]
@@ -382,6 +382,17 @@ def test_table_measures_what_the_run_says(grown: tuple[Path, TableJob]) -> None:
     }
     assert (row["parameters"], row["steps"], row["seed"]) == (results["parameters"], 3, 1)
     assert row["seconds"] == results["training_seconds"]
+
+    tokens = read(run / "data.json")["tokens"]
+    assert tokens["src"] != tokens["tgt"], "the two sides could be exchanged"
+    target = results["target_tokens"]
+    assert row["flops"] == step_flops(
+        job.model,
+        Tokenizer.load(run / "tokenizer.model").vocab_size,
+        source=round(target * tokens["src"] / tokens["tgt"]),
+        target=target,
+        mean_length=target / results["sentences"],
+    )
 
 
 def test_table_csv_has_a_line_for_each_run_and_set(grown: tuple[Path, TableJob]) -> None:

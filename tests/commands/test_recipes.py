@@ -16,6 +16,8 @@ from transformer.config.jobs import TrainJob
 from transformer.config.keys import shipped
 from transformer.config.primitives import to_json
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 FOLDER = ROOT / "configs" / "recipe"
 
 # Sections 5 and 6.1 of the paper, for its base model, and from section 3 what other recipes change.
@@ -67,12 +69,6 @@ SCALING_NMT = PAPER | {
 }
 GOLDEN = {"paper": PAPER, "tensor2tensor": TENSOR2TENSOR, "scaling_nmt": SCALING_NMT}
 every_recipe = pytest.mark.parametrize("name", RECIPES)
-
-
-@pytest.fixture(autouse=True)
-def _empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
 
 
 def composed(*overrides: str) -> dict[str, Any]:

@@ -84,15 +84,6 @@ def test_sweep_finds_what_each_evaluation_of_its_own_finds(job: TrainJob, run_di
     assert len({trial.bleu for trial in result.trials[:4]}) == 1, "but no penalty does to greedy search"
 
 
-def test_translate_sweep_of_a_trained_model_translates_as_for_each_alpha_alone(job: TrainJob, run_dir: Path) -> None:
-    translator = load(run_dir, precision="fp64")
-    texts = Path(job.data.train.src).read_text(encoding="utf-8").splitlines()
-    found = translator.translate_sweep(texts, ALPHAS)
-    for alpha in ALPHAS:
-        assert found[alpha] == load(run_dir, precision="fp64", length_penalty=alpha).translate(texts)
-    assert len({tuple(found[alpha]) for alpha in ALPHAS}) > 2
-
-
 def test_sweep_decodes_the_dev_set_once_for_each_beam_size(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves the run as it was, its test sets above all."""
     rows: list[int] = []

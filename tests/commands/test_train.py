@@ -748,12 +748,6 @@ def test_translate_gives_the_translations_that_were_scored(finished: Path, job: 
         assert translated(finished, Path(pair.src).read_bytes()) == expected
 
 
-@pytest.mark.parametrize("text", [b"", b"\n", b"one two", b"one two\n\n\nthree\n", b"\xff\r one\x00\n \n" * 7])
-def test_translate_gives_as_many_lines_as_it_is_given(finished: Path, text: bytes) -> None:
-    asked = text.count(b"\n") + (not text.endswith(b"\n") and bool(text))
-    assert translated(finished, text).count(b"\n") == asked
-
-
 def test_evaluate_finds_the_scores_of_the_run_and_changes_nothing_in_it(copied: Path, finished: Path) -> None:
     """Not even with another search: what results.json is about stays beside it."""
     shutil.rmtree(copied / "tensorboard")
