@@ -12,6 +12,7 @@ SentencePiece alone in preparing.
 import argparse
 import json
 import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -160,7 +161,7 @@ def speed_rows(table: Table, reports: list[tuple[int, Report]]) -> Iterator[str]
             speeds = result["target_tokens_per_second"]
             [median, span] = spread(speeds, ",.0f")
             beside = [a / b for a, b in zip(ours["target_tokens_per_second"], speeds, strict=True)]
-            middle = sorted(speeds)[len(speeds) // 2]
+            middle = statistics.median(speeds)
             share = middle / first.setdefault(result["peer"], middle)
             ratio = "" if result is ours else spread(beside, ".2f")[0]
             yield row([f"{value:,}", f"{report['vocab_size']:,}", result["peer"], ratio, median, span, f"{share:.2f}"])

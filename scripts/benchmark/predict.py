@@ -221,7 +221,7 @@ def mean_work(model: Model, corpora: dict[int, Prepared], resolved: Resolved, st
         resolved=resolved,
         source=round(statistics.fmean(step["source_tokens"] for step in steps)),
         target=round(statistics.fmean(step["target_tokens"] for step in steps)),
-        mean_length=float(store.lengths.mean()) + 1,  # and EOS
+        mean_length=float(store.lengths.mean()),  # which counts EOS
     )
 
 

@@ -150,7 +150,7 @@ def yardstick(args: argparse.Namespace) -> dict[str, Any]:
     began, total = clock(), 2 * args.pairs
     limit, model = min(SAMPLE, total), BytesIO()
     every = chain.from_iterable(map(read, files))
-    sentencepiece.SentencePieceTrainer.train(  # as transformer/tokenizer.py does
+    sentencepiece.SentencePieceTrainer.train(  # as transformer/data/tokenizer.py does
         sentence_iterator=(line for number, line in enumerate(every) if number * limit % total < limit),
         model_writer=model,
         model_type="bpe",

@@ -329,7 +329,8 @@ def page(facts: dict[str, Any], results: list[Result]) -> Iterator[str]:
     yield (
         "Speed is target tokens of the best hypothesis a second; the ratio is formed within each round, then its "
         f"median and range. Alone: a sentence of {facts['alone']['words']} words by itself, its translation "
-        f"{facts['alone']['length']} tokens long, and how many times the contender's time `ours` takes. Agreement: "
+        f"{facts['alone']['length']} tokens long, and how many times the contender's time `ours` takes; "
+        "a contender of several workers has it in one of them, on no more threads than that one has. Agreement: "
         "translations that are those of the first contender, piece by piece."
     )
     yield ""

@@ -10,6 +10,7 @@ dynamic shapes, and Hugging Face's MarianMTModel where it is installed. A varian
 
 import argparse
 import importlib.util
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -227,13 +228,12 @@ def page(measured: Measured, size: str, names: list[str], rounds: int) -> list[s
         if not own:
             lines.append(f"| {name} | failed | | | |")
             continue
-        ratios = sorted(first[n] / own[n] for n in own if n in first)
-        middle = f"{ratios[len(ratios) // 2]:.2f}" if ratios else ""
-        ordered = sorted(own.values())
+        ratios = [first[n] / own[n] for n in own if n in first]
+        ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
+        speed = statistics.median(own.values())
         last = (measured.get(f"variants/{size}/{name}/{max(own)}") or {})["losses"][-1]
         lines.append(
-            f"| {name} | {ordered[len(ordered) // 2]:,.0f} | {ordered[0]:,.0f} to {ordered[-1]:,.0f} | {middle} "
-            f"| {last:.3f} |"
+            f"| {name} | {speed:,.0f} | {min(own.values()):,.0f} to {max(own.values()):,.0f} | {ratio} | {last:.3f} |"
         )
     return lines
 
