@@ -11,6 +11,7 @@ Only training writes: `evaluate` leaves a run as it is, so results.json is alway
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -241,9 +242,14 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    """Replace a file of lines atomically. Raises StorageError."""
+    """Replace a file of lines atomically, unless it has these lines already. Raises StorageError."""
+    content = "".join(f"{line}\n" for line in lines).encode("utf-8")
+    with suppress(OSError), open_regular(path, limit=LARGEST_TEXT) as file:
+        if file.read() == content:
+            return
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
-    write_file(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
+    write_file(path, content)
