@@ -219,8 +219,8 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
 
     kernel = _attention_kernel(job, device, before.precision)
     wanted = job.train.compile
-    is_same_kind = device.type == before.device.name
-    if wanted is None and is_same_kind and kernel is not AttentionKernel.flex:  # by rule, on another, and for flex
+    is_by_rule = device.type != before.device.name or kernel is AttentionKernel.flex  # flex must be compiled
+    if wanted is None and not is_by_rule:
         wanted = before.compile
     loss_rows = _loss_rows(job, device, before.precision, max_tokens=max_tokens)
     if before.loss_rows is not None and loss_rows is not None:

@@ -88,10 +88,13 @@ def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Res
 
 
 def _write(run: RunDir, record: RunRecord, prepared: Prepared) -> None:
-    """Write the record, its settings once more for people, and what preparing has counted."""
-    run.write_record(record)
+    """Write what preparing has counted, the settings for people, and the record.
+
+    The record is last: after a crash in between it is still the old one, and all is written again.
+    """
     write_json(run.data, to_json(prepared.report))
     write_file(run.config, "".join(_yaml(to_json(record.config), "")).encode())
+    run.write_record(record)
 
 
 def _origin(source: Checkpoint) -> Origin:
