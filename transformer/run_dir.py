@@ -135,11 +135,6 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
-    def tensorboard(self) -> Path:
-        """The directory that TensorBoard reads."""
-        return self.path / "tensorboard"
-
-    @property
     def hypotheses(self) -> Path:
         """The directory of the test sets' texts and translations."""
         return self.path / "hypotheses"
@@ -155,7 +150,7 @@ class RunDir:
 
     def check_folders(self) -> None:
         """Raise StorageError where a folder that is written to is a link: nothing outside the run may be changed."""
-        for folder in (self.checkpoints, self.averaged, self.tensorboard, self.hypotheses):
+        for folder in (self.checkpoints, self.averaged, self.hypotheses):
             if folder.is_symlink():
                 raise StorageError(f"{folder}: a link, which is not followed; link the whole run directory instead")
 

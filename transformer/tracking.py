@@ -53,8 +53,8 @@ class Tracker:
         from torch.utils.tensorboard import SummaryWriter  # slow
 
         self._run = run
-        with _errors_named(run.tensorboard):
-            self._writer = SummaryWriter(str(run.tensorboard), purge_step=step + 1)
+        with _errors_named(run.path):  # TensorBoard names a run by the directory of its files
+            self._writer = SummaryWriter(str(run.path), purge_step=step + 1)
         with _errors_named(run.metrics):
             _drop_after(run.metrics, step)
             self._metrics = append_to(run.metrics)
@@ -83,7 +83,7 @@ class Tracker:
         writer: Any = self._writer
         values = {key: _as_hyper_parameter(value) for key, value in leaves(to_json(job)).items() if key != "run_dir"}
         _, start, _ = summaries_of(values, {})
-        with _errors_named(self._run.tensorboard):
+        with _errors_named(self._run.path):
             writer.file_writer.add_summary(start)
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
@@ -92,7 +92,7 @@ class Tracker:
             return
         finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
-        with _errors_named(self._run.tensorboard):
+        with _errors_named(self._run.path):
             for name, value in finite.items():
                 if name not in METRICS_ALONE:
                     self._writer.add_scalar(name, value, step)
@@ -107,20 +107,20 @@ class Tracker:
         if not self._writes:
             return
         indented = "\n".join(f"    {printable(line)}" for line in lines)  # Markdown's literal block
-        with _errors_named(self._run.tensorboard):
+        with _errors_named(self._run.path):
             self._writer.add_text(name, indented, step)
 
     def image(self, step: int, name: str, pixels: Tensor) -> None:
         """Show a picture of `step` in TensorBoard: `(1, height, width)` in grey, uint8."""
         if not self._writes:
             return
-        with _errors_named(self._run.tensorboard):
+        with _errors_named(self._run.path):
             self._writer.add_image(name, pixels.numpy(), step)
 
     def flush(self) -> None:
         """Write out what is buffered."""
         if self._writes:
-            with _errors_named(self._run.tensorboard):
+            with _errors_named(self._run.path):
                 self._writer.flush()
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class Tracker:
             return
         with _errors_named(self._run.metrics):
             self._metrics.close()
-        with _errors_named(self._run.tensorboard):
+        with _errors_named(self._run.path):
             self._writer.close()
 
 

@@ -158,7 +158,7 @@ def test_draw_puts_heads_side_by_side_and_layers_below_one_another() -> None:
 
 def images_of(run_dir: Path) -> dict[str, list[Any]]:
     """The pictures in TensorBoard, by name."""
-    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"images": 0})
+    events = EventAccumulator(str(run_dir), size_guidance={"images": 0})
     events.Reload()
     return {tag: events.Images(tag) for tag in events.Tags()["images"]}
 

@@ -378,13 +378,21 @@ def test_prepare_refuses_a_target_language_that_is_no_code_before_it_reads_anyth
         prepare(job)
 
 
-def test_prepare_uses_a_given_tokenizer_and_no_other_setting_of_it(job: TrainJob, tmp_path: Path) -> None:
-    model = prepare(job).tokenizer_model
+def test_prepare_uses_a_given_tokenizer_and_no_other_setting_of_it(
+    job: TrainJob, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO)
+    built = prepare(job)
+    model = built.tokenizer_model
+    assert "tokenizer: " not in caplog.text
     (tmp_path / "given.model").write_bytes(model)
     job.tokenizer = TokenizerConfig(model=str(tmp_path / "given.model"))
     first = prepare(job)
     job.tokenizer.vocab_size = 99
+    caplog.clear()
     second = prepare(job)
+    said = f"given.model, {built.report.vocab_size:,} pieces; the other keys of tokenizer are not used"
+    assert said in caplog.text
     assert first.tokenizer_model == second.tokenizer_model == model
     assert first.report.digest == second.report.digest
     (tmp_path / "given.model").write_bytes(b"nonsense")

@@ -361,7 +361,7 @@ def test_report_page_has_a_bounded_size(runs: Path) -> None:
         (ReportJob(runs=["a", "a"]), "a is named twice"),
         (ReportJob(runs=["a", "a/"]), "a is named twice"),
         (ReportJob(runs=["nowhere"]), "nowhere: no such run directory"),
-        (ReportJob(runs=["a", "a/tensorboard"]), "a/tensorboard: not a run directory: it has none of run.json"),
+        (ReportJob(runs=["a", "a/hypotheses"]), "a/hypotheses: not a run directory: it has none of run.json"),
     ],
     ids=["none", "twice", "twice, with a slash", "nowhere", "no run"],
 )

@@ -80,7 +80,7 @@ def files_of(run_dir: Path) -> list[Path]:
     """Every file, but those of TensorBoard, the lock, and the two older checkpoints."""
     older = [str(step_dir(run_dir, step)) for step in (LAST - 2, LAST - 1)]
     files = [path for path in sorted(run_dir.rglob("*")) if path.is_file() and path.name != ".lock"]
-    return [path for path in files if str(path.parent) not in older and path.parent.name != "tensorboard"]
+    return [path for path in files if str(path.parent) not in older and not path.name.startswith("events.")]
 
 
 # ---- what comes of them ---------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_train_ends_without_a_traceback_where_the_thread_of_tensorboard_fails(
     trainings: StruckTrainings, calls: list[str]
 ) -> None:
     """It writes from a thread of its own, which ends; the run says so at its next step, or had no more to write."""
-    fail_at(trainings, number_of(calls, r"^write .*/tensorboard/"), errno.EIO, lasts=True)
+    fail_at(trainings, number_of(calls, r"^write .*/events\.out\.tfevents"), errno.EIO, lasts=True)
 
 
 def test_train_refuses_before_the_first_step_where_no_checkpoint_would_fit(

@@ -75,7 +75,7 @@ def test_run_dir_follows_no_link(job: TrainJob, name: str) -> None:
     assert outside.read_bytes() == before
 
 
-@pytest.mark.parametrize(("command", "name"), [("train", n) for n in ("checkpoints", "tensorboard", "hypotheses")])
+@pytest.mark.parametrize(("command", "name"), [("train", n) for n in ("checkpoints", "hypotheses")])
 def test_run_dir_writes_into_no_linked_folder(job: TrainJob, command: str, name: str) -> None:
     outside = put_outside(Path(job.run_dir), name)
     (outside / ".tmp-of-somebody").touch()
@@ -193,7 +193,7 @@ def test_train_shows_samples_without_letting_them_act(corpus: DataConfig, tmp_pa
 
 
 def shown_by_tensorboard(run_dir: Path) -> list[str]:
-    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events = EventAccumulator(str(run_dir))
     events.Reload()
     texts = [
         event.tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"] for event in events.Tensors(tag)
@@ -269,7 +269,7 @@ def test_tracker_does_not_hide_the_error_that_ended_a_training(tmp_path: Path, m
         raise StorageError("step-00000004: cannot be written")
     tracker = Tracker(RunDir(tmp_path), 0)
     with (
-        pytest.raises(StorageError, match=r"tensorboard: cannot be written: No space left on device \(\d+ bytes"),
+        pytest.raises(StorageError, match=r": cannot be written: No space left on device \(\d+ bytes"),
         tracker,
     ):
         tracker.scalars(1, {"loss": 1.0})

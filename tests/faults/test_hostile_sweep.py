@@ -222,7 +222,7 @@ def craft_names(run_dir: Path, draw: Draw, marker: Path) -> str:
             if draw.random() < 0.5:
                 reseal(folder)
         case 3:
-            folder = run_dir / draw.choice(("checkpoints", "averaged", "tensorboard", "hypotheses"))
+            folder = run_dir / draw.choice(("checkpoints", "averaged", "hypotheses"))
             shutil.move(folder, run_dir.parent / "outside" / "folder")
             folder.symlink_to(run_dir.parent / "outside" / "folder")
         case _:

@@ -178,7 +178,7 @@ def test_run_dir_alone_spells_the_files_of_a_run_directory() -> None:
     """The manifest of a directory apart, which a prepared corpus has too: that is in `files`."""
     names = {
         *(".lock", "run.json", "config.yaml", "data.json", "tokenizer.model", "checkpoints", "best.json"),
-        *("results.json", "train.log", "metrics.jsonl", "tensorboard", "hypotheses", "state.json", "config.json"),
+        *("results.json", "train.log", "metrics.jsonl", "hypotheses", "state.json", "config.json"),
         *("step-", ".safetensors", "src", "ref", "hyp"),
     }
     others = {("data.source", "src"), ("evaluation.score", "hypotheses"), ("files", ".lock")}  # of other things

@@ -375,7 +375,9 @@ def _given_tokenizer(job: TrainJob) -> bytes | None:
         tokenizer_model = weights_tokenizer
 
     if tokenizer_model is not None:
-        Tokenizer(tokenizer_model, str(origin))  # refuses a bad one
+        given = Tokenizer(tokenizer_model, str(origin))  # refuses a bad one
+        pieces = f"{given.vocab_size:,} pieces"
+        log.info("tokenizer: %s, %s; the other keys of tokenizer are not used", origin, pieces)
     return tokenizer_model
 
 
