@@ -133,7 +133,12 @@ class World:
         if not self.groups:
             return module
         with collective_errors_named():
-            return DistributedDataParallel(module, gradient_as_bucket_view=True)
+            parallel = DistributedDataParallel(module, gradient_as_bucket_view=True)
+
+        # Buffers are constants, the tables of positions: DDP would send those of rank 0 at every step. Its argument for
+        # this has another name from torch 2.13 on; the attribute has both.
+        parallel.broadcast_buffers = False
+        return parallel
 
 
 class Vote:

@@ -15,8 +15,8 @@ from transformer.vocabulary import PAD
 
 
 def perplexity(loss: float) -> float:
-    """`exp(loss)`, of a mean over tokens; infinity where that is too large for a float."""
-    return math.exp(loss) if loss < 700 else math.inf
+    """`exp(loss)`, of a mean over tokens; infinity where that is too large for a float, NaN for NaN."""
+    return math.inf if loss >= 700 else math.exp(loss)
 
 
 def smoothed_cross_entropy(logits: Tensor, targets: Tensor, *, label_smoothing: float) -> tuple[Tensor, Tensor]:

@@ -78,7 +78,7 @@ class MemoryCheck:
 class RunRecord:
     """run.json: written when the run starts, when its memory has been checked, and when it resumes with other settings.
 
-    `config` and `dev_digest` are those of the last start, all else is of the first one.
+    `config` and the digests of the development and test sets are those of the last start, all else is of the first.
     """
 
     format: int
@@ -95,6 +95,7 @@ class RunRecord:
     machine: str | None = None  # where it started: processor or GPUs, cores, memory
     commit: str | None = None  # of this package's source, where it is a git checkout
     dev_digest: str | None = None  # of the development set's text
+    test_digest: str | None = None  # of the test sets' texts
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,10 @@ class Validation:
 
     def rank_key(self, metric: Metric) -> float:
         """A number to rank validations by: more is better, and what is not finite is worst."""
-        value = self.bleu if metric is Metric.bleu else -self.loss
-        return value if math.isfinite(value) else -math.inf
+        value = self.value(metric)
+        if not math.isfinite(value):
+            return -math.inf
+        return value if metric is Metric.bleu else -value
 
 
 @dataclass

@@ -464,7 +464,7 @@ def test_train_records_the_settings_that_it_resumes_with(corpus: DataConfig, tmp
     record = RunDir(run(longer)).read_record()
     assert record.config == longer
     assert record.dev_digest != began.dev_digest
-    assert replace(record, config=job, dev_digest=began.dev_digest) == began
+    assert replace(record, config=job, dev_digest=began.dev_digest) == began, "its test set is the same"
     assert "max_steps: 6\n" in (tmp_path / "a" / "config.yaml").read_text(encoding="utf-8")
     assert read(tmp_path / "a" / "data.json")["sets"]["dev"]["pairs_read"] == len(lines_of(corpus.test["test"].src))
 
@@ -472,6 +472,18 @@ def test_train_records_the_settings_that_it_resumes_with(corpus: DataConfig, tmp
     run(replace(longer, data=replace(longer.data, dev=corpus.dev)))
     asked = SweepConfig(length_penalty=[0.0, 1.0])
     assert len(sweep(EvaluateJob(run_dir=str(tmp_path / "a"), threads=1, sweep=asked)).trials) == 2
+
+
+def test_train_records_a_test_set_whose_text_has_changed(corpus: DataConfig, tmp_path: Path) -> None:
+    """Under the same name, so that no setting tells of it."""
+    test = write_pair(tmp_path, "test", pairs_of(corpus.dev)[:5])
+    job = tiny_job(tmp_path / "a", replace(corpus, test={"test": test}), max_steps=4)
+    began = RunDir(run(job)).read_record()
+    write_pair(tmp_path, "test", pairs_of(corpus.dev)[:3])
+    record = RunDir(run(job)).read_record()
+    assert record.test_digest != began.test_digest
+    assert record.test_digest == results_of(tmp_path / "a")["test_digest"]
+    assert read(tmp_path / "a" / "data.json")["sets"]["test.test"]["pairs_read"] == 3
 
 
 @pytest.mark.parametrize(("average", "warned"), [(3, True), (2, False), (1, False)])
@@ -958,6 +970,7 @@ def process_settings() -> dict[str, object]:
         "default type": torch.get_default_dtype(),
         "gradients": torch.is_grad_enabled(),
         "level": logger.level,
+        "random numbers": torch.get_rng_state().tolist(),
         "handlers": list(logger.handlers),
         "root handlers": list(logging.getLogger().handlers),
         "workspace of cuBLAS": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),

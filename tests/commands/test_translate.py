@@ -607,6 +607,21 @@ def test_translate_joins_lines_that_the_pipe_cut_anywhere(run_dir: Path) -> None
     assert found.getvalue() == expected.getvalue()
 
 
+@pytest.mark.parametrize("size", [1, 2, 1 << 20])
+def test_translate_takes_a_byte_order_mark_for_no_text(run_dir: Path, size: int) -> None:
+    """As `data.train.src` does. A pipe may hand out the mark in pieces; inside the text it is a character."""
+
+    class Pieces(io.BytesIO):
+        def read1(self, _: int | None = -1, /) -> bytes:
+            return super().read1(size)
+
+    for given in (b"the dog .\ntwo cat\n", b"", b"\xef\xbb\n", b"a\n\xef\xbb\xbfa\n"):
+        expected, found = io.BytesIO(), io.BytesIO()
+        translate(job(run_dir), io.BytesIO(given), expected)
+        translate(job(run_dir), Pieces(b"\xef\xbb\xbf" + given), found)
+        assert found.getvalue() == expected.getvalue()
+
+
 def on_pipes(talk: Callable[[int, int], None], job: TranslateJob) -> BaseException | None:
     """Run the command between two pipes while `talk` holds their other ends; what the command raised, if anything."""
     (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()

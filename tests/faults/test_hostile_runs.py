@@ -291,7 +291,8 @@ def document(kind: type) -> dict[str, Any]:
             },
             "config": to_json(TrainJob()),
             "memory": {"max_tokens": 300, "is_estimate": True, "needed": 4_000, "available": 90_000},
-            **{"machine": "a processor, 2 cores, 24 GiB", "commit": "c" * 40, "dev_digest": "d" * 64},
+            **{"machine": "a processor, 2 cores, 24 GiB", "commit": "c" * 40},
+            **{"dev_digest": "d" * 64, "test_digest": "e" * 64},
         },
     }
     found: dict[str, Any] = json.loads(json.dumps(documents[kind]))  # no two places share a table

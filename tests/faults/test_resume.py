@@ -301,6 +301,22 @@ def test_train_names_what_was_done_when_gpu_memory_ran_out(
     assert ("lower train.max_tokens (now 300); the same command goes on" in message) == (place != "of")
 
 
+def test_train_names_what_may_stand_beside_fit_memory_when_memory_ran_out(
+    tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both keys together are refused, so the remedy puts one in place of the other; and then it works."""
+
+    def too_much(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    job = tiny_job(tmp_path / "a", corpus, max_tokens=None, fit_memory=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Objective, "forward", too_much)
+        with pytest.raises(InputError, match=r"set train\.max_tokens below (\d+) in place of train\.fit_memory"):
+            run(job)
+    run(tiny_job(tmp_path / "a", corpus, max_tokens=100))
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("step", [2, 7, 9])
 def test_loss_scale_goes_on_over_a_resume(

@@ -42,6 +42,7 @@ from transformer.distributed import join_world, unsynchronised
 from transformer.layout import Packed
 from transformer.model.transformer import Transformer
 from transformer.training.step import Objective
+from transformer.training.trial import try_step
 
 CPU = torch.device("cpu")
 SMALL = ModelConfig(n_layers=2, d_model=64, d_ff=128, n_heads=2, dropout=0.0)
@@ -289,11 +290,13 @@ def allow_flex_attention() -> None:
 def ranks(kernel: AttentionKernel) -> dict[str, Any]:
     """One of two ranks, and a step of two micro-batches, the first without an all-reduce: compiled, and not.
 
+    What is compiled has been tried before, as the memory of a GPU is.
     Not compiled, attention is by the same kernel where that is the stand-in, else by groups of padded sentences.
     """
     store = real_sentences()
     is_stand_in = kernel is AttentionKernel.varlen
     pieces = 0
+    pieces_of_trial = 0
 
     @register_backend
     def counting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
@@ -318,9 +321,13 @@ def ranks(kernel: AttentionKernel) -> dict[str, Any]:
                 objective.compile(backend="counting", cut_at_buckets=kernel is not AttentionKernel.flex)
             parallel = world.wrap(objective)
             assert isinstance(parallel, DistributedDataParallel)
+            assert not parallel.will_sync_module_buffers(), "the tables of positions are the same everywhere"
             parallel.bucket_bytes_cap = 2**20  # the compiler cuts where buckets end: a base model has about ten
 
             *others, (_, last) = step.micro_batches
+            if compiled:
+                try_step(parallel, last, device=CPU, precision=Precision.fp32)
+                pieces_of_trial = pieces
             for _, batch in others:
                 with unsynchronised(parallel):
                     loss, _ = parallel(batch)
@@ -333,6 +340,7 @@ def ranks(kernel: AttentionKernel) -> dict[str, Any]:
     return {
         "micro_batches": len(step.micro_batches),
         "pieces": pieces,
+        "pieces_of_trial": pieces_of_trial,
         "largest_difference": float((compiled_gradient - plain_gradient).abs().max()),
         "norm": float(plain_gradient.norm()),
         "compilations": compilations(),

@@ -29,6 +29,7 @@ from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.layout import Padded
+from transformer.model.inference import for_inference
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS, PAD
 
@@ -398,6 +399,23 @@ def test_ensemble_of_runs_needs_one_tokenizer(run_dir: Path, spm: bytes, tmp_pat
         transformer.load(run_dir, ensemble="runs/b")
     with pytest.raises(InputError, match="no such run directory"):
         transformer.load(run_dir, ensemble=[tmp_path / "none"])
+
+
+def test_load_makes_each_model_of_an_ensemble_ready_once(
+    run_dir: Path, spm: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ready models are copies, on a CPU of every weight."""
+    made = []
+
+    def counted(model: Transformer) -> Transformer:
+        made.append(model)
+        return for_inference(model)
+
+    monkeypatch.setattr("transformer.decoding.translator.for_inference", counted)
+    translator = transformer.load(run_dir, ensemble=[write_run(tmp_path / "b", spm, seed=2)], device="cpu")
+    assert made == [translator.model, *translator.others]
+    assert translator.translate(["a dog"])
+    assert len(made) == 2
 
 
 # --- the command, with what there is together

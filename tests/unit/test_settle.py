@@ -1,5 +1,6 @@
 """What is left to rules is settled once, by static rules: layout, compilation, the slots of a packed batch."""
 
+import logging
 import os
 import shutil
 from dataclasses import replace
@@ -184,6 +185,18 @@ def test_resolve_again_asks_anew_whether_to_compile_on_another_kind_of_device() 
     assert resolve_again(on_cpu, began["asked"]).compile, "kept, where the device is of the same kind"
     assert not resolve_again(on_gpu, resolve_settings(refused, 1)).compile
     assert resolve_again(asked, began["gpu"]).compile, "what a command sets is done"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_resolve_again_fits_no_memory(caplog: pytest.LogCaptureFixture) -> None:
+    """That is of the first start: its micro-batches stay, and no eager trial stands against FlexAttention."""
+    caplog.set_level(logging.INFO)
+    before = replace(resolve_settings(job(fit_memory=True), 1), max_tokens=12_345)
+    again = resolve_again(job(fit_memory=True, attention_kernel=AttentionKernel.flex), before)
+    assert (again.max_tokens, again.attention_kernel) == (12_345, AttentionKernel.flex)
+    assert "train.fit_memory was for the first start: micro-batches still have 12345 tokens" in caplog.text
+    with pytest.raises(InputError, match=r"train\.fit_memory tries steps that are not"):
+        resolve_settings(job(fit_memory=True, attention_kernel=AttentionKernel.flex), 1)
 
 
 def test_find_device_is_that_of_the_run_that_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

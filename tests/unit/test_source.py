@@ -403,6 +403,23 @@ def test_resolve_source_never_makes_both_sides_one_column(
         resolve_source(PairConfig(dataset=str(path), **given), "data.dev", languages=languages, store_dir=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("a.tsv", {"split": "train"}, r"^data\.dev\.split=train: .*a\.tsv has none to choose from: leave split out$"),
+        ("a.jsonl", {"subset": "de-en"}, r"^data\.dev\.subset=de-en: .*a\.jsonl has none to choose from"),
+        ("sacrebleu:wmt14", {"split": "test"}, r"^data\.dev\.split=test: sacrebleu:wmt14 has none to choose from"),
+        ("sacrebleu:wmt14", {"src": "en"}, r"^data\.dev\.src=en: sacrebleu:wmt14 has none to choose from"),
+    ],
+)
+def test_resolve_source_refuses_keys_that_say_nothing_about_this_kind_of_data(
+    name: str, given: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    dataset = name if name.startswith("sacrebleu") else str(tmp_path / name)
+    with pytest.raises(InputError, match=message):
+        resolve_source(PairConfig(dataset=dataset, **given), "data.dev", languages=LANGUAGES, store_dir=tmp_path)
+
+
 def test_resolve_source_copies_a_column_where_that_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(b"one\teins\n")
     pair = PairConfig("2", "2", dataset=str(tmp_path / "a.tsv"))

@@ -102,9 +102,15 @@ def test_largest_batch_is_full(
     tokens: tuple[int, int],
 ) -> None:
     """The longest sentences have 10 and 12 tokens."""
-    batch = largest_batch(batching(max_tokens, capacities), (10, 12))
+    batch = largest_batch(batching(max_tokens, capacities), (10, 12), is_quadratic=False)
     assert (tuple(batch.source.shape), tuple(batch.target_in.shape)) == (source, target)
     assert (int((batch.source != 0).sum()), int((batch.target_out != 0).sum())) == tokens
+
+
+def test_largest_batch_is_of_the_longest_sentences_where_weights_of_attention_are_kept() -> None:
+    """Ten slots stay empty, and still 9 x 12 x 12 weights are more than the 10 x 10 x 10 of a full batch."""
+    batch = largest_batch(batching(118, None), (10, 12), is_quadratic=True)
+    assert batch.source.shape == (9, 12)
 
 
 @pytest.mark.parametrize("slots", [0, 10**6])
@@ -113,7 +119,7 @@ def test_try_step_leaves_weights_gradients_and_modes_as_they_were(slots: int) ->
     config = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2, dropout=0.1)
     objective = Objective(Transformer(config, 40), 0.1).train()
     before = {name: tensor.clone() for name, tensor in parameters_by_name(objective.model).items()}
-    batch = largest_batch(batching(100, None), (10, 12))
+    batch = largest_batch(batching(100, None), (10, 12), is_quadratic=False)
     with memory_of(slots) as seen:
         needed = try_step(objective, batch, device=CPU, precision=Precision.fp32)
     assert (needed, seen) == ((math.inf, [100]) if slots == 0 else (0.0, [100, 100]))

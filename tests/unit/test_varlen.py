@@ -67,6 +67,7 @@ def two_ranks(part: str, **variables: str) -> dict[str, Any]:
     assert finish(second) == found
     assert found["micro_batches"] == 2
     assert found["norm"] > 0.0
+    assert found["pieces_of_trial"] == found["pieces"], "what the trial has compiled is what is trained"
     return found
 
 

@@ -119,15 +119,25 @@ def _find(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) ->
         return Source({"src": Path(pair.src), "tgt": Path(pair.tgt)})
 
     if is_test_set(pair.dataset):
+        _refuse_unused(pair, key, "src", "tgt", "subset", "split")
         source, target = find_test_set(pair.dataset, key, languages=languages)
         return Source({"src": source, "tgt": target})
 
     if is_hub_dataset(pair):
         return _copy_of_hub_dataset(pair, key, _columns(pair, key, languages), copies=store_dir / "copies")
 
+    _refuse_unused(pair, key, "subset", "split")
     path = Path(pair.dataset)
     defaults = languages if pair.src and pair.tgt else default_columns(path, languages)
     return Source({"dataset": path}, _columns(pair, key, defaults))
+
+
+def _refuse_unused(pair: PairConfig, key: str, *names: str) -> None:
+    """Raise InputError where a key is set that says nothing about a data set of this kind."""
+    for name in names:
+        value = getattr(pair, name)
+        if value:
+            raise InputError(f"{key}.{name}={value}: {pair.dataset} has none to choose from: leave {name} out")
 
 
 def is_hub_dataset(pair: PairConfig) -> bool:

@@ -99,9 +99,7 @@ def load_translator(
     tokenizers differ; CheckpointError if a run is damaged.
     """
     first_checkpoint = find_checkpoint(run_dir, checkpoint)
-    first = build_translator(run_dir, first_checkpoint, search=search, device=device, precision=precision)
-    if not ensemble:
-        return first
+    first = _translator_of(run_dir, first_checkpoint, search=search, device=device, precision=precision)
 
     other_models = []
     tokenizer_model = read_model(RunDir(run_dir).tokenizer)
@@ -112,12 +110,10 @@ def load_translator(
                 f"ensemble={other_dir}: its tokenizer is not that of {run_dir}: the pieces of one model mean nothing "
                 "to the other; train the runs on the same data, or with init_from"
             )
-        other = build_translator(other_dir, other_checkpoint, search=search, device=device, precision=first.precision)
+        other = _translator_of(other_dir, other_checkpoint, search=search, device=device, precision=first.precision)
         other_models.append(other.model)
 
-    translator = replace(first, others=tuple(other_models))
-    translator.keep_ready()
-    return translator
+    return _ready(replace(first, others=tuple(other_models)))
 
 
 def load_for(job: TranslateJob | ScoreJob) -> Translator:
@@ -142,6 +138,20 @@ def build_translator(
 
     Raises CheckpointError where the parts do not belong together or are damaged.
     """
+    return _ready(_translator_of(run_dir, checkpoint, search=search, device=device, precision=precision))
+
+
+def _ready(translator: Translator) -> Translator:
+    """The translator with its models made ready once: their weights stay as they are."""
+    with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
+        translator.keep_ready()
+    return translator
+
+
+def _translator_of(
+    run_dir: Path, checkpoint: Checkpoint, *, search: SearchOverride, device: Device, precision: Precision
+) -> Translator:
+    """The translator of one checkpoint, not made ready yet."""
     run = RunDir(run_dir)
     tokenizer_model = read_model(run.tokenizer)
     run.check_tokenizer(tokenizer_model)
@@ -165,12 +175,10 @@ def build_translator(
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
 
-    # To its device, and ready to translate.
+    # To its device.
     with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
         model = model.to(torch_device, dtype_of(precision)).eval()
-        translator = Translator(model, tokenizer, settings, torch_device, precision)
-        translator.keep_ready()
-    return translator
+    return Translator(model, tokenizer, settings, torch_device, precision)
 
 
 def _precision_of(run: RunDir, device: torch.device) -> Precision:

@@ -7,6 +7,7 @@ on the length of the input.
 
 import logging
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -24,12 +25,18 @@ BLOCK = 1 << 18  # bytes of a later block: some thousand lines, among which many
 def read_blocks(stdin: BinaryIO) -> Iterator[list[bytes]]:
     """The lines of the input, without their newlines, as they come; never an empty block.
 
-    Of a line longer than LONGEST_LINE, one byte more than that is kept.
+    Of a line longer than LONGEST_LINE, one byte more than that is kept. A byte order mark is no part of the first.
     """
     read = getattr(stdin, "read1", stdin.read)  # read1 returns what is there; read would wait for a full block
     size = FIRST_BLOCK
     unfinished = bytearray()  # the beginning of a line whose end has not been read
+    is_start = True
     while chunk := read(size):
+        if is_start:
+            while len(chunk) < len(BOM_UTF8) and BOM_UTF8.startswith(chunk) and (more := read(size)):
+                chunk += more  # a pipe may hand out the mark in pieces
+            chunk = chunk.removeprefix(BOM_UTF8)
+            is_start = False
         *ends, beginning = chunk.split(b"\n")
         if ends:
             unfinished += ends[0]

@@ -6,7 +6,7 @@ sentence's between encoder and decoder. So a pair of integers a row says everyth
 
 State: the Triton kernels have run in Triton's interpreter on a CPU and have been compiled to machine code for sm_80 and
 sm_90; FlexAttention has run uncompiled, and has been compiled for a GPU that is not there. No GPU has run either, and
-so nothing takes them by itself: `train.attention_kernel` does.
+so no default takes them: `train.attention_kernel` does, by their names or by `auto`.
 """
 
 from dataclasses import dataclass

@@ -194,19 +194,18 @@ class DecoderLayer(nn.Module):
         cache: KeyValueCache,
         *,
         start: int,
+        queries: Padded,
         histories: Histories,
         memory_kv: KeyValueCache,
         memory_layout: Padded,
     ) -> Tensor:
-        """The next position of the `K` hypotheses of each sentence, `(B, K, D)` -> `(B, K, D)`.
+        """The next position of the `K` hypotheses of each sentence, `(B, K, D)` -> `(B, K, D)`; `queries` lay them out.
 
         `cache` holds `start` keys and values of the positions before. Those of this position are written behind them,
         K for each sentence, and `histories` say which of them all each hypothesis sees. `memory_kv` holds the keys and
         values of the encoder's output, once for each sentence, whatever the number of its hypotheses.
         """
-        n_sentences, beam_size, _ = x.shape
-        end = start + beam_size
-        queries = Padded.full_rows(n_sentences, beam_size, x.device)
+        end = start + x.shape[1]
 
         # Self-attention: the keys and values of earlier positions come from the cache.
         y = self.self_attention_norm.before(x)

@@ -178,11 +178,13 @@ class Transformer(nn.Module):
         if n_written == past[0].size:
             past = [cache.grow(2 * n_written or _FIRST_POSITIONS * beam_size) for cache in past]
 
+        queries = Padded.full_rows(len(x), beam_size, x.device)
         for layer, cache, memory_kv in zip(self._decoder_layers(), past, state.memory_kv, strict=True):
             x = layer.step(
                 x,
                 cache,
                 start=n_written,
+                queries=queries,
                 histories=Histories(is_past),
                 memory_kv=memory_kv,
                 memory_layout=state.memory_layout,

@@ -14,7 +14,7 @@ from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer.checkpoint import check_space, commit, rotate
 from transformer.compute import memory_errors_named
@@ -88,18 +88,18 @@ def train_loop(run: Run, world: World) -> None:
     objective = Objective(state.model, config.label_smoothing, loss_rows=run.resolved.loss_rows).train()
     if run.resolved.compile:
         objective.compile(cut_at_buckets=run.resolved.attention_kernel is not AttentionKernel.flex)
+    parallel = world.wrap(objective)
     if progress.step == 0:
-        run = _with_checked_memory(run, objective, world)
+        run = _with_checked_memory(run, objective, parallel, world)
     if world.is_rank0:
         _log_preview(run, world)
-    parallel = world.wrap(objective)
 
     with (
         Signals() as signals,
         Tracker(run.directory if world.is_rank0 else None, progress.step) as tracker,
         progress_bar(config.max_steps, progress.step, unit="step", shown=world.is_rank0) as bar,
         closing(_steps(run, world)) as steps,
-        closing(run.stores),  # before the steps, whose thread may wait for an epoch
+        closing(run.stores),  # closed before the steps are, whose thread may wait for an epoch
     ):
         tracker.settings(run.job)
 
@@ -188,12 +188,13 @@ def _check_disk(run: Run, world: World) -> None:
         world.from_rank0(lambda: check_space(run.directory.path, run.state.checkpoint_bytes))
 
 
-def _with_checked_memory(run: Run, objective: Objective, world: World) -> Run:
+def _with_checked_memory(run: Run, objective: Objective, parallel: nn.Module, world: World) -> Run:
     """The run with a `max_tokens` that fits into memory; what a step needs is added to run.json."""
     resolved, check = check_memory(
         run.job,
         run.resolved,
         objective,
+        parallel,
         lengths=run.stores.lengths,
         longest=run.stores.corpus.longest,
         mixture=run.mixture,
@@ -243,7 +244,10 @@ def _batching(run: Run) -> Batching:
 
 def _smaller_batches(run: Run) -> str:
     """The remedy where memory runs out in a step, or while the dev loss is measured."""
-    return f"lower train.max_tokens (now {run.resolved.max_tokens}); the same command goes on"
+    now = run.resolved.max_tokens
+    if run.job.train.fit_memory:
+        return f"set train.max_tokens below {now} in place of train.fit_memory; the command goes on"
+    return f"lower train.max_tokens (now {now}); the same command goes on"
 
 
 # ---- behind a step: count, read, log --------------------------------------------------------------------------------

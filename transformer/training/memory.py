@@ -12,7 +12,7 @@ and 1.9 times in fp32.
 
 from dataclasses import dataclass
 
-from transformer.compute import HALF
+from transformer.compute import HALF, dtype_of, product_dtype
 from transformer.config.settings import Activation, Device, LayoutKind, ModelConfig, Norm, Precision, Score
 from transformer.cost import count_parameters
 from transformer.kernels.loss import rows_per_block
@@ -74,20 +74,12 @@ def estimate_memory(
 
 def logit_bytes(vocab_size: int, precision: Precision, *, targets: int) -> int:
     """All logits of so many target tokens together. Training only ever holds a block of them."""
-    return targets * vocab_size * _activation_width(precision)
-
-
-def _parameter_width(precision: Precision) -> int:
-    return 8 if precision is Precision.fp64 else 4
-
-
-def _activation_width(precision: Precision) -> int:
-    return 2 if precision in HALF else _parameter_width(precision)
+    return targets * vocab_size * product_dtype(precision).itemsize
 
 
 def _widths(config: ModelConfig, precision: Precision) -> _Widths:
-    parameter = _parameter_width(precision)
-    activation = _activation_width(precision)
+    parameter = dtype_of(precision).itemsize
+    activation = product_dtype(precision).itemsize
     # Under autocast a post-norm layer ends in half precision; along pre-norm layers the sum is never rounded.
     residual = activation if config.norm is Norm.post else parameter
     return _Widths(parameter, activation, residual)

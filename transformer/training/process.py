@@ -1,4 +1,7 @@
-"""What a training changes in its process (threads, determinism, log level), set for the run and put back at the end."""
+"""What a training changes in its process, set for the run and put back at the end.
+
+Threads, determinism, log level, and the state of torch's random numbers on the CPU.
+"""
 
 import logging
 import os
@@ -31,10 +34,12 @@ def process_settings_restored() -> Iterator[None]:
     workspace = os.environ.get(CUBLAS_WORKSPACE)
     uses_cudnn = uses_cudnn_attention()
     dynamic_sources = torch.compiler.config.dynamic_sources
+    random_state = torch.get_rng_state()
 
     try:
         yield
     finally:
+        torch.set_rng_state(random_state)
         torch.compiler.config.dynamic_sources = dynamic_sources
         torch.backends.cuda.enable_cudnn_sdp(uses_cudnn)
         logger.setLevel(log_level)

@@ -2,8 +2,8 @@
 sizes.
 
 Static rules decide: nothing is timed, and the same machine always gets the same answer. A run keeps what was resolved
-at its first start, in run.json (`resolve_settings`), and asks again only for what a command sets by hand when the run
-is resumed (`resolve_again`).
+at its first start, in run.json (`resolve_settings`). When it is resumed, the rules are asked again for what a command
+sets by hand and for what depends on the machine at hand: threads, kernels, compilation (`resolve_again`).
 """
 
 import logging
@@ -44,7 +44,7 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
     precision = resolve_precision(job.train.precision, device)
     max_tokens = job.train.max_tokens or max(_default_max_tokens(device), job.data.filter.max_length + 1)
 
-    kernel = _attention_kernel(job, device, precision)
+    kernel = _attention_kernel(job, device, precision, is_fitted=job.train.fit_memory)
     layout = job.train.layout
     if layout is LayoutKind.auto:
         is_packed = device.type == "cpu" or kernel is not None
@@ -66,7 +66,7 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
 
 
 def _warn_of_untried(kernel: AttentionKernel | None, loss_rows: int | None) -> None:
-    """What has not run on a GPU is taken only where it is asked for, and then said."""
+    """What has not run on a GPU is taken only where it is asked for, by its name or by `auto`, and then said."""
     if kernel in (AttentionKernel.flex, AttentionKernel.triton):
         log.warning(
             "attention by %s: no GPU has run it; compare the loss with train.attention_kernel=varlen", kernel.name
@@ -82,18 +82,22 @@ def _default_max_tokens(device: torch.device) -> int:
     return 32_768 if has_much_memory(device) else 8_192
 
 
-def _attention_kernel(job: TrainJob, device: torch.device, precision: Precision) -> AttentionKernel | None:
+def _attention_kernel(
+    job: TrainJob, device: torch.device, precision: Precision, *, is_fitted: bool
+) -> AttentionKernel | None:
     """The one kernel that attends to packed sentences; None where they are attended to in groups of padded ones.
 
+    `is_fitted`: `train.fit_memory` will try steps, before the first one.
     Under `auto`, the first that can: ours where all sentences are short, torch's, ours (for dropout on the weights,
     which it alone knows, and for fp32), FlexAttention (which holds wider heads). This order has not been measured.
-    Raises InputError where a kernel that is asked for on a GPU cannot do it.
+    Raises InputError where `flex` or `triton` is asked for on a GPU and cannot do it; where `varlen`, the default,
+    cannot, there is none.
     """
     wanted = job.train.attention_kernel
     if device.type != "cuda":
         return None
 
-    obstacles = _obstacles(job, device, precision)
+    obstacles = _obstacles(job, device, precision, is_fitted=is_fitted)
     match wanted:
         case AttentionKernel.varlen:
             return None if obstacles[wanted] else wanted
@@ -108,7 +112,9 @@ def _attention_kernel(job: TrainJob, device: torch.device, precision: Precision)
     return next((kernel for kernel in order if not obstacles[kernel]), None)
 
 
-def _obstacles(job: TrainJob, device: torch.device, precision: Precision) -> dict[AttentionKernel, str]:
+def _obstacles(
+    job: TrainJob, device: torch.device, precision: Precision, *, is_fitted: bool
+) -> dict[AttentionKernel, str]:
     """Why each kernel cannot attend to this model's packed sentences on this GPU; empty where it can."""
     model = job.model
     widths = (model.key_width, model.value_width)
@@ -129,7 +135,7 @@ def _obstacles(job: TrainJob, device: torch.device, precision: Precision) -> dic
         obstacles[AttentionKernel.triton] = f"holds heads of at most {WIDEST}, and here they have {max(widths)}"
     if job.train.compile is False or not has_compiler(device):
         obstacles[AttentionKernel.flex] = "must be compiled (train.compile, and a C++ compiler)"
-    if job.train.fit_memory:
+    if is_fitted:
         obstacles[AttentionKernel.flex] = "must be compiled, and train.fit_memory tries steps that are not"
     return obstacles
 
@@ -207,9 +213,14 @@ def batching_of(job: TrainJob, resolved: Resolved, *, lengths: Lengths, mixture:
 
 
 def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
-    """The settings of a run that is resumed: as resolved at its first start, but for what this command sets by hand."""
+    """The settings of a run that is resumed: as resolved at its first start, but for what this command sets by hand.
+
+    Three follow the machine at hand: threads, where it has fewer cores; kernels; and with them, compilation.
+    """
     device = resolve_device(job.train.device if job.train.device is not Device.auto else before.device)
     max_tokens = job.train.max_tokens or before.max_tokens
+    if job.train.fit_memory:
+        log.info("train.fit_memory was for the first start: micro-batches still have %d tokens", max_tokens)
 
     threads = job.train.threads
     if threads is None:
@@ -217,7 +228,7 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
         if threads < before.threads:  # on another machine, or with more ranks on it: they would wait for each other
             log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
 
-    kernel = _attention_kernel(job, device, before.precision)
+    kernel = _attention_kernel(job, device, before.precision, is_fitted=False)
     wanted = job.train.compile
     is_by_rule = device.type != before.device.name or kernel is AttentionKernel.flex  # flex must be compiled
     if wanted is None and not is_by_rule:

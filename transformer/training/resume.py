@@ -65,6 +65,7 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
         machine=_machine(resolved, world_size=world_size),
         commit=source_commit(PACKAGE.parent),
         dev_digest=digest_sets({DEV: prepared.dev}),
+        test_digest=digest_sets(prepared.test),
     )
 
     _write(run, record, prepared)
@@ -81,7 +82,8 @@ def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Res
     record = run.read_record()
     _compare(job, prepared, record, checkpoint)
 
-    now = replace(record, config=job, dev_digest=digest_sets({DEV: prepared.dev}))
+    dev_digest = digest_sets({DEV: prepared.dev})
+    now = replace(record, config=job, dev_digest=dev_digest, test_digest=digest_sets(prepared.test))
     if now != record:
         _write(run, now, prepared)
     return resolve_again(job, record.resolved)

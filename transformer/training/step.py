@@ -77,7 +77,7 @@ class Objective(nn.Module):
         )
 
     def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The same two sums without a gradient, in float64, by the plain formula of the loss.
+        """The same two sums without a gradient, by the plain formula of the loss, added up in float64.
 
         The logits of a whole batch would be its largest tensor, so they are computed for a few rows at a time.
         """

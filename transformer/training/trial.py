@@ -20,11 +20,11 @@ from torch import nn
 
 from transformer.compute import autocast
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import Precision
+from transformer.config.settings import Precision, Score
 from transformer.data.batch import Batch, collate
 from transformer.data.plan import SLOTS, Batching
 from transformer.data.store import Lengths, Mixture, Store
-from transformer.distributed import World
+from transformer.distributed import World, unsynchronised
 from transformer.errors import InputError
 from transformer.machine import free_memory
 from transformer.records import MemoryCheck, Resolved
@@ -49,6 +49,7 @@ def check_memory(
     job: TrainJob,
     resolved: Resolved,
     objective: Objective,
+    parallel: nn.Module,
     *,
     lengths: Lengths,
     longest: tuple[int, int],
@@ -58,11 +59,14 @@ def check_memory(
 ) -> tuple[Resolved, MemoryCheck]:
     """What a step needs; under `train.fit_memory` with the largest `max_tokens` that fits on every rank.
 
+    `parallel` is the objective as it is trained: on several ranks under DDP, whose buckets take memory, and which the
+    compiler must know of when it compiles.
+
     Raises InputError, on every rank, where the trial runs out of memory; an estimate above what is free is a warning.
     """
     is_estimate = not can_try(device)
     available = free_memory() if is_estimate else torch.cuda.get_device_properties(device).total_memory
-    needs = _Needs(job, resolved, lengths, longest, mixture, device)
+    needs = _Needs(job, resolved, objective.model.vocab_size, lengths, longest, mixture, device)
 
     # The largest micro-batches that fit.
     if job.train.fit_memory:
@@ -79,7 +83,7 @@ def check_memory(
         log.info("train.fit_memory: micro-batches of %d tokens fit", max_tokens)
 
     # What a step needs with the micro-batches to be used.
-    needed = needs.of(resolved.max_tokens, objective)
+    needed = needs.of(resolved.max_tokens, parallel)
     if world.any(math.isinf(needed)):
         remedy = f"lower train.max_tokens (now {resolved.max_tokens}), or let train.fit_memory=true find it"
         if job.train.fit_memory:  # the compiled step takes more than the eager one that was tried
@@ -104,25 +108,27 @@ class _Needs:
 
     job: TrainJob
     resolved: Resolved
+    vocab_size: int
     lengths: Lengths
     longest: tuple[int, int]
     mixture: Mixture
     device: torch.device
 
-    def of(self, max_tokens: int, objective: Objective) -> float:
-        """Bytes; infinity if a trial runs out of memory."""
+    def of(self, max_tokens: int, objective: nn.Module) -> float:
+        """Bytes; infinity if a trial runs out of memory. `objective` may be under DDP."""
         resolved = replace(self.resolved, max_tokens=max_tokens)
         batching = batching_of(self.job, resolved, lengths=self.lengths, mixture=self.mixture)
         if can_try(self.device):
-            batch = largest_batch(batching, self.longest)
+            is_quadratic = self.job.model.score is Score.additive
+            batch = largest_batch(batching, self.longest, is_quadratic=is_quadratic)
             return try_step(objective, batch, device=self.device, precision=resolved.precision)
 
         memory = estimate_memory(
             self.job.model,
-            objective.model.vocab_size,
+            self.vocab_size,
             resolved=resolved,
             slots=max(batching.capacities or (batching.max_tokens,)),
-            mean_length=float(max(self.longest)),
+            mean_length=float(max(self.longest)),  # the worst batch: of nothing but the longest
             has_ema=self.job.train.ema_decay is not None,
         )
         return memory.total
@@ -131,14 +137,17 @@ class _Needs:
 # ---- a trial --------------------------------------------------------------------------------------------------------
 
 
-def largest_batch(batching: Batching, longest: tuple[int, int]) -> Batch:
+def largest_batch(batching: Batching, longest: tuple[int, int], *, is_quadratic: bool) -> Batch:
     """A micro-batch as large as any: of invented sentences, as many and as long as it can hold.
 
-    `longest` are the lengths of the corpus' longest sentences, source and target, EOS counted.
+    `longest` are the lengths of the corpus' longest sentences, source and target, EOS counted. `is_quadratic`: the
+    weights of attention are kept, so that the longest sentences take the most memory, even if some slots stay empty.
     """
     # Padded: of all widths up to the longest, and above half of it, the one that leaves the fewest slots empty.
     if batching.capacities is None:
-        width = min(range(max(longest), max(longest) // 2, -1), key=lambda width: batching.max_tokens % width)
+        width = max(longest)
+        if not is_quadratic:
+            width = min(range(width, width // 2, -1), key=lambda width: batching.max_tokens % width)
         source_width = width
         target_width = width
         count = batching.max_tokens // width
@@ -155,7 +164,7 @@ def largest_batch(batching: Batching, longest: tuple[int, int]) -> Batch:
     return collate(store, ids, batching.capacities, kernel=batching.kernel)
 
 
-def try_step(objective: Objective, batch: Batch, *, device: torch.device, precision: Precision) -> float:
+def try_step(objective: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> float:
     """The most bytes that were in use during a trial; infinity if memory ran out. On a CPU they are not known: 0.
 
     There must be no gradients, and no moments yet.
@@ -172,14 +181,15 @@ def try_step(objective: Objective, batch: Batch, *, device: torch.device, precis
     return float(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0.0
 
 
-def _accumulate_twice(objective: Objective, batch: Batch, *, device: torch.device, precision: Precision) -> None:
-    """What a step does up to its update, with two micro-batches."""
+def _accumulate_twice(objective: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> None:
+    """What a step does up to its update, with two micro-batches, neither of which is the last: no rank waits."""
     parameters = list(objective.parameters())
     moments = [torch.empty_like(parameter) for parameter in parameters for _ in MOMENTS]
     for _ in range(2):  # the second micro-batch finds the gradients of the first
-        with autocast(device, precision):
-            loss, _ = objective(batch)
-        loss.backward()
+        with unsynchronised(objective):
+            with autocast(device, precision):
+                loss, _ = objective(batch)
+            loss.backward()
     nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     del moments
 

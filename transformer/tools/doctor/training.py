@@ -223,6 +223,7 @@ def check_cost(job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_s
             job,
             resolved,
             objective,
+            objective,
             lengths=prepared.store.lengths,
             longest=prepared.store.longest,
             mixture=prepared.mixture,
