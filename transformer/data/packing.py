@@ -83,7 +83,7 @@ def _pack_side(
 ) -> Packed:
     """The layout of one side: `lengths` `(B,)` is in the order of the packed sentences, `members` are the groups'."""
     count = len(lengths)
-    offsets = np.zeros(_round_up(count + 1, _OFFSETS), dtype=np.int32)
+    offsets = np.zeros(_whole_multiples(count + 1, _OFFSETS), dtype=np.int32)
     offsets[1 : count + 1] = lengths.cumsum()
     offsets[count + 1 :] = offsets[count]  # unused offsets repeat the last one
     total = int(offsets[-1])
@@ -96,7 +96,7 @@ def _pack_side(
     return Packed(
         offsets=torch.from_numpy(offsets),
         position_ids=torch.from_numpy(position_ids),
-        longest=_round_up(int(lengths.max(initial=0)), _LONGEST),
+        longest=_whole_multiples(int(lengths.max(initial=0)), _LONGEST),
         groups=None if members is None else _groups_of(lengths, offsets, capacity=capacity, members=members),
         kernel=kernel,
     )
@@ -134,8 +134,8 @@ def _rows_of(lengths: Numbers, starts: Numbers) -> tuple[Padded, Numbers, Number
     Also the packed slot that each padded slot reads, and whether it is that of a token, both `(b, t)`.
     """
     count = len(lengths)
-    n_rows = _round_up(count, _ROWS)
-    width = _round_up(int(lengths.max()), _WIDTH)
+    n_rows = _whole_multiples(count, _ROWS)
+    width = _whole_multiples(int(lengths.max()), _WIDTH)
 
     row_lengths = np.zeros(n_rows, dtype=np.int64)  # (b,)
     row_lengths[:count] = lengths
@@ -149,6 +149,6 @@ def _rows_of(lengths: Numbers, starts: Numbers) -> tuple[Padded, Numbers, Number
     return Padded.of(row_lengths.tolist(), width), slots, is_real
 
 
-def _round_up(number: int, multiple: int) -> int:
-    """To a multiple, and at least to the first."""
+def _whole_multiples(number: int, multiple: int) -> int:
+    """The number rounded up to a multiple, and at least to the first."""
     return -(-max(1, number) // multiple) * multiple

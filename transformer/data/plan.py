@@ -25,7 +25,7 @@ from transformer.seeding import seed_for
 
 PLAN_VERSION = 1
 POOL_STEPS = 100  # sorted by length inside pools of about this many steps: "approximate sequence length" (section 5.1)
-SLOTS = 128  # packed capacities are multiples of this
+SLOTS = 128  # packed capacities are multiples of this, as FlexAttention's blocks want it
 SLACK = 1.1  # a packed batch has this many times the slots that its shorter side takes on average over the corpus
 
 _BLOCK = 1 << 16  # pairs whose running totals are in memory at a time

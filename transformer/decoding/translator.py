@@ -1,6 +1,6 @@
 """Text in, text out: a model, its tokenizer and its search settings, over any number of sentences.
 
-    texts -> _encode -> ids -> batches of like length -> `search`, `sampling` or `forced` -> ids -> _decode -> texts
+    texts -> _encode -> ids -> batches of like length -> search, sampling or forced -> ids -> _decode -> texts
 
 Results come back in the order of the texts. The other sentences of a batch change a translation by rounding alone: the
 shape of a batch decides the order in which its products are summed. A text without a visible character never reaches
@@ -136,9 +136,9 @@ class Translator:
         if not 1 <= n_best <= beam_size:
             raise InputError(f"n_best={n_best} must be from 1 to search.beam_size={beam_size}: raise that, or lower it")
 
-        search = partial(self._beam_search, n_best=n_best, penalty=length_penalty(self.search.length_penalty))
+        find = partial(self._beam_search, n_best=n_best, penalty=length_penalty(self.search.length_penalty))
         return self._translate_by(
-            search,
+            find,
             texts,
             prefixes,
             width=beam_size,
@@ -227,8 +227,8 @@ class Translator:
         """
         if penalty is None:
             penalty = length_penalty(self.search.length_penalty)
-        search = partial(self._beam_search, n_best=n_best, penalty=penalty)
-        return self._search(sources, search, width=self.search.beam_size, check=check)
+        find = partial(self._beam_search, n_best=n_best, penalty=penalty)
+        return self._search(sources, find, width=self.search.beam_size, check=check)
 
     def score(
         self,
@@ -270,7 +270,7 @@ class Translator:
 
     def _translate_by(
         self,
-        search: Callable[[_Batch], list[list[Hypothesis]]],
+        find: Callable[[_Batch], list[list[Hypothesis]]],
         texts: Sequence[str],
         prefix_texts: Sequence[str] | None,
         *,
@@ -279,12 +279,12 @@ class Translator:
         first_line: int,
         strict: bool,
     ) -> list[list[Translation]]:
-        """The translations that `search` finds, with `width` hypotheses of each sentence at a time."""
+        """The translations that `find` gives, with `width` hypotheses of each sentence at a time."""
         sources = self._encode(texts, first_line=first_line, strict=strict)  # ids, by index among the texts
         prefixes = self._encode_prefixes(prefix_texts, sources, n_texts=len(texts), first_line=first_line)
         hypotheses = self._search(
             list(sources.values()),
-            search,
+            find,
             width=width,
             lines=[first_line + index for index in sources],
             prefixes=[prefix.ids for prefix in prefixes],
@@ -394,14 +394,14 @@ class Translator:
     def _search(
         self,
         sources: Sequence[list[int]],
-        search: Callable[[_Batch], list[Result]],
+        find: Callable[[_Batch], list[Result]],
         *,
         width: int,
         check: Callable[[], None] = lambda: None,
         lines: Sequence[int] | None = None,
         prefixes: Sequence[list[int]] | None = None,
     ) -> list[Result]:
-        """What `search` finds for each source, with `width` hypotheses of each at a time."""
+        """What `find`, one of the three ways, gives for each source, with `width` hypotheses of each at a time."""
 
         def search_batch(models: Models, batch: list[int], cancelled: Event) -> list[Result]:
             def step(tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
@@ -412,7 +412,7 @@ class Translator:
             batch_sources = [sources[n] for n in batch]
             batch_prefixes = [] if prefixes is None else [prefixes[n] for n in batch]
             max_lengths = [self._max_length(source) for source in batch_sources]
-            return search(
+            return find(
                 _Batch(
                     lines=[] if lines is None else [lines[n] for n in batch],
                     step=step,
