@@ -78,11 +78,15 @@ def test_validate_scores_cased_text(answers: list[str], bleu: float) -> None:
 
 
 class Upper:
-    """A translator that answers in capitals."""
+    """A translator that answers in capitals, and is told by which lines of these it is asked for."""
 
     device, precision = torch.device("cpu"), Precision.fp64
 
-    def translate(self, sources: list[str], **options: object) -> list[str]:
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    def translate(self, sources: list[str], *, first_line: int, **options: object) -> list[str]:
+        assert sources == self.lines[first_line - 1 :][: len(sources)]
         return [source.upper() for source in sources]
 
 
@@ -93,7 +97,7 @@ def test_validate_on_three_ranks_is_that_of_one(tmp_path: Path) -> None:
     objective = Objective(Transformer(ModelConfig(n_layers=1, d_model=8, d_ff=8, n_heads=2), 54), EPS)
     sources = [*REFERENCES, "ja", "Wo ist hier der Bahnhof?", "Es regnet.", "Ein Satz, der länger als die anderen ist."]
     dev = DevSet.of([(source, source.upper()) for source in sources], LETTERS, max_pieces=100)
-    upper: Any = Upper()
+    upper: Any = Upper(sources)
 
     def validate_on(world: World) -> tuple[Validation, list[str]]:
         return validate(objective, upper, dev, world, step=7, max_tokens=60, tgt_lang="de", check=lambda: None)

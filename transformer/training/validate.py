@@ -7,6 +7,7 @@ same validation.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -88,15 +89,16 @@ def validate(
         check=check,
     )
 
-    # Rank r translates the sentences r, r + world size, ...
+    # Each rank translates as many sentences as any other, but for one.
+    start, end = (rank * len(dev.sources) // world.size for rank in (world.rank, world.rank + 1))
     try:
-        share = translator.translate(dev.sources[world.rank :: world.size], check=check)
+        share = translator.translate(dev.sources[start:end], check=check, first_line=start + 1)
     except Interrupted:
         share = None
     shares = world.gather(share)
     if None in shares:
         raise Interrupted
-    hypotheses = [shares[n % world.size][n // world.size] for n in range(len(dev.sources))]
+    hypotheses = list(chain.from_iterable(shares))
 
     scores = measure(hypotheses, dev.references, tgt_lang=tgt_lang)
     return Validation(step, loss, nll, scores.bleu, scores.chrf), hypotheses
