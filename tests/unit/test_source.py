@@ -406,10 +406,14 @@ def test_resolve_source_never_makes_both_sides_one_column(
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("a.tsv", {"split": "train"}, r"^data\.dev\.split=train: .*a\.tsv has none to choose from: leave split out$"),
+        (
+            "a.tsv",
+            {"split": "train"},
+            r"^data\.dev\.split=train: .*a\.tsv has none to .* leave it out, or set data\.dev\.split=null$",
+        ),
         ("a.jsonl", {"subset": "de-en"}, r"^data\.dev\.subset=de-en: .*a\.jsonl has none to choose from"),
         ("sacrebleu:wmt14", {"split": "test"}, r"^data\.dev\.split=test: sacrebleu:wmt14 has none to choose from"),
-        ("sacrebleu:wmt14", {"src": "en"}, r"^data\.dev\.src=en: sacrebleu:wmt14 has none to choose from"),
+        ("sacrebleu:wmt14", {"src": "en"}, r"^data\.dev\.src=en: sacrebleu:wmt14 has none to .* set data\.dev\.src=$"),
     ],
 )
 def test_resolve_source_refuses_keys_that_say_nothing_about_this_kind_of_data(

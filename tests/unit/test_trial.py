@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from support.corpora import assert_same_tensors, read, run, step_dir, steps_of, tiny_job, write_corpus
 from support.ranks import ranks
@@ -108,7 +109,7 @@ def test_largest_batch_is_full(
 
 
 def test_largest_batch_is_of_the_longest_sentences_where_weights_of_attention_are_kept() -> None:
-    """Ten slots stay empty, and still 9 x 12 x 12 weights are more than the 10 x 10 x 10 of a full batch."""
+    """Ten slots stay empty, and still 9 x 12 x 12 weights are more than the 13 x 9 x 9 of the fullest batch."""
     batch = largest_batch(batching(118, None), (10, 12), is_quadratic=True)
     assert batch.source.shape == (9, 12)
 
@@ -223,6 +224,26 @@ def test_train_takes_what_fits_on_all_ranks(tmp_path: Path, corpus: DataConfig) 
 
     assert ranks(2, action, tmp_path) == [0, 0], (tmp_path / "rank-1").read_text(encoding="utf-8")
     assert 180 - 128 < read(tmp_path / "a" / "run.json")["resolved"]["max_tokens"] <= 180
+
+
+@pytest.mark.usefixtures("tried")
+def test_train_tries_on_several_ranks_what_it_trains(tmp_path: Path, corpus: DataConfig) -> None:
+    """The model under DDP: its buckets take memory, and the compiler must know of them when it compiles."""
+
+    def action() -> None:
+        tried_steps = []
+        real = trial.try_step
+
+        def recorded(objective: torch.nn.Module, *arguments: Any, **options: Any) -> float:
+            tried_steps.append(type(objective))
+            return real(objective, *arguments, **options)
+
+        with pytest.MonkeyPatch.context() as patch, memory_of(10**6):
+            patch.setattr(trial, "try_step", recorded)
+            run(job_of(tmp_path / "a", corpus))
+        assert tried_steps == [DistributedDataParallel]
+
+    assert ranks(2, action, tmp_path) == [0, 0], (tmp_path / "rank-1").read_text(encoding="utf-8")
 
 
 # ---- an estimate ----------------------------------------------------------------------------------------------------

@@ -137,7 +137,10 @@ def _refuse_unused(pair: PairConfig, key: str, *names: str) -> None:
     for name in names:
         value = getattr(pair, name)
         if value:
-            raise InputError(f"{key}.{name}={value}: {pair.dataset} has none to choose from: leave {name} out")
+            unset = f"{key}.{name}={'null' if name in ('subset', 'split') else ''}"
+            raise InputError(
+                f"{key}.{name}={value}: {pair.dataset} has none to choose from: leave it out, or set {unset}"
+            )
 
 
 def is_hub_dataset(pair: PairConfig) -> bool:

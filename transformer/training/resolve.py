@@ -87,9 +87,11 @@ def _attention_kernel(
 ) -> AttentionKernel | None:
     """The one kernel that attends to packed sentences; None where they are attended to in groups of padded ones.
 
-    `is_fitted`: `train.fit_memory` will try steps, before the first one.
+    `is_fitted`: `train.fit_memory` will try steps before the first one, and these are not compiled.
+
     Under `auto`, the first that can: ours where all sentences are short, torch's, ours (for dropout on the weights,
     which it alone knows, and for fp32), FlexAttention (which holds wider heads). This order has not been measured.
+
     Raises InputError where `flex` or `triton` is asked for on a GPU and cannot do it; where `varlen`, the default,
     cannot, there is none.
     """

@@ -89,7 +89,7 @@ def validate(
         check=check,
     )
 
-    # Each rank translates as many sentences as any other, but for one.
+    # Each rank translates a stretch of the dev set, as long as that of any other but for one sentence.
     start, end = (rank * len(dev.sources) // world.size for rank in (world.rank, world.rank + 1))
     try:
         share = translator.translate(dev.sources[start:end], check=check, first_line=start + 1)
