@@ -234,16 +234,24 @@ def test_summary_sums_up_every_experiment(name: str) -> None:
     assert format_summary(summarise(composed(name, command="summary"))).startswith("parameters ")
 
 
-def written(name: str) -> tuple[list[str], dict[str, Any]]:
-    """What an experiment's file begins from, and the keys that it sets."""
-    tree: Any = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
+def written(file: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The files that an experiment's file, or a recipe's, begins from, and the keys that it sets."""
+    tree: Any = OmegaConf.to_container(OmegaConf.load(file))
     parents = tree.pop("defaults", ["_self_"])
     assert parents[-1] == "_self_", "the file's own keys come last"
-    return parents[:-1], flat(tree)
+    return [parent_file(parent) for parent in parents[:-1]], flat(tree)
 
 
-def below(parents: list[str]) -> dict[str, Any]:
-    """The keys that these experiments set, a later one's over an earlier one's."""
+def parent_file(parent: str | dict[str, str]) -> Path:
+    if isinstance(parent, str):
+        return FOLDER / f"{parent}.yaml"
+    (recipe,) = parent.values()
+    assert parent == {"override /recipe": recipe}
+    return FOLDER.parent / "recipe" / f"{recipe}.yaml"
+
+
+def below(parents: list[Path]) -> dict[str, Any]:
+    """The keys that these files set, a later one's over an earlier one's."""
     keys: dict[str, Any] = {}
     for parent in parents:
         grandparents, own = written(parent)
@@ -254,7 +262,7 @@ def below(parents: list[str]) -> dict[str, Any]:
 @every_experiment
 def test_experiment_names_only_what_differs(name: str) -> None:
     """From what it begins from, and that is the paper's base."""
-    parents, keys = written(name)
+    parents, keys = written(FOLDER / f"{name}.yaml")
     before = flat(to_json(TrainJob())) | below(parents)
     assert keys.pop("run_dir") == f"runs/{name}"
     assert [key for key, value in keys.items() if key in before and before[key] == value] == []

@@ -67,7 +67,26 @@ SCALING_NMT = PAPER | {
     "train.keep_last": 10,
     "train.average": 10,
 }
-GOLDEN = {"paper": PAPER, "tensor2tensor": TENSOR2TENSOR, "scaling_nmt": SCALING_NMT}
+# Chosen on the development sets of Multi30k and Tatoeba: scripts/benchmark/results/low-resource-two-zen4-cores.md.
+LOW_RESOURCE = PAPER | {
+    "model.dropout": 0.3,
+    "model.norm": "pre",
+    "tokenizer.vocab_size": 6_000,
+    "train.max_steps": 7_000,
+    "train.tokens_per_step": 4_096,
+    "train.learning_rate": pytest.approx(1.5 * 512**-0.5 * 500**-0.5, rel=1e-12),  # 2.96e-3
+    "train.warmup_steps": 500,
+    "train.decay": "cosine",
+    "train.save_every": 200,
+    "train.keep_last": 10,
+    "train.average": 10,
+}
+GOLDEN = {
+    "paper": PAPER,
+    "tensor2tensor": TENSOR2TENSOR,
+    "scaling_nmt": SCALING_NMT,
+    "low_resource": LOW_RESOURCE,
+}
 every_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
@@ -110,7 +129,7 @@ def test_recipe_paper_is_the_defaults() -> None:
     assert compose("train", ["experiment=base", "recipe=paper"]) == compose("train", ["experiment=base"]) == TrainJob()
 
 
-@pytest.mark.parametrize("name", ["tensor2tensor", "scaling_nmt"])
+@pytest.mark.parametrize("name", ["low_resource", "scaling_nmt", "tensor2tensor"])
 def test_recipe_sets_only_what_deviates_from_the_paper(name: str) -> None:
     keys = written(name)
     assert set(keys) == {key for key in PAPER if GOLDEN[name][key] != PAPER[key]}
@@ -161,28 +180,43 @@ def test_recipe_tensor2tensor_with_the_big_model_is_its_transformer_big() -> Non
 
 # ---- what overrides a recipe ----------------------------------------------------------------------------------------
 
-OVERRIDES = "experiment=multi30k_en_de overrides recipe=tensor2tensor: "
+OVERRIDES = "experiment=small overrides recipe=tensor2tensor: "
 
 
 @pytest.mark.parametrize(
     ("overrides", "own"),
     [
-        ([], "train.warmup_steps=600, train.learning_rate=0.001"),
+        ([], "train.warmup_steps=1000, train.learning_rate=0.001"),
         (["train.warmup_steps=900"], "train.learning_rate=0.001"),
-        (["+train.warmup_steps=600", "++train.learning_rate=null"], None),
+        (["+train.warmup_steps=1000", "++train.learning_rate=null"], None),
     ],
     ids=["experiment", "one key given", "both given"],
 )
 def test_recipe_gives_way_to_the_experiment_and_the_log_says_where(
     caplog: pytest.LogCaptureFixture, overrides: list[str], own: str | None
 ) -> None:
-    result = enter("train", "experiment=multi30k_en_de", "recipe=tensor2tensor", *overrides)
+    result = enter("train", "experiment=small", "recipe=tensor2tensor", *overrides)
     assert result.status == 0
     assert caplog.messages == ([] if own is None else [f"{OVERRIDES}{own}"])
     (job,) = result.jobs
-    assert (job.model.norm.name, job.model.dropout, job.train.adam_beta2) == ("pre", 0.3, 0.997)
+    assert (job.model.norm.name, job.train.adam_beta2) == ("pre", 0.997)
     if not overrides:
-        assert (job.train.warmup_steps, job.train.learning_rate) == (600, 1e-3)
+        assert (job.train.warmup_steps, job.train.learning_rate) == (1000, 1e-3)
+
+
+def test_experiment_names_its_recipe_and_the_command_line_another(caplog: pytest.LogCaptureFixture) -> None:
+    """What the recipe sets is the experiment's where the command line names none, and gone where it names one."""
+    own = composed("experiment=multi30k_en_de", "data.root=x")
+    assert {key: own[key] for key in PAPER if not key.startswith("search.")} == {
+        key: value for key, value in LOW_RESOURCE.items() if not key.startswith("search.")
+    } | {"train.learning_rate": pytest.approx(1.5 * 128**-0.5 * 500**-0.5, rel=1e-12)}  # 5.93e-3
+    assert own == composed("experiment=multi30k_en_de", "data.root=x", "recipe=low_resource")
+
+    other = composed("experiment=multi30k_en_de", "data.root=x", "recipe=tensor2tensor")
+    assert {key: other[key] for key in PAPER if not key.startswith("search.")} == {
+        key: value for key, value in TENSOR2TENSOR.items() if not key.startswith("search.")
+    } | {"train.learning_rate": pytest.approx(2.0 * 128**-0.5 * 8000**-0.5, rel=1e-12)}
+    assert caplog.messages == []
 
 
 def test_recipe_may_stand_anywhere_among_the_overrides() -> None:
@@ -225,7 +259,8 @@ def test_recipe_of_one_s_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert (job.train.clip_norm, job.train.adam_beta2, job.train.warmup_steps) == (1.0, 0.997, 1000)
     assert caplog.messages == ["experiment=small overrides recipe=mine: train.warmup_steps=1000"]
     assert compose("train", ["experiment=small", "recipe=mine"], config_dir=folder) == job
-    assert "\nrecipe: mine, paper, " in enter("train", "--help", "--config-dir", folder).out
+    all_recipes = ", ".join(sorted([*RECIPES, "mine"]))
+    assert f"\nrecipe: {all_recipes}\n" in enter("train", "--help", "--config-dir", folder).out
 
 
 @pytest.mark.parametrize(
@@ -265,6 +300,7 @@ def _small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 RATES: dict[str, Callable[[int], float]] = {  # of step n of the demo: d_model 128, warm-up 400
+    "low_resource": lambda n: 1.5 * 128**-0.5 * n * 400**-1.5,
     "paper": lambda n: 128**-0.5 * n * 400**-1.5,
     "tensor2tensor": lambda n: 2.0 * 128**-0.5 * n * 400**-1.5,
     "scaling_nmt": lambda n: 1e-3 * n / 400,

@@ -55,7 +55,7 @@ EXPERIMENTS = (
 
 
 SMALL = "experiment=small"
-RECIPES = ("paper", "scaling_nmt", "tensor2tensor")
+RECIPES = ("low_resource", "paper", "scaling_nmt", "tensor2tensor")
 
 
 @dataclass(frozen=True)
