@@ -67,7 +67,7 @@ SCALING_NMT = PAPER | {
     "train.keep_last": 10,
     "train.average": 10,
 }
-# Chosen on the development sets of Multi30k and Tatoeba: scripts/benchmark/results/low-resource-two-zen4-cores.md.
+# Chosen on Multi30k, and compared on Tatoeba: scripts/benchmark/results/low-resource-two-zen4-cores.md.
 LOW_RESOURCE = PAPER | {
     "model.dropout": 0.3,
     "model.norm": "pre",
