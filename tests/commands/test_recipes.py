@@ -204,7 +204,7 @@ def test_recipe_gives_way_to_the_experiment_and_the_log_says_where(
         assert (job.train.warmup_steps, job.train.learning_rate) == (1000, 1e-3)
 
 
-def test_experiment_names_its_recipe_and_the_command_line_another(caplog: pytest.LogCaptureFixture) -> None:
+def test_experiment_names_its_recipe_and_the_command_line_another() -> None:
     """What the recipe sets is the experiment's where the command line names none, and gone where it names one."""
     own = composed("experiment=multi30k_en_de", "data.root=x")
     assert {key: own[key] for key in PAPER if not key.startswith("search.")} == {
@@ -216,7 +216,27 @@ def test_experiment_names_its_recipe_and_the_command_line_another(caplog: pytest
     assert {key: other[key] for key in PAPER if not key.startswith("search.")} == {
         key: value for key, value in TENSOR2TENSOR.items() if not key.startswith("search.")
     } | {"train.learning_rate": pytest.approx(2.0 * 128**-0.5 * 8000**-0.5, rel=1e-12)}
-    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "messages"),
+    [
+        ([], []),
+        (
+            ["recipe=low_resource"],
+            [
+                "experiment=tatoeba_en_de overrides recipe=low_resource: "
+                "model.dropout=0.2, tokenizer.vocab_size=8000, train.max_steps=12000"
+            ],
+        ),
+    ],
+    ids=["the experiment's own", "asked for"],
+)
+def test_recipe_that_nobody_asked_for_is_not_talked_about(
+    caplog: pytest.LogCaptureFixture, asked: list[str], messages: list[str]
+) -> None:
+    enter("train", "experiment=tatoeba_en_de", "data.root=x", *asked)
+    assert caplog.messages == messages
 
 
 def test_recipe_may_stand_anywhere_among_the_overrides() -> None:

@@ -308,13 +308,15 @@ def _refuse_model_of_table(job: Job) -> None:
 
 
 def _log_overridden_recipe(composed: DictConfig) -> None:
-    """Name the keys of the recipe that the experiment overrides, with the values in force."""
+    """Name the keys of the recipe asked for that the experiment overrides, with the values in force."""
     choices = HydraConfig.get().runtime.choices
     recipe = choices.get("recipe", "paper")
     if recipe == "paper":
         return  # every experiment differs from the paper somewhere: that is what it is for
 
     given = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
+    if "recipe" not in given:
+        return  # the experiment names its recipe, and differs from it on purpose
     in_force = leaves(_to_dict(composed))
     overridden = [
         f"{key}={as_typed(in_force[key])}"
