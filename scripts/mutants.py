@@ -208,8 +208,8 @@ REPORTED = (
     Mutant(
         "Adam's count of updates is not restored",
         "training/optimizer.py",
-        '{"step": updates.to(parameter.device, copy=True), **state}',
-        '{"step": torch.zeros_like(updates), **state}',
+        'state["step"] = updates.to(parameter.device, copy=True)',
+        'state["step"] = torch.zeros_like(updates)',
         f"{STOP}[5]",
     ),
     Mutant(

@@ -63,9 +63,11 @@ RECIPE = {  # base and big of English-German, base and big of English-French; wh
     "train.learning_rate": None,  # equation 3
     "train.warmup_steps": 4_000,
     "train.decay": "inverse_sqrt",
+    "train.optimizer": "adam",
     "train.adam_beta1": 0.9,
     "train.adam_beta2": 0.98,
     "train.adam_eps": 1e-9,
+    "train.weight_decay": 0.0,
     "train.label_smoothing": 0.1,
     "train.clip_norm": None,
     "train.subword_sampling": None,

@@ -31,7 +31,16 @@ from support.corpora import (
 )
 from support.resumed_runs import stop_at, with_value
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import Activation, DataConfig, Decay, Norm, Positions, Precision, SearchConfig
+from transformer.config.settings import (
+    Activation,
+    DataConfig,
+    Decay,
+    Norm,
+    OptimizerKind,
+    Positions,
+    Precision,
+    SearchConfig,
+)
 from transformer.data import prepare
 from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import CheckpointError, InputError, StorageError
@@ -75,6 +84,9 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "float16": ({}, {"precision": Precision.fp16}),
     "moving average": ({}, {"ema_decay": 0.9}),
     "moving average in float16": ({}, {"ema_decay": 0.2, "precision": Precision.fp16}),
+    "weight decay": ({}, {"weight_decay": 0.1}),
+    "Muon": ({}, {"optimizer": OptimizerKind.muon, "weight_decay": 0.1}),
+    "Muon in bfloat16": ({}, {"optimizer": OptimizerKind.muon, "precision": Precision.bf16}),
     "all dropouts": ({"dropout": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.1}, {}),
     "no prefetch": ({}, {"prefetch": 0}),
     "deterministic": ({}, {"deterministic": True}),
@@ -122,6 +134,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "data.store_dir": "",
     "tokenizer.character_coverage": 0.99,
     "search.batch_tokens": 4096,
+    "train.weight_decay": 0.1,
     "train.clip_norm": 0.5,
     "train.subword_sampling": 0.1,
     "train.ema_decay": 0.9,

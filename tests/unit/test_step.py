@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn import functional as F
-from torch.optim import Adam
+from torch.optim import Adam, Optimizer
 
 from transformer.compute import autocast
-from transformer.config.settings import AttentionKernel, ModelConfig, Norm, Precision, Score, TrainConfig
+from transformer.config.settings import AttentionKernel, ModelConfig, Norm, OptimizerKind, Precision, Score, TrainConfig
 from transformer.data.batch import Batch, collate
 from transformer.data.loader import Step
 from transformer.data.plan import split_step
@@ -79,10 +79,10 @@ def step_of(parts: list[list[Pair]], *, epoch: int = 0, index: int = 0, target_t
     )
 
 
-def build(config: ModelConfig = PLAIN) -> tuple[Objective, Adam]:
+def build(config: ModelConfig = PLAIN, **recipe: Any) -> tuple[Objective, Optimizer]:
     torch.manual_seed(0)
     objective = Objective(Transformer(config, V), EPS)
-    return objective, build_optimizer(objective.model, TrainConfig())
+    return objective, build_optimizer(objective.model, TrainConfig(**recipe))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Measured:
 
 def run(
     objective: Objective,
-    optimizer: Adam,
+    optimizer: Optimizer,
     step: Step,
     *,
     rate: float = 1e-3,
@@ -325,15 +325,16 @@ def test_train_step_does_not_clip_a_short_gradient() -> None:
     assert same(gradients(objective), before)
 
 
+@pytest.mark.parametrize("recipe", [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "optimizer": OptimizerKind.muon}])
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     "name", ["embedding", "encoder.0.self_attention.W_v.weight", "decoder.0.feed_forward.W_2.bias"]
 )
 def test_train_step_never_applies_a_number_that_is_not_finite(
-    name: str, poison: float, clip_norm: float | None
+    name: str, poison: float, clip_norm: float | None, recipe: dict[str, Any]
 ) -> None:
-    objective, optimizer = build()
+    objective, optimizer = build(**recipe)
     run(objective, optimizer, step_of([PAIRS]))
     with torch.no_grad():
         objective.model.get_parameter(name).view(-1)[3] = poison
@@ -509,6 +510,21 @@ def test_build_optimizer_takes_its_settings_from_the_config() -> None:
     torch.testing.assert_close(module.weight.detach(), expected, rtol=1e-12, atol=1e-14)
 
 
+def test_build_optimizer_takes_its_share_of_each_matrix_away_first() -> None:
+    """Loshchilov and Hutter (2019), algorithm 2 with its schedule in the rate: not a part of the gradient."""
+    objective, optimizer = build(weight_decay=0.25)
+    before, plain, rate = weights(objective), build()[0].model, 0.1
+    run(objective, optimizer, step_of([PAIRS]), rate=rate)
+    after = dict(objective.model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        step = kingma_and_ba(
+            [gradients(objective)[f"model.{name}"]], parameter.detach(), [rate], beta1=0.9, beta2=0.98, eps=1e-9
+        )
+        is_matrix = not name.endswith("bias") and "_norm." not in name
+        taken = 0.25 * rate * before[f"model.{name}"] if is_matrix else 0.0
+        torch.testing.assert_close(after[name].detach(), step - taken, rtol=1e-12, atol=1e-14)
+
+
 def test_build_optimizer_follows_torchs_plain_adam() -> None:
     objective, optimizer = build()
     theirs = copy.deepcopy(objective.model)
@@ -555,14 +571,15 @@ def test_moments_by_name_are_the_running_means() -> None:
         torch.testing.assert_close(moments[f"exp_avg_sq/{name}"], 0.02 * parameter.grad**2, rtol=1e-12, atol=1e-18)
 
 
+@pytest.mark.parametrize("kind", OptimizerKind)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_load_moments_restores_bit_for_bit(dtype: torch.dtype) -> None:
+def test_load_moments_restores_bit_for_bit(dtype: torch.dtype, kind: OptimizerKind) -> None:
     torch.set_default_dtype(dtype)
     precision = Precision.fp64 if dtype == torch.float64 else Precision.fp32
-    objective, optimizer = build(DROPPING)
+    objective, optimizer = build(DROPPING, optimizer=kind)
     for i in range(3):
         run(objective, optimizer, step_of([PAIRS], index=i), precision=precision)
-    resumed, other = build(DROPPING)
+    resumed, other = build(DROPPING, optimizer=kind)
     resumed.load_state_dict(objective.state_dict())
     saved = {name: tensor.clone() for name, tensor in moments_by_name(objective.model, optimizer).items()}
     load_moments(resumed.model, other, saved)

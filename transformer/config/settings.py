@@ -68,6 +68,13 @@ class Decay(Enum):
     constant = "constant"
 
 
+class OptimizerKind(Enum):
+    """Adam for everything (section 5.3), or Muon for the matrices of the layers and Adam for everything else."""
+
+    adam = "adam"
+    muon = "muon"
+
+
 class Precision(Enum):
     """The arithmetic of the forward pass; `auto` is bf16 where the hardware multiplies it, fp32 elsewhere.
 
@@ -436,9 +443,15 @@ class TrainConfig:
     decay: Decay = option(
         Decay.inverse_sqrt, "how the learning rate goes on after the peak; linear and cosine reach 0 at max_steps"
     )
+    optimizer: OptimizerKind = option(
+        OptimizerKind.adam, "what makes updates of gradients; muon: for the matrices of the layers, beside Adam"
+    )
     adam_beta1: float = option(0.9, "Adam's decay of the gradient's mean")
     adam_beta2: float = option(0.98, "Adam's decay of the gradient's square")
     adam_eps: float = option(1e-9, "Adam's epsilon")
+    weight_decay: float = option(
+        0.0, "share of each matrix that an update takes away, as a multiple of the learning rate"
+    )
     label_smoothing: float = option(0.1, "probability spread over the wrong classes")
     clip_norm: float | None = option(None, "largest gradient norm (null: no clipping, as the paper)")
     subword_sampling: float | None = option(
@@ -488,6 +501,11 @@ class TrainConfig:
         at_least(self, "train.", 2, "keep_last")
         _below_one(self, "train.", "adam_beta1", "adam_beta2", "label_smoothing")
 
+        weight_decay = self.weight_decay
+        require(
+            math.isfinite(weight_decay) and weight_decay >= 0.0,
+            f"train.weight_decay={weight_decay} must be at least 0, and finite",
+        )
         decay = self.ema_decay
         require(decay is None or 0.0 < decay < 1.0, f"train.ema_decay={decay} must be in (0, 1)")
         sampling = self.subword_sampling

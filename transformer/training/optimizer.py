@@ -1,7 +1,7 @@
-"""Adam and its learning rate (section 5.3), its moments by name, and the moving average of the weights.
+"""The optimizer and its learning rate (section 5.3), its moments by name, and the moving average of the weights.
 
-The rate is a pure function of the step. Adam's moments go to a checkpoint under the names of their parameters, so that
-a checkpoint does not depend on the order of the parameters. `step` applies the updates; `state` saves and restores.
+The rate is a pure function of the step. Moments go to a checkpoint under the names of their parameters, so that a
+checkpoint does not depend on the order of the parameters. `step` applies the updates; `state` saves and restores.
 """
 
 import math
@@ -9,12 +9,14 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam
+from torch.optim import AdamW, Optimizer
 
-from transformer.config.settings import Decay, TrainConfig, paper_peak
+from transformer.config.settings import Decay, OptimizerKind, TrainConfig, paper_peak
+from transformer.training.muon import Muon
 
-SQUARES = "exp_avg_sq"  # torch's names of Adam's two moments
-MOMENTS = ("exp_avg", SQUARES)
+MEANS = "exp_avg"  # torch's names of Adam's two moments
+SQUARES = "exp_avg_sq"
+MOMENTS = (MEANS, SQUARES)
 UPDATES = "updates"  # the number of updates applied, in a checkpoint
 
 
@@ -52,40 +54,62 @@ def rate_of(recipe: TrainConfig, d_model: int, *, step: int) -> float:
     )
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> Adam:
-    """One fused Adam over every parameter; the rate is set at each step."""
+def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
+    """Fused Adam, or Muon beside it, over every parameter; the rate is set at each step.
+
+    An update at rate r with `train.weight_decay` w first takes the share r w of each matrix away, embeddings included
+    (AdamW; Loshchilov and Hutter, 2019). Biases and the vectors of norms keep their size, as is usual.
+    """
+    muons: list[nn.Parameter] = []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.dim() <= 1:
+            vectors.append(parameter)
+        elif config.optimizer is OptimizerKind.muon and name.startswith(("encoder.", "decoder.")):
+            muons.append(parameter)
+        else:
+            matrices.append(parameter)
+
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     betas = (config.adam_beta1, config.adam_beta2)
-    return Adam(model.parameters(), lr=0.0, betas=betas, eps=config.adam_eps, fused=True)
+    if config.optimizer is OptimizerKind.muon:
+        return Muon(muons, groups, weight_decay=config.weight_decay, betas=betas, eps=config.adam_eps)
+    return AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps, fused=True)
 
 
-def set_rate(optimizer: Adam, rate: float) -> None:
+def set_rate(optimizer: Optimizer, rate: float) -> None:
     """The learning rate of the next update."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
-def updates_applied(optimizer: Adam) -> Tensor:
+def updates_applied(optimizer: Optimizer) -> Tensor:
     """How many updates have been applied, a scalar on the device; there must have been a step."""
-    of_any_parameter = next(iter(optimizer.state.values()))
-    updates: Tensor = of_any_parameter["step"]
+    updates: Tensor = next(state["step"] for state in optimizer.state.values() if "step" in state)
     return updates
 
 
-def moments_by_name(model: nn.Module, optimizer: Adam) -> dict[str, Tensor]:
-    """Adam's moments as `exp_avg/NAME` and `exp_avg_sq/NAME`, and the updates applied; empty before the first."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        state = optimizer.state[parameter]  # empty before the first update
-        if state:
-            for moment in MOMENTS:
-                tensors[f"{moment}/{name}"] = state[moment]
+def moments_by_name(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The moments as `exp_avg/NAME` and `exp_avg_sq/NAME`, and the updates applied; empty before the first.
 
+    Muon has no squares of a matrix.
+    """
+    tensors = {
+        f"{moment}/{name}": optimizer.state[parameter][moment]
+        for name, (parameter, moments) in _moments_of(model, optimizer).items()
+        for moment in moments
+        if optimizer.state[parameter]  # empty before the first update
+    }
     if tensors:
         tensors[UPDATES] = updates_applied(optimizer)
     return tensors
 
 
-def load_moments(model: nn.Module, optimizer: Adam, tensors: dict[str, Tensor]) -> None:
+def load_moments(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put back what `moments_by_name` returned, which is empty for a run without an update.
 
     Raises ValueError unless names, shapes and types are exactly those of this model's moments, every number is finite,
@@ -94,20 +118,35 @@ def load_moments(model: nn.Module, optimizer: Adam, tensors: dict[str, Tensor]) 
     if not tensors:
         return
 
-    parameters = dict(model.named_parameters())
-    updates = _check_moments(parameters, tensors)
-    for name, parameter in parameters.items():
-        state = {moment: tensors[f"{moment}/{name}"].to(parameter.device, copy=True) for moment in MOMENTS}
-        optimizer.state[parameter] = {"step": updates.to(parameter.device, copy=True), **state}
+    moments_of = _moments_of(model, optimizer)
+    updates = _check_moments(
+        {f"{moment}/{name}": parameter for name, (parameter, moments) in moments_of.items() for moment in moments},
+        tensors,
+    )
+    for name, (parameter, moments) in moments_of.items():
+        state = {moment: tensors[f"{moment}/{name}"].to(parameter.device, copy=True) for moment in moments}
+        if moments == MOMENTS:
+            state["step"] = updates.to(parameter.device, copy=True)
+        optimizer.state[parameter] = state
 
 
-def _check_moments(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> Tensor:
-    """Check everything that `load_moments` promises; the number of updates."""
+def _moments_of(model: nn.Module, optimizer: Optimizer) -> dict[str, tuple[nn.Parameter, tuple[str, ...]]]:
+    """Each parameter by its name, with the names of its moments."""
+    muons = set(optimizer.matrices) if isinstance(optimizer, Muon) else set()
+    return {
+        name: (parameter, (MEANS,) if parameter in muons else MOMENTS) for name, parameter in model.named_parameters()
+    }
+
+
+def _check_moments(expected: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> Tensor:
+    """Check everything that `load_moments` promises of `tensors`, by the parameters of the expected ones.
+
+    Returns the number of updates.
+    """
     # Names.
-    expected = {f"{moment}/{name}": parameter for name, parameter in parameters.items() for moment in MOMENTS}
     differing = tensors.keys() ^ {UPDATES, *expected}
     if differing:
-        raise ValueError(f"names of Adam's moments differ: {sorted(differing)[:4]!a:.200}")
+        raise ValueError(f"names of the moments differ: {sorted(differing)[:4]!a:.200}")
 
     # The number of updates.
     updates = tensors[UPDATES]

@@ -1,4 +1,4 @@
-"""Everything that a step changes: weights, their moving average, Adam's moments, the loss scale, and the progress.
+"""Everything that a step changes: weights, their moving average, the moments, the loss scale, and the progress.
 
 `tensors` and `to_record` make a checkpoint of it, `restore` reads one. They are side by side here, so that one reads
 what the others write.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.optim import Adam
+from torch.optim import Optimizer
 
 from transformer.checkpoint import Checkpoint, check_weights, first_not_finite
 from transformer.compute import dtype_of, loss_scaler
@@ -39,7 +39,7 @@ class TrainState:
 
     model: Transformer
     ema: Transformer | None  # the moving average of the weights
-    optimizer: Adam
+    optimizer: Optimizer
     scaler: GradScaler
     progress: Progress
     window: LogWindow  # what was measured since the last log line
@@ -97,7 +97,7 @@ class TrainState:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """What a checkpoint's tensors take on the disk, once Adam has its two moments."""
+        """What a checkpoint's tensors take on the disk, once Adam has its two moments: with Muon, at most."""
         weights = sum(parameter.nbytes for parameter in self.model.parameters())
         return weights * (3 if self.ema is None else 4)
 
@@ -141,7 +141,7 @@ class TrainState:
                 _load_finite(self.ema, checkpoint, EMA)
             moments = checkpoint.tensors(OPTIMIZER)
             if training.progress.step > 0 and not moments:
-                raise ValueError("Adam's moments are missing")
+                raise ValueError("the moments of the optimizer are missing")
             load_moments(self.model, self.optimizer, moments)
         except ValueError as error:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""One step, that is one optimiser update: the loss of a batch, its gradient, and Adam.
+"""One step, that is one optimiser update: the loss of a batch, its gradient, and the optimizer.
 
 `Objective` is the model under its loss. `train_step` adds up its gradients over the micro-batches of a step, and
 applies them. The loop calls it; the learning rate comes from `optimizer`.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import Adam
+from torch.optim import Optimizer
 
 from transformer.compute import autocast
 from transformer.config.settings import Precision
@@ -116,7 +116,7 @@ class StepResult:
 
 def train_step(
     objective: nn.Module,
-    optimizer: Adam,
+    optimizer: Optimizer,
     step: Step,
     *,
     scaler: GradScaler,
@@ -127,7 +127,7 @@ def train_step(
     device: torch.device,
     precision: Precision,
 ) -> StepResult:
-    """Accumulate the gradient of a step's micro-batches, divided by its global target tokens, and apply Adam once.
+    """Accumulate the gradient of a step's micro-batches, divided by its global target tokens, and make one update.
 
     `objective` is an Objective, perhaps wrapped so that the ranks' gradients are averaged: hence the factor
     `world_size`. Dropout is seeded for each micro-batch, so that a resumed run, or one on other ranks, draws the same
@@ -159,14 +159,15 @@ def train_step(
 
     # The update, or none.
     set_rate(optimizer, rate)
-    _apply(optimizer, is_finite)
+    with autocast(device, precision):  # Muon multiplies matrices
+        _apply(optimizer, is_finite)
     scaler.update()
 
     return StepResult(loss_sum=sums[0], nll_sum=sums[1], grad_norm=norm, applied=is_finite)
 
 
-def _apply(optimizer: Adam, is_finite: Tensor) -> None:
-    """One update, or none where the flag on the device is False: fused Adam then leaves everything as it was."""
+def _apply(optimizer: Optimizer, is_finite: Tensor) -> None:
+    """One update, or none where the flag on the device is False: the optimizer then leaves everything as it was."""
     optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
     try:
         optimizer.step()

@@ -1,0 +1,202 @@
+"""Muon: its update against torch's and against the published algorithm, and what it leaves to Adam."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transformer.compute import autocast
+from transformer.config.settings import ModelConfig, OptimizerKind, Positions, Precision, TrainConfig
+from transformer.model.transformer import Transformer
+from transformer.training.muon import Muon, orthogonal
+from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
+
+CPU = torch.device("cpu")
+SMALL = ModelConfig(n_layers=2, d_model=16, d_ff=24, n_heads=2, max_positions=16, positions=Positions.learned)
+RATES = (1e-2, 3e-2, 2e-2)
+
+
+def build(*, weight_decay: float = 0.0, double: bool = False) -> tuple[Transformer, Muon]:
+    torch.manual_seed(0)
+    model = Transformer(SMALL, 13)
+    model = model.double() if double else model
+    optimizer = build_optimizer(model, TrainConfig(optimizer=OptimizerKind.muon, weight_decay=weight_decay))
+    assert isinstance(optimizer, Muon)
+    return model, optimizer
+
+
+def draw_gradients(model: nn.Module, *, seed: int) -> None:
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+
+
+def in_the_layers(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What Muon is for, by name: the weights of the maps in the layers of encoder and decoder."""
+    suffixes = ("W_q.weight", "W_k.weight", "W_v.weight", "W_o.weight", "W_1.weight", "W_2.weight")
+    return {name: parameter for name, parameter in model.named_parameters() if name.endswith(suffixes)}
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+# ---- the update -----------------------------------------------------------------------------------------------------
+
+
+def test_muon_moves_the_matrices_of_the_layers() -> None:
+    model, optimizer = build()
+    maps = in_the_layers(model)
+    assert len(maps) == 2 * (4 + 2) + 2 * (8 + 2)  # each encoder layer has one attention, each decoder layer two
+    assert {id(matrix) for matrix in optimizer.matrices} == {id(matrix) for matrix in maps.values()}
+    everything = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(map(id, everything)) == sorted(map(id, model.parameters()))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.25])
+def test_step_is_torchs_muon_for_matrices_and_its_adamw_for_the_rest(weight_decay: float) -> None:
+    model, ours = build(weight_decay=weight_decay)
+    theirs = copy.deepcopy(model)
+    maps = in_the_layers(theirs)
+    muon = torch.optim.Muon(
+        maps.values(), weight_decay=weight_decay, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw"
+    )
+    rest = [parameter for name, parameter in theirs.named_parameters() if name not in maps]
+    groups = [
+        {"params": [parameter for parameter in rest if parameter.dim() > 1], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in rest if parameter.dim() <= 1], "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, foreach=False)
+
+    start = snapshot(model)
+    for seed, rate in enumerate(RATES):
+        draw_gradients(model, seed=seed)
+        draw_gradients(theirs, seed=seed)
+        for optimizer in (muon, adam, ours):
+            set_rate(optimizer, rate)
+        muon.step()
+        adam.step()
+        with autocast(CPU, Precision.bf16):  # torch's multiplies in bf16, whatever is asked for
+            ours.step()
+
+    for name, expected in theirs.named_parameters():
+        actual = model.get_parameter(name).detach()
+        if name not in maps:
+            torch.testing.assert_close(actual, expected.detach(), rtol=1e-5, atol=1e-6)
+        else:  # the order of products in bf16 differs
+            error = (actual - expected.detach()).norm() / (expected.detach() - start[name]).norm()
+            assert error < 0.05, name
+
+
+def published(
+    gradients: list[Tensor], start: Tensor, rates: tuple[float, ...], *, weight_decay: float
+) -> tuple[Tensor, Tensor]:
+    """Jordan et al. (2024) with the scale of Liu et al. (2025, section 2.2); the matrix and its momentum."""
+    w, m = start.clone(), torch.zeros_like(start)
+    rows, columns = start.shape
+    for g, rate in zip(gradients, rates, strict=True):
+        m = 0.95 * m + 0.05 * g
+        u, s, v = torch.linalg.svd(0.95 * m + 0.05 * g, full_matrices=False)
+        s = s / (s**2).sum().sqrt()
+        for _ in range(5):
+            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        w = w - rate * weight_decay * w - rate * 0.2 * math.sqrt(max(rows, columns)) * (u * s) @ v
+    return w, m
+
+
+def test_step_is_muon_as_published() -> None:
+    """In fp64, with the polynomial applied to the singular values themselves."""
+    model, optimizer = build(weight_decay=0.3, double=True)
+    start, drawn = snapshot(model), []
+    for seed, rate in enumerate(RATES):
+        draw_gradients(model, seed=seed)
+        drawn.append(
+            {name: matrix.grad.clone() for name, matrix in in_the_layers(model).items() if matrix.grad is not None}
+        )
+        set_rate(optimizer, rate)
+        optimizer.step()
+    for name, matrix in in_the_layers(model).items():
+        gradients = [of_step[name] for of_step in drawn]
+        weight, mean = published(gradients, start[name], RATES, weight_decay=0.3)
+        torch.testing.assert_close(matrix.detach(), weight, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(optimizer.state[matrix]["exp_avg"], mean, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 8, 24), (2, 24, 8)])
+def test_orthogonal_keeps_the_directions_and_makes_their_sizes_alike(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(shape, dtype=torch.float64)
+    u, _, v = torch.linalg.svd(x, full_matrices=False)
+    sizes = u.mT @ orthogonal(1e-3 * x) @ v.mT  # diagonal, if the directions are those of x
+    diagonal = sizes.diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(sizes, torch.diag_embed(diagonal), rtol=0, atol=1e-9)
+    assert float(diagonal.min()) > 0.6
+    assert float(diagonal.max()) < 1.3
+
+
+def test_orthogonal_of_nothing_is_nothing() -> None:
+    """The gradient of a layer that was not used."""
+    assert torch.equal(orthogonal(torch.zeros(2, 4, 3)), torch.zeros(2, 4, 3))
+
+
+def test_step_leaves_a_matrix_without_a_gradient_alone() -> None:
+    model, optimizer = build(weight_decay=0.3)
+    set_rate(optimizer, 0.1)
+    draw_gradients(model, seed=0)
+    name = "encoder.0.self_attention.W_v.weight"
+    model.get_parameter(name).grad = None
+    before = snapshot(model)
+    optimizer.step()
+    moved = {other for other, tensor in snapshot(model).items() if not torch.equal(tensor, before[other])}
+    assert moved == before.keys() - {name}
+
+
+def test_step_changes_nothing_where_it_is_skipped() -> None:
+    """Weights, moments and their number, whatever the gradient holds; and the first update may be such a one."""
+    model, optimizer = build(weight_decay=0.3)
+    set_rate(optimizer, 0.1)
+    for seed in range(2):
+        for poison in (math.nan, math.inf):
+            before = snapshot(model)
+            moments = {name: tensor.clone() for name, tensor in moments_by_name(model, optimizer).items()}
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, poison)
+            optimizer.found_inf = torch.ones(())
+            optimizer.step()
+            assert all(torch.equal(tensor, before[name]) for name, tensor in snapshot(model).items())
+            after = moments_by_name(model, optimizer)
+            assert all(torch.equal(after[name], moments.get(name, torch.zeros(()))) for name in moments)
+            assert all(torch.isfinite(tensor).all() for tensor in after.values())
+
+        draw_gradients(model, seed=seed)
+        optimizer.found_inf = torch.zeros(())
+        optimizer.step()
+        assert float(moments_by_name(model, optimizer)["updates"]) == seed + 1
+
+
+# ---- its moments in a checkpoint ------------------------------------------------------------------------------------
+
+
+def test_moments_by_name_have_no_squares_of_matrices() -> None:
+    model, optimizer = build()
+    set_rate(optimizer, 0.1)
+    draw_gradients(model, seed=0)
+    optimizer.step()
+    names = {name for name, _ in model.named_parameters()}
+    squares = names - in_the_layers(model).keys()
+    expected = {f"exp_avg/{name}" for name in names} | {f"exp_avg_sq/{name}" for name in squares} | {"updates"}
+    assert moments_by_name(model, optimizer).keys() == expected
+
+
+@pytest.mark.parametrize("theirs", OptimizerKind)
+def test_load_moments_refuses_those_of_the_other_optimizer(theirs: OptimizerKind) -> None:
+    model, _ = build()
+    kinds = {kind: build_optimizer(model, TrainConfig(optimizer=kind)) for kind in OptimizerKind}
+    draw_gradients(model, seed=0)
+    for optimizer in kinds.values():
+        optimizer.step()
+    moments = moments_by_name(model, kinds.pop(theirs))
+    with pytest.raises(ValueError, match="names of the moments differ"):
+        load_moments(model, kinds.popitem()[1], moments)
