@@ -306,7 +306,7 @@ def test_package_stays_small_and_is_not_squeezed() -> None:
     """Counted in tokens, because lines can be squeezed; kernels are read for themselves."""
     counted = {module.name: tokens(module) for module in modules() if module.unit != "kernels"}
     door = sum(count for name, count in counted.items() if name.partition(".")[0] in ("cli", "tools"))
-    assert 20_000 < sum(counted.values()) - door < 87_000
+    assert 20_000 < sum(counted.values()) - door < 89_000
     assert 2_000 < door < 76_000
 
 

@@ -1,9 +1,10 @@
 """What a training step keeps in memory, estimated from numbers alone.
 
-Slots are positions of one side of a micro-batch, padding counted. Weights, gradients and Adam's moments are exact.
-Activations are what autograd saves in a forward pass, added up part by part; small things (indices, masks of keys, the
-statistics of norms) are left out. The total is what a step of several micro-batches holds at the end of a forward pass:
-the gradients of earlier micro-batches, and all activations of this one.
+Slots are positions of one side of a micro-batch, padding counted. Weights, gradients and Adam's moments are exact; Muon
+has one moment of a matrix instead of two, and is counted as Adam. Activations are what autograd saves in a forward
+pass, added up part by part; small things (indices, masks of keys, the statistics of norms) are left out. The total is
+what a step of several micro-batches holds at the end of a forward pass: the gradients of earlier micro-batches, and all
+activations of this one.
 
 The tests hold the activations to 10 % of what autograd saves. Neither the runtime's own memory (half a gigabyte on a
 GPU) nor the holes in the allocator's heap are included: for base on a CPU, the process held 1.4 times as much in bf16,

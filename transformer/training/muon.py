@@ -74,19 +74,19 @@ class Muon(Optimizer):
     def _step_adam(self, group: dict[str, Any]) -> None:
         """AdamW's update, by torch's fused kernel."""
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        states = [self.state[parameter] for parameter in parameters]
-        for parameter, state in zip(parameters, states, strict=True):
-            if not state:
-                state["step"] = torch.zeros((), device=parameter.device, dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        of_each = [self.state[parameter] for parameter in parameters]
+        for parameter, moments in zip(parameters, of_each, strict=True):
+            if not moments:
+                moments["step"] = torch.zeros((), device=parameter.device, dtype=torch.float32)
+                moments["exp_avg"] = torch.zeros_like(parameter)
+                moments["exp_avg_sq"] = torch.zeros_like(parameter)
         adamw(
             parameters,
             [parameter.grad for parameter in parameters],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            [moments["exp_avg"] for moments in of_each],
+            [moments["exp_avg_sq"] for moments in of_each],
             [],
-            [state["step"] for state in states],
+            [moments["step"] for moments in of_each],
             fused=True,
             found_inf=self.found_inf,
             amsgrad=False,

@@ -89,7 +89,7 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 
 def updates_applied(optimizer: Optimizer) -> Tensor:
     """How many updates have been applied, a scalar on the device; there must have been a step."""
-    updates: Tensor = next(state["step"] for state in optimizer.state.values() if "step" in state)
+    updates: Tensor = next(kept["step"] for kept in optimizer.state.values() if "step" in kept)
     return updates
 
 
@@ -124,10 +124,10 @@ def load_moments(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tens
         tensors,
     )
     for name, (parameter, moments) in moments_of.items():
-        state = {moment: tensors[f"{moment}/{name}"].to(parameter.device, copy=True) for moment in moments}
+        kept = {moment: tensors[f"{moment}/{name}"].to(parameter.device, copy=True) for moment in moments}
         if moments == MOMENTS:
-            state["step"] = updates.to(parameter.device, copy=True)
-        optimizer.state[parameter] = state
+            kept["step"] = updates.to(parameter.device, copy=True)
+        optimizer.state[parameter] = kept
 
 
 def _moments_of(model: nn.Module, optimizer: Optimizer) -> dict[str, tuple[nn.Parameter, tuple[str, ...]]]:
