@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from support.command_line import BAD_YAML, HYDRA_NODES, REFUSED, enter, write_experiment
+from support.command_line import BAD_YAML, CORPUS, HYDRA_NODES, REFUSED, enter, write_experiment
 from support.corpora import (
     assert_same_tensors,
     finish,
@@ -84,6 +84,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "text": ("train", ["experiment=base", "run_dir=it's (really), 100% mine", "data.root=${run_dir}/x"]),
     "sets": ("train", ["experiment=small", "data.test.news.src=a (1).en", "+data.extra.bt.weight=2"]),
     "corpus": ("train", ["experiment=multi30k_en_de", "data.root=/some where"]),
+    "no test set": ("train", [*CORPUS, "~data.test.test_2016_flickr"]),
     "evaluate": ("evaluate", ["run_dir=runs/mine", "test.2014.src=a=b.en", "search.beam_size=1", "checkpoint=best"]),
     "hydra's own": ("average", ["last=3", "hydra.verbose=true"]),
 }
@@ -97,6 +98,16 @@ def test_compose_gives_what_the_command_runs_and_what_cfg_shows(case: str) -> No
     shown = enter(command, *given, "--cfg", "job", "--resolve")
     assert shown.status == 0
     assert yaml.safe_load(shown.out) == yaml.safe_load(yaml.safe_dump(to_json(job)))
+
+
+@pytest.mark.parametrize("command", ["prepare", "train", "table", "doctor"])
+def test_compose_removes_a_set_of_the_experiment(command: str) -> None:
+    """A training may do without the experiment's test sets, so that no choice can rest on them."""
+    kept = compose(command, CORPUS)
+    assert isinstance(kept, TrainJob)
+    assert list(kept.data.test) == ["test_2016_flickr"]
+    bare = replace(kept, data=replace(kept.data, test={}))
+    assert compose(command, [*CORPUS, "~data.test.test_2016_flickr"]) == bare
 
 
 def test_compose_reads_a_folder_of_experiments(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ EXPERIMENTS = (
 )
 
 
+CORPUS = ("experiment=multi30k_en_de", "data.root=x")
 SMALL = "experiment=small"
 RECIPES = ("low_resource", "paper", "scaling_nmt", "tensor2tensor")
 
@@ -152,6 +153,12 @@ REFUSED = {
     "two keys at odds": ("train", ["model.d_model=130"], ["model.d_model=130", "model.n_heads=4"]),
     "interpolation for int": ("average", ["last=${nope}"], ["nope"]),
     "removed": ("train", ["~train.seed"], ["~train.seed"]),
+    "removed group": ("train", ["~data.test"], ["~data.test", "cannot be removed"]),
+    "removed key of a set": ("train", [*CORPUS, "~data.test.test_2016_flickr.tag"], ["tag", "cannot be removed"]),
+    "removed set, to a value": ("train", [*CORPUS, "~data.test.test_2016_flickr=1"], ["=1", "cannot be removed"]),
+    "removed set that is not there": ("train", [*CORPUS, "~data.test.flickr"], ["'data.test.flickr' does not exist"]),
+    "removed set of an evaluation": ("evaluate", ["~test.news"], ["~test.news", "cannot be removed"]),
+    "removed set of no evaluation": ("evaluate", ["~data.test.news"], ["~data.test.news", "cannot be removed"]),
     "removed experiment": ("train", ["~experiment"], ["~experiment"]),
     "unknown experiment": ("train", ["experiment=bigg"], ["bigg", *(name for name in EXPERIMENTS if "/" not in name)]),
     "no experiment": ("summary", ["experiment=null"], ["experiment"]),
@@ -171,7 +178,11 @@ REFUSED = {
     "group, two lines": ("train", ["model=a\nb"], ["model.KEY=VALUE"]),
     "test set of a training": ("evaluate", ["data.test.newstest2014.src=a"], ["did you mean 'test.NAME.src'?"]),
     "test set of an evaluation": ("train", ["test.newstest2014.src=a"], ["did you mean 'data.test.NAME.src'?"]),
-    "test sets": ("train", ["data.test=mine"], ["data.test=mine", "data.test.KEY=VALUE"]),
+    "test sets": (
+        "train",
+        ["data.test=mine"],
+        ["data.test=mine", "data.test.KEY=VALUE", "'~data.test.NAME' removes a set"],
+    ),
     "test set called dev": ("evaluate", ["test.dev.src=x"], ["test.dev"]),
     "test set outside the run": ("evaluate", ["test.-/x.src=x"], ["test.-/x"]),
     "test set, wrong side": ("train", ["data.test.mine.source=x"], ["data.test.mine.source", "data.test.NAME.src"]),

@@ -110,7 +110,7 @@ def check_override(override: str, keys: Mapping[str, Key], *, groups: Sequence[s
     """
     _check_text(override)
     if override.startswith("~"):
-        raise InputError(f"{override}: a key cannot be removed; give it the value you want instead")
+        return _check_removal(override, keys)
 
     # What is left to Hydra, and the files that set keys.
     typed_key, equals, value = override.partition("=")
@@ -152,6 +152,14 @@ def _check_text(argument: str) -> None:
     """Raise InputError for what is not UTF-8."""
     if any("\ud800" <= character <= "\udfff" for character in argument):  # how Python marks bytes it cannot decode
         raise InputError(f"{argument}: not UTF-8")
+
+
+def _check_removal(override: str, keys: Mapping[str, Key]) -> str:
+    """`~data.test.NAME`: the training does without this set of its experiment. Raises InputError for anything else."""
+    named = re.fullmatch(NAMED, f"{override[1:]}.")
+    if named is None or not named["group"].startswith("data.") or f"{named['group']}.NAME.src" not in keys:
+        raise InputError(f"{override}: a key cannot be removed; give it the value you want instead")
+    return override
 
 
 def _meant(word: str, keys: Mapping[str, Key], groups: Sequence[str]) -> str:
@@ -198,7 +206,8 @@ def _check_key(key: str, override: str, *, keys: Mapping[str, Key], groups: Sequ
             run = _key_of_run(keys)
             raise InputError(f"{override}: {key}s are for trainings, and this command takes a finished run, {run}=DIR")
         if any(other.startswith(f"{generic}.") for other in keys):
-            raise InputError(f"{override}: {key} is a group of keys; set them one by one, as {key}.KEY=VALUE")
+            removal = f"; '~{key}.NAME' removes a set" if key in ("data.test", "data.extra") else ""
+            raise InputError(f"{override}: {key} is a group of keys; set them one by one, as {key}.KEY=VALUE{removal}")
         raise InputError(
             f"unknown key {key!r} in {override!r}{did_you_mean(generic, [*keys, *groups])}; --help lists every key"
         )
