@@ -32,7 +32,15 @@ from support.corpora import (
 )
 from transformer.compute import autocast, has_triton, has_varlen_kernel, loss_scaler
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import AttentionKernel, Device, ModelConfig, Precision, Score, TrainConfig
+from transformer.config.settings import (
+    AttentionKernel,
+    Device,
+    ModelConfig,
+    OptimizerKind,
+    Precision,
+    Score,
+    TrainConfig,
+)
 from transformer.data.batch import Batch, collate
 from transformer.data.loader import Position, load_steps
 from transformer.data.packing import pack
@@ -369,14 +377,15 @@ def test_train_with_triton_attention_and_a_fused_loss_learns(tmp_path: Path) -> 
 # ---- steps ----------------------------------------------------------------------------------------------------------
 
 
-def test_train_step_never_waits_for_the_device() -> None:
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_train_step_never_waits_for_the_device(kind: OptimizerKind) -> None:
     """Eager steps as the loop takes them, with the loader's copies, under torch's check for synchronisation.
 
     The first two may still allocate and set up; none of the others may make the host wait. (torch does not notice a
     copy from memory that is not pinned, which waits, too.)
     """
     objective = build(replace(SMALL, dropout=0.1), Precision.bf16)
-    recipe = TrainConfig(clip_norm=1.0)
+    recipe = TrainConfig(optimizer=kind, weight_decay=0.1, clip_norm=1.0)
     optimizer, scaler = build_optimizer(objective.model, recipe), loss_scaler(DEVICE, Precision.bf16)
     window, norms = LogWindow(DEVICE), GradientNorms()
     batching = Batching(

@@ -2,14 +2,16 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from transformer.compute import autocast
-from transformer.config.settings import ModelConfig, OptimizerKind, Positions, Precision, TrainConfig
+from transformer.config.settings import ModelConfig, OptimizerKind, Positions, Precision, Score, TrainConfig
 from transformer.model.transformer import Transformer
+from transformer.training import muon
 from transformer.training.muon import Muon, orthogonal
 from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
 
@@ -22,7 +24,9 @@ def build(*, weight_decay: float = 0.0, double: bool = False) -> tuple[Transform
     torch.manual_seed(0)
     model = Transformer(SMALL, 13)
     model = model.double() if double else model
-    optimizer = build_optimizer(model, TrainConfig(optimizer=OptimizerKind.muon, weight_decay=weight_decay))
+    recipe = TrainConfig(optimizer=OptimizerKind.muon, weight_decay=weight_decay)
+    recipe = replace(recipe, adam_beta1=0.8, adam_beta2=0.95, adam_eps=1e-6)  # not the defaults
+    optimizer = build_optimizer(model, recipe)
     assert isinstance(optimizer, Muon)
     return model, optimizer
 
@@ -55,12 +59,23 @@ def test_muon_moves_the_matrices_of_the_layers() -> None:
     assert sorted(map(id, everything)) == sorted(map(id, model.parameters()))
 
 
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_vectors_of_additive_scores_are_no_matrix(kind: OptimizerKind) -> None:
+    """One for each head, stacked: neither Muon's, nor decayed."""
+    model = Transformer(replace(SMALL, score=Score.additive), 13)
+    optimizer = build_optimizer(model, TrainConfig(optimizer=kind, weight_decay=0.3))
+    vectors = {id(parameter) for name, parameter in model.named_parameters() if name.endswith("score_vector")}
+    assert len(vectors) == 2 + 2 * 2
+    assert vectors <= {id(parameter) for parameter in optimizer.param_groups[-1]["params"]}
+    assert [group["weight_decay"] for group in optimizer.param_groups][-2:] == [0.3, 0.0]
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.25])
 def test_step_is_torchs_muon_for_matrices_and_its_adamw_for_the_rest(weight_decay: float) -> None:
     model, ours = build(weight_decay=weight_decay)
     theirs = copy.deepcopy(model)
     maps = in_the_layers(theirs)
-    muon = torch.optim.Muon(
+    torch_muon = torch.optim.Muon(
         maps.values(), weight_decay=weight_decay, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw"
     )
     rest = [parameter for name, parameter in theirs.named_parameters() if name not in maps]
@@ -68,15 +83,15 @@ def test_step_is_torchs_muon_for_matrices_and_its_adamw_for_the_rest(weight_deca
         {"params": [parameter for parameter in rest if parameter.dim() > 1], "weight_decay": weight_decay},
         {"params": [parameter for parameter in rest if parameter.dim() <= 1], "weight_decay": 0.0},
     ]
-    adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, foreach=False)
+    adam = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-6, foreach=False)
 
     start = snapshot(model)
     for seed, rate in enumerate(RATES):
         draw_gradients(model, seed=seed)
         draw_gradients(theirs, seed=seed)
-        for optimizer in (muon, adam, ours):
+        for optimizer in (torch_muon, adam, ours):
             set_rate(optimizer, rate)
-        muon.step()
+        torch_muon.step()
         adam.step()
         with autocast(CPU, Precision.bf16):  # torch's multiplies in bf16, whatever is asked for
             ours.step()
@@ -136,6 +151,41 @@ def test_orthogonal_keeps_the_directions_and_makes_their_sizes_alike(shape: tupl
     assert float(diagonal.max()) < 1.3
 
 
+def test_orthogonal_multiplies_in_the_type_of_autocast() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(3, 8, 24)
+    exact = orthogonal(x)
+    with autocast(CPU, Precision.bf16):
+        rounded = orthogonal(x)
+    assert rounded.dtype == torch.float32
+    assert torch.equal(rounded, rounded.bfloat16().float())
+    assert not torch.equal(rounded, exact)
+    assert float((rounded - exact).norm() / exact.norm()) < 0.05
+
+
+@pytest.mark.parametrize("at_once", [1, 3 * 16 * 16])
+def test_step_of_few_matrices_at_once_is_that_of_all(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = []
+    for limit in (at_once, muon.AT_ONCE):
+        monkeypatch.setattr(muon, "AT_ONCE", limit)
+        model, optimizer = build(double=True)
+        draw_gradients(model, seed=0)
+        set_rate(optimizer, 0.1)
+        optimizer.step()
+        weights.append(snapshot(model))
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], rtol=1e-12, atol=1e-14)
+
+
+def test_a_copy_of_the_optimizer_steps() -> None:
+    _, optimizer = build()
+    other = copy.deepcopy(optimizer)
+    for matrix in other.matrices:
+        matrix.grad = torch.ones_like(matrix)
+    other.step()
+    assert all(len(other.state[matrix]) == 1 for matrix in other.matrices)
+
+
 def test_orthogonal_of_nothing_is_nothing() -> None:
     """The gradient of a layer that was not used."""
     assert torch.equal(orthogonal(torch.zeros(2, 4, 3)), torch.zeros(2, 4, 3))
@@ -158,7 +208,7 @@ def test_step_changes_nothing_where_it_is_skipped() -> None:
     model, optimizer = build(weight_decay=0.3)
     set_rate(optimizer, 0.1)
     for seed in range(2):
-        for poison in (math.nan, math.inf):
+        for poison in (math.nan, math.inf, 1.0):  # finite, where another gradient is not
             before = snapshot(model)
             moments = {name: tensor.clone() for name, tensor in moments_by_name(model, optimizer).items()}
             for parameter in model.parameters():
@@ -167,8 +217,7 @@ def test_step_changes_nothing_where_it_is_skipped() -> None:
             optimizer.step()
             assert all(torch.equal(tensor, before[name]) for name, tensor in snapshot(model).items())
             after = moments_by_name(model, optimizer)
-            assert all(torch.equal(after[name], moments.get(name, torch.zeros(()))) for name in moments)
-            assert all(torch.isfinite(tensor).all() for tensor in after.values())
+            assert all(torch.equal(after[name], moments.get(name, torch.zeros_like(after[name]))) for name in after)
 
         draw_gradients(model, seed=seed)
         optimizer.found_inf = torch.zeros(())

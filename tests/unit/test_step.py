@@ -17,7 +17,7 @@ from torch.amp import GradScaler
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
-from transformer.compute import autocast
+from transformer.compute import autocast, product_dtype
 from transformer.config.settings import AttentionKernel, ModelConfig, Norm, OptimizerKind, Precision, Score, TrainConfig
 from transformer.data.batch import Batch, collate
 from transformer.data.loader import Step
@@ -25,6 +25,7 @@ from transformer.data.plan import split_step
 from transformer.data.store import Store
 from transformer.layout import Packed, Padded
 from transformer.model.transformer import Transformer
+from transformer.training.muon import orthogonal
 from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
 from transformer.training.step import Objective, train_step
 
@@ -412,6 +413,26 @@ def test_train_step_in_half_precision_keeps_weights_and_gradients_in_float32(
     assert all(p.dtype == torch.float32 for p in rounded.parameters())
     assert all(g.dtype == torch.float32 for g in gradients(rounded).values())
     assert not same(weights(rounded), before)
+
+
+@pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16], ids=lambda precision: precision.name)
+def test_train_step_in_half_precision_has_muon_multiply_in_it(
+    precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_default_dtype(torch.float32)
+    products: list[Tensor] = []
+
+    def watched(matrices: Tensor) -> Tensor:
+        product = orthogonal(matrices)
+        products.append(product.clone())
+        return product
+
+    monkeypatch.setattr("transformer.training.muon.orthogonal", watched)
+    objective, optimizer = build(optimizer=OptimizerKind.muon)
+    scaler = GradScaler("cpu", enabled=precision is Precision.fp16)
+    assert run(objective, optimizer, step_of([PAIRS]), precision=precision, scaler=scaler).applied
+    assert products
+    assert all(torch.equal(product, product.to(product_dtype(precision)).float()) for product in products)
 
 
 @pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])

@@ -55,7 +55,7 @@ class Phase(Enum):
     loss = "loss"
     backward = "backward"  # the gradient of a module's output, or of a parameter
     norm = "norm"  # every gradient is finite, but their norm, or their sum over micro-batches, is not
-    update = "update"  # a weight that Adam has changed
+    update = "update"  # a weight that the update has changed
 
 
 @dataclass(frozen=True)
@@ -420,7 +420,7 @@ PLACES = {
     Phase.loss: "in the loss",
     Phase.backward: "in the backward pass, in the gradient of {}",
     Phase.norm: "in the norm of the gradient, largest in {}",
-    Phase.update: "in {}, once Adam had changed it",
+    Phase.update: "in {}, once the update had changed it",
 }
 
 

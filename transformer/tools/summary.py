@@ -356,7 +356,7 @@ def _memory_lines(summary: Summary) -> list[str]:
         f"memory           {_mib(memory.total)} MiB of tensors in training, estimated; "
         f"{_mib(longest.total)} where all sentences are as long as data.filter.max_length",
         f"  state          {_mib(state)}: weights {_mib(memory.weights)}, gradients {_mib(memory.gradients)}, "
-        f"Adam {_mib(memory.adam)}{average}",
+        f"moments {_mib(memory.adam)}{average}",
         f"  activations    {_mib(memory.activations)} of a micro-batch of {slots}, in {resolved.precision.name} on "
         f"{resolved.device.name}",
         f"  loss           {_mib(memory.loss)}",

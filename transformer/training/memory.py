@@ -1,7 +1,8 @@
 """What a training step keeps in memory, estimated from numbers alone.
 
 Slots are positions of one side of a micro-batch, padding counted. Weights, gradients and Adam's moments are exact; Muon
-has one moment of a matrix instead of two, and is counted as Adam. Activations are what autograd saves in a forward
+has one moment of a matrix instead of two, and what its update holds beside that is no more (but for small models, where
+it is some 0.1 GiB): it is counted as Adam. Activations are what autograd saves in a forward
 pass, added up part by part; small things (indices, masks of keys, the statistics of norms) are left out. The total is
 what a step of several micro-batches holds at the end of a forward pass: the gradients of earlier micro-batches, and all
 activations of this one.

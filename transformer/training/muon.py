@@ -16,9 +16,10 @@ from transformer.compute import to_autocast_dtype
 
 MOMENTUM = 0.95
 RMS = 0.2  # of an update at rate 1: about that of Adam's, so that the same rates and weight decays suit both
-# Five times a x + b x^3 + c x^5 takes singular values between 0.01 and 1 to about 0.7 to 1.2 (Jordan et al., 2024).
+# Five times a x + b x^3 + c x^5 takes singular values of 0.0015 to 1 to about 0.7 to 1.2 (Jordan et al., 2024).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
+AT_ONCE = 1 << 22  # numbers of the matrices that are computed together: an update holds about seven copies of them
 
 
 class Muon(Optimizer):
@@ -29,9 +30,9 @@ class Muon(Optimizer):
         M <- 0.95 M + 0.05 G
         W <- (1 - r w) W - r 0.2 sqrt(max(rows, columns)) orthogonal(0.95 M + 0.05 G)
 
-    The factor makes the update as large as Adam's, whatever the shape (Liu et al., 2025, "Muon is Scalable for LLM
-    Training"). It is torch.optim.Muon with `adjust_lr_fn="match_rms_adamw"`, with two differences: matrices of one
-    shape are computed together, and where `found_inf` is set and not 0 nothing is changed, as fused Adam has it.
+    The factor gives the update about the size of Adam's in matrices of any shape (Liu et al., 2025, "Muon is Scalable
+    for LLM Training"). It is torch.optim.Muon with `adjust_lr_fn="match_rms_adamw"`, with two differences: matrices of
+    one shape are computed together, and where `found_inf` is set and not 0 nothing is changed, as fused Adam has it.
     Nothing here waits for the device.
 
     `others` has parameters and a weight decay in each group, as AdamW takes them.
@@ -48,9 +49,9 @@ class Muon(Optimizer):
         betas: tuple[float, float],
         eps: float,
     ) -> None:
-        super().__init__([{"params": matrices, "weight_decay": weight_decay}, *others], {"lr": 0.0})
-        self._betas = betas
-        self._eps = eps
+        super().__init__(
+            [{"params": matrices, "weight_decay": weight_decay}, *others], {"lr": 0.0, "betas": betas, "eps": eps}
+        )
 
     @property
     def matrices(self) -> list[nn.Parameter]:
@@ -65,8 +66,10 @@ class Muon(Optimizer):
         for matrix in self.matrices:
             if matrix.grad is not None:
                 by_shape.setdefault(matrix.shape, []).append(matrix)
-        for matrices in by_shape.values():
-            self._step_together(matrices)
+        for shape, matrices in by_shape.items():
+            count = max(1, AT_ONCE // shape.numel())
+            for first in range(0, len(matrices), count):
+                self._step_together(matrices[first : first + count])
 
         for group in self.param_groups[1:]:
             self._step_adam(group)
@@ -90,11 +93,11 @@ class Muon(Optimizer):
             fused=True,
             found_inf=self.found_inf,
             amsgrad=False,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
             lr=group["lr"],
             weight_decay=group["weight_decay"],
-            eps=self._eps,
+            eps=group["eps"],
             maximize=False,
         )
 
@@ -106,7 +109,8 @@ class Muon(Optimizer):
 
         # The momentum. A gradient that is skipped may hold NaN, which no product with 0 takes away.
         for matrix in matrices:
-            self.state[matrix].setdefault("exp_avg", torch.zeros_like(matrix))
+            if not self.state[matrix]:
+                self.state[matrix]["exp_avg"] = torch.zeros_like(matrix)
         means = [self.state[matrix]["exp_avg"] for matrix in matrices]
         mean = torch.stack(means)
         gradients = torch.where(is_skipped == 0.0, gradients, mean)
@@ -125,8 +129,8 @@ class Muon(Optimizer):
 def orthogonal(x: Tensor) -> Tensor:
     """Matrices `(n, rows, columns)`, each with its singular value decomposition `U S V^T` -> about `U V^T`.
 
-    The singular values of the result are 0.7 to 1.2, unless they were next to nothing beside the largest one: that
-    serves as well as 1, and takes products alone. The products are in autocast's type.
+    The singular values of the result are about 0.7 to 1.2, which serves as well as 1 and takes products alone; those
+    below 0.0015 of the matrix's (Frobenius) norm stay smaller. The products are in autocast's type.
     """
     a, b, c = COEFFICIENTS
     is_tall = x.shape[1] > x.shape[2]

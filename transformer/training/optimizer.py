@@ -58,13 +58,13 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     """Fused Adam, or Muon beside it, over every parameter; the rate is set at each step.
 
     An update at rate r with `train.weight_decay` w first takes the share r w of each matrix away, embeddings included
-    (AdamW; Loshchilov and Hutter, 2019). Biases and the vectors of norms keep their size, as is usual.
+    (AdamW; Loshchilov and Hutter, 2019). Biases and vectors, of norms and of additive scores, keep their size.
     """
     muons: list[nn.Parameter] = []
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if parameter.dim() <= 1:
+        if parameter.dim() <= 1 or name.endswith("score_vector"):  # a vector for each head, stacked
             vectors.append(parameter)
         elif config.optimizer is OptimizerKind.muon and name.startswith(("encoder.", "decoder.")):
             muons.append(parameter)

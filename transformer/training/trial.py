@@ -5,8 +5,8 @@
                     under fit_memory      largest_that_fits, by bisection
 
 A trial is a forward and a backward pass of the largest possible micro-batch, of invented sentences, beside the
-gradients of another one and room for Adam's moments. It changes neither weights nor moments, and no sentence of the
-corpus is used.
+gradients of another one and room for the optimizer's moments. It changes neither weights nor moments, and no sentence
+of the corpus is used.
 """
 
 import logging
