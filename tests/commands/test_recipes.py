@@ -73,12 +73,14 @@ SCALING_NMT = PAPER | {
 LOW_RESOURCE = PAPER | {
     "model.dropout": 0.3,
     "model.norm": "pre",
-    "tokenizer.vocab_size": 6_000,
-    "train.max_steps": 7_000,
+    "tokenizer.vocab_size": 10_000,
+    "train.max_steps": 8_000,
     "train.tokens_per_step": 4_096,
     "train.learning_rate": pytest.approx(1.5 * 512**-0.5 * 500**-0.5, rel=1e-12),  # 2.96e-3
     "train.warmup_steps": 500,
     "train.decay": "cosine",
+    "train.optimizer": "muon",
+    "train.weight_decay": 0.3,
     "train.save_every": 200,
     "train.keep_last": 10,
     "train.average": 10,
@@ -208,13 +210,7 @@ def test_recipe_gives_way_to_the_experiment_and_the_log_says_where(
 
 def test_experiment_names_its_recipe_and_the_command_line_another() -> None:
     """What the recipe sets is the experiment's where the command line names none, and gone where it names one."""
-    experiment = {  # what it sets itself, whatever the recipe
-        "tokenizer.vocab_size": 10_000,
-        "train.max_steps": 8_000,
-        "train.optimizer": "muon",
-        "train.weight_decay": 0.3,
-        "search.length_penalty": 1.4,
-    }
+    experiment = {"search.length_penalty": 1.4}  # what it sets itself, whatever the recipe
     own = composed("experiment=multi30k_en_de", "data.root=x")
     assert {key: own[key] for key in PAPER} == LOW_RESOURCE | experiment | {
         "train.learning_rate": pytest.approx(1.5 * 128**-0.5 * 500**-0.5, rel=1e-12)  # 5.93e-3
