@@ -51,7 +51,7 @@ def test_table_of_a_folder_measures_its_runs_best_first(runs: Path, capsys: pyte
     assert [cell.strip("| ") for cell in first[:3]] == ["1", "`model.d_ff=96`", "40.00"]
     assert [cell.strip("| ") for cell in second[:3]] == ["2", "`model.d_ff=64`", "20.00"]
     assert "of 3 seeds" in second[5]
-    assert "- Sorted by the dev bleu of each run's best checkpoint, the best row first.\n" in out
+    assert "- Sorted by the dev BLEU of each run's best checkpoint, the best row first.\n" in out
     assert f"- Left out: {runs}/begun: the run is not finished.\n" in out
     assert (runs / "table.md").read_text(encoding="utf-8") == out
 
@@ -76,6 +76,24 @@ def test_table_of_a_folder_sorts_by_the_metric_of_the_runs(runs: Path, capsys: p
     assert "| loss, dev |" in out
     assert "- Sorted by the dev loss of" in out
     assert (runs / "out" / "table.md").exists()
+
+
+def test_table_of_a_folder_sorts_runs_of_both_metrics_by_bleu(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A loss of 60 is no BLEU of 60: where the runs differ in their metric, all of them show their best BLEU."""
+    directory = RunDir(runs / "wide")
+    record = directory.read_record()
+    train = replace(record.config.train, metric=Metric.loss)
+    directory.write_record(replace(record, config=replace(record.config, train=train)))
+    results = directory.read_results()
+    worst = replace(results.validations[0], loss=1000.0, bleu=5.0)
+    directory.write_results(replace(results, validations=[worst]))
+
+    run_command("table", TableJob(table=str(runs)))
+    out = capsys.readouterr().out
+    assert "- Sorted by the dev BLEU of" in out
+    rows = [[cell.strip("| ") for cell in line.split(" | ")] for line in out.split("\n") if line.startswith("| ")]
+    best_dev = {row[1]: row[2] for row in rows if row[0] in ("1", "2")}
+    assert best_dev == {"`model.d_ff=64 train.metric=bleu`": "20.00", "`model.d_ff=96 train.metric=loss`": "5.00"}
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Measured:
     steps: int
     flops: float  # of the training's matrix products
     seconds: float  # of training, without validation and the final scores
-    best_dev: float = math.nan  # BLEU or loss, by `train.metric`, of its best validation
+    best_dev: float = math.nan  # BLEU or loss of its best validation: by `train.metric`, or the table's `best_first`
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
     a folder -> its finished runs -> measured -> grouped by settings -> rows, the best first
 
 Runs that differ only in their seed share a row. The rows are sorted by what the runs were validated by, the best first:
-choose among them by that, and not by the test sets.
+choose among them by that, and not by the test sets. Runs of which some were validated by BLEU and some by loss are all
+sorted by BLEU: a loss depends on label smoothing, and none can be compared with a BLEU.
 """
 
 import json
@@ -20,6 +21,7 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
 from transformer.errors import InputError, TransformerError
 from transformer.files import make_output
+from transformer.records import Results
 from transformer.run_dir import RunDir
 from transformer.tools.tables.measured import Measured, Table, TableRow, measure
 from transformer.tools.tables.rows import output_of
@@ -29,9 +31,10 @@ NOT_COMPARED = ("run_dir", "data.store_dir", "train.seed")
 
 @dataclass(frozen=True)
 class _Finished:
-    """A run with its settings, and what it measured."""
+    """A run with its settings and its results, and what it measured."""
 
     job: TrainJob
+    results: Results
     measured: Measured
 
 
@@ -59,7 +62,8 @@ def make_run_table(job: TableJob) -> Table:
         why = left_out[0] if left_out else "there is no run directory in it, nor in a folder of it."
         raise InputError(f"table={folder}: there is no finished run: {why} `transformer train --multirun` makes some")
 
-    metric = runs[0].job.train.metric
+    metric = _common_metric(runs)
+    runs = [_with_best_dev(run, metric) for run in runs]
     return Table(
         title=str(folder),
         notes=[*_notes(runs, metric), *left_out],
@@ -80,7 +84,20 @@ def _read(run: RunDir) -> _Finished:
     if not run.results.exists():
         raise InputError(f"{run.path}: the run is not finished")
     job = replace(run.read_record().config, run_dir=str(run.path))
-    return _Finished(job, measure(job, run.read_results()))
+    results = run.read_results()
+    return _Finished(job, results, measure(job, results))
+
+
+def _common_metric(runs: Sequence[_Finished]) -> Metric:
+    """What all of these runs were validated by; BLEU where they differ."""
+    metrics = {run.job.train.metric for run in runs}
+    return metrics.pop() if len(metrics) == 1 else Metric.bleu
+
+
+def _with_best_dev(run: _Finished, metric: Metric) -> _Finished:
+    """The run with its best validation by this metric, which may not be the one that it was trained with."""
+    best = run.results.best_validation(metric)
+    return replace(run, measured=replace(run.measured, best_dev=best.value(metric)))
 
 
 def _rows(runs: Sequence[_Finished], metric: Metric) -> list[TableRow]:
@@ -105,7 +122,7 @@ def _rows(runs: Sequence[_Finished], metric: Metric) -> list[TableRow]:
 
 
 def _mean_rank(runs: Sequence[Measured], metric: Metric) -> float:
-    """The mean of what the runs were validated by, less for better runs; infinite where one of them has diverged."""
+    """The mean of the runs' best validations, less for better runs; infinite where one of them has diverged."""
     sign = -1.0 if metric is Metric.bleu else 1.0
     return fmean(sign * run.best_dev if math.isfinite(run.best_dev) else math.inf for run in runs)
 
@@ -125,9 +142,10 @@ def _notes(runs: Sequence[_Finished], metric: Metric) -> list[str]:
     corpora = sorted({run.job.data.train.dataset or run.job.data.train.src for run in runs})
     steps = sorted({run.measured.steps for run in runs})
     budget = f"{steps[0]:,} steps" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps"
+    score = "BLEU" if metric is Metric.bleu else "loss"
     return [
         f"{len(runs)} runs on {', '.join(corpora)}; {budget}.",
-        f"Sorted by the dev {metric.name} of each run's best checkpoint, the best row first.",
+        f"Sorted by the dev {score} of each run's best checkpoint, the best row first.",
         "Perplexities are of the development set at the last step; a word ends at a space, and the end of a sentence "
         "counts as one. BLEU is that of the averaged model on the test sets.",
         "FLOPs are those of the model's matrix products, forward and backward; minutes are of training alone.",
