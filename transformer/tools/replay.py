@@ -2,11 +2,12 @@
 
     run directory -> newest checkpoint before the step -> step by step up to it -> the step, watched by hooks -> Replay
 
-The hooks look at each module's output, at the gradient of that output, and at each parameter's gradient, in the order
-in which torch computes them. They see infinity as well as NaN, and they name modules; torch's own anomaly detection
-sees only NaN, and names operations. The run directory stays as it is.
+The hooks check each module's output, the gradient of that output, and each parameter's gradient, in the order in which
+torch computes them. They see infinity as well as NaN, and they name modules; torch's own anomaly detection sees only
+NaN, and names operations. The run directory stays as it is.
 
-A training of several ranks, or a compiled one, is replayed by one process and eagerly: the same to rounding.
+A training of several ranks, or a compiled one, is replayed in one process and eagerly: its numbers are the same up to
+rounding.
 """
 
 import logging
@@ -106,11 +107,10 @@ def replay(job: ReplayJob) -> Replay:
 
     # Where to begin, and where to end.
     checkpoint = newest_finite(run.path) if job.step is None else _checkpoint_before(run, job.step)
-    checkpoint_name = None if checkpoint is None else checkpoint.path.name
     training = _open(run, checkpoint)
-    first, position = _start(training, job.step)
+    first, position = _first_step(training, job.step)
     last = job.step or first + training.job.train.save_every - 1
-    log.info("from %s: step %d and on, to step %d at most", checkpoint_name or "the beginning", first, last)
+    log.info("running steps %d to %d, from %s", first, last, training.checkpoint or "the beginning")
 
     # Step by step, as the training went.
     steps = load_steps(
@@ -124,11 +124,11 @@ def replay(job: ReplayJob) -> Replay:
     )
     with closing(steps), closing(training.stores):
         for number, step in enumerate(steps, first):
-            replayed = _run(training, step, number, is_watched=number == job.step)
+            replayed = _run_step(training, step, number, is_watched=number == job.step)
             has_found = job.step is None and replayed.finding is not None
             if has_found or number == last:
                 break
-    return replace(replayed, run_dir=str(run.path), checkpoint=checkpoint_name)
+    return replayed
 
 
 # ---- the training, as it stood --------------------------------------------------------------------------------------
@@ -139,6 +139,7 @@ class _Training:
     """A training in memory: everything that a step needs."""
 
     job: TrainJob
+    checkpoint: str | None  # that it goes on from; None: from the beginning
     resolved: Resolved
     device: torch.device
     stores: EpochStores
@@ -216,6 +217,7 @@ def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
         state.restore(checkpoint, rank=0)
     return _Training(
         job=job,
+        checkpoint=None if checkpoint is None else checkpoint.path.name,
         resolved=resolved,
         device=device,
         stores=stores,
@@ -225,29 +227,33 @@ def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
     )
 
 
-def _start(training: _Training, step: int | None) -> tuple[int, Position]:
+def _first_step(training: _Training, step: int | None) -> tuple[int, Position]:
     """The number of the first step to run, counted from 1, and the position of its sentences.
 
-    That is the step behind the checkpoint, or the last one before it, if that was skipped and is asked for.
+    That is the step after the checkpoint. But where the last update before the checkpoint was skipped, and its step is
+    the one to run (or none is given), it is that step, with the loss scale that it had.
     """
     progress = training.state.progress
     was_skipped = progress.streak > 0
-    if not was_skipped or step not in (None, progress.step):
-        return progress.step + 1, Position(progress.epoch, progress.step_in_epoch)
+    if was_skipped and step in (None, progress.step):
+        _undo_backoff(training.state)
+        return progress.step, Position(progress.epoch, progress.step_in_epoch - 1)
+    return progress.step + 1, Position(progress.epoch, progress.step_in_epoch)
 
-    # The skipped update lowered the loss scale: go back to the one with which it was computed.
-    scaler = training.state.scaler
+
+def _undo_backoff(state: TrainState) -> None:
+    """Set the loss scale back to what it was before a skipped update lowered it."""
+    scaler = state.scaler
     if scaler.is_enabled():
         settings = scaler.state_dict()
         settings["scale"] = scaler.get_scale() / scaler.get_backoff_factor()
         scaler.load_state_dict(settings)
-    return progress.step, Position(progress.epoch, progress.step_in_epoch - 1)
 
 
 # ---- a step ---------------------------------------------------------------------------------------------------------
 
 
-def _run(training: _Training, step: Step, number: int, *, is_watched: bool) -> Replay:
+def _run_step(training: _Training, step: Step, number: int, *, is_watched: bool) -> Replay:
     """Run step `number`, counted from 1; if its update is skipped, run it once more and watch it."""
     state = training.state
     recipe = training.job.train
@@ -273,12 +279,12 @@ def _run(training: _Training, step: Step, number: int, *, is_watched: bool) -> R
         )
     if not is_watched and not bool(result.applied):
         state.scaler.load_state_dict(scaler_before)
-        return _run(training, step, number, is_watched=True)
+        return _run_step(training, step, number, is_watched=True)
 
     first_seen = watch.first_seen or _seen_after(state.model, result)
     return Replay(
-        run_dir="",
-        checkpoint=None,
+        run_dir=training.job.run_dir,
+        checkpoint=training.checkpoint,
         step=number,
         epoch=step.epoch,
         step_in_epoch=step.index,
@@ -300,7 +306,7 @@ class _Seen:
 
 
 class _Watch:
-    """Remembers the first number of a step that is not finite. Every look waits for the device."""
+    """Remembers the first number of a step that is not finite. Each check waits for the device to finish."""
 
     def __init__(self) -> None:
         self.first_seen: _Seen | None = None
@@ -431,7 +437,7 @@ def format_replay(replayed: Replay) -> str:
     lines = [
         f"{replayed.run_dir}: step {replayed.step} (epoch {replayed.epoch}, step {replayed.step_in_epoch} in it), "
         f"reached from {origin}",
-        f"loss {replayed.loss:.4g}, gradient {replayed.gradient_norm:.4g}{scale}",
+        f"loss {replayed.loss:.4g}, gradient norm {replayed.gradient_norm:.4g}{scale}",
     ]
     if replayed.finding is None:
         lines.append("every number in it is finite")
