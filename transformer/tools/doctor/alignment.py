@@ -140,9 +140,9 @@ def _nothing_goes_together(survey: Survey) -> Check:
     return failed(
         "alignment",
         survey.name,
-        found=f"no word of one side goes with a word of the other, in {len(survey.lines):,} pairs",
+        found=f"no words of the two sides belong together, in {len(survey.lines):,} pairs",
         level=Level.error,
-        remedy="line n of one file must translate line n of the other: look at a few, and make the files anew",
+        remedy="line n of one file must translate line n of the other: look at a few, and align the files again",
         places=survey.places(survey.lines),
     )
 
@@ -241,7 +241,7 @@ def _check_blocks(survey: Survey, gains: _Gains, *, usual: float | None) -> list
         measured(
             "unrelated lines",
             survey.name,
-            found=f"{len(unrelated):,} of {blocks:,} blocks of {BLOCK} pairs fit no better than far lines",
+            found=f"{len(unrelated):,} of {blocks:,} blocks of {BLOCK} pairs fit no better than lines far apart",
             value=len(unrelated) / max(1, blocks),
             limit=MOST_UNRELATED,
             level=Level.error,
@@ -251,11 +251,11 @@ def _check_blocks(survey: Survey, gains: _Gains, *, usual: float | None) -> list
         measured(
             "poor pairs",
             survey.name,
-            found=f"{percent(float(is_poor.mean()))} of the pairs fit no better than far ones",
+            found=f"{percent(float(is_poor.mean()))} of the pairs fit no better than lines far apart",
             value=float(is_poor.mean()),
             limit=MOST_POOR,
             level=Level.warning,
-            remedy="many pairs are no translations: look at these, and filter the corpus, by a score of alignment",
+            remedy="many pairs are no translations: look at these, and filter the corpus by a score of alignment",
             places=survey.places(survey.lines[index] for index in np.flatnonzero(is_poor)),
         ),
     ]

@@ -178,7 +178,8 @@ def _check_profiles(surveys: Sequence[Survey]) -> list[Check]:
                 measured(
                     "language",
                     f"{survey.name} {SIDES[side]}",
-                    found=f"{share:.2f} of the way from dev's {SIDES[side]} to its other side, by trigrams",
+                    found=f"its trigrams are {share:.2f} of the way from dev's {SIDES[side]} "
+                    f"to dev's {SIDES[1 - side]}",
                     value=share,
                     limit=MOST_DISTANCE,
                     level=Level.error,

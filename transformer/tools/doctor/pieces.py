@@ -4,7 +4,7 @@
                                                                 check_dropped, check_plan     prepared corpus, in steps
 
 What preparing reports is used as it is. Measured here is what it leaves out: how much of the text is unknown to the
-tokenizer, whether the source comes back from it, and what the vocabulary is spent on.
+tokenizer, whether decoding restores the source, and what the vocabulary is spent on.
 """
 
 import re
@@ -26,7 +26,7 @@ MOST_TEXTS = 10_000  # of a side that are cut into pieces
 MOST_UNKNOWN = 0.002  # of the pieces; seen: 0.0003 (newstest2013)
 MOST_BYTES = 0.05  # of the pieces, as bytes spell what has no piece; seen: 0.01 (KFTT)
 MOST_SINGLE = 0.5  # of the vocabulary, as characters or bytes; seen: 0.21 (KFTT), and 0.26 before training it
-MOST_CHANGED = 0.02  # of the sentences do not come back; seen: 0.01 (newstest2013, whose vocabulary 2,000 pairs made)
+MOST_CHANGED = 0.02  # of the sentences, by decoding; seen: 0.01 (newstest2013, whose vocabulary 2,000 pairs made)
 MOST_DROPPED = 0.05  # of the pairs, by their lengths; seen: 0.0005 (KFTT)
 MOST_PADDING = 0.5  # of the positions of a step; seen: 0.14 (KFTT)
 
@@ -58,7 +58,7 @@ def check_characters(surveys: Sequence[Survey], job: TrainJob) -> Check:
 
 
 def check_pieces(surveys: Sequence[Survey], tokenizer: Tokenizer) -> list[Check]:
-    """What the vocabulary consists of, and for each side of each set its unknown pieces, its bytes and its way back."""
+    """What the vocabulary consists of, and for each side of each set its unknown pieces, bytes and round trip."""
     pieces = {index: tokenizer.piece(index) for index in range(EOS + 1, tokenizer.vocab_size)}
     bytes_ids = {index for index, piece in pieces.items() if _BYTE.fullmatch(piece)}
     single = sum(len(piece) == 1 for piece in pieces.values()) + len(bytes_ids)
@@ -106,7 +106,8 @@ def _check_side(survey: Survey, side: int, *, tokenizer: Tokenizer, bytes_ids: s
         measured(
             "unknown pieces",
             where,
-            found=f"{percent(unknown / total)} of {total:,} pieces, of {characters / total:.2f} characters each",
+            found=f"{percent(unknown / total)} of {total:,} pieces are unknown; "
+            f"a piece has {characters / total:.2f} characters on average",
             value=unknown / total,
             limit=MOST_UNKNOWN,
             level=Level.error,
@@ -127,11 +128,11 @@ def _check_side(survey: Survey, side: int, *, tokenizer: Tokenizer, bytes_ids: s
         measured(
             "round trip",
             where,
-            found=f"{trip.changed:,} of {trip.checked:,} sentences do not come back from the tokenizer{example}",
+            found=f"{trip.changed:,} of {trip.checked:,} sentences change when they are encoded and decoded{example}",
             value=trip.changed / max(1, trip.checked),
             limit=MOST_CHANGED,
             level=Level.warning,
-            remedy="tokenizer.byte_fallback=true and tokenizer.normalization=identity bring them back",
+            remedy="tokenizer.byte_fallback=true and tokenizer.normalization=identity keep them as they are",
             places=[],
         ),
     ]
@@ -162,7 +163,7 @@ def check_longest(surveys: Sequence[Survey], job: TrainJob, tokenizer: Tokenizer
         longest = max(lengths.values(), default=0)
         too_long = [line for line, length in lengths.items() if length > limit]
 
-        found = f"the longest sentence has {longest:,} tokens; {key}={limit:,}"
+        found = f"the longest sentence has {longest:,} tokens; {key}={limit}"
         if too_long:
             places = survey.places(too_long)
             check = failed(
@@ -208,7 +209,7 @@ def check_plan(preview: Preview, job: TrainJob) -> Check:
     return measured(
         "padding",
         "plan",
-        found=f"{first_epoch}, so train.max_steps={job.train.max_steps:,} are {epochs:,.1f} epochs; {padding}",
+        found=f"{first_epoch}, so train.max_steps={job.train.max_steps} are {epochs:,.1f} epochs; {padding}",
         value=preview.padding_share,
         limit=MOST_PADDING,
         level=Level.warning,

@@ -1,10 +1,10 @@
 """What the checks of the text look at: one reading of each set of pairs, in bounded memory.
 
 Everything that is counted exactly (pairs, sentences of the evaluation sets, the longest lines) is counted while the
-text goes by. What takes more time is asked of a sample: blocks of neighbouring pairs, because a shift shows only
+text goes by. What takes more time is measured on a sample: blocks of neighbouring pairs, because a shift shows only
 between neighbours. The sample is every n-th block, and n doubles whenever there are too many blocks, so that it is the
-same each time and the number of pairs need not be known before. Copies of a pair would be missed by such a sample:
-pairs are sampled by a digest of their text for that, which takes all copies of a pair or none.
+same each time and the number of pairs need not be known before. Such a sample would miss copies of a pair. So for
+copies, pairs are sampled by a digest of their text, which takes all copies of a pair or none.
 """
 
 import hashlib
@@ -167,7 +167,7 @@ def survey(name: str, source: Source, known: KnownTexts | None) -> Survey:
     """
     blocks = _BlockSample()
     repeats = Repeats()
-    overlaps = {name: Overlap() for name in known.names} if known else {}
+    overlaps = {evaluation_set: Overlap() for evaluation_set in known.names} if known else {}
     longest: list[tuple[int, str, str]] = []
     shortest_kept = 0  # characters that a pair needs to be among the longest
     line = 0

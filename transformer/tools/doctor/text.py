@@ -73,7 +73,7 @@ def _check_copies(survey: Survey, filters: FilterConfig) -> Check:
     share = len(copies) / max(1, len(survey.lines))
 
     is_filtered = survey.is_training and filters.drop_identical
-    found = f"{percent(share)} of the targets are their sources"
+    found = f"{percent(share)} of the targets equal their sources"
     if is_filtered:
         found += ", which data.filter drops"
 
@@ -94,7 +94,7 @@ def _check_repeats(survey: Survey, filters: FilterConfig) -> Check:
     repeats = survey.repeats
 
     is_filtered = filters.drop_duplicates
-    found = f"{percent(repeats.share)} of the pairs came before"
+    found = f"{percent(repeats.share)} of the pairs are copies of an earlier pair"
     if repeats.stride > 1:
         found += f" (among {repeats.pairs:,} pairs, sampled by their text)"
     if is_filtered:

@@ -44,8 +44,8 @@ LONGEST = 24  # tokens of each
 MOST_UPDATES = 200
 WARMUP = 20  # updates
 RATE = 0.005  # times d_model^-0.5: low enough for six post-norm layers without dropout
-LEARNED = 1 / 3  # of the loss at the start; to know no more than how often each piece occurs in the pairs leaves half
-NOT_FINITE = 1e9  # stands for a share of the loss that is no number: JSON has none for it
+LEARNED = 1 / 3  # of the loss at the start; to know only how often each piece occurs in the pairs leaves half of it
+NOT_FINITE = 1e9  # in place of a share of the loss that is infinite or NaN, which JSON cannot hold
 MOST_LEAK = 1e-3  # by which a log-probability may change with a later token: rounding, if anything
 
 
@@ -63,11 +63,11 @@ def check_leak(job: TrainJob, store: Store, *, vocab_size: int, batching: Batchi
     return measured(
         "causal mask",
         "model",
-        found=f"a token to come changes what is predicted before it by {leak:.1g} at most, of log-probability",
+        found=f"changing later target tokens changes earlier log-probabilities by at most {leak:.1g}",
         value=leak,
         limit=MOST_LEAK,
         level=Level.error,
-        remedy="the decoder sees the answer, and will learn nothing: undo what was changed in the attention's mask",
+        remedy="the decoder sees the tokens that it is to predict: undo what was changed in the attention's mask",
         places=[],
     )
 
@@ -247,7 +247,7 @@ def _check_memory(memory: MemoryCheck) -> Check:
     return measured(
         "memory",
         "machine",
-        found=f"{memory.needed / 2**30:.2f} GiB {how} for a step of train.max_tokens={memory.max_tokens:,}; "
+        found=f"{memory.needed / 2**30:.2f} GiB {how} for a step of train.max_tokens={memory.max_tokens}; "
         f"there are {memory.available / 2**30:.2f} GiB",
         value=memory.needed / max(1, memory.available),
         limit=1.0,
@@ -335,5 +335,5 @@ def _check_time(
         "time",
         "machine",
         found=f"{step_seconds:.2f} s a step by {how}, so {hours:,.1f} hours for "
-        f"train.max_steps={job.train.max_steps:,}, without validations",
+        f"train.max_steps={job.train.max_steps}, without validations",
     )
