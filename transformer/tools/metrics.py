@@ -8,6 +8,7 @@ from transformer.files import open_regular
 from transformer.tracking import LARGEST_METRICS
 
 LONGEST_LINE = 1 << 16  # bytes of a line: a hundred times what training writes
+SPEED = "speed/target_tokens_per_second"  # the name under which training writes its speed
 
 Curve = list[tuple[int, float]]  # steps, ascending, each with its value
 

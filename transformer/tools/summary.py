@@ -26,7 +26,7 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError
 from transformer.records import Resolved
 from transformer.run_dir import RunDir
-from transformer.tools.metrics import read_curves
+from transformer.tools.metrics import SPEED, read_curves
 from transformer.tools.speed import read_rates, step_work
 from transformer.training.memory import Memory, estimate_memory
 from transformer.training.resolve import resolve_settings
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 MEAN_LENGTH = 27.0  # tokens of a sentence, as in WMT news text
 NAMED_GPUS = ("H200", "A100", "V100", "T4")
 GPU_TOKENS = 32_768  # of a micro-batch on a GPU that is not here: what training chooses above 36 GB
-SPEED = "speed/target_tokens_per_second"  # in a run's metrics
 
 # The paper's own training cost: section 5.2 has the times, a footnote of section 6.1 the rate, Table 2 the products.
 PAPER_GPUS = 8
@@ -195,7 +194,7 @@ def _paces(job: SummaryJob, subject: _Subject, flops: Flops) -> list[Pace]:
     if job.tokens_per_second is not None:
         paces.append(_pace("given", job.tokens_per_second, flops))
     if job.run is not None:
-        speed, log_lines = measured_speed(RunDir(Path(job.run)))
+        speed, log_lines = _measured_speed(RunDir(Path(job.run)))
         paces.append(_pace(f"measured in {job.run} (median of {log_lines} log lines)", speed, flops))
     if job.rates is not None:
         speed = _predicted_speed(Path(job.rates), subject, flops)
@@ -233,7 +232,7 @@ def _pace(source: str, tokens_per_second: float, flops: Flops) -> Pace:
     )
 
 
-def measured_speed(run: RunDir) -> tuple[float, int]:
+def _measured_speed(run: RunDir) -> tuple[float, int]:
     """The median of the target tokens a second in a run's log lines, and how many such lines there are.
 
     Raises InputError where the run has no log line of training yet, or its file cannot be read.
@@ -354,12 +353,12 @@ def _memory_lines(summary: Summary) -> list[str]:
 
     return [
         f"memory           {_mib(memory.total)} MiB of tensors in training, estimated; "
-        f"{_mib(longest.total)} where all sentences are as long as data.filter.max_length",
-        f"  state          {_mib(state)}: weights {_mib(memory.weights)}, gradients {_mib(memory.gradients)}, "
+        f"{_mib(longest.total)} MiB where all sentences are as long as data.filter.max_length",
+        f"  state          {_mib(state)} MiB: weights {_mib(memory.weights)}, gradients {_mib(memory.gradients)}, "
         f"moments {_mib(memory.adam)}{average}",
-        f"  activations    {_mib(memory.activations)} of a micro-batch of {slots}, in {resolved.precision.name} on "
+        f"  activations    {_mib(memory.activations)} MiB of a micro-batch of {slots}, in {resolved.precision.name} on "
         f"{resolved.device.name}",
-        f"  loss           {_mib(memory.loss)}",
+        f"  loss           {_mib(memory.loss)} MiB",
     ]
 
 

@@ -123,11 +123,15 @@ def check_systems(names: Sequence[str], usage: str) -> None:
     """Raise InputError for fewer than two systems, and for one that is named twice."""
     if len(names) < 2:
         raise InputError(f"there must be two systems or more to compare: {usage}")
+    check_named_once(names, kind="system")
 
+
+def check_named_once(names: Sequence[str], *, kind: str) -> None:
+    """Raise InputError for a run or a file that is named twice; `kind` is the word for it in the error."""
     counts = Counter(map(Path, names))  # a slash at the end makes no other name
     repeated = [name for name in names if counts[Path(name)] > 1]
     if repeated:
-        raise InputError(f"{repeated[0]} is named twice: name each system once")
+        raise InputError(f"{repeated[0]} is named twice: name each {kind} once")
 
 
 def _read_results(run: RunDir) -> Results:

@@ -10,7 +10,6 @@ in `RunReading.missing` what it cannot read or do, and the page says it.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +21,17 @@ from transformer.config.jobs import ReportJob
 from transformer.errors import InputError, StorageError
 from transformer.files import make_output, write_file
 from transformer.machine import resolve_threads
+from transformer.tools.compare.texts import check_named_once
 from transformer.tools.page import Component, format_page
 from transformer.tools.report.attention import attention_section
 from transformer.tools.report.blocks import shorten
-from transformer.tools.report.curves import curves
-from transformer.tools.report.data_tables import data
-from transformer.tools.report.overview import missing, overview, settings
-from transformer.tools.report.provenance import commands, provenance
+from transformer.tools.report.curves import curves_section
+from transformer.tools.report.data_tables import data_section
+from transformer.tools.report.overview import missing_section, overview_section, settings_section
+from transformer.tools.report.provenance import commands_section, provenance_section
 from transformer.tools.report.reading import RunReading, read_run
-from transformer.tools.report.samples import samples
-from transformer.tools.report.score_tables import checkpoints, scores
+from transformer.tools.report.samples import samples_section
+from transformer.tools.report.score_tables import checkpoints_section, scores_section
 from transformer.tools.report.scores import Scored, score_checkpoints, score_runs
 from transformer.tools.significance import resampling_seed
 
@@ -54,14 +54,11 @@ def report(job: ReportJob) -> Written:
     # What can be refused before the work.
     if not job.runs:
         raise InputError("name the run directories: transformer report runs/a runs/b")
-    counts = Counter(map(Path, job.runs))  # a slash at the end makes no other run
-    twice = [name for name in job.runs if counts[Path(name)] > 1]
-    if twice:
-        raise InputError(f"{twice[0]} is named twice: name each run once")
+    check_named_once(job.runs, kind="run")
     resampling_seed()
     runs = [read_run(name) for name in job.runs]
     output = Path(job.output)
-    _make_folder(output)
+    _check_output(output)
 
     # The page.
     torch.set_num_threads(resolve_threads(job.threads))
@@ -83,21 +80,21 @@ def _components(runs: Sequence[RunReading], job: ReportJob) -> list[Component]:
     scored, reasons = score_runs(runs, samples=job.samples)
     scores_of_checkpoints = {run.name: score_checkpoints(run, job) for run in runs}
     attention = attention_section(runs, job)
-    data_section = data(runs)
+    data = data_section(runs)
 
     components = [
         Component("report/contents", f"By transformer-mt {__version__}", None),
-        overview(runs, scored),
-        missing(runs),
-        settings(runs),
-        curves(runs) if any(run.curves for run in runs) else None,
-        scores(scored, reasons),
-        checkpoints(runs, scores_of_checkpoints),
+        overview_section(runs, scored),
+        missing_section(runs),
+        settings_section(runs),
+        curves_section(runs) if any(run.curves for run in runs) else None,
+        scores_section(scored, reasons),
+        checkpoints_section(runs, scores_of_checkpoints),
         *_sample_sections(scored),
         attention,
-        data_section,
-        provenance(runs),
-        commands(runs, job),
+        data,
+        provenance_section(runs),
+        commands_section(runs, job),
     ]
     return [component for component in components if component is not None]
 
@@ -109,12 +106,12 @@ def _sample_sections(scored: Sequence[Scored]) -> list[Component]:
         heading = "Samples" if len(scored) == 1 else f"Samples of {shorten(', '.join(group.names))}"
         sample_sets = [test_set.samples for test_set in group.sets if test_set.samples is not None]
         if sample_sets:
-            components.append(samples(heading, group.names, sample_sets))
+            components.append(samples_section(heading, group.names, sample_sets))
     return components
 
 
-def _make_folder(output: Path) -> None:
-    """Make the folder of the page. Raises StorageError."""
-    make_output(output.parent)
+def _check_output(output: Path) -> None:
+    """Make the folder that the page goes to. Raises StorageError where the page cannot be written."""
     if output.is_dir():
         raise StorageError(f"output={output}: a directory: name the file to write, such as {output / 'report.html'}")
+    make_output(output.parent)

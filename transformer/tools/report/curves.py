@@ -6,7 +6,7 @@ The points come from metrics.jsonl, which `reading` has read; the script in curv
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformer.tools.metrics import Curve
+from transformer.tools.metrics import SPEED, Curve
 from transformer.tools.page import Component
 from transformer.tools.plots import distinct_colors
 from transformer.tools.report.blocks import shorten
@@ -58,7 +58,7 @@ CHARTS = (
     Chart(
         "Speed",
         "target tokens a second",
-        (Line("speed/target_tokens_per_second", "tokens", "solid"),),
+        (Line(SPEED, "tokens", "solid"),),
         is_logarithmic=False,
     ),
     Chart(
@@ -77,7 +77,7 @@ CHARTS = (
 )
 
 
-def curves(runs: Sequence[RunReading]) -> Component:
+def curves_section(runs: Sequence[RunReading]) -> Component:
     """The section with the curves of all runs; a chart for which no run has data is left out."""
     charts = []
     for chart in CHARTS:

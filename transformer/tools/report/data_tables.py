@@ -18,7 +18,7 @@ from transformer.vocabulary import UNK
 DIGITS = 12  # of a digest
 
 
-def data(runs: Sequence[RunReading]) -> Component:
+def data_section(runs: Sequence[RunReading]) -> Component:
     """What was read, filtered and tokenised; once for all runs that have read the same."""
     runs_by_data: dict[tuple[object, ...], list[RunReading]] = {}
     for run in runs:

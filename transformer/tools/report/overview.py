@@ -10,6 +10,7 @@ from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
 from transformer.cost import count_parameters
 from transformer.records import RunRecord
+from transformer.tools.metrics import SPEED
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import UNKNOWN, Block, Cell, Marked, Note, Table, section
 from transformer.tools.report.reading import RunReading
@@ -20,7 +21,7 @@ CORPUS = "data."
 FILTER = "data.filter."
 
 
-def overview(runs: Sequence[RunReading], scored: Sequence[Scored]) -> Component:
+def overview_section(runs: Sequence[RunReading], scored: Sequence[Scored]) -> Component:
     """The runs at a glance, a column each."""
     rows: list[list[Cell]] = [
         ["state", *(_state(run) for run in runs)],
@@ -85,10 +86,10 @@ def _time(run: RunReading) -> str:
 
 
 def _speed(run: RunReading) -> str:
-    """Of the whole training; of one that goes on, the mean over its log lines."""
+    """Target tokens a second over the whole training; of a run without results, the mean over its log lines."""
     if run.results is not None and run.results.training_seconds > 0:
         return f"{run.results.target_tokens / run.results.training_seconds:,.0f}"
-    curve = run.curves.get("speed/target_tokens_per_second")
+    curve = run.curves.get(SPEED)
     return f"{fmean(value for _, value in curve):,.0f}" if curve else UNKNOWN
 
 
@@ -112,7 +113,7 @@ def _test_bleu(run: RunReading, name: str, scored: Sequence[Scored]) -> Cell:
     return "not scored"
 
 
-def missing(runs: Sequence[RunReading]) -> Component | None:
+def missing_section(runs: Sequence[RunReading]) -> Component | None:
     """What could not be read; None where everything could be."""
     notes: list[Block] = [Note(text, is_warning=True) for run in runs for text in dict.fromkeys(run.missing)]
     return section("What is missing", notes) if notes else None
@@ -121,18 +122,18 @@ def missing(runs: Sequence[RunReading]) -> Component | None:
 # ---- settings -------------------------------------------------------------------------------------------------------
 
 
-def settings(runs: Sequence[RunReading]) -> Component:
+def settings_section(runs: Sequence[RunReading]) -> Component:
     """What was trained, as a difference from the paper's base model and recipe."""
     paper = leaves(to_json(TrainJob()))
     of_runs = [None if run.record is None else leaves(to_json(run.record.config)) for run in runs]
 
     # The keys that some run has set otherwise than the paper; those of the corpus go into a table of their own.
-    known_runs = [settings for settings in of_runs if settings is not None]
-    all_keys = dict.fromkeys(key for settings in (paper, *known_runs) for key in settings)
+    known = [of_run for of_run in of_runs if of_run is not None]
+    all_keys = dict.fromkeys(key for of_run in (paper, *known) for key in of_run)
     changed = [
         key
         for key in all_keys
-        if key not in NOT_A_SETTING and any(settings.get(key) != paper.get(key) for settings in known_runs)
+        if key not in NOT_A_SETTING and any(of_run.get(key) != paper.get(key) for of_run in known)
     ]
     of_corpus = [key for key in changed if _is_of_corpus(key)]
     of_recipe = [key for key in changed if not _is_of_corpus(key)]
@@ -155,6 +156,6 @@ def _is_of_corpus(key: str) -> bool:
 
 def _values(key: str, of_runs: Sequence[Mapping[str, Any] | None]) -> list[Cell]:
     """The value of a key in each run; marked where it differs from the first that is known."""
-    values = [UNKNOWN if settings is None else as_typed(settings.get(key)) for settings in of_runs]
+    values = [UNKNOWN if of_run is None else as_typed(of_run.get(key)) for of_run in of_runs]
     first = next((value for value in values if value != UNKNOWN), UNKNOWN)
     return [value if value in (UNKNOWN, first) else Marked(value) for value in values]

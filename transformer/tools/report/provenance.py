@@ -16,7 +16,7 @@ from transformer.tools.report.blocks import UNKNOWN, Block, Cell, Command, Table
 from transformer.tools.report.reading import RunReading
 
 
-def provenance(runs: Sequence[RunReading]) -> Component:
+def provenance_section(runs: Sequence[RunReading]) -> Component:
     """Where the runs come from: versions, machine, commit, digests, seeds; a column each."""
     facts_of_runs = [_facts(run) for run in runs]
     names = dict.fromkeys(name for facts in facts_of_runs for name in facts)
@@ -69,7 +69,7 @@ def _listed(settings: Mapping[str, Any]) -> str:
 # ---- commands -------------------------------------------------------------------------------------------------------
 
 
-def commands(runs: Sequence[RunReading], job: ReportJob) -> Component:
+def commands_section(runs: Sequence[RunReading], job: ReportJob) -> Component:
     """The command lines that train, score and compare the same again."""
     blocks: list[Block] = []
 

@@ -1,6 +1,6 @@
 """The section of a report with sample translations, from the best to the worst, and how they differ from references.
 
-    scores -> choose_samples -> mark_differences -> SampleSet -> samples: a section of the page, drawn by samples.js
+    scores -> choose_samples -> mark_differences -> SampleSet -> samples_section, which samples.js draws
 
 Texts are compared word by word; those of languages that are written without spaces, character by character.
 """
@@ -180,7 +180,7 @@ def _sample(texts: Texts, metrics: Metrics, place: int, *, by_character: bool) -
     }
 
 
-def samples(heading: str, runs: Sequence[str], sets: Sequence[SampleSet]) -> Component:
+def samples_section(heading: str, runs: Sequence[str], sets: Sequence[SampleSet]) -> Component:
     """A section with the samples of some runs on each test set."""
     data: Mapping[str, object] = {
         "runs": [shorten(run) for run in runs],

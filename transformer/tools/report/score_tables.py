@@ -13,7 +13,7 @@ from transformer.tools.report.scores import AVERAGED, CheckpointScore, Scored, S
 from transformer.tools.significance import Interval, MetricComparison, SystemScore
 
 
-def scores(scored: Sequence[Scored], reasons: Sequence[str]) -> Component:
+def scores_section(scored: Sequence[Scored], reasons: Sequence[str]) -> Component:
     """The scores of the test sets with their intervals, by sentence length too, and the tests of significance."""
     blocks: list[Block] = [Note(reason, is_warning=True) for reason in reasons]
     for group in scored:
@@ -82,12 +82,12 @@ def _about_scores(scored: Sequence[Scored]) -> str:
     """How to read the tables, and the signatures of the metrics."""
     text = (
         f"Each score has its 95 % interval, from {significance.RESAMPLES:,} resamples of the test set. "
-        "Of TER, less is better."
+        "A lower TER is better."
     )
     if any(len(group.names) > 1 for group in scored):
         text += (
-            " p is the probability of such a difference from the first run by chance, by paired bootstrap and by "
-            f"approximate randomisation, of {significance.TRIALS:,} trials. "
+            " p is the probability of a difference from the first run at least as large as this one by chance: first "
+            f"by paired bootstrap, then by approximate randomisation with {significance.TRIALS:,} trials. "
             f"It stands out where both are {SIGNIFICANT} or less."
         )
 
@@ -99,7 +99,7 @@ def _about_scores(scored: Sequence[Scored]) -> str:
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def checkpoints(
+def checkpoints_section(
     runs: Sequence[RunReading], scores_of_runs: Mapping[str, Sequence[CheckpointScore]]
 ) -> Component | None:
     """The dev scores of each run by checkpoint: what validation measured, and intervals; None without any."""

@@ -69,25 +69,25 @@ class CheckpointScore:
 
 
 def score_runs(runs: Sequence[RunReading], *, samples: int) -> tuple[list[Scored], list[str]]:
-    """Score the finished runs together; where that would not be fair, score each by itself.
+    """Score the runs that have results together; where that would not be fair, score each by itself.
 
     The second list has the reasons why runs are not compared, or are left out because they cannot be scored.
     """
-    finished = [run.name for run in runs if run.results is not None and run.results.test_sets]
-    if not finished:
+    with_results = [run.name for run in runs if run.results is not None and run.results.test_sets]
+    if not with_results:
         return [], ["There are no scores of a test set: no run has results of one."]
 
     # All runs together.
     try:
-        return [_score(finished, samples=samples)], []
+        return [_score(with_results, samples=samples)], []
     except TransformerError as error:
-        if len(finished) == 1:
+        if len(with_results) == 1:
             return [], [str(error)]
         reasons = [f"The runs are not compared: {error}"]
 
     # Each run by itself.
     scored = []
-    for name in finished:
+    for name in with_results:
         try:
             scored.append(_score([name], samples=samples))
         except TransformerError as error:
