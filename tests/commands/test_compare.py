@@ -315,6 +315,7 @@ def test_compare_takes_paths_and_decodes_nothing(runs: Path) -> None:
     assert "\n## test: 12 sentences\n" in out
     assert "\n## other: 8 sentences\n" in out
     assert out.count("- line ") == 2
+    assert "\n\n\n" not in out  # one blank line between paragraphs
 
 
 def test_compare_counts_words_where_the_run_was_trained(

@@ -40,7 +40,7 @@ def _format_set(systems: Sequence[str], test_set: SetComparison) -> list[str]:
         parts.append(f"### What changed most in {name}\n")
         parts += [_format_change(change, systems[0], name) for change in changes]
         if not changes:
-            parts.append("Nothing, or nothing is to be shown.\n")
+            parts.append("No translation changed, or changed=0 leaves them out.\n")
     return parts
 
 
@@ -72,9 +72,10 @@ def _format_p(p: float | None) -> str:
 
 def _about_tests(comparison: Comparison) -> str:
     return (
-        f"p is the probability of such a difference from {comparison.systems[0]} or a larger one by chance, if both "
-        f"were the same system: * is {SIGNIFICANT} or less. Of TER, less is better. sacreBLEU's tests, with "
-        f"{comparison.resamples:,} resamples and {comparison.trials:,} randomisations, seed {comparison.seed}.\n"
+        f"p is the probability of a difference from {comparison.systems[0]} at least as large as this one by chance, "
+        f"if both were the same system; * marks {SIGNIFICANT} or less. A lower TER is better. The tests are "
+        f"sacreBLEU's, with {comparison.resamples:,} resamples and {comparison.trials:,} randomisations, "
+        f"seed {comparison.seed}."
     )
 
 
