@@ -186,7 +186,7 @@ def test_attention_describes_heads_in_every_format(
         ({"text": "one", "heads": [3]}, "heads=3: the model has 2"),
         (
             {"text": "one", "target": "eins", "word": "two"},
-            "word=two: this is no word of the sentence or of its translation",
+            "word=two: not a word of the sentence or of its translation",
         ),
         ({"file": "/nowhere.txt"}, "/nowhere.txt: cannot be read"),
     ],

@@ -42,11 +42,11 @@ TEN_COLORS = (
 )
 
 
-def distinct_colors(n_heads: int) -> list[str]:
-    """A colour for each attention head, as `#1f77b4`: where there are more than ten, hues around the circle."""
-    if n_heads <= len(TEN_COLORS):
-        return list(TEN_COLORS[:n_heads])
-    return [_hue(head / n_heads, lightness=0.4 if head % 2 else 0.55) for head in range(n_heads)]
+def distinct_colors(count: int) -> list[str]:
+    """`count` colours that are told apart, each as `#1f77b4`; more than ten are hues around the circle."""
+    if count <= len(TEN_COLORS):
+        return list(TEN_COLORS[:count])
+    return [_hue(number / count, lightness=0.4 if number % 2 else 0.55) for number in range(count)]
 
 
 def _hue(angle: float, *, lightness: float) -> str:

@@ -80,7 +80,7 @@ def attention(job: AttentionJob) -> str:
 
 
 def _write_sentence(output: Path, run: RunDir, inspected: Inspected, *, job: AttentionJob) -> str:
-    """Write the files of one sentence; the text that lists them. Raises StorageError."""
+    """Write the files of one sentence, and return a text that lists them. Raises StorageError."""
     page = write_page(output, run, inspected)
     weights = write_weights(output, inspected, job.format)
     figures = write_figures(output / "figures", inspected, job)
@@ -101,7 +101,7 @@ def _write_sentence(output: Path, run: RunDir, inspected: Inspected, *, job: Att
 
 
 def describe_heads(job: AttentionJob, run: RunDir, translator: Translator) -> HeadReport:
-    """What each head does in the first `job.sentences` sentences, and how well layers align words.
+    """Measure what each head does in the first `job.sentences` sentences, and how well layers align words.
 
     Raises InputError where there are no such sentences, one is empty or too long, or alignments do not fit.
     """

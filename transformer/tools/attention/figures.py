@@ -292,12 +292,12 @@ class _Grid:
 
     @property
     def width(self) -> float:
-        """Of the figure."""
+        """The width of the figure."""
         return self.columns * (self.panel_width + GAP) + GAP
 
     @property
     def height(self) -> float:
-        """Of the figure."""
+        """The height of the figure."""
         return self.rows * (self.panel_height + TITLE + GAP) + TITLE
 
     def add_panel(self, figure: Any, number: int, *, inset: tuple[float, float], below: float = 0.0) -> Any:

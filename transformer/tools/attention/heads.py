@@ -4,9 +4,9 @@
                           -> AlignmentMeter    alignment error rates, where true alignments are known
     both                  -> HeadReport        as Markdown and CSV
 
-A head is described by means over all positions that look, of all sentences: the entropy of its weights, how far it
-looks, and the share of its weight on the positions before, at and behind its own, and on EOS. Between source
-and target, whose lengths differ, the own position is the one at the same share of the sentence.
+A head is described by means over all queries of all sentences: the entropy of its weights, how far it looks, and the
+share of its weight on the key before the query's own position, on that position, on the one after it, and on EOS. In
+cross-attention, where the lengths differ, a query's own position is the one at the same share of the source.
 """
 
 import csv
@@ -40,10 +40,10 @@ class Head:
     head: int
     entropy: float  # bits
     distance: float  # positions
-    previous: float  # share of the weight on the position before the own
-    same: float  # on the own
-    next: float  # on the one behind
-    mark: float  # on EOS; in the decoder, which never reads it, on BOS
+    previous: float  # share of the weight on the position before the query's own
+    same: float  # share on its own
+    next: float  # share on the one after it
+    mark: float  # share on EOS; in the decoder, which never reads EOS, on BOS
 
     def measure(self, name: str) -> float:
         """The measure of this name, one of MEASURES."""
@@ -114,7 +114,7 @@ class HeadMeter:
 
 
 def measure_heads(weights: Tensor, *, mark: int) -> tuple[Tensor, ...]:
-    """The MEASURES of every position that looks, each `(L, H, queries)`: weights are `(L, H, queries, keys)`.
+    """The MEASURES of every query, each `(L, H, queries)`, from weights `(L, H, queries, keys)`.
 
     `mark` is the place of EOS among the keys; in the decoder's attention to itself, that of BOS.
     """
@@ -279,8 +279,9 @@ def format_heads_markdown(report: HeadReport) -> str:
         f"# What the heads of {report.run_dir} do",
         "",
         f"Means over {report.sentences} sentences, the decoder reading {target}. Entropy in bits, distance in pieces; "
-        "the others are shares of the weight: on the position before, the own, the one behind, and EOS (BOS in "
-        "decoder self-attention). In cross-attention the own position is that at the same share of the source.",
+        "the others are shares of the weight: on the position before the query's own, on its own, on the one after it, "
+        "and on EOS (BOS in decoder self-attention). In cross-attention a query's own position is the one at the same "
+        "share of the source.",
         "",
         *markdown_table(
             ("attention", "layer", "head", *MEASURES), [_head_cells(head) for head in report.heads], left={0}

@@ -40,10 +40,7 @@ TITLES = {
 
 
 def write_report(output: Path, report: HeadReport) -> None:
-    """What each head does, as heads.json, .md and .csv, and as a picture if there is matplotlib.
-
-    Raises StorageError.
-    """
+    """Write what each head does: heads.json, .md and .csv, and with matplotlib .png and .svg. Raises StorageError."""
     write_json(output / "heads.json", to_json(report))
     write_file(output / "heads.md", format_heads_markdown(report).encode())
     write_file(output / "heads.csv", format_heads_csv(report).encode())
@@ -55,7 +52,7 @@ def write_report(output: Path, report: HeadReport) -> None:
 
 
 def write_page(output: Path, run: RunDir, inspected: Inspected) -> Path:
-    """The page to explore the weights. Raises StorageError."""
+    """Write the page to explore the weights, and return its path. Raises StorageError."""
     component = explorer(
         inspected.maps,
         heading=f"{inspected.text} \u2192 {inspected.translation}",
@@ -73,7 +70,7 @@ def write_page(output: Path, run: RunDir, inspected: Inspected) -> Path:
 
 
 def write_weights(output: Path, inspected: Inspected, kind: WeightsFormat) -> Path:
-    """The weights and the pieces: see `format_npz` and `format_json`. Raises StorageError."""
+    """Write the weights and the pieces, as `format_npz` or `format_json` does. Raises StorageError."""
     path = output / f"weights.{kind.value}"
     match kind:
         case WeightsFormat.npz:
@@ -103,7 +100,7 @@ def format_npz(inspected: Inspected) -> bytes:
 
 
 def format_json(inspected: Inspected) -> bytes:
-    """The same as one object of nested lists, weights rounded to six decimals."""
+    """What `format_npz` holds, as one object of nested lists, with weights rounded to six decimals."""
     document: dict[str, object] = {
         "source": inspected.source,
         "reads": inspected.reads,
@@ -127,9 +124,7 @@ def check_figures(job: AttentionJob, inspected: Inspected) -> None:
 
     is_known = any(_rows_of_word(inspected.words(role).queries, job.word) for role in Role)
     if not is_known:
-        raise InputError(
-            f"word={job.word}: this is no word of the sentence or of its translation: {inspected.translation}"
-        )
+        raise InputError(f"word={job.word}: not a word of the sentence or of its translation: {inspected.translation}")
 
 
 def _check_numbers(key: str, numbers: Sequence[int] | None, count: int) -> None:
@@ -139,9 +134,9 @@ def _check_numbers(key: str, numbers: Sequence[int] | None, count: int) -> None:
 
 
 def write_figures(folder: Path, inspected: Inspected, job: AttentionJob) -> list[Path]:
-    """Two figures for each layer of each role, in two formats; none without matplotlib. Raises StorageError.
+    """Write two figures for each layer of each role, in two formats; none without matplotlib. Raises StorageError.
 
-    Under `job.word`, only what that word looks at is drawn, with all heads in one panel.
+    Under `job.word` there is one figure for each layer: what that word attends to, with all heads in one panel.
     """
     n_pieces = max(len(inspected.source), len(inspected.reads))
     if n_pieces > MOST_DRAWN:

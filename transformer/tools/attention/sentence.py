@@ -39,12 +39,12 @@ class Inspected:
 
     @property
     def n_layers(self) -> int:
-        """The larger number of layers, of the encoder or of the decoder."""
+        """The layers of the encoder or of the decoder, whichever has more."""
         return max(len(self.maps.of(role)) for role in Role)
 
     @property
     def n_heads(self) -> int:
-        """H."""
+        """The heads of a layer."""
         return self.maps.cross.shape[1]
 
     def words(self, role: Role) -> Words:
