@@ -560,7 +560,7 @@ def test_export_refuses_an_output_that_is_there(run_dir: Path, tmp_path: Path) -
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("full", "full/file", "link"):
         assert refusal(run_dir, tmp_path / name) == (
-            f"{tmp_path / name}: there already, and not empty: choose another output, or remove it"
+            f"{tmp_path / name}: exists already and is not empty: choose another output, or remove it"
         )
 
 

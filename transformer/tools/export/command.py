@@ -177,9 +177,9 @@ def _read_sentences(job: ExportJob, run: RunDir) -> tuple[Iterable[tuple[str, st
 
 
 def _check_output(output: Path) -> None:
-    """Raise InputError where something is there already that would be lost."""
+    """Raise InputError where the output exists and is not an empty directory."""
     if os.path.lexists(output) and (not output.is_dir() or list_names(output)):
-        raise InputError(f"{output}: there already, and not empty: choose another output, or remove it")
+        raise InputError(f"{output}: exists already and is not empty: choose another output, or remove it")
 
 
 @contextmanager

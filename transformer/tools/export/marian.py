@@ -180,7 +180,11 @@ def _state(model: Transformer) -> dict[str, Tensor]:
         # Such as decoder.0.cross_attention.W_q.weight.
         stack, layer, part = name.split(".", 2)
         module, _, kind = part.rpartition(".")
-        their_module = _PARTS.get(module) or ".".join(_PARTS[word] for word in module.split("."))
+        if module in _PARTS:  # a norm, or a part of the feed-forward network
+            their_module = _PARTS[module]
+        else:  # a projection of attention
+            attention, projection = module.split(".")
+            their_module = f"{_PARTS[attention]}.{_PARTS[projection]}"
         their_name = f"model.{stack}.layers.{layer}.{their_module}"
 
         # A reader has the residual stream in its columns, and a bias without it; a writer has it in its rows.

@@ -4,8 +4,8 @@
     last token, keys and values so far, those of the source -> decoder.onnx -> logits, keys and values with this token
 
 The operations are the model's own, so every kind of model can be exported exactly. Only attention is written here once
-more, as its formula on plain tensors: a graph with free lengths cannot ask a layout. The search is the user's affair;
-the check uses ours.
+more, as its formula on plain tensors, because a graph with free lengths has no layout. Search is not in the graphs: the
+check uses ours.
 
 `N` layers of the decoder, `B` sentences, `R` hypotheses, `S` source positions, `T` targets read so far, `H` heads, `K`
 head width.
@@ -116,7 +116,7 @@ class _Encoder(nn.Module):
             x = _encoder_layer(layer, x, visible)
 
         memory = self.model.encoder_norm(x)
-        return _stack([_read(layer.cross_attention, memory) for layer in _decoder_layers(self.model)])
+        return _stack([_keys_values(layer.cross_attention, memory) for layer in _decoder_layers(self.model)])
 
 
 class _Decoder(nn.Module):
@@ -156,7 +156,7 @@ class _Decoder(nn.Module):
 def _encoder_layer(layer: EncoderLayer, x: Tensor, visible: Tensor) -> Tensor:
     """As `EncoderLayer.forward`, by the formula: `(B, S, D)` to the same."""
     y = layer.self_attention_norm.before(x)
-    y = _attend(layer.self_attention, y, _read(layer.self_attention, y), visible=visible)
+    y = _attend(layer.self_attention, y, _keys_values(layer.self_attention, y), visible=visible)
     x = layer.self_attention_norm(x, y)
 
     y = layer.feed_forward(layer.feed_forward_norm.before(x))
@@ -168,7 +168,7 @@ def _decoder_layer(
 ) -> tuple[Tensor, _KeyValues]:
     """The output of the layer for one position, `(R, 1, D)`, and its keys and values so far, with this position's."""
     y = layer.self_attention_norm.before(x)
-    new = _read(layer.self_attention, y)
+    new = _keys_values(layer.self_attention, y)
     own = _KeyValues(
         keys=torch.cat((past.keys, new.keys), 2),  # (R, H, T + 1, K)
         values=torch.cat((past.values, new.values), 2),
@@ -184,8 +184,8 @@ def _decoder_layer(
     return layer.feed_forward_norm(x, y), own
 
 
-def _read(attention: MultiHeadAttention, context: Tensor) -> _KeyValues:
-    """Keys and values of `(B, S, D)`."""
+def _keys_values(attention: MultiHeadAttention, context: Tensor) -> _KeyValues:
+    """The keys and values that attention reads of `(B, S, D)`."""
     kv = attention.keys_values(context)  # (B, S, H, K)
     return _KeyValues(kv.keys.transpose(1, 2), kv.values.transpose(1, 2))
 
