@@ -100,7 +100,7 @@ class Metrics:
         return cls(
             bleu=bleu_metric(tgt_lang, lowercase=lowercase),
             chrf=CHRF(lowercase=lowercase),
-            ter=_Ter(normalized=has_no_spaces, asian_support=has_no_spaces),
+            ter=_Ter(by_character=has_no_spaces),
         )
 
 
@@ -111,12 +111,15 @@ class _Ter(TER):
     should its name change one day, the results stay the same and take longer.
     """
 
+    def __init__(self, *, by_character: bool) -> None:
+        super().__init__(normalized=by_character, asian_support=by_character)
+        self._counted: dict[tuple[str, str], list[float]] = {}  # by translation and references
+
     def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
-        counted: dict[tuple[str, str], list[float]] = self.__dict__.setdefault("counted", {})
         key = (hypothesis, str(ref_kwargs))
-        if key not in counted:
-            counted[key] = super()._compute_segment_statistics(hypothesis, ref_kwargs)
-        return counted[key]
+        if key not in self._counted:
+            self._counted[key] = super()._compute_segment_statistics(hypothesis, ref_kwargs)
+        return self._counted[key]
 
 
 def resampling_seed() -> str:

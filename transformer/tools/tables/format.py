@@ -23,7 +23,7 @@ from transformer.tools.complexity import format_complexity
 from transformer.tools.layer_times import LayerTime, format_times
 from transformer.tools.markdown import markdown_table
 from transformer.tools.plots import Point, plot_points, plot_times
-from transformer.tools.significance import Interval
+from transformer.tools.significance import RESAMPLES, Interval
 from transformer.tools.tables.measured import LayerTable, Measured, Table, TableRow
 from transformer.tools.tables.paper import CONCLUSIONS, Conclusion, Published
 
@@ -219,7 +219,7 @@ def _format_bleu(scores: Sequence[Interval]) -> str:
 
 def _about_intervals(table: Table) -> str:
     """What the figures behind BLEU mean."""
-    sampling = "± is half of the 95 % bootstrap interval of BLEU, from 1,000 resamples of the test sentences"
+    sampling = f"± is half of the 95 % bootstrap interval of BLEU, from {RESAMPLES:,} resamples of the test sentences"
     most_seeds = max((len(row.runs) for row in table.rows), default=0)
     if most_seeds > 1:
         return f"{sampling}; sd is the standard deviation over seeds."

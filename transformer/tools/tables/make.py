@@ -156,7 +156,9 @@ def _notes(job: TableJob, rows: Sequence[TableRow]) -> list[str]:
     if job.table == "3":
         notes.append("BLEU: sacreBLEU of the last checkpoint, without averaging, on the development set.")
     else:
-        notes.append(f"BLEU: sacreBLEU of the mean of the last {train.average} checkpoints, on the test sets.")
+        notes.append(
+            f"BLEU: sacreBLEU of the mean of the last checkpoints ({train.average} at most), on the test sets."
+        )
 
     # How it compares with the paper, or with the settings above.
     if rows[0].published is None:

@@ -23,9 +23,9 @@ from transformer.tools.tables.paper import TABLE_2, TABLE_3, Published
 
 DEVELOPMENT = "development"  # the dev set where it is scored as a test set: beam search, once, at the end
 PAPER_WIDTH = 512
-Value = TypeVar("Value")  # what a table knows of a row before its job is made
-
 BUDGET = ("max_steps", "save_every", "validate_every", "keep_last", "average")  # the user's, not an experiment's
+
+Value = TypeVar("Value")  # what a table knows of a row before its job is made
 
 
 @dataclass(frozen=True)
