@@ -588,7 +588,7 @@ def test_export_refuses_a_run_that_is_not_there_and_settings_that_do_not_fit(
             "quantization=int8 is for to=ctranslate2: leave it out",
         ),
         ({"tgt": "reference.txt"}, "tgt has the references of src: set both"),
-        ({"sentences": 0}, "sentences=0 must be a number of at least 1, and finite"),
+        ({"sentences": 0}, "sentences=0 must be at least 1"),
         ({"output": ""}, "output must name a directory"),
     ):
         with pytest.raises(ValueError, match=f"^{message}$"):

@@ -243,7 +243,7 @@ def test_attention_refuses_links_beyond_the_sentence(trained: Path, tmp_path: Pa
         ({"alignments": "x", "sentences": 2}, "alignments are of references: set forced=true, or references="),
         ({"references": "x"}, "references belong to file: set file, too"),
         ({"layers": [0]}, "layers=[0]: layers are counted from 1"),
-        ({"line": 0}, "line=0 must be a number of at least 1"),
+        ({"line": 0}, "line=0 must be at least 1"),
     ],
 )
 def test_attention_job_refuses_what_does_not_fit_together(settings: dict[str, Any], said: str) -> None:

@@ -139,7 +139,7 @@ def test_translate_writes_the_same_translations_in_every_format(run_dir: Path, t
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "n best as text": ({"n_best": 2}, "n_best=2 needs format=tsv or format=jsonl"),
-    "no best": ({"n_best": 0}, "n_best=0 must be a number of at least 1"),
+    "no best": ({"n_best": 0}, "n_best=0 must be at least 1"),
     "more best than there can be": ({"n_best": 2000}, "n_best=2000 must be at most 1024"),
     "alignment as tsv": ({"align": True, "format": LineFormat.tsv}, "align=true needs format=jsonl"),
     "sampling with a beam": (

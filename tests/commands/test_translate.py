@@ -272,7 +272,7 @@ def test_translate_sweep_searches_once(translator: Translator, monkeypatch: pyte
     [
         ("a dog", [0.6], r"a list of texts: for a single one"),
         (["a dog"], [], "at least one length penalty"),
-        (["a dog"], [0.6, -0.1], r"^length_penalty=-0\.1 must be a number of at least 0"),
+        (["a dog"], [0.6, -0.1], r"^length_penalty=-0\.1 must be at least 0"),
         (["a dog"], ["0.6"], "^length_penalty='0.6' must be a number$"),
         (["a dog"], [0.6, None], "^length_penalty=None must be a number$"),
     ],

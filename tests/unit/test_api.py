@@ -162,12 +162,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "precision": ({"precision": 16}, "precision=16 is not one of auto, fp32, bf16, fp16, fp64"),
     "checkpoint": ({"checkpoint": "newest"}, "checkpoint=newest is not one of averaged, best, last, step-N, auto"),
     "no such step": ({"checkpoint": "step-3"}, "checkpoint=step-3: .* is not there; there are: step-4"),
-    "beam of zero": ({"beam_size": 0}, "beam_size=0 must be a number of at least 1"),
+    "beam of zero": ({"beam_size": 0}, "beam_size=0 must be at least 1"),
     "beam in text": ({"beam_size": "4"}, "beam_size='4' must be a whole number"),
     "half a beam": ({"beam_size": 2.5}, r"beam_size=2\.5 must be a whole number"),
-    "penalty": ({"length_penalty": -1.0}, r"length_penalty=-1\.0 must be a number of at least 0"),
+    "penalty": ({"length_penalty": -1.0}, r"length_penalty=-1\.0 must be at least 0"),
     "penalty in text": ({"length_penalty": "0.6"}, r"length_penalty='0\.6' must be a number"),
-    "extra": ({"max_extra": 0}, "max_extra=0 must be a number of at least 1"),
+    "extra": ({"max_extra": 0}, "max_extra=0 must be at least 1"),
     "batch": ({"batch_tokens": 1e4}, r"batch_tokens=10000\.0 must be a whole number"),
 }
 

@@ -205,9 +205,11 @@ def _check_key(key: str, override: str, *, keys: Mapping[str, Key], groups: Sequ
         if key in GROUPS:
             run = _key_of_run(keys)
             raise InputError(f"{override}: {key}s are for trainings, and this command takes a finished run, {run}=DIR")
+        if any(other.startswith(f"{generic}.NAME.") for other in keys):
+            removal = f"; '~{key}.NAME' removes a set" if key.startswith("data.") else ""
+            raise InputError(f"{override}: {key} is a group of sets; set their keys, as {key}.NAME.KEY=VALUE{removal}")
         if any(other.startswith(f"{generic}.") for other in keys):
-            removal = f"; '~{key}.NAME' removes a set" if key in ("data.test", "data.extra") else ""
-            raise InputError(f"{override}: {key} is a group of keys; set them one by one, as {key}.KEY=VALUE{removal}")
+            raise InputError(f"{override}: {key} is a group of keys; set them one by one, as {key}.KEY=VALUE")
         raise InputError(
             f"unknown key {key!r} in {override!r}{did_you_mean(generic, [*keys, *groups])}; --help lists every key"
         )

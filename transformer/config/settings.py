@@ -201,11 +201,12 @@ def require(condition: bool, message: str) -> None:
 
 
 def at_least(config: object, section: str, minimum: float, *names: str) -> None:
-    """Refuse numbers below `minimum`, and NaN or infinity; None (left to a rule) passes."""
+    """Refuse numbers below `minimum`, NaN, and what no 64-bit integer could hold; None (left to a rule) passes."""
     for name in names:
         value = getattr(config, name)
-        is_allowed = value is None or minimum <= value < 2**63
-        require(is_allowed, f"{section}{name}={value} must be a number of at least {minimum}, and finite")
+        if value is not None:
+            require(value >= minimum, f"{section}{name}={value} must be at least {minimum}")
+            require(value < 2**63, f"{section}{name}={value} is too large")
 
 
 def at_most(config: object, section: str, maximum: float, *names: str) -> None:
@@ -495,17 +496,12 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
-        at_least(self, "train.", 0, "seed", "prefetch", "keep_best", "samples")
+        at_least(self, "train.", 0, "seed", "prefetch", "keep_best", "samples", "weight_decay")
         at_least(self, "train.", 1, "max_steps", "warmup_steps", "threads", "log_every", "save_every", "validate_every")
         at_least(self, "train.", 1, "patience", "average", "tokens_per_step", "max_tokens")
         at_least(self, "train.", 2, "keep_last")
         _below_one(self, "train.", "adam_beta1", "adam_beta2", "label_smoothing")
 
-        weight_decay = self.weight_decay
-        require(
-            math.isfinite(weight_decay) and weight_decay >= 0.0,
-            f"train.weight_decay={weight_decay} must be at least 0, and finite",
-        )
         decay = self.ema_decay
         require(decay is None or 0.0 < decay < 1.0, f"train.ema_decay={decay} must be in (0, 1)")
         sampling = self.subword_sampling
