@@ -40,9 +40,13 @@ class TrainJob:
     """`transformer train` and `transformer prepare`."""
 
     run_dir: str = option(
-        "runs/base", "everything about the run goes here; the same command again resumes it", on_resume=OnResume.allow
+        "runs/base",
+        "directory of everything about the run; the same command again resumes it",
+        on_resume=OnResume.allow,
     )
-    init_from: str | None = option(None, "begin with the weights and the tokenizer of this run, or of one checkpoint")
+    init_from: str | None = option(
+        None, "begin with the weights and the tokenizer of this run directory, or of one checkpoint in it"
+    )
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -94,19 +98,21 @@ class TranslateJob(DecodeJob):
     """`transformer translate`."""
 
     strict: bool = option(
-        False, "refuse a source too long for the model, or not UTF-8, instead of truncating and replacing"
+        False,
+        "refuse a line that is too long for the model, or not UTF-8, instead of truncating it or replacing bad bytes",
     )
     ensemble: list[str] = option([], "other runs with the same tokenizer: average the probabilities of all models")
     tag: str | None = option(
         None, "a word in front of each line, such as <2de> where a run has several languages (null: none)"
     )
     prefix: str | None = option(
-        None, "a file, line by line the whole words that a translation begins with (blank: with any)"
+        None, "a file with the beginning of each translation, whole words, line by line (a blank line: any beginning)"
     )
     sample: SampleConfig = field(default_factory=SampleConfig)
     n_best: int = option(1, "translations of each line, the best first (at most search.beam_size), or samples")
     align: bool = option(
-        False, "jsonl: add the pieces, and which source piece each piece belongs to (source_of, from 0)"
+        False,
+        "jsonl: add the pieces of source and translation, and source_of, the source piece of each, counted from 0",
     )
     format: LineFormat = option(
         LineFormat.text,
@@ -174,14 +180,16 @@ class ScoredText:
 class EvaluateJob(DecodeJob):
     """`transformer evaluate`: scores of a run, or of files of translations."""
 
-    hypotheses: str | None = option(None, "instead of a run: translations, one a line (-: standard input)")
+    hypotheses: str | None = option(
+        None, "instead of a run: a file of translations to score, one a line (-: standard input)"
+    )
     references: list[str] = option([], "their references: a file, or several as [A,B]")
     data: ScoredText = field(default_factory=ScoredText)
     lowercase: bool = option(False, "score without regard to case")
     paper_bleu: bool = option(
-        False, "print the BLEU of papers, too: Moses' tokens, words split at hyphens, not smoothed"
+        False, "also print BLEU as papers count it: Moses' tokens, words split at hyphens, not smoothed"
     )
-    format: Format = option(Format.text, "for people, or for programs")
+    format: Format = option(Format.text, "text for people, or JSON for programs")
     test: dict[str, PairConfig] = field(default_factory=dict)
     store_dir: str | None = option(None, "where copies of hub data sets are kept (null: beside the run)")
     sweep: SweepConfig = field(default_factory=SweepConfig)
@@ -272,7 +280,7 @@ class CompareJob:
     data: ScoredText = field(default_factory=ScoredText)
     lowercase: bool = option(False, "score without regard to case")
     changed: int = option(5, "show this many of the sentences whose translations changed most")
-    format: Format = option(Format.text, "for people (Markdown), or for programs")
+    format: Format = option(Format.text, "text (Markdown) for people, or JSON for programs")
 
     def __post_init__(self) -> None:
         at_least(self, "", 0, "changed")
@@ -316,7 +324,7 @@ class AverageJob:
         "average the last so many checkpoints that were due by train.save_every (null: the run's train.average)",
     )
     best: int | None = option(None, "instead, how many of the best validated ones that are kept (train.keep_best)")
-    format: Format = option(Format.text, "for people, or for programs")
+    format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:
         at_least(self, "", 1, "last", "best")
@@ -334,7 +342,7 @@ class SummaryJob(TrainJob):
     rates: str | None = option(
         None, "file with the time of a FLOP, a byte and a parameter on a machine, from scripts/benchmark/predict.py"
     )
-    format: Format = option(Format.text, "for people, or for programs")
+    format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -347,7 +355,7 @@ class DoctorJob(TrainJob):
     """`transformer doctor`: the training that these settings describe, examined before it is begun."""
 
     text_only: bool = option(False, "examine the text files only: prepare nothing, and try no model")
-    format: Format = option(Format.text, "for people, or for programs")
+    format: Format = option(Format.text, "text for people, or JSON for programs")
 
 
 @dataclass
@@ -358,7 +366,7 @@ class ReplayJob:
     step: int | None = option(
         None, "the step to run again, counted from 1 (null: the first bad one after the newest checkpoint)"
     )
-    format: Format = option(Format.text, "for people, or for programs")
+    format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:
         at_least(self, "", 1, "step")
@@ -377,7 +385,7 @@ class ExportJob:
     src: str | None = option(None, "a text file with these sentences (null: the run's dev set, else a test set)")
     tgt: str | None = option(None, "their references, line by line")
     threads: int | None = option(None, "CPU threads (null: one for each core that it may use)")
-    format: Format = option(Format.text, "for people, or for programs")
+    format: Format = option(Format.text, "text for people, or JSON for programs")
     search: SearchOverride = field(default_factory=SearchOverride)
 
     def __post_init__(self) -> None:
@@ -395,7 +403,13 @@ SCORES = "scores"  # the study of the attention scores that section 3.2.1 compar
 
 # Keys of `model` that no row of the paper's tables changes: where the user sets one of these, it holds in every row.
 BESIDE_THE_ROWS = (
-    *("norm", "score", "activation", "attention_dropout", "relu_dropout", "max_positions", "tie_embeddings"),
+    "norm",
+    "score",
+    "activation",
+    "attention_dropout",
+    "relu_dropout",
+    "max_positions",
+    "tie_embeddings",
 )
 
 

@@ -273,10 +273,12 @@ class ModelConfig:
     dropout: float = option(0.1, "dropout rate on each sub-layer's output and on the sum of embedding and position")
     attention_dropout: float = option(0.0, "dropout rate on the attention weights (not in the paper)")
     relu_dropout: float = option(0.0, "dropout rate inside the feed-forward network (not in the paper)")
-    norm: Norm = option(Norm.post, "LayerNorm after the residual sum (post), or before the sub-layer (pre)")
+    norm: Norm = option(
+        Norm.post, "where LayerNorm stands: after the residual sum (post), or before the sub-layer (pre)"
+    )
     positions: Positions = option(Positions.sinusoidal, "fixed sinusoids or learned positions")
-    max_positions: int = option(1024, "positions of the model: its longest sentence, in pieces, and EOS")
-    tie_embeddings: bool = option(True, "one matrix for both embeddings and the output (section 3.4)")
+    max_positions: int = option(1024, "the longest sentence of the model, in pieces, EOS counted")
+    tie_embeddings: bool = option(True, "one matrix for both embeddings and the output projection (paper, section 3.4)")
 
     def __post_init__(self) -> None:
         at_least(self, "model.", 1, "n_layers", "n_decoder_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v")
@@ -316,24 +318,27 @@ class PairConfig:
 
     src: str = option(
         "",
-        "text file in the source language; with dataset: the column (empty: src_lang; of a .tsv without it, column 1)",
+        "text file in the source language, a sentence a line; with dataset, the column of the sources (empty: named as "
+        "src_lang; column 1 of a .tsv that does not name its columns so)",
         on_resume=OnResume.allow,
     )
     tgt: str = option(
         "",
-        "text file in the target language; with dataset: the column (empty: tgt_lang; of a .tsv without it, column 2)",
+        "text file in the target language, line for line; with dataset, the column of the targets (empty: named as "
+        "tgt_lang; column 2 of a .tsv that does not name its columns so)",
         on_resume=OnResume.allow,
     )
     dataset: str | None = option(
         None,
-        "instead of text files: a .tsv, .jsonl or .parquet file, a hub data set, or sacrebleu:SET",
+        "instead of two text files: a .tsv, .jsonl or .parquet file, a data set of the Hugging Face hub, or a test set "
+        "of sacreBLEU, as sacrebleu:wmt14",
         on_resume=OnResume.allow,
     )
     subset: str | None = option(
         None, "subset (configuration) of a hub data set, such as de-en", on_resume=OnResume.allow
     )
     split: str | None = option(None, "split of a hub data set, such as train", on_resume=OnResume.allow)
-    tag: str | None = option(None, "a word in front of each source, such as <bt> or <2de>: one piece (null: none)")
+    tag: str | None = option(None, "a word in front of each source, such as <bt> or <2de> (null: none)")
 
 
 @dataclass
@@ -345,14 +350,14 @@ class ExtraConfig(PairConfig):
 
 @dataclass
 class FilterConfig:
-    """Which training pairs are dropped, always whole pairs and always counted; empty ones always are."""
+    """Which training pairs are dropped: as whole pairs, and counted. A pair with an empty side always is."""
 
     max_length: int = option(256, "drop pairs with a side of more pieces than this")
     max_ratio: float = option(
         9.0, "drop pairs with one side longer than the other, in pieces, by more than this factor"
     )
     drop_identical: bool = option(False, "drop pairs whose two sides are the same text")
-    drop_duplicates: bool = option(False, "drop pairs seen before")
+    drop_duplicates: bool = option(False, "drop pairs that occurred before, in whichever training set")
 
     def __post_init__(self) -> None:
         at_least(self, "data.filter.", 1, "max_length", "max_ratio")
@@ -403,14 +408,16 @@ class DataConfig:
 class TokenizerConfig:
     """SentencePiece, one model for both languages (section 5.1)."""
 
-    algorithm: Algorithm = option(Algorithm.bpe, "how the pieces are found")
+    algorithm: Algorithm = option(Algorithm.bpe, "how SentencePiece finds the pieces")
     vocab_size: int = option(37_000, "number of pieces, which both languages share; a small corpus may give fewer")
     normalization: Normalization = option(
-        Normalization.identity, "leave characters as they are, or replace full-width forms, ligatures and the like"
+        Normalization.identity,
+        "identity leaves characters as they are; nfkc replaces full-width forms, ligatures and the like; nmt_nfkc also "
+        "drops control characters",
     )
     byte_fallback: bool = option(False, "spell unknown characters as bytes instead of <unk>")
-    character_coverage: float = option(1.0, "share of characters that get a piece of their own")
-    sample_lines: int = option(1_000_000, "train the pieces on at most this many lines")
+    character_coverage: float = option(1.0, "share of the characters in the text that get a piece of their own")
+    sample_lines: int = option(1_000_000, "train the tokenizer on at most this many lines")
     model: str | None = option(
         None, "use this SentencePiece model file instead of training one", on_resume=OnResume.allow
     )
@@ -427,55 +434,64 @@ class TrainConfig:
     """The recipe (section 5) and the run."""
 
     seed: int = option(1, "seed of everything random")
-    # Where the decay ends at the last step (linear, cosine), resuming refuses another one.
+    # `training.resume` refuses another one under linear and cosine decay, whose every rate depends on it.
     max_steps: int = option(100_000, "number of optimiser updates", on_resume=OnResume.allow)
-    tokens_per_step: int = option(25_000, "real tokens of an update on either side, at most")
+    tokens_per_step: int = option(
+        25_000,
+        "at most this many source tokens, and target tokens, in an update over all devices; padding does not count",
+    )
     max_tokens: int | None = option(
         None,
-        "tokens of a micro-batch on either side, padding counted; packed: rounded up to a multiple of 128 "
-        "(null: by device)",
+        "at most this many source tokens, and target tokens, in a micro-batch; padding counts; packed, rounded up to a "
+        "multiple of 128 (null: by device)",
         on_resume=OnResume.note,
     )
     fit_memory: bool = option(
         False, "find the largest max_tokens that fits into memory, before the first step", on_resume=OnResume.allow
     )
-    learning_rate: float | None = option(None, "peak of the learning rate (null: that of the paper's eq. 3)")
-    warmup_steps: int = option(4_000, "updates until the peak of the learning rate")
+    learning_rate: float | None = option(None, "peak of the learning rate (null: the peak of the paper's equation 3)")
+    warmup_steps: int = option(4_000, "updates until the learning rate is at its peak")
     decay: Decay = option(
-        Decay.inverse_sqrt, "how the learning rate goes on after the peak; linear and cosine reach 0 at max_steps"
+        Decay.inverse_sqrt, "what the learning rate does after its peak; linear and cosine reach 0 at max_steps"
     )
     optimizer: OptimizerKind = option(
-        OptimizerKind.adam, "what makes updates of gradients; muon: for the matrices of the layers, beside Adam"
+        OptimizerKind.adam, "Adam for everything, or Muon for the matrices of the layers and Adam for the rest"
     )
     adam_beta1: float = option(0.9, "Adam's decay of the gradient's mean")
     adam_beta2: float = option(0.98, "Adam's decay of the gradient's square")
     adam_eps: float = option(1e-9, "Adam's epsilon")
     weight_decay: float = option(
-        0.0, "share of each matrix that an update takes away, as a multiple of the learning rate"
+        0.0, "decoupled weight decay: an update shrinks each matrix, embeddings too, by its learning rate x this"
     )
-    label_smoothing: float = option(0.1, "probability spread over the wrong classes")
+    label_smoothing: float = option(0.1, "probability taken from the right piece and spread over the others")
     clip_norm: float | None = option(None, "largest gradient norm (null: no clipping, as the paper)")
     subword_sampling: float | None = option(
         None,
-        "cut the text differently in every epoch: with BPE, the probability of leaving out a merge (BPE-dropout); with "
-        "unigram, the exponent alpha (null: no)",
+        "cut text into other pieces in every epoch: with BPE, the probability of leaving out a merge (BPE-dropout); "
+        "with unigram, the exponent alpha (null: no)",
     )
     ema_decay: float | None = option(
-        None, "decay of a moving average of the weights, which then translates (null: none)"
+        None, "translate with an exponential moving average of the weights, of this decay (null: none)"
     )
-    precision: Precision = option(Precision.auto, "arithmetic of the forward pass")
+    precision: Precision = option(
+        Precision.auto, "arithmetic of the forward pass (auto: bf16 where the hardware multiplies it, else fp32)"
+    )
     device: Device = option(Device.auto, "where to compute", on_resume=OnResume.note)
-    layout: LayoutKind = option(LayoutKind.auto, "padded: one sentence a row; packed: sentences end to end")
+    layout: LayoutKind = option(
+        LayoutKind.auto,
+        "padded: one sentence a row; packed: sentences end to end (auto: packed, unless a GPU has no kernel for it)",
+    )
     compile: bool | None = option(
         None, "torch.compile the training step (null: on a GPU that has a compiler)", on_resume=OnResume.note
     )
     attention_kernel: AttentionKernel = option(
         AttentionKernel.varlen,
-        "attention to packed sentences on a GPU: torch's, or one for short sentences that no GPU has run yet",
+        "kernel for packed sentences on a GPU: torch's (varlen), or one for short sentences that no GPU has run yet "
+        "(flex, triton); auto chooses among them by rule",
         on_resume=OnResume.note,
     )
     fused_loss: bool = option(
-        False, "make the loss by a Triton kernel, which no GPU has run yet", on_resume=OnResume.note
+        False, "compute the loss with a Triton kernel, which no GPU has run yet", on_resume=OnResume.note
     )
     threads: int | None = option(None, "CPU threads (null: this rank's share of the cores)", on_resume=OnResume.note)
     deterministic: bool = option(False, "bit-identical runs on a GPU, slower")
@@ -489,7 +505,9 @@ class TrainConfig:
         Metric.bleu, "what decides which checkpoint is best, and when patience ends", on_resume=OnResume.allow
     )
     patience: int | None = option(None, "stop after this many validations without a new best", on_resume=OnResume.allow)
-    average: int = option(5, "checkpoints averaged into the final model (section 6.1)", on_resume=OnResume.allow)
+    average: int = option(
+        5, "last checkpoints to average into the final model (paper, section 6.1)", on_resume=OnResume.allow
+    )
     samples: int = option(3, "dev translations shown at each validation", on_resume=OnResume.allow)
     attention_images: bool = option(
         True, "draw the attention of a dev sentence in TensorBoard at each validation", on_resume=OnResume.allow
@@ -528,13 +546,17 @@ class TrainConfig:
 class SearchConfig:
     """Beam search (section 6.1)."""
 
-    beam_size: int = option(4, "hypotheses kept; 1 is greedy search", on_resume=OnResume.allow)
+    beam_size: int = option(4, "hypotheses kept for each sentence; 1 is greedy search", on_resume=OnResume.allow)
     length_penalty: float = option(
-        0.6, "alpha of ((5 + |Y|) / 6)^alpha; larger prefers longer", on_resume=OnResume.allow
+        0.6,
+        "alpha of the length penalty ((5 + |Y|) / 6)^alpha; larger prefers longer translations",
+        on_resume=OnResume.allow,
     )
-    max_extra: int = option(50, "a translation has at most the pieces of its source + this", on_resume=OnResume.allow)
+    max_extra: int = option(
+        50, "a translation has at most this many pieces more than its source", on_resume=OnResume.allow
+    )
     batch_tokens: int | None = option(
-        None, "padded source pieces x beam of one batch (null: what suits the device)", on_resume=OnResume.allow
+        None, "size of a batch: source pieces, padding counted, x beam_size (null: by device)", on_resume=OnResume.allow
     )
 
     def __post_init__(self) -> None:
@@ -551,10 +573,14 @@ class SearchConfig:
 class SearchOverride:
     """Search settings of one command; null means: the setting that the run was trained with."""
 
-    beam_size: int | None = option(None, "hypotheses kept; 1 is greedy (null: the run's)")
+    beam_size: int | None = option(None, "hypotheses kept for each sentence; 1 is greedy search (null: the run's)")
     length_penalty: float | None = option(None, "alpha of the length penalty (null: the run's)")
-    max_extra: int | None = option(None, "a translation has at most the pieces of its source + this (null: the run's)")
-    batch_tokens: int | None = option(None, "padded source pieces x beam of one batch (null: the run's)")
+    max_extra: int | None = option(
+        None, "a translation has at most this many pieces more than its source (null: the run's)"
+    )
+    batch_tokens: int | None = option(
+        None, "size of a batch: source pieces, padding counted, x beam_size (null: the run's)"
+    )
 
     def over(self, base: SearchConfig) -> SearchConfig:
         """`base`, with the values that are set here. Raises ValueError for a value that SearchConfig refuses."""
@@ -576,7 +602,7 @@ class SampleConfig:
     top_p: float | None = option(
         None, "sample instead of searching, among the fewest pieces whose probabilities add up to this"
     )
-    seed: int = option(1, "the same seed draws the same text for a line, up to rounding (use precision=fp32)")
+    seed: int = option(1, "with the same seed a line gets the same samples again, but for rounding (least in fp32)")
 
     def __post_init__(self) -> None:
         at_least(self, "sample.", 1, "top_k")
