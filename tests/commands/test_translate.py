@@ -270,7 +270,7 @@ def test_translate_sweep_searches_once(translator: Translator, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("texts", "alphas", "message"),
     [
-        ("a dog", [0.6], r"a list of texts: for a single one"),
+        ("a dog", [0.6], r"^texts must be a list of texts: for a single one, give \[text\]"),
         (["a dog"], [], "at least one length penalty"),
         (["a dog"], [0.6, -0.1], r"^length_penalty=-0\.1 must be at least 0"),
         (["a dog"], ["0.6"], "^length_penalty='0.6' must be a number$"),

@@ -187,7 +187,7 @@ def test_load_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 def test_translate_refuses_a_single_text(run_dir: Path) -> None:
     """A text is a sequence of texts, too: each letter would be translated."""
-    with pytest.raises(InputError, match=r"write translate\(\[text\]\)"):
+    with pytest.raises(InputError, match=r"^texts must be a list of texts: for a single one, give \[text\]"):
         transformer.load(run_dir).translate("one two three")
 
 

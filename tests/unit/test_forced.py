@@ -100,7 +100,7 @@ def test_score_refuses_what_is_too_long_or_unequal(translator: Translator) -> No
         translator.score([long], ["a"])
     with pytest.raises(InputError, match=r"^2 sources, but 1 targets"):
         translator.score(["a", "b"], ["a"])
-    with pytest.raises(InputError, match=r"write score\(\[source\], \[target\]\)"):
+    with pytest.raises(InputError, match=r"^sources must be a list of texts: for a single one, give \[text\]"):
         translator.score("a", ["a"])
 
 
@@ -292,7 +292,7 @@ def test_translate_n_best_begins_with_the_prefix_as_it_is_given(translator: Tran
         InputError, match=r"^line 8: its prefix has \d+ pieces, but a translation of this source has room"
     ):
         translator.translate_n_best(["a", "a"], 1, prefixes=["", "dog " * 30], first_line=7)
-    with pytest.raises(InputError, match=r"a list of texts: for a single one, write prefixes=\[text\]"):
+    with pytest.raises(InputError, match=r"^prefixes must be a list of texts: for a single one, give \[text\]"):
         translator.translate_n_best(["a"], 1, prefixes="a")
 
 

@@ -409,11 +409,19 @@ def test_resolve_source_never_makes_both_sides_one_column(
         (
             "a.tsv",
             {"split": "train"},
-            r"^data\.dev\.split=train: .*a\.tsv has none to .* leave it out, or set data\.dev\.split=null$",
+            r"^data\.dev\.split=train does not apply to .*a\.tsv: leave it out, or set data\.dev\.split=null$",
         ),
-        ("a.jsonl", {"subset": "de-en"}, r"^data\.dev\.subset=de-en: .*a\.jsonl has none to choose from"),
-        ("sacrebleu:wmt14", {"split": "test"}, r"^data\.dev\.split=test: sacrebleu:wmt14 has none to choose from"),
-        ("sacrebleu:wmt14", {"src": "en"}, r"^data\.dev\.src=en: sacrebleu:wmt14 has none to .* set data\.dev\.src=$"),
+        ("a.jsonl", {"subset": "de-en"}, r"^data\.dev\.subset=de-en does not apply to data\.dev\.dataset=.*a\.jsonl:"),
+        (
+            "sacrebleu:wmt14",
+            {"split": "test"},
+            r"^data\.dev\.split=test does not apply to data\.dev\.dataset=sacrebleu:wmt14:",
+        ),
+        (
+            "sacrebleu:wmt14",
+            {"src": "en"},
+            r"^data\.dev\.src=en does not apply to .*sacrebleu:wmt14: .* set data\.dev\.src=$",
+        ),
     ],
 )
 def test_resolve_source_refuses_keys_that_say_nothing_about_this_kind_of_data(

@@ -3,7 +3,8 @@
 text files, tables, hub data sets     source finds them; corpus, table and testset read them
   -> pairs of sentences               corpus screens their text: empty, identical, seen before
   -> piece ids                        tokenizer; round_trip counts the texts that do not survive it
-  -> a store on disk                  store; prepare drives everything so far, once for all runs; report tells of it
+  -> a store on disk                  store; prepare drives everything so far, once for all runs; report records it
+  -> the pieces of an epoch           epochs; subwords draws other ones for each epoch, under train.subword_sampling
   -> the steps of an epoch            plan: which sentences each optimiser update is made of
   -> the micro-batches of a step      plan: as many as memory needs
   -> tensors and their layout         batch; packing lays sentences end to end

@@ -110,7 +110,7 @@ def _pad_side(sentences: Sentences) -> tuple[Ids, Ids, Padded]:
     width = int(counts.max()) + 1
     is_piece = np.arange(width - 1) < counts[:, None]  # (B, T - 1)
 
-    # To fill an array by a mask goes row by row, in the order of the pieces.
+    # A masked assignment fills the array row by row, which is the order of the pieces.
     with_eos = np.full((len(counts), width), PAD, dtype=np.int64)
     with_eos[:, :-1][is_piece] = pieces
     with_eos[np.arange(len(counts)), counts] = EOS
@@ -146,7 +146,7 @@ def _pack_batch(store: Store, ids: Ids, capacities: tuple[int, int], *, kernel: 
         _fill_end_to_end(source, store.gather(ids, 0))
         _fill_end_to_end(target, store.gather(ids, 1))
 
-        # The decoder reads the target one slot later, with BOS where a sentence begins: in place of the last one's EOS.
+        # The decoder reads the target shifted by one slot, and BOS, not the EOS before it, where a sentence begins.
         ends = np.cumsum(lengths[:, 1])  # (B,): the slot after each sentence
         target_in[1 : ends[-1]] = target[: ends[-1] - 1]
         starts = np.concatenate(([0], ends[:-1]))

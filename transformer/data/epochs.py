@@ -2,9 +2,9 @@
 
     store of the corpus -> SubwordSampler, block by block -> store of the epoch
 
-The loader asks for the epochs in turn. While it reads one, a thread makes the next: a single one, because several would
-hold Python's lock against one another, and against the training. An epoch of its own takes as much memory on each rank
-as the ids of the corpus have on disk, and the next one as much again.
+The loader asks for the epochs in turn. While it reads one, a thread makes the next: a single thread, because several
+would compete for Python's lock with one another and with the training. A store with other pieces takes as much memory
+on each rank as the ids of the corpus take on disk, and that of the next epoch as much again.
 """
 
 import logging
@@ -55,8 +55,8 @@ class EpochStores:
             return self.corpus
 
         if epoch not in self._made:
-            log.info("subword sampling: the pieces of epoch %d are drawn", epoch)
-        needed = {number: self._begun(number) for number in (epoch, epoch + 1)}
+            log.info("subword sampling: drawing the pieces of epoch %d", epoch)
+        needed = {number: self._start(number) for number in (epoch, epoch + 1)}
         for number, store in self._made.items():
             if number not in needed:
                 store.cancel()
@@ -83,7 +83,8 @@ class EpochStores:
         self._is_closed.set()
         self._maker.shutdown(cancel_futures=True)
 
-    def _begun(self, epoch: int) -> Future[Store]:
+    def _start(self, epoch: int) -> Future[Store]:
+        """Begin to make the store of this epoch, unless that has begun."""
         return self._made.get(epoch) or self._maker.submit(self._make, epoch)
 
     def _make(self, epoch: int) -> Store:
@@ -104,7 +105,7 @@ class EpochStores:
         return store
 
     def _log(self, store: Store, *, seconds: float) -> None:
-        """Tell once how many tokens there are, and what they cost."""
+        """Log once how many tokens an epoch has, and how long they took."""
         if self._is_logged:
             return
         self._is_logged = True

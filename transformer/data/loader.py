@@ -11,6 +11,7 @@ be other piece ids in each of them (subword sampling).
 
 import threading
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, Queue
 
@@ -176,11 +177,10 @@ def _prefetch(steps: Iterator[Step], prefetch: int) -> Generator[Step, None, Non
             yield item
     finally:
         stop.set()
-        try:
+        with suppress(Empty):
             while True:  # make room for the one step that the thread may still want to put
                 queue.get_nowait()
-        except Empty:
-            thread.join()
+        thread.join()
 
 
 def _fill_queue(steps: Iterator[Step], queue: Queue[Step | BaseException], stop: threading.Event) -> None:

@@ -46,14 +46,23 @@ from transformer.vocabulary import UNK
 PREPARE_VERSION = 3
 REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
 BLOCK = 10_000  # pairs that are in memory at a time
-SAMPLED_TARGETS = 2_000  # training targets, at least, that are checked to come back from the tokenizer
+SAMPLED_TARGETS = 2_000  # training targets, at least, of which the round trip through the tokenizer is checked
 
-REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")  # for dropping a pair, as asked in turn
+REASONS = (
+    "empty",
+    "identical",
+    "duplicate",
+    "no_pieces",
+    "too_long",
+    "ratio",
+)  # why a pair is dropped, in the order of the checks
 TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
 
 EncodedBlock = tuple[Sentences, Sentences, list[str]]  # source and target as pieces, and a sample of the target texts
 
-_KEPT_MASK = bytes(code == KEPT for code in range(256))  # translates verdicts to 1 for a pair that is kept, else 0
+_KEPT_MASK = bytes(
+    code == KEPT for code in range(256)
+)  # for bytes.translate: a verdict to 1 for a pair that is kept, else to 0
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +126,7 @@ class SharedPrepared:
         )
 
 
-# ---- what is worked on ----------------------------------------------------------------------------------------------
+# ---- the training text, before and after it is screened -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -420,7 +429,10 @@ def _identity_of_text(text_set: _TextSet) -> list[object]:
 
 
 def _open_or_build(path: Path, corpus: _Corpus) -> _Built:
-    """Use what is there; else screen the training text, then build under a lock, unless somebody else just has."""
+    """Open the prepared corpus; if it is not there, screen the training text and build it, under a lock.
+
+    Another process may have built it by the time that this one has the lock; then that one is opened.
+    """
     try:
         if os.path.exists(path):
             return _open(path)
@@ -438,7 +450,7 @@ def _open_or_build(path: Path, corpus: _Corpus) -> _Built:
 
 
 def _open(path: Path) -> _Built:
-    """Raises InputError for a prepared corpus that is missing, damaged or incomplete."""
+    """The prepared corpus at `path`. Raises InputError where it is missing, damaged or incomplete."""
     store = Store.open(path)
     try:
         tokenizer_model = (path / TOKENIZER).read_bytes()

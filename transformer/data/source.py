@@ -133,13 +133,13 @@ def _find(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) ->
 
 
 def _refuse_unused(pair: PairConfig, key: str, *names: str) -> None:
-    """Raise InputError where a key is set that says nothing about a data set of this kind."""
+    """Raise InputError where a key is set that does not apply to a data set of this kind."""
     for name in names:
         value = getattr(pair, name)
         if value:
             unset = f"{key}.{name}={'null' if name in ('subset', 'split') else ''}"
             raise InputError(
-                f"{key}.{name}={value}: {pair.dataset} has none to choose from: leave it out, or set {unset}"
+                f"{key}.{name}={value} does not apply to {key}.dataset={pair.dataset}: leave it out, or set {unset}"
             )
 
 
@@ -152,7 +152,7 @@ def _columns(pair: PairConfig, key: str, defaults: Columns) -> Columns:
     """The two columns of a data set that are read, by name or number."""
     columns = (pair.src or defaults[0], pair.tgt or defaults[1])
     are_both_named = bool(pair.src and pair.tgt)
-    if columns[0] == columns[1] and not are_both_named:  # who names one column twice wants to train on copies
+    if columns[0] == columns[1] and not are_both_named:  # one column named twice is meant: training on copies
         raise InputError(f"{key}: both sides would be column {columns[0]!r}: set {key}.src and {key}.tgt")
     return columns
 
@@ -284,7 +284,7 @@ def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
 
 
 def _first_cause(error: BaseException) -> str:
-    """What the error says that all others followed from, on one line."""
+    """The message of the error that caused all the others, on one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{' '.join(str(error).split()) or type(error).__name__:.200}"

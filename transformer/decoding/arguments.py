@@ -1,6 +1,6 @@
-"""What a Python user typed, checked: annotations let a text through in the place of a number, or of a list of texts.
+"""Checks of the arguments of a Python user, who may give a text where a number or a list of texts is expected.
 
-Commands need none of this: `compose` gives them typed settings.
+Commands need none of them: `compose` gives them typed settings.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from transformer.decoding.sampling import Sampling
 from transformer.errors import InputError
 
 
-def check_list(texts: Sequence[str], name: str, example: str) -> None:
-    """Raise InputError for a single text. Python takes it for a list of texts: its letters."""
+def check_list(name: str, texts: Sequence[str]) -> None:
+    """Raise InputError for a single text, which Python would take for a list of texts: its letters."""
     if isinstance(texts, str):
-        raise InputError(f"{name} takes a list of texts: for a single one, write {example}")
+        raise InputError(f"{name} must be a list of texts: for a single one, give [text]")
 
 
 def check_whole(name: str, number: object) -> None:
-    """Raise InputError for what is no whole number."""
+    """Raise InputError for anything but a whole number."""
     if not isinstance(number, Integral):
         raise InputError(f"{name}={number!r} must be a whole number")
 

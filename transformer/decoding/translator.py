@@ -484,12 +484,12 @@ class Translator:
 
     def _encode(self, texts: Sequence[str], *, first_line: int, strict: bool) -> dict[int, list[int]]:
         """The ids of each text that is not blank, by its index among the texts."""
-        check_list(texts, "translate", "translate([text])")
-        shown = [n for n, text in enumerate(texts) if not is_blank(text)]
-        encoded = self.tokenizer.encode([texts[n] for n in shown])
+        check_list("texts", texts)
+        not_blank = [n for n, text in enumerate(texts) if not is_blank(text)]
+        encoded = self.tokenizer.encode([texts[n] for n in not_blank])
 
         sources = {}
-        for index, ids in zip(shown, encoded, strict=True):
+        for index, ids in zip(not_blank, encoded, strict=True):
             if ids:
                 sources[index] = self._truncate(ids, first_line + index, strict=strict)
         return sources
@@ -498,17 +498,17 @@ class Translator:
         self, sources: Sequence[str], targets: Sequence[str], *, first_line: int, origins: tuple[str, str]
     ) -> dict[int, IdPair]:
         """The ids of each pair that has no blank side, by its index among the pairs."""
-        for texts in (sources, targets):
-            check_list(texts, "score", "score([source], [target])")
+        check_list("sources", sources)
+        check_list("targets", targets)
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources, but {len(targets)} targets: each target belongs to one source")
 
-        shown = [n for n in range(len(sources)) if not (is_blank(sources[n]) or is_blank(targets[n]))]
-        source_ids = self.tokenizer.encode([sources[n] for n in shown])
-        target_ids = self.tokenizer.encode([targets[n] for n in shown])
+        not_blank = [n for n in range(len(sources)) if not (is_blank(sources[n]) or is_blank(targets[n]))]
+        source_ids = self.tokenizer.encode([sources[n] for n in not_blank])
+        target_ids = self.tokenizer.encode([targets[n] for n in not_blank])
 
         pairs = {}
-        for index, source, target in zip(shown, source_ids, target_ids, strict=True):
+        for index, source, target in zip(not_blank, source_ids, target_ids, strict=True):
             self._check_length(source, f"{origins[0]}:{first_line + index}: the source")
             self._check_length(target, f"{origins[1]}:{first_line + index}: the target")
             if source and target:
@@ -528,7 +528,7 @@ class Translator:
         if prefixes is None:
             return [_Prefix("", []) for _ in sources]
 
-        check_list(prefixes, "prefixes", "prefixes=[text]")
+        check_list("prefixes", prefixes)
         if len(prefixes) != n_texts:
             raise InputError(f"{len(prefixes)} prefixes for {n_texts} texts: give one for each, a blank one for none")
 
