@@ -794,13 +794,13 @@ import transformer.data.prepare as module
 from transformer.config.jobs import *
 from transformer.config.primitives import *
 from transformer.config.settings import *
-real = module._fill
+real = module._build
 def counted(*arguments):
     with open(sys.argv[2], "a", encoding="utf-8") as file:
         file.write("build\\n")
     time.sleep(float(sys.argv[3]))
     real(*arguments)
-module._fill = counted
+module._build = counted
 folder = pathlib.Path(sys.argv[1])
 pair = lambda name: PairConfig(str(folder / f"corpus/{name}.en"), str(folder / f"corpus/{name}.de"))
 job = TrainJob(

@@ -29,7 +29,7 @@ from omegaconf.resolvers.oc import env
 from transformer.config.jobs import BESIDE_THE_ROWS, JOBS, PAPER_TABLES, Job, TableJob, TrainJob
 from transformer.config.keys import (
     GROUPS,
-    NAMED,
+    NAMED_SET,
     as_typed,
     check_override,
     did_you_mean,
@@ -192,7 +192,7 @@ def _schema(job: type[Job], overrides: Sequence[str]) -> Job:
     """The job with its defaults, and an entry for each set that the overrides name: its keys are new ones."""
     schema = job()
     for override in overrides:
-        match = re.match(rf"{NAMED}[^=]+=", override)
+        match = re.match(rf"{NAMED_SET}[^=]+=", override)
         if match is None:
             continue
         *section, group = match["group"].split(".")  # `data.test`, `data.extra`, or `test` alone under `evaluate`

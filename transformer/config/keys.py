@@ -20,8 +20,10 @@ from transformer.errors import InputError
 PACKAGE = Path(__file__).resolve().parents[1]
 
 GROUPS = ("recipe", "experiment")  # folders of files that set keys; an experiment overrides a recipe
-NAMES_RUN = ("table", "run", "run_dir", "runs")  # the first of these that a command has takes a run directory
-NAMED = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."  # keys of sets that users name, `test.news.`
+RUN_KEYS = ("table", "run", "run_dir", "runs")  # the first of these that a command has takes a run directory
+
+# How the key of a set begins that users name: `test.news.`
+NAMED_SET = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def groups_of(job: type) -> tuple[str, ...]:
 
 def generic_key(key: str) -> str:
     """The key as `keys_of` lists it: `data.test.news.src` -> `data.test.NAME.src`."""
-    return re.sub(rf"^{NAMED}", r"\g<group>.NAME.", key)
+    return re.sub(rf"^{NAMED_SET}", r"\g<group>.NAME.", key)
 
 
 def _keys_under(config: type, prefix: str) -> dict[str, Key]:
@@ -156,7 +158,7 @@ def _check_text(argument: str) -> None:
 
 def _check_removal(override: str, keys: Mapping[str, Key]) -> str:
     """`~data.test.NAME`: the training does without this set of its experiment. Raises InputError for anything else."""
-    named = re.fullmatch(NAMED, f"{override[1:]}.")
+    named = re.fullmatch(NAMED_SET, f"{override[1:]}.")
     if named is None or not named["group"].startswith("data.") or f"{named['group']}.NAME.src" not in keys:
         raise InputError(f"{override}: a key cannot be removed; give it the value you want instead")
     return override
@@ -173,7 +175,7 @@ def _meant(word: str, keys: Mapping[str, Key], groups: Sequence[str]) -> str:
 
 def _key_of_run(keys: Mapping[str, Key]) -> str:
     """The key by which a command takes a run directory."""
-    return next(key for key in NAMES_RUN if key in keys)
+    return next(key for key in RUN_KEYS if key in keys)
 
 
 def _check_single(override: str, value: str, *, is_multirun: bool) -> None:
@@ -214,7 +216,7 @@ def _check_key(key: str, override: str, *, keys: Mapping[str, Key], groups: Sequ
             f"unknown key {key!r} in {override!r}{did_you_mean(generic, [*keys, *groups])}; --help lists every key"
         )
 
-    named = re.match(NAMED, key)
+    named = re.match(NAMED_SET, key)
     if named and not re.fullmatch(r"[A-Za-z_].*|0|[1-9][0-9]*", named["name"]):  # Hydra's grammar has no other keys
         raise InputError(f"{override}: the name {named['name']!r} must begin with a letter")
 

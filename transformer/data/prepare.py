@@ -442,7 +442,7 @@ def _open_or_build(path: Path, corpus: _Corpus) -> _Built:
     screened = _Screened(screen_pairs([text_set.source.pairs() for text_set in corpus.sets], corpus.filters))
     _refuse_empty(screened.kept, corpus, screened.dropped)
     try:
-        build_once(path, lambda folder: _fill(folder, corpus, screened), is_usable=_is_usable)
+        build_once(path, lambda folder: _build(folder, corpus, screened), is_usable=_is_usable)
     except OSError as error:
         reason = error.strerror or error
         raise StorageError(f"{path}: cannot be written ({reason}): free space or set data.store_dir") from error
@@ -479,7 +479,7 @@ def _refuse_empty(kept: int, corpus: _Corpus, dropped: Counter[str]) -> None:
     raise InputError(f"{files}: no sentence pair is left to train on ({reasons}): check {remedy}")
 
 
-def _fill(path: Path, corpus: _Corpus, screened: _Screened) -> None:
+def _build(path: Path, corpus: _Corpus, screened: _Screened) -> None:
     """Write the store into the directory `path`, with the tokenizer's model and the report beside it."""
     # The second reading, unless the tokenizer is given.
     tokenizer_model = corpus.tokenizer_model

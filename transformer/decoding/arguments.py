@@ -37,7 +37,7 @@ def check_length_penalties(alphas: Sequence[float]) -> None:
 def search_override(
     beam_size: int | None, length_penalty: float | None, *, max_extra: int | None, batch_tokens: int | None
 ) -> SearchOverride:
-    """These settings of a search; None is the run's own. Raises InputError for one that cannot be."""
+    """What replaces the run's search settings; None keeps the run's own. Raises InputError for one that cannot be."""
     whole = {"beam_size": beam_size, "max_extra": max_extra, "batch_tokens": batch_tokens}
     for name, value in whole.items():
         if not isinstance(value, Integral | None):
@@ -52,7 +52,7 @@ def search_override(
 
 
 def sampling_of(temperature: float, *, top_k: int | None, top_p: float | None, seed: int) -> Sampling:
-    """These settings of a draw; None is no limit. Raises InputError for one that cannot be."""
+    """The settings of sampling; None is no limit. Raises InputError for one that cannot be."""
     if temperature is None:
         raise InputError("temperature=None must be a number: 1 for the model's own probabilities")
     check_whole("seed", seed)

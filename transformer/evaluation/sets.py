@@ -54,6 +54,9 @@ class Evaluation:
     data_digest: str
 
 
+# ---- the command `evaluate` -----------------------------------------------------------------------------------------
+
+
 def evaluate(job: EvaluateJob) -> Evaluation:
     """Evaluate the run's test sets, or those of the job; nothing in the run directory is changed.
 
@@ -120,6 +123,9 @@ def check_kept(run: RunDir, kept: Sets) -> None:
         )
 
 
+# ---- translating and scoring ----------------------------------------------------------------------------------------
+
+
 def evaluate_sets(run: RunDir, translator: Translator, sets: Sets, *, scorer: Scorer) -> dict[str, Scores]:
     """Translate and score each set at the end of a training, and keep the translations as NAME.hyp."""
     run.check_folders()
@@ -140,6 +146,9 @@ def score_sets(translator: Translator, sets: Sets, *, scorer: Scorer) -> Iterato
         trim_heap()  # of what a training, or the set before, has left
         hypotheses = translator.translate([source for source, _ in pairs])
         yield name, scorer(hypotheses, [reference for _, reference in pairs]), hypotheses
+
+
+# ---- scores, for people ---------------------------------------------------------------------------------------------
 
 
 def format_results(run_dir: Path, results: Results | Evaluation) -> str:
@@ -173,6 +182,9 @@ def describe_origin(averaged: Sequence[int], *, steps: int, seed: int, data_dige
     """Which model translated: its steps, its seed and the beginning of its data's digest."""
     model = f"mean of steps {', '.join(map(str, averaged))}" if averaged else f"step {steps}"
     return f"{model}, seed {seed}, data {data_digest[:12]}"
+
+
+# ---- the text that a run keeps --------------------------------------------------------------------------------------
 
 
 def write_sets(run: RunDir, sets: Sets) -> None:
