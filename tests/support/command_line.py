@@ -144,6 +144,11 @@ REFUSED = {
         ["hypotheses=a", "references=b", "data.tgt_lang=de", "device=cpu", "search.beam_size=1"],
         ["without a run and its model: leave device, search out"],
     ),
+    "files with copies of hub data sets": (
+        "evaluate",
+        ["hypotheses=a", "references=b", "data.tgt_lang=de", "store_dir=x"],
+        ["without a run and its model: leave store_dir out"],
+    ),
     "score, no such format": ("score", ["format=json"], ["format", "json", "jsonl"]),
     "below, no group": ("average", ["last=0"], [" last=0", "at least 1"]),
     "below, shared": ("evaluate", ["threads=0"], [" threads=0", "at least 1"]),

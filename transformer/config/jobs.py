@@ -206,8 +206,9 @@ class EvaluateJob(DecodeJob):
         )
         if self.hypotheses is not None:
             require(not self.test, "hypotheses are scored against references: leave test out")
-            defaults = DecodeJob()
-            ignored = [key.name for key in fields(defaults) if getattr(self, key.name) != getattr(defaults, key.name)]
+            defaults = EvaluateJob()
+            of_run = [*(key.name for key in fields(DecodeJob)), "store_dir"]
+            ignored = [name for name in of_run if getattr(self, name) != getattr(defaults, name)]
             require(not ignored, f"hypotheses are scored without a run and its model: leave {', '.join(ignored)} out")
             require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")
             require(
