@@ -143,7 +143,7 @@ def test_resolve_source_names_what_a_folder_does_not_have(
 
 def test_resolve_source_names_a_column_that_a_folder_lacks_with_those_it_has(twin: Path, tmp_path: Path) -> None:
     place, names = re.escape(f"{twin} de-en train"), r"translation\.de, translation\.en"
-    with pytest.raises(InputError, match=rf"^{place}: no column 'fr', only '{names}': name two of these$"):
+    with pytest.raises(InputError, match=rf"^{place}: no column 'fr', only '{names}': name columns that it has$"):
         find(twin, tmp_path / "store", tgt="fr")
     assert left_in(tmp_path / "store") == []
 

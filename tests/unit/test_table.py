@@ -173,8 +173,8 @@ def test_read_table_of_a_json_line_by_hand(line: str, expected: Pair, tmp_path: 
         ('{"en": -1e999, "de": "b"}', "column 'en' holds -inf"),
         (f'{{"en": {"9" * 4000}, "de": "b"}}', "column 'en' holds 999"),
         (f'{{"en": {"9" * 5000}, "de": "b"}}', "not valid JSON ("),
-        ('{"en": "a", "fr": "b"}', "no column 'de', only 'en, fr': name two of these"),
-        ('{"translation": {"en": "a"}}', "no column 'de', only 'en': name two of these"),
+        ('{"en": "a", "fr": "b"}', "no column 'de', only 'en, fr': name columns that it has"),
+        ('{"translation": {"en": "a"}}', "no column 'de', only 'en': name columns that it has"),
         ('{"translation": "a", "de": "b"}', "no column 'en', only 'translation, de': "),
         ("{}", "no column 'en', only '': "),
         ("[1, 2]", "expected one JSON object per line"),
@@ -250,9 +250,9 @@ def test_read_table_of_nulls_and_newlines_in_a_parquet_file(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (("en", "fr"), "no column 'fr', only 'en, de, id': name two of these"),
-        (("fr", "de"), "no column 'fr', only 'en, de, id': name two of these"),
-        (("x", "y"), "no column 'x', only 'en, de, id': name two of these"),
+        (("en", "fr"), "no column 'fr', only 'en, de, id': name columns that it has"),
+        (("fr", "de"), "no column 'fr', only 'en, de, id': name columns that it has"),
+        (("x", "y"), "no column 'x', only 'en, de, id': name columns that it has"),
         (("en", "id"), "row 1: column 'id' holds 0, not text: choose a text column"),
     ],
 )
@@ -266,7 +266,7 @@ def test_read_table_names_a_column_that_a_parquet_file_lacks(
 def test_read_table_names_a_key_that_a_translation_lacks(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"translation": [{"en": "a", "fr": "b"}], "id": [1]}), path)
-    assert refusal(path) == ": no column 'de', only 'translation.en, translation.fr, id': name two of these"
+    assert refusal(path) == ": no column 'de', only 'translation.en, translation.fr, id': name columns that it has"
 
 
 @pytest.mark.parametrize("content", [b"", b"a\tb\n", b"PAR1", b"PAR1" * 20, b"\0" * 100, b"PAR1\xff\xff\xff\x7fPAR1"])

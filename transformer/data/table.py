@@ -177,4 +177,4 @@ def _flat_names(columns: Columns, known_names: list[str], place: str) -> list[st
 
 
 def _missing(column: str, known_names: Iterable[str], place: str) -> InputError:
-    return InputError(f"{place}: no column {column!r}, only {', '.join(known_names)!r:.200}: name two of these")
+    return InputError(f"{place}: no column {column!r}, only {', '.join(known_names)!r:.200}: name columns that it has")
