@@ -334,8 +334,8 @@ REPORTED = (
     Mutant(
         "blank lines go to the model",
         "decoding/translator.py",
-        "shown = [n for n, text in enumerate(texts) if not is_blank(text)]",
-        "shown = list(range(len(texts)))",
+        "not_blank = [n for n, text in enumerate(texts) if not is_blank(text)]",
+        "not_blank = list(range(len(texts)))",
         "commands/test_translate.py::test_translator_gives_blank_for_blank_without_the_model",
     ),
     Mutant(
