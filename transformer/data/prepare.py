@@ -48,21 +48,14 @@ REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
 BLOCK = 10_000  # pairs that are in memory at a time
 SAMPLED_TARGETS = 2_000  # training targets, at least, of which the round trip through the tokenizer is checked
 
-REASONS = (
-    "empty",
-    "identical",
-    "duplicate",
-    "no_pieces",
-    "too_long",
-    "ratio",
-)  # why a pair is dropped, in the order of the checks
+# Why a pair is dropped, in the order of the checks.
+REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")
 TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
 
 EncodedBlock = tuple[Sentences, Sentences, list[str]]  # source and target as pieces, and a sample of the target texts
 
-_KEPT_MASK = bytes(
-    code == KEPT for code in range(256)
-)  # for bytes.translate: a verdict to 1 for a pair that is kept, else to 0
+# For bytes.translate: the verdict on a pair becomes 1 if it is kept, else 0.
+_KEPT_MASK = bytes(code == KEPT for code in range(256))
 
 log = logging.getLogger(__name__)
 
