@@ -54,56 +54,60 @@ def rate_of(recipe: TrainConfig, d_model: int, *, step: int) -> float:
     )
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
-    """Fused Adam, or Muon beside it, over every parameter; the rate is set at each step.
+def build_optimizer(model: nn.Module, recipe: TrainConfig) -> Optimizer:
+    """Fused Adam over every parameter, or Muon for the matrices of the layers and Adam for the others.
+
+    The learning rate is set at each step (`set_rate`).
 
     An update at rate r with `train.weight_decay` w first takes the share r w of each matrix away, embeddings included
     (AdamW; Loshchilov and Hutter, 2019). Biases and vectors, of norms and of additive scores, keep their size.
     """
-    muons: list[nn.Parameter] = []
+    uses_muon = recipe.optimizer is OptimizerKind.muon
+    for_muon: list[nn.Parameter] = []
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.dim() <= 1 or name.endswith("score_vector"):  # a vector for each head, stacked
             vectors.append(parameter)
-        elif config.optimizer is OptimizerKind.muon and name.startswith(("encoder.", "decoder.")):
-            muons.append(parameter)
+        elif uses_muon and name.startswith(("encoder.", "decoder.")):
+            for_muon.append(parameter)
         else:
             matrices.append(parameter)
 
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
+    for_adam = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    betas = (config.adam_beta1, config.adam_beta2)
-    if config.optimizer is OptimizerKind.muon:
-        return Muon(muons, groups, weight_decay=config.weight_decay, betas=betas, eps=config.adam_eps)
-    return AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps, fused=True)
+    betas = (recipe.adam_beta1, recipe.adam_beta2)
+    if uses_muon:
+        return Muon(for_muon, for_adam, weight_decay=recipe.weight_decay, betas=betas, eps=recipe.adam_eps)
+    return AdamW(for_adam, lr=0.0, betas=betas, eps=recipe.adam_eps, fused=True)
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """The learning rate of the next update."""
+    """Set the learning rate of the next update."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def updates_applied(optimizer: Optimizer) -> Tensor:
-    """How many updates have been applied, a scalar on the device; there must have been a step."""
-    updates: Tensor = next(kept["step"] for kept in optimizer.state.values() if "step" in kept)
+    """How many updates have been applied, a scalar on the device; there must have been a step.
+
+    Adam counts them for each of its parameters. Muon needs no number, and counts none.
+    """
+    updates: Tensor = next(state["step"] for state in optimizer.state.values() if "step" in state)
     return updates
 
 
 def moments_by_name(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The moments as `exp_avg/NAME` and `exp_avg_sq/NAME`, and the updates applied; empty before the first.
+    """The moments as `exp_avg/NAME` and `exp_avg_sq/NAME`, and the updates applied; empty before the first step.
 
-    Muon has no squares of a matrix.
+    A matrix that Muon moves has no `exp_avg_sq`.
     """
-    tensors = {
-        f"{moment}/{name}": optimizer.state[parameter][moment]
-        for name, (parameter, moments) in _moments_of(model, optimizer).items()
-        for moment in moments
-        if optimizer.state[parameter]  # empty before the first update
-    }
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        tensors |= {f"{moment}/{name}": state[moment] for moment in MOMENTS if moment in state}
     if tensors:
         tensors[UPDATES] = updates_applied(optimizer)
     return tensors
@@ -118,31 +122,30 @@ def load_moments(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tens
     if not tensors:
         return
 
-    moments_of = _moments_of(model, optimizer)
-    updates = _check_moments(
-        {f"{moment}/{name}": parameter for name, (parameter, moments) in moments_of.items() for moment in moments},
-        tensors,
-    )
-    for name, (parameter, moments) in moments_of.items():
+    expected = {
+        f"{moment}/{name}": parameter
+        for name, parameter in model.named_parameters()
+        for moment in _moments_of(parameter, optimizer)
+    }
+    _check_moments(expected, tensors)
+
+    updates = tensors[UPDATES]
+    for name, parameter in model.named_parameters():
+        moments = _moments_of(parameter, optimizer)
         kept = {moment: tensors[f"{moment}/{name}"].to(parameter.device, copy=True) for moment in moments}
         if moments == MOMENTS:
             kept["step"] = updates.to(parameter.device, copy=True)
         optimizer.state[parameter] = kept
 
 
-def _moments_of(model: nn.Module, optimizer: Optimizer) -> dict[str, tuple[nn.Parameter, tuple[str, ...]]]:
-    """Each parameter by its name, with the names of its moments."""
-    muons = set(optimizer.matrices) if isinstance(optimizer, Muon) else set()
-    return {
-        name: (parameter, (MEANS,) if parameter in muons else MOMENTS) for name, parameter in model.named_parameters()
-    }
+def _moments_of(parameter: nn.Parameter, optimizer: Optimizer) -> tuple[str, ...]:
+    """The names of a parameter's moments."""
+    is_for_muon = isinstance(optimizer, Muon) and any(parameter is matrix for matrix in optimizer.matrices)
+    return (MEANS,) if is_for_muon else MOMENTS
 
 
-def _check_moments(expected: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> Tensor:
-    """Check everything that `load_moments` promises of `tensors`, by the parameters of the expected ones.
-
-    Returns the number of updates.
-    """
+def _check_moments(expected: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+    """Check all that `load_moments` raises ValueError for; `expected` has the parameter of each moment, by its name."""
     # Names.
     differing = tensors.keys() ^ {UPDATES, *expected}
     if differing:
@@ -164,8 +167,6 @@ def _check_moments(expected: Mapping[str, nn.Parameter], tensors: Mapping[str, T
             raise ValueError(f"{name} holds numbers that are not finite")
         if name.startswith(f"{SQUARES}/") and bool((moment < 0.0).any()):
             raise ValueError(f"{name} holds squares below zero")
-
-    return updates
 
 
 def move_average(average: nn.Module, model: nn.Module, *, decay: float, updates: Tensor, is_applied: Tensor) -> None:
