@@ -107,20 +107,20 @@ class Muon(Optimizer):
     def _step_adam(self, group: dict[str, Any]) -> None:
         """AdamW's update, by torch's fused kernel."""
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        states = [self.state[parameter] for parameter in parameters]
-        for parameter, state in zip(parameters, states, strict=True):
-            if not state:
-                state["step"] = torch.zeros((), device=parameter.device, dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        kept_of_each = [self.state[parameter] for parameter in parameters]
+        for parameter, kept in zip(parameters, kept_of_each, strict=True):
+            if not kept:
+                kept["step"] = torch.zeros((), device=parameter.device, dtype=torch.float32)
+                kept["exp_avg"] = torch.zeros_like(parameter)
+                kept["exp_avg_sq"] = torch.zeros_like(parameter)
 
         adamw(
             parameters,
             [parameter.grad for parameter in parameters],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            [kept["exp_avg"] for kept in kept_of_each],
+            [kept["exp_avg_sq"] for kept in kept_of_each],
             [],  # the largest squares so far, of AMSGrad
-            [state["step"] for state in states],
+            [kept["step"] for kept in kept_of_each],
             fused=True,
             found_inf=self.found_inf,
             amsgrad=False,

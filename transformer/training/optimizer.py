@@ -95,7 +95,7 @@ def updates_applied(optimizer: Optimizer) -> Tensor:
 
     Adam counts them for each of its parameters. Muon needs no number, and counts none.
     """
-    updates: Tensor = next(state["step"] for state in optimizer.state.values() if "step" in state)
+    updates: Tensor = next(kept["step"] for kept in optimizer.state.values() if "step" in kept)
     return updates
 
 
@@ -106,8 +106,8 @@ def moments_by_name(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        state = optimizer.state[parameter]
-        tensors |= {f"{moment}/{name}": state[moment] for moment in MOMENTS if moment in state}
+        kept = optimizer.state[parameter]
+        tensors |= {f"{moment}/{name}": kept[moment] for moment in MOMENTS if moment in kept}
     if tensors:
         tensors[UPDATES] = updates_applied(optimizer)
     return tensors
