@@ -34,7 +34,8 @@ from transformer.terminal import PrintableFormatter, printable
 
 LARGEST_METRICS = 1 << 28  # bytes: a million lines
 
-# Hardly changes: TensorBoard would stretch the noise of its third digit over the whole axis.
+# Scalars for metrics.jsonl alone. The share of padding hardly changes: TensorBoard would stretch the noise of its third
+# digit over the whole axis.
 METRICS_ALONE = {"speed/padding_share"}
 
 
@@ -225,8 +226,9 @@ class _Parents(logging.Handler):
 
 ProgressBar: TypeAlias = "tqdm[Any]"
 
-# `extra` of a log line that nobody needs who sees the progress bar: where there is one, it goes to train.log alone.
-BESIDE_BAR = {"is_beside_bar": True}
+# The `extra` of a log line that would only repeat or interrupt what a progress bar shows: where the terminal has a bar,
+# the line goes to train.log alone.
+HIDDEN_BY_BAR = {"is_hidden_by_bar": True}
 
 
 @contextmanager
@@ -242,11 +244,11 @@ def progress_bar(total: int | None, step: int, *, unit: str, shown: bool) -> Ite
 
 @contextmanager
 def _lines_above_bar() -> Iterator[None]:
-    """Let log lines pass above a bar on the terminal, but for those that nobody needs beside it."""
+    """Let log lines pass above a bar on the terminal, but for those marked HIDDEN_BY_BAR."""
     root = logging.getLogger()
     before = list(root.handlers)
     with logging_redirect_tqdm():
         for handler in root.handlers:
             if handler not in before:  # it stands for one that writes to the terminal, for as long as this lasts
-                handler.addFilter(lambda record: not getattr(record, "is_beside_bar", False))
+                handler.addFilter(lambda record: not getattr(record, "is_hidden_by_bar", False))
         yield

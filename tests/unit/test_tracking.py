@@ -24,7 +24,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import ModelConfig, TrainConfig
 from transformer.errors import StorageError
 from transformer.run_dir import RunDir
-from transformer.tracking import BESIDE_BAR, Tracker, log_to, progress_bar
+from transformer.tracking import HIDDEN_BY_BAR, Tracker, log_to, progress_bar
 
 RUNS = {  # each start resumes after `first - 1` and ends at `last`, ahead of its last checkpoint
     "once": [(1, 6)],
@@ -227,9 +227,9 @@ def test_progress_bar_keeps_lines_that_nobody_needs_beside_it_off_the_terminal(
     logging.getLogger().addHandler(handler)
     try:
         with log_to(tmp_path / "train.log"), progress_bar(10, 3, unit="step", shown=True):
-            logging.getLogger("transformer").warning("step 4: saved", extra=BESIDE_BAR)
+            logging.getLogger("transformer").warning("step 4: saved", extra=HIDDEN_BY_BAR)
             logging.getLogger("transformer").warning("step 4: dev loss 1.5")
-        logging.getLogger("transformer").warning("step 5: saved", extra=BESIDE_BAR)
+        logging.getLogger("transformer").warning("step 5: saved", extra=HIDDEN_BY_BAR)
     finally:
         logging.getLogger().removeHandler(handler)
 

@@ -4,8 +4,9 @@
     train_loop  train_step, over and over                    of `step`
                 between two steps: log, validate, commit, stop
 
-A step is one optimiser update; a position is (epoch, step in the epoch). The device runs ahead of the host, which reads
-what it has measured only where something is due. Every rank runs the same control flow, and rank 0 alone writes.
+A step is one optimizer update; a position is (epoch, step in the epoch). The device runs ahead of the host, which reads
+what the device has measured only where something is due. Every rank runs the same control flow, and rank 0 alone
+writes.
 """
 
 import logging
@@ -31,7 +32,7 @@ from transformer.evaluation.sets import write_sets
 from transformer.machine import HeapTrimmer
 from transformer.records import Best, CheckpointState, Progress, Results
 from transformer.run_dir import DEV, RunDir, list_steps
-from transformer.tracking import BESIDE_BAR, ProgressBar, Tracker, progress_bar
+from transformer.tracking import HIDDEN_BY_BAR, ProgressBar, Tracker, progress_bar
 from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 from transformer.training.optimizer import move_average, rate_of, updates_applied
@@ -133,10 +134,10 @@ def train_loop(run: Run, world: World) -> None:
                     device=run.device,
                     precision=run.resolved.precision,
                 )
-            _count(run, step, result, waited=waited)
+            _record_step(run, step, result, waited=waited)
             bar.update()
 
-            # What is due behind it.
+            # What is due after it.
             is_log_due = progress.step % config.log_every == 0
             is_validation_due = _is_validation_due(config, progress)
             is_commit_due = progress.step % config.save_every == 0
@@ -147,6 +148,8 @@ def train_loop(run: Run, world: World) -> None:
                 _read_device(run, world, guard, clock=clock, tracker=tracker)
             if is_log_due:
                 _log(run, world, tracker, bar)
+
+            # Give freed memory back, which a CPU's heap would keep.
             if run.device.type == "cpu":
                 heap.trim_if_due()
 
@@ -179,17 +182,20 @@ def train_loop(run: Run, world: World) -> None:
 
 
 def _check_disk(run: Run, world: World) -> None:
-    """Raise StorageError unless there is room for a checkpoint: now, not after the first hours."""
+    """Raise StorageError unless there is room for a checkpoint: now, not after the first hours.
+
+    An earlier process may have died before it had removed old checkpoints: that is made up for first, and frees space.
+    """
     config = run.job.train
     progress = run.progress
-    if progress.step:  # the process may have died before a rotation was through: that may free the space
+    if progress.step:
         world.from_rank0(lambda: _rotate(run.directory, config, progress))
     if not progress.has_ended(config):
         world.from_rank0(lambda: check_space(run.directory.path, run.state.checkpoint_bytes))
 
 
 def _with_checked_memory(run: Run, objective: Objective, parallel: nn.Module, world: World) -> Run:
-    """The run with a `max_tokens` that fits into memory; what a step needs is added to run.json."""
+    """The run with a `max_tokens` that fits into memory, which is written to run.json with what a step needs."""
     resolved, check = check_memory(
         run.job,
         run.resolved,
@@ -250,11 +256,11 @@ def _smaller_batches(run: Run) -> str:
     return f"lower train.max_tokens (now {now}); the same command goes on"
 
 
-# ---- behind a step: count, read, log --------------------------------------------------------------------------------
+# ---- after a step: record, read, log ---------------------------------------------------------------------------------
 
 
-def _count(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
-    """Bring moving average, progress and log window up to a step that is done. Nothing here waits for the device."""
+def _record_step(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
+    """Bring the moving average, the progress and the log window up to a step. Nothing here waits for the device."""
     state = run.state
 
     decay = run.job.train.ema_decay
@@ -322,7 +328,7 @@ def _is_validation_due(config: TrainConfig, progress: Progress) -> bool:
 
 
 def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> bool:
-    """Validate, log, and show samples; whether this step is among the best, whose checkpoints are kept.
+    """Validate, log, and show samples. Returns whether this step is among the best, whose checkpoints are kept.
 
     A validation that a signal cuts short is not recorded, and so is due again.
     """
@@ -384,7 +390,7 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
             state=to_json(state),
             config=to_json(run.job),
         )
-        log.info("step %d: saved", run.progress.step, extra=BESIDE_BAR)
+        log.info("step %d: saved", run.progress.step, extra=HIDDEN_BY_BAR)
         _rotate(run.directory, run.job.train, run.progress)
 
     with memory_errors_named("saving", remedy="end what else uses it"):

@@ -17,7 +17,7 @@ from transformer.data.loader import Step
 from transformer.distributed import World
 from transformer.loss import perplexity
 from transformer.records import Progress, Validation, WindowTotals
-from transformer.tracking import BESIDE_BAR, Tracker
+from transformer.tracking import HIDDEN_BY_BAR, Tracker
 from transformer.training.step import StepResult
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class GradientNorms:
 def report_window(
     totals: WindowTotals, tracker: Tracker, progress: Progress, *, rate: float, device: torch.device, ranks: int
 ) -> str:
-    """Log the means over a window that ends at this step; what a progress bar shows of them.
+    """Log the means over a window that ends at this step. Returns what a progress bar shows of them.
 
     All figures are those of all ranks together; the utilisation is of as many GPUs of the kind of `device`.
     """
@@ -159,7 +159,7 @@ def report_window(
         target_tokens_per_second,
         progress.epoch,
         _clock_time(progress.seconds),
-        extra=BESIDE_BAR,
+        extra=HIDDEN_BY_BAR,
     )
     return f"loss {loss:.3f}, {target_tokens_per_second:,.0f} tokens/s"
 

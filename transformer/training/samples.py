@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer.config.settings import Precision
 from transformer.model.inspection import Role, attention_maps
 from transformer.model.transformer import Transformer
-from transformer.tracking import BESIDE_BAR, Tracker
+from transformer.tracking import HIDDEN_BY_BAR, Tracker
 from transformer.training.validate import DevSet
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def show_samples(dev: DevSet, hypotheses: Sequence[str], tracker: Tracker, *, st
 
     tracker.text(step, "dev/samples", lines)
     for line in lines:
-        log.info("  %s", line, extra=BESIDE_BAR)
+        log.info("  %s", line, extra=HIDDEN_BY_BAR)
 
 
 def show_attention(

@@ -87,7 +87,7 @@ def open_run(job: TrainJob, world: World, held: ExitStack) -> Run:
         held.enter_context(log_to(directory.log))
     prepared = prepared or _prepare(job, world)
 
-    # Its first step, or the one behind its newest checkpoint.
+    # Start, or go on from the newest checkpoint.
     checkpoint = _same_on_all_ranks(lambda: newest(directory.path), world)
     answer = world.from_rank0(
         lambda: to_json(_start_or_resume(job, prepared, checkpoint, source=source, world_size=world.size))

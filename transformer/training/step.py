@@ -1,4 +1,4 @@
-"""One step, that is one optimiser update: the loss of a batch, its gradient, and the optimizer.
+"""One step, that is one optimizer update: the loss of a batch, its gradient, and the optimizer.
 
 `Objective` is the model under its loss. `train_step` adds up its gradients over the micro-batches of a step, and
 applies them. The loop calls it; the learning rate comes from `optimizer`.
@@ -176,7 +176,7 @@ def _apply(optimizer: Optimizer, is_finite: Tensor) -> None:
 
 
 def _clip(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> Tensor:
-    """Clip the gradient to this norm, if there is one; the norm that it had before."""
+    """Clip the gradient to `clip_norm`, unless that is None. Returns the norm that it had before."""
     parameters = list(parameters)
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if clip_norm is not None:
