@@ -137,8 +137,12 @@ def test_resolve_settings_chooses_the_attention_kernel_by_a_static_rule(
 @pytest.mark.parametrize(
     ("model", "recipe", "message"),
     [
-        ({"attention_dropout": 0.1}, {"attention_kernel": AttentionKernel.flex}, "flex knows no model.attention_drop"),
-        ({"score": Score.additive}, {"attention_kernel": AttentionKernel.triton}, "does not know model.score=additive"),
+        (
+            {"attention_dropout": 0.1},
+            {"attention_kernel": AttentionKernel.flex},
+            "flex does not support model.attention_d",
+        ),
+        ({"score": Score.additive}, {"attention_kernel": AttentionKernel.triton}, "does not support model.score=add"),
         ({"d_k": 256}, {"attention_kernel": AttentionKernel.triton}, "heads of at most 128, and here they have 256"),
         ({}, {"attention_kernel": AttentionKernel.flex, "compile": False}, "flex must be compiled"),
     ],

@@ -1,5 +1,4 @@
-"""What the settings that are `auto` or null come to: device, precision, layout, compilation, kernels, threads and batch
-sizes.
+"""What `auto` and null come to: device, precision, layout, compilation, kernels, threads and batch sizes.
 
 Static rules decide: nothing is timed, and the same machine always gets the same answer. A run keeps what was resolved
 at its first start, in run.json (`resolve_settings`). When it is resumed, the rules are asked again for what a command
@@ -33,8 +32,8 @@ from transformer.records import Resolved
 
 log = logging.getLogger(__name__)
 
-# Sentences of fewer pieces than this are for tiles of 64 rows. An estimate: such a tile reads about 64 keys in vain,
-# which is little beside this many, and then torch's larger tiles multiply faster.
+# Where `data.filter.max_length` is below this, `auto` prefers the Triton kernel, whose tiles have 64 rows. An estimate:
+# a tile reads about 64 keys in vain, which is little beside so many, and then torch's larger tiles multiply faster.
 _SHORT = 512
 
 
@@ -44,7 +43,7 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
     precision = resolve_precision(job.train.precision, device)
     max_tokens = job.train.max_tokens or max(_default_max_tokens(device), job.data.filter.max_length + 1)
 
-    kernel = _attention_kernel(job, device, precision, is_fitted=job.train.fit_memory)
+    kernel = _attention_kernel(job, device, precision, tries_steps=job.train.fit_memory)
     layout = job.train.layout
     if layout is LayoutKind.auto:
         is_packed = device.type == "cpu" or kernel is not None
@@ -66,7 +65,7 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
 
 
 def _warn_of_untried(kernel: AttentionKernel | None, loss_rows: int | None) -> None:
-    """What has not run on a GPU is taken only where it is asked for, by its name or by `auto`, and then said."""
+    """Warn of a kernel that no GPU has run: one is taken only where the job asks for it, by its name or by `auto`."""
     if kernel in (AttentionKernel.flex, AttentionKernel.triton):
         log.warning(
             "attention by %s: no GPU has run it; compare the loss with train.attention_kernel=varlen", kernel.name
@@ -83,23 +82,22 @@ def _default_max_tokens(device: torch.device) -> int:
 
 
 def _attention_kernel(
-    job: TrainJob, device: torch.device, precision: Precision, *, is_fitted: bool
+    job: TrainJob, device: torch.device, precision: Precision, *, tries_steps: bool
 ) -> AttentionKernel | None:
     """The one kernel that attends to packed sentences; None where they are attended to in groups of padded ones.
 
-    `is_fitted`: `train.fit_memory` will try steps before the first one, and these are not compiled.
+    `tries_steps`: `train.fit_memory` will try steps before the first one, and these are not compiled.
 
-    Under `auto`, the first that can: ours where all sentences are short, torch's, ours (for dropout on the weights,
-    which it alone knows, and for fp32), FlexAttention (which holds wider heads). This order has not been measured.
-
-    Raises InputError where `flex` or `triton` is asked for on a GPU and cannot do it; where `varlen`, the default,
-    cannot, there is none.
+    `varlen`, the default, is torch's kernel, and None where it cannot attend. `flex` and `triton` raise InputError
+    where they cannot on a GPU. `auto` takes the first that can: Triton where all sentences are short, varlen, Triton
+    (for dropout on the weights, which no other has, and for fp32), FlexAttention (for wider heads). This order has not
+    been measured.
     """
     wanted = job.train.attention_kernel
     if device.type != "cuda":
         return None
 
-    obstacles = _obstacles(job, device, precision, is_fitted=is_fitted)
+    obstacles = _obstacles(job, device, precision, tries_steps=tries_steps)
     match wanted:
         case AttentionKernel.varlen:
             return None if obstacles[wanted] else wanted
@@ -115,29 +113,29 @@ def _attention_kernel(
 
 
 def _obstacles(
-    job: TrainJob, device: torch.device, precision: Precision, *, is_fitted: bool
+    job: TrainJob, device: torch.device, precision: Precision, *, tries_steps: bool
 ) -> dict[AttentionKernel, str]:
     """Why each kernel cannot attend to this model's packed sentences on this GPU; empty where it can."""
     model = job.model
     widths = (model.key_width, model.value_width)
     if model.score is Score.additive:
-        return dict.fromkeys(AttentionKernel, "does not know model.score=additive")
+        return dict.fromkeys(AttentionKernel, "does not support model.score=additive")
 
     obstacles = dict.fromkeys(AttentionKernel, "")
     if model.attention_dropout > 0.0:
-        obstacles[AttentionKernel.varlen] = obstacles[AttentionKernel.flex] = "knows no model.attention_dropout"
+        obstacles[AttentionKernel.varlen] = obstacles[AttentionKernel.flex] = "does not support model.attention_dropout"
     dtype = product_dtype(precision)
     if not has_varlen_kernel(device, dtype, d_k=model.key_width, d_v=model.value_width):
         obstacles[AttentionKernel.varlen] = "is for half precision and equal widths, on GPUs since Ampere"
     if precision is Precision.fp64:
-        obstacles[AttentionKernel.flex] = obstacles[AttentionKernel.triton] = "does not multiply fp64"
+        obstacles[AttentionKernel.flex] = obstacles[AttentionKernel.triton] = "does not support train.precision=fp64"
     if not has_triton(device):
         obstacles[AttentionKernel.flex] = obstacles[AttentionKernel.triton] = "needs Triton, and a GPU since Ampere"
     if max(widths) > WIDEST:
         obstacles[AttentionKernel.triton] = f"holds heads of at most {WIDEST}, and here they have {max(widths)}"
     if job.train.compile is False or not has_compiler(device):
         obstacles[AttentionKernel.flex] = "must be compiled (train.compile, and a C++ compiler)"
-    if is_fitted:
+    if tries_steps:
         obstacles[AttentionKernel.flex] = "must be compiled, and train.fit_memory tries steps that are not"
     return obstacles
 
@@ -230,7 +228,7 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
         if threads < before.threads:  # on another machine, or with more ranks on it: they would wait for each other
             log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
 
-    kernel = _attention_kernel(job, device, before.precision, is_fitted=False)
+    kernel = _attention_kernel(job, device, before.precision, tries_steps=False)
     wanted = job.train.compile
     is_by_rule = device.type != before.device.name or kernel is AttentionKernel.flex  # flex must be compiled
     if wanted is None and not is_by_rule:
