@@ -1,11 +1,10 @@
 """What a training step keeps in memory, estimated from numbers alone.
 
-Slots are positions of one side of a micro-batch, padding counted. Weights, gradients and Adam's moments are exact; Muon
-has one moment of a matrix instead of two, and what its update holds beside that is no more (but for small models, where
-it is some 0.1 GiB): it is counted as Adam. Activations are what autograd saves in a forward
-pass, added up part by part; small things (indices, masks of keys, the statistics of norms) are left out. The total is
-what a step of several micro-batches holds at the end of a forward pass: the gradients of earlier micro-batches, and all
-activations of this one.
+Slots are positions of one side of a micro-batch, padding counted. Weights, gradients and Adam's moments are exact. Muon
+is counted as Adam: its update takes about the memory that the second moments would (0.1 GiB more in a small model).
+Activations are what autograd saves in a forward pass, added up part by part; small things (indices, masks of keys, the
+statistics of norms) are left out. The total is what a step of several micro-batches holds at the end of a forward pass:
+the gradients of earlier micro-batches, and all activations of this one.
 
 The tests hold the activations to 10 % of what autograd saves. Neither the runtime's own memory (half a gigabyte on a
 GPU) nor the holes in the allocator's heap are included: for base on a CPU, the process held 1.4 times as much in bf16,
@@ -30,7 +29,7 @@ class Memory:
     total: int
     weights: int
     gradients: int
-    adam: int  # its two moments
+    adam: int  # the optimizer's moments, two of each parameter as Adam has them
     ema: int  # the moving average of the weights, where there is one
     activations: int  # estimated: what the forward pass of a micro-batch leaves for the backward pass
     loss: int  # estimated: a block of logits, its softmax, and the gradient of the output matrix
@@ -61,7 +60,7 @@ def estimate_memory(
 
     activations = _activations(config, vocab_size, resolved, widths=widths, slots=slots, mean_length=mean_length)
     loss = _loss(config, vocab_size, resolved, widths=widths)
-    copies = 5 if has_ema else 4  # weights, gradients, Adam's two moments, and their average
+    copies = 5 if has_ema else 4  # weights, gradients and two moments; with the moving average of the weights
     return Memory(
         total=copies * weights + activations + loss,
         weights=weights,

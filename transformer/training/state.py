@@ -97,7 +97,7 @@ class TrainState:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """What a checkpoint's tensors take on the disk, once Adam has its two moments: with Muon, at most."""
+        """What a checkpoint's tensors take on the disk at most: Adam has two moments of everything, Muon fewer."""
         weights = sum(parameter.nbytes for parameter in self.model.parameters())
         return weights * (3 if self.ema is None else 4)
 

@@ -66,24 +66,32 @@ def check_memory(
     """
     is_estimate = not can_try(device)
     available = free_memory() if is_estimate else torch.cuda.get_device_properties(device).total_memory
-    needs = _Needs(job, resolved, objective.model.vocab_size, lengths, longest, mixture, device)
+    needs = _Needs(
+        job=job,
+        resolved=resolved,
+        vocab_size=objective.model.vocab_size,
+        lengths=lengths,
+        longest=longest,
+        mixture=mixture,
+        device=device,
+    )
 
     # The largest micro-batches that fit.
     if job.train.fit_memory:
-        # Not compiled: compiling each size would take minutes.
+        # The sizes are tried without the compiler, which would take minutes for each of them.
         eager = Objective(objective.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
         limit = USABLE * available
-        max_tokens = _largest(
+        max_tokens = _largest_max_tokens(
             job,
             longest,
-            lambda max_tokens: not world.any(needs.of(max_tokens, eager) > limit),
+            lambda max_tokens: not world.any(needs.bytes_of(max_tokens, eager) > limit),
             ranks=world.size,
         )
         resolved = replace(resolved, max_tokens=max_tokens)
         log.info("train.fit_memory: micro-batches of %d tokens fit", max_tokens)
 
     # What a step needs with the micro-batches to be used.
-    needed = needs.of(resolved.max_tokens, parallel)
+    needed = needs.bytes_of(resolved.max_tokens, parallel)
     if world.any(math.isinf(needed)):
         remedy = f"lower train.max_tokens (now {resolved.max_tokens}), or let train.fit_memory=true find it"
         if job.train.fit_memory:  # the compiled step takes more than the eager one that was tried
@@ -114,8 +122,8 @@ class _Needs:
     mixture: Mixture
     device: torch.device
 
-    def of(self, max_tokens: int, objective: nn.Module) -> float:
-        """Bytes; infinity if a trial runs out of memory. `objective` may be under DDP."""
+    def bytes_of(self, max_tokens: int, objective: nn.Module) -> float:
+        """The bytes that a step needs; infinity if a trial runs out of memory. `objective` may be under DDP."""
         resolved = replace(self.resolved, max_tokens=max_tokens)
         batching = batching_of(self.job, resolved, lengths=self.lengths, mixture=self.mixture)
         if can_try(self.device):
@@ -197,7 +205,7 @@ def _accumulate_twice(objective: nn.Module, batch: Batch, *, device: torch.devic
 # ---- train.fit_memory -----------------------------------------------------------------------------------------------
 
 
-def _largest(job: TrainJob, longest: tuple[int, int], fits: Callable[[int], bool], *, ranks: int) -> int:
+def _largest_max_tokens(job: TrainJob, longest: tuple[int, int], fits: Callable[[int], bool], *, ranks: int) -> int:
     """The largest `max_tokens` that fits. Raises InputError where not even one sentence does."""
     smallest = max(*longest, job.data.filter.max_length + 1)
     whole_step = math.ceil(PADDING * job.train.tokens_per_step / ranks)  # what is larger would never be full
