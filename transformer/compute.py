@@ -57,8 +57,9 @@ def resolve_precision(precision: Precision, device: torch.device) -> Precision:
 
 
 def _cpu_multiplies_bf16() -> bool:
-    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # private in torch: absent means no
-    return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
+    """Whether torch says so, by functions that it keeps private: where one is absent, it does not."""
+    probes = [getattr(torch.cpu, name, None) for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")]
+    return any(probe is not None and probe() for probe in probes)
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
@@ -114,16 +115,20 @@ def has_compiler(device: torch.device) -> bool:
     if not has_cpp_compiler or device.type == "cpu":
         return has_cpp_compiler
 
-    is_triton_installed = importlib.util.find_spec("triton") is not None
-    return (
-        is_triton_installed and torch.cuda.get_device_properties(device).major >= 7
-    )  # Volta, the oldest that Triton takes
+    # Triton takes GPUs of Volta and later.
+    return _is_triton_installed() and torch.cuda.get_device_properties(device).major >= 7
 
 
 def has_triton(device: torch.device) -> bool:
     """Whether kernels written in Triton can run on this device: Triton is there, and the GPU is of Ampere or later."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return False
+    return device.type == "cuda" and _is_triton_installed() and _is_ampere_or_later(device)
+
+
+def _is_triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _is_ampere_or_later(device: torch.device) -> bool:
     return torch.cuda.get_device_properties(device).major >= 8
 
 
@@ -152,6 +157,4 @@ def default_batch_tokens(device: torch.device) -> int:
 def has_varlen_kernel(device: torch.device, dtype: torch.dtype, *, d_k: int, d_v: int) -> bool:
     """Whether torch has one kernel for attention over packed sentences: in half precision, on GPUs since Ampere."""
     suits_kernel = dtype.itemsize == 2 and d_k == d_v and d_k % 8 == 0 and d_k <= 256
-    if device.type != "cuda" or not suits_kernel:
-        return False
-    return torch.cuda.get_device_properties(device).major >= 8  # Ampere
+    return device.type == "cuda" and suits_kernel and _is_ampere_or_later(device)
