@@ -1,6 +1,7 @@
 """The mean of the weights of several checkpoints (section 6.1): of the last, or of the best.
 
-Of checkpoints with a moving average of the weights, that is averaged. The mean is written as a checkpoint, `averaged`.
+Where checkpoints hold a moving average of the weights, the mean is of these averages. It is written as a checkpoint of
+its own, `averaged`.
 """
 
 import logging
@@ -54,7 +55,8 @@ def average_checkpoints(
     # Divide.
     mean = {name: (total / len(used)).to(dtypes[name]) for name, total in sums.items()}
 
-    # Write, with what the newest of them says of itself. A search may have been chosen after it was written.
+    # Write it, with vocabulary and data as the newest has them. The settings are those of `job` where they are given: a
+    # search may have been chosen after that checkpoint was written.
     last = used[-1]
     last_state = last.run_state()
     used_steps = [checkpoint.step for checkpoint in used]
@@ -112,8 +114,8 @@ def average(job: AverageJob) -> Checkpoint:
         if checkpoint is None:
             raise InputError(f"{run_dir}: there is no checkpoint to average yet")
         recipe = checkpoint.settings("train", TrainConfig)
-        record = RunDir(run_dir).record
-        run_job = RunDir(run_dir).read_record().config if record.exists() else None
+        run = RunDir(run_dir)
+        run_job = run.read_record().config if run.record.exists() else None
 
         # The best, if that is asked for; else the last.
         if job.best is not None:

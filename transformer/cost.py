@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from transformer.config.settings import ModelConfig, Norm, Positions, Score
 
-# Dense bf16 (or fp16) FLOP/s of the matrix units, from the makers' data sheets, by words of the device's name. A card
-# that is slower than its chip at best comes before it.
+# Dense bf16 (or fp16) FLOP/s of the matrix units, from the makers' data sheets. The first entry counts whose words are
+# all in the device's name, and so a card that is slower than its chip can be comes before the chip.
 PEAK_FLOPS = {
     "GH200": 989e12,
     "H200 NVL": 835e12,

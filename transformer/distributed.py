@@ -5,8 +5,8 @@ torchrun starts the ranks. Every rank runs the same control flow; rank 0 alone w
     gradients          DistributedDataParallel: NCCL between GPUs, gloo between CPUs
     control messages   World, Vote: gloo on the CPU, so that they never wait behind a kernel
 
-Control messages are a signal, what rank 0 has read, translations. They have one process group for each length of time
-that a message may take. With one process no group is created.
+Control messages carry signals, what rank 0 has read, and translations. They travel in one process group for each of the
+timeouts (`Wait`). With one process no group is created.
 """
 
 import json

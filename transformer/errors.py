@@ -24,7 +24,7 @@ class LockedError(TransformerError):
 
 
 class CheckpointError(TransformerError):
-    """Checkpoints exist but none can be verified, or the run cannot be resumed under these settings."""
+    """A checkpoint or another file of a run is missing, damaged or does not fit, or the run cannot be resumed so."""
 
     exit_status = 4
 
@@ -36,7 +36,7 @@ class StorageError(TransformerError):
 
 
 class NumericalError(TransformerError):
-    """Training met non-finite numbers too often to go on."""
+    """Numbers of a training are not finite: too many updates in a row, or what a checkpoint would hold."""
 
     exit_status = 6
 

@@ -140,7 +140,7 @@ class Progress:
 
     step: int = 0  # steps that are done
     epoch: int = 0  # in which the last step was, from 0
-    step_in_epoch: int = 0  # of the next step; behind an epoch's last one, that is the next epoch's first
+    step_in_epoch: int = 0  # of the next step; after an epoch's last one, that of the next epoch's first
     sentences: int = 0  # trained on, as are `target_tokens`
     target_tokens: int = 0
     seconds: float = 0.0

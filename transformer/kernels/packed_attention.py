@@ -34,7 +34,7 @@ class Ranges:
         Sentence i fills slots offsets[i] to offsets[i + 1], on either side.
         """
         slot = torch.arange(slots, device=own_offsets.device, dtype=own_offsets.dtype)
-        sentence = torch.searchsorted(own_offsets[1:], slot, right=True)  # an empty slot is of one that has no end
+        sentence = torch.searchsorted(own_offsets[1:], slot, right=True)  # of an empty slot: one past the last
 
         ends = torch.cat((other_offsets[1:], other_offsets[-1:]))
         return cls(other_offsets[sentence], ends[sentence])
@@ -89,7 +89,7 @@ def triton_attention(
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, *, keys: Ranges, scale: float) -> Tensor:
     """The same by torch's FlexAttention, which must be compiled: else it makes all weights at once.
 
-    It knows no dropout, and has no backward pass on a CPU. `N` and `M` are multiples of 128. What empty slots hold must
+    It has no dropout, and no backward pass on a CPU. `N` and `M` are multiples of 128. What empty slots hold must
     be finite.
     """
     from torch.nn.attention.flex_attention import BlockMask  # slow to import

@@ -93,7 +93,7 @@ def _masked_keys(queries: Padded, keys: Padded | Histories, *, causal: bool) -> 
         return ~keys.visible()  # (B, 1, T, S)
 
     if causal:
-        # Padding is on the right, behind every real query, so the causal mask hides it from them, too.
+        # Padding is to the right of every real query, so the causal mask hides it from them, too.
         device = keys.lengths.device
         return torch.ones(queries.width, keys.width, dtype=torch.bool, device=device).triu(1)  # (T, S)
 
@@ -120,9 +120,9 @@ def attend(
     """`attention_weights(q, k, ...) @ v`, with `dropout` on the weights, by the fastest form that there is.
 
     Padded: q `(B, T, H, d_k)`, k `(B, S, H, d_k)`, v `(B, S, H, d_v)` -> `(B, T, H, d_v)`. Packed: `(N, H, ...)` each,
-    and empty slots become zero; without groups they are for the packed kernel that the layout names. None of these
-    knows the additive score, and only ours knows dropout. `causal` lets position t see 0..t: queries and keys are then
-    of one layout.
+    and empty slots become zero. A packed layout without groups names the kernel that attends to it: none of them
+    computes the additive score, and only the Triton kernel has dropout. `causal` lets position t see 0..t: queries and
+    keys are then of one layout.
     """
     # Sentences end to end: one kernel for all of them, or one padded batch after the other.
     if isinstance(queries, Packed):
@@ -145,7 +145,7 @@ def attend(
             score_vector=score_vector,
         )
 
-    # One sentence a row. No kernel knows the additive score; the other rules are about speed.
+    # One sentence a row. No kernel computes the additive score; the other rules are about speed.
     assert not isinstance(keys, Packed)
     if score_vector is not None or _has_few_queries(q):
         return _attend_plain(
@@ -425,8 +425,8 @@ class KeyValueCache:
 
     def grow(self, size: int) -> "KeyValueCache":
         """A cache of `size` positions that begins like this one."""
-        behind = (0, 0, 0, size - self.size)  # of the last two dimensions, only the positions are padded, at their end
-        return KeyValueCache(F.pad(self.keys, behind), F.pad(self.values, behind))
+        padding = (0, 0, 0, size - self.size)  # of the last two dimensions, only the positions are padded, at their end
+        return KeyValueCache(F.pad(self.keys, padding), F.pad(self.values, padding))
 
     def select(self, sentences: Tensor) -> "KeyValueCache":
         """The cache of these sentences alone."""

@@ -86,7 +86,7 @@ class FeedForward(nn.Module):
 
 
 class AddNorm(nn.LayerNorm):
-    """The residual connection and the norm around a sub-layer (section 3.1), half before it and half behind it:
+    """The residual connection and the norm around a sub-layer (section 3.1), half before it and half after it:
 
         y = sublayer(norm.before(x))
         x = norm(x, y)
@@ -201,7 +201,7 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """The next position of the `K` hypotheses of each sentence, `(B, K, D)` -> `(B, K, D)`; `queries` lay them out.
 
-        `cache` holds `start` keys and values of the positions before. Those of this position are written behind them,
+        `cache` holds `start` keys and values of the positions before. Those of this position are written after them,
         K for each sentence, and `histories` say which of them all each hypothesis sees. `memory_kv` holds the keys and
         values of the encoder's output, once for each sentence, whatever the number of its hypotheses.
         """

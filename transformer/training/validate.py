@@ -89,8 +89,9 @@ def validate(
         check=check,
     )
 
-    # Each rank translates a stretch of the dev set, as long as that of any other but for one sentence.
-    start, end = (rank * len(dev.sources) // world.size for rank in (world.rank, world.rank + 1))
+    # Each rank translates a stretch of the dev set; their lengths differ by one sentence at most.
+    start = world.rank * len(dev.sources) // world.size
+    end = (world.rank + 1) * len(dev.sources) // world.size
     try:
         share = translator.translate(dev.sources[start:end], check=check, first_line=start + 1)
     except Interrupted:
