@@ -26,7 +26,7 @@ from transformer.cost import step_flops
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching
 from transformer.decoding.translator import Translator
-from transformer.distributed import Vote, Wait, World, collective_errors_named, join_world
+from transformer.distributed import Vote, Wait, collective_errors_named, join_world
 from transformer.errors import NumericalError
 from transformer.evaluation.sets import write_sets
 from transformer.machine import HeapTrimmer
@@ -56,7 +56,7 @@ def train(job: TrainJob) -> Results:
 
     Then average the last checkpoints, score the test sets, and write and return the results; a finished run returns
     those that it has. Every rank returns the same. Raises InputError for bad data, LockedError for a directory in use,
-    CheckpointError where it cannot resume, NumericalError, PeerError, and Stopped after a signal.
+    CheckpointError where it cannot resume, StorageError, NumericalError, PeerError, and Stopped after a signal.
     """
     with (
         process_settings_restored(),
@@ -69,13 +69,13 @@ def train(job: TrainJob) -> Results:
         if world.from_rank0(lambda: is_finished(run)):
             log.info("%s: finished at step %d already; nothing is left to train", job.run_dir, run.progress.step)
         else:
-            train_loop(run, world)
+            train_loop(run)
 
         results = world.from_rank0(lambda: to_json(finish(run)), wait=Wait.work)
         return from_json(Results, results)
 
 
-def train_loop(run: Run, world: World) -> None:
+def train_loop(run: Run) -> None:
     """Take one step after the other, until the last one or until patience ends.
 
     Raises Stopped after a signal, with the step in progress committed; several ranks agree on it one step later.
@@ -83,7 +83,8 @@ def train_loop(run: Run, world: World) -> None:
     config = run.job.train
     state = run.state
     progress = state.progress
-    _check_disk(run, world)
+    world = run.world
+    _check_disk(run)
 
     # The model under its loss, in micro-batches that fit into memory, with gradients averaged over the ranks.
     objective = Objective(state.model, config.label_smoothing, loss_rows=run.resolved.loss_rows).train()
@@ -91,25 +92,25 @@ def train_loop(run: Run, world: World) -> None:
         objective.compile(cut_at_buckets=run.resolved.attention_kernel is not AttentionKernel.flex)
     parallel = world.wrap(objective)
     if progress.step == 0:
-        run = _with_checked_memory(run, objective, parallel, world)
+        run = _with_checked_memory(run, objective, parallel)
     if world.is_rank0:
-        _log_preview(run, world)
+        _log_preview(run)
 
     with (
         Signals() as signals,
         Tracker(run.directory if world.is_rank0 else None, progress.step) as tracker,
         progress_bar(config.max_steps, progress.step, unit="step", shown=world.is_rank0) as bar,
-        closing(_steps(run, world)) as steps,
+        closing(_steps(run)) as steps,
         closing(run.stores),  # closed before the steps are, whose thread may wait for an epoch
     ):
         tracker.settings(run.job)
 
         # Make up for a validation that a signal cut short, or in which the process died.
         if progress.step and _is_validation_due(config, progress):
-            _validate(run, world, tracker=tracker, signals=signals)
+            _validate(run, tracker=tracker, signals=signals)
             if progress.has_ended(config) and not state.window.is_empty:
-                _log(run, world, tracker, bar)  # patience has ended, and no step will come to log the window
-            _commit(run, world, tracker)
+                _log(run, tracker, bar)  # patience has ended, and no step will come to log the window
+            _commit(run, tracker)
 
         guard = NumbersGuard(progress)
         vote = Vote(world)
@@ -145,9 +146,9 @@ def train_loop(run: Run, world: World) -> None:
 
             # Read the device, and log. Validations and commits below are left out of the steps' time.
             if is_log_due or is_validation_due or is_commit_due or is_read_due:
-                _read_device(run, world, guard, clock=clock, tracker=tracker)
+                _read_device(run, guard, clock=clock, tracker=tracker)
             if is_log_due:
-                _log(run, world, tracker, bar)
+                _log(run, tracker, bar)
 
             # Give freed memory back, which a CPU's heap would keep.
             if run.device.type == "cpu":
@@ -156,7 +157,7 @@ def train_loop(run: Run, world: World) -> None:
             # Validate.
             is_among_best = False
             if is_validation_due:
-                is_among_best = _validate(run, world, tracker=tracker, signals=signals)
+                is_among_best = _validate(run, tracker=tracker, signals=signals)
                 clock.lap()
 
             # Stop? Where the ranks meet anyway, they agree at once; elsewhere, on what was asked one step before.
@@ -168,10 +169,10 @@ def train_loop(run: Run, world: World) -> None:
             # Commit, once for all reasons.
             has_ended = progress.has_ended(config)
             if is_commit_due or is_among_best or stopping or has_ended:
-                _read_device(run, world, guard, clock=clock, tracker=tracker)
+                _read_device(run, guard, clock=clock, tracker=tracker)
                 if has_ended and not is_log_due:
-                    _log(run, world, tracker, bar)  # the last window may be a short one
-                _commit(run, world, tracker)
+                    _log(run, tracker, bar)  # the last window may be a short one
+                _commit(run, tracker)
                 clock.lap()
 
         if stopping or world.any(signals.requested):  # a signal may have come while the last step was committed
@@ -181,20 +182,21 @@ def train_loop(run: Run, world: World) -> None:
 # ---- before the first step ------------------------------------------------------------------------------------------
 
 
-def _check_disk(run: Run, world: World) -> None:
+def _check_disk(run: Run) -> None:
     """Raise StorageError unless there is room for a checkpoint: now, not after the first hours.
 
     An earlier process may have died before it had removed old checkpoints: that is made up for first, and frees space.
     """
     config = run.job.train
     progress = run.progress
+    world = run.world
     if progress.step:
         world.from_rank0(lambda: _rotate(run.directory, config, progress))
     if not progress.has_ended(config):
         world.from_rank0(lambda: check_space(run.directory.path, run.state.checkpoint_bytes))
 
 
-def _with_checked_memory(run: Run, objective: Objective, parallel: nn.Module, world: World) -> Run:
+def _with_checked_memory(run: Run, objective: Objective, parallel: nn.Module) -> Run:
     """The run with a `max_tokens` that fits into memory, which is written to run.json with what a step needs."""
     resolved, check = check_memory(
         run.job,
@@ -205,18 +207,18 @@ def _with_checked_memory(run: Run, objective: Objective, parallel: nn.Module, wo
         longest=run.stores.corpus.longest,
         mixture=run.mixture,
         device=run.device,
-        world=world,
+        world=run.world,
     )
 
     def add_to_record() -> None:
         record = run.directory.read_record()
         run.directory.write_record(replace(record, resolved=resolved, memory=check))
 
-    world.from_rank0(add_to_record)
+    run.world.from_rank0(add_to_record)
     return replace(run, resolved=resolved)
 
 
-def _log_preview(run: Run, world: World) -> None:
+def _log_preview(run: Run) -> None:
     """Say in the log what the steps of the first epoch are."""
     if run.job.train.subword_sampling is not None:
         log.info("before subword sampling, which makes more tokens, and so more steps of fewer pairs:")
@@ -227,17 +229,17 @@ def _log_preview(run: Run, world: World) -> None:
         vocab_size=run.tokenizer.vocab_size,
         device=run.device,
         precision=run.resolved.precision,
-        ranks=world.size,
+        ranks=run.world.size,
     )
 
 
-def _steps(run: Run, world: World) -> Generator[Step, None, None]:
+def _steps(run: Run) -> Generator[Step, None, None]:
     """The steps of this rank, from the position that training has come to."""
     return load_steps(
         run.stores,
         _batching(run),
-        rank=world.rank,
-        world_size=world.size,
+        rank=run.world.rank,
+        world_size=run.world.size,
         position=Position(run.progress.epoch, run.progress.step_in_epoch),
         prefetch=run.job.train.prefetch,
         device=run.device,
@@ -286,7 +288,7 @@ def _record_step(run: Run, step: Step, result: StepResult, *, waited: float) -> 
     state.window.add(step, result, waited=waited, flops=flops)
 
 
-def _read_device(run: Run, world: World, guard: NumbersGuard, *, clock: Clock, tracker: Tracker) -> None:
+def _read_device(run: Run, guard: NumbersGuard, *, clock: Clock, tracker: Tracker) -> None:
     """Bring what the device has measured to the host, and check that training is sound.
 
     Raises NumericalError, on every rank, after too many skipped updates. The position is committed first: skipped
@@ -297,20 +299,20 @@ def _read_device(run: Run, world: World, guard: NumbersGuard, *, clock: Clock, t
     try:
         guard.check(run.progress, loss_scale=run.state.loss_scale)
     except NumericalError as error:
-        _commit(run, world, tracker)
-        raise _with_advice(error, run, world) from None
+        _commit(run, tracker)
+        raise _with_advice(error, run) from None
 
 
-def _with_advice(error: NumericalError, run: Run, world: World) -> NumericalError:
+def _with_advice(error: NumericalError, run: Run) -> NumericalError:
     """The same error, with what to do next; every rank must call it."""
-    return NumericalError(f"{error}: {world.from_rank0(lambda: advice(run.directory.path))}")
+    return NumericalError(f"{error}: {run.world.from_rank0(lambda: advice(run.directory.path))}")
 
 
-def _log(run: Run, world: World, tracker: Tracker, bar: ProgressBar) -> None:
+def _log(run: Run, tracker: Tracker, bar: ProgressBar) -> None:
     """Log the window that ends here, show it on the bar, and begin the next one."""
-    totals = run.state.window.totals(world)
+    totals = run.state.window.totals(run.world)
     rate = rate_of(run.job.train, run.job.model.d_model, step=run.progress.step - 1)
-    text = report_window(totals, tracker, run.progress, rate=rate, device=run.device, ranks=world.size)
+    text = report_window(totals, tracker, run.progress, rate=rate, device=run.device, ranks=run.world.size)
     run.state.window.clear()
 
     if run.progress.validations:
@@ -327,7 +329,7 @@ def _is_validation_due(config: TrainConfig, progress: Progress) -> bool:
     return not is_done and (progress.step % config.validate_every == 0 or progress.step >= config.max_steps)
 
 
-def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> bool:
+def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:
     """Validate, log, and show samples. Returns whether this step is among the best, whose checkpoints are kept.
 
     A validation that a signal cuts short is not recorded, and so is due again.
@@ -342,7 +344,7 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
                 Objective(model, job.train.label_smoothing),
                 translator,
                 run.dev,
-                world,
+                run.world,
                 step=run.progress.step,
                 max_tokens=run.resolved.max_tokens,
                 tgt_lang=job.data.tgt_lang,
@@ -359,7 +361,7 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
 
     # Show what the model does.
     show_samples(run.dev, hypotheses, tracker, step=step, count=job.train.samples)
-    if job.train.attention_images and world.is_rank0:
+    if job.train.attention_images and run.world.is_rank0:
         show_attention(model, run.dev, tracker, step=step, device=run.device, precision=run.resolved.precision)
 
     return step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]
@@ -368,13 +370,13 @@ def _validate(run: Run, world: World, *, tracker: Tracker, signals: Signals) -> 
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def _commit(run: Run, world: World, tracker: Tracker) -> None:
+def _commit(run: Run, tracker: Tracker) -> None:
     """Commit the step in progress; rank 0 writes, and removes the checkpoints that are not to be kept.
 
     Raises NumericalError, on every rank, where a number is not finite.
     """
-    window = run.state.window.totals(world)
-    tensors = _finite_tensors(run, world)
+    window = run.state.window.totals(run.world)
+    tensors = _finite_tensors(run)
 
     def write() -> None:
         tracker.flush()  # before the checkpoint is there: after a crash, nobody measures again what led up to it
@@ -394,10 +396,10 @@ def _commit(run: Run, world: World, tracker: Tracker) -> None:
         _rotate(run.directory, run.job.train, run.progress)
 
     with memory_errors_named("saving", remedy="end what else uses it"):
-        world.from_rank0(write)
+        run.world.from_rank0(write)
 
 
-def _finite_tensors(run: Run, world: World) -> dict[str, Mapping[str, Tensor]]:
+def _finite_tensors(run: Run) -> dict[str, Mapping[str, Tensor]]:
     """What a checkpoint holds. Raises NumericalError, on every rank, where a number is not finite on one of them."""
     tensors = None
     error = NumericalError(f"step {run.progress.step} is not saved: numbers on another rank are not finite")
@@ -406,8 +408,8 @@ def _finite_tensors(run: Run, world: World) -> dict[str, Mapping[str, Tensor]]:
     except NumericalError as own_error:
         error = own_error
 
-    if world.any(tensors is None) or tensors is None:
-        raise _with_advice(error, run, world)
+    if run.world.any(tensors is None) or tensors is None:
+        raise _with_advice(error, run)
     return tensors
 
 

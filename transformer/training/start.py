@@ -41,9 +41,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, on what: fixed from the first step to the last, but for `state`."""
+    """What is trained, on what, and by which ranks: fixed from the first step to the last, but for `state`."""
 
     job: TrainJob
+    world: World
     directory: RunDir
     resolved: Resolved
     device: torch.device
@@ -93,7 +94,7 @@ def open_run(job: TrainJob, world: World, held: ExitStack) -> Run:
         lambda: to_json(_start_or_resume(job, prepared, checkpoint, source=source, world_size=world.size))
     )
     resolved = from_json(Resolved, answer)
-    return _build(job, resolved, prepared, checkpoint=checkpoint, source=source, rank=world.rank)
+    return _build(job, resolved, prepared, checkpoint=checkpoint, source=source, world=world)
 
 
 def find_device(job: TrainJob) -> torch.device:
@@ -140,7 +141,7 @@ def _same_on_all_ranks(find: Callable[[], Checkpoint | None], world: World) -> C
 def _start_or_resume(
     job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None, *, source: Checkpoint | None, world_size: int
 ) -> Resolved:
-    """Write the record of a new run, or check that this job may go on from the checkpoint; what `auto` comes to."""
+    """Write the record of a new run, or check that this job may go on from the checkpoint. Returns its settings."""
     if checkpoint is None:
         return start_run(job, prepared, source, world_size=world_size)
     return resume_run(job, prepared, checkpoint)
@@ -153,7 +154,7 @@ def _build(
     *,
     checkpoint: Checkpoint | None,
     source: Checkpoint | None,
-    rank: int,
+    world: World,
 ) -> Run:
     """The run at its first step, with the weights of `source` if there is one, or as the checkpoint left it."""
     set_up_process(threads=resolved.threads, deterministic=job.train.deterministic)
@@ -170,7 +171,7 @@ def _build(
         precision=resolved.precision,
         source=source,
     )
-    record = None if checkpoint is None else state.restore(checkpoint, rank=rank)
+    record = None if checkpoint is None else state.restore(checkpoint, rank=world.rank)
 
     settings = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items() if value is not None)
     log.info("%s parameters; %s", f"{count_parameters(job.model, tokenizer.vocab_size).total:,}", settings)
@@ -184,6 +185,7 @@ def _build(
 
     return Run(
         job=job,
+        world=world,
         directory=RunDir(Path(job.run_dir)),
         resolved=resolved,
         device=device,
