@@ -290,6 +290,20 @@ def test_estimate_memory_is_near_what_autograd_saves(
     assert memory.activations + 4 * VOCABULARY * 64 == pytest.approx(saved, rel=0.1)
 
 
+@pytest.mark.parametrize("device", [Device.cpu, Device.cuda], ids=lambda device: device.name)
+def test_estimate_memory_counts_the_padding_of_groups_on_every_device(device: Device) -> None:
+    """A tenth more of what attention reads and weighs, where no kernel takes packed sentences as they lie."""
+    activations = []
+    for layout in (LayoutKind.packed, LayoutKind.padded):
+        resolved = Resolved(device, Precision.fp32, 1, 1_000, layout, compile=False, micro_batch_multiple=1)
+        model = ModelConfig(score=Score.additive)
+        memory = estimate_memory(model, VOCABULARY, resolved=resolved, slots=1_000, mean_length=20, has_ema=False)
+        activations.append(memory.activations)
+
+    # 18 attentions, 1,000 slots, 8 heads: 20 weights, and queries, keys and values of 64, of 4 bytes each
+    assert activations[0] - activations[1] == pytest.approx(0.1 * 18 * 1_000 * 8 * (20 + 3 * 64) * 4, abs=18)
+
+
 def test_estimate_memory_of_the_state_is_exact() -> None:
     memory = summarise(SummaryJob(train=TrainConfig(ema_decay=0.99, precision=Precision.bf16))).memory
     weights = 63_045_632 * 4

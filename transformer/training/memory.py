@@ -120,7 +120,7 @@ def _attention(config: ModelConfig, resolved: Resolved, *, widths: _Widths, slot
     """Queries, keys, values and their weighted mean; and, unless a kernel recomputes them, the weights of each pair."""
     heads = config.n_heads
     is_packed = resolved.layout is LayoutKind.packed
-    in_groups = is_packed and resolved.device is Device.cpu  # of padded sentences
+    in_groups = is_packed and resolved.attention_kernel is None  # of padded sentences
     padding = GROUP_PADDING if in_groups else 1.0
 
     pair = _pair_bytes(config, resolved, widths)
