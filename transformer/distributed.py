@@ -61,7 +61,7 @@ class World:
         return self.rank == 0
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Whether `flag` is set on any rank; every rank must ask."""
         return bool(self._sum(torch.tensor([float(flag)]), wait=Wait.step)[0] > 0)
 
     def sum(self, values: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def _decode(data: Tensor) -> Any:
 
 
 def unsynchronised(module: nn.Module) -> AbstractContextManager[None]:
-    """No all-reduce after this forward and backward: a later micro-batch of the step has it."""
+    """A context for all micro-batches but the last: their backward passes do not share gradients with other ranks."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 

@@ -58,7 +58,7 @@ def add_dropout(residual: Tensor, x: Tensor, probability: float, *, training: bo
 
 
 def _draws_words(x: Tensor) -> bool:
-    """A GPU draws fast, and a compiler fuses torch's own."""
+    """Whether masks come from whole words: not on a GPU, which draws fast, nor compiled, where torch's own is fused."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer.compute import to_autocast_dtype
 from transformer.vocabulary import PAD
 
-_SHARE = 8  # of the memory that is free: an eighth for the block of logits
+_SHARE = 8  # the block of logits takes one part in so many of the memory that is free
 
 
 def rows_that_fit(free: int, *, vocab_size: int, itemsize: int, most: int) -> int:

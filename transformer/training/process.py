@@ -1,6 +1,6 @@
-"""What a training changes in its process, set for the run and put back at the end.
+"""What a training changes in its process: threads and determinism are set here, and everything is put back at the end.
 
-Threads, determinism, log level, and the state of torch's random numbers on the CPU.
+The rest: the log level, cuDNN's attention, what the compiler takes for dynamic, and torch's random numbers on the CPU.
 """
 
 import logging

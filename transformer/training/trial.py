@@ -41,7 +41,10 @@ PADDING = 1.25  # the slots of a padded step are hardly ever more than this many
 
 
 def can_try(device: torch.device) -> bool:
-    """Whether a step that does not fit raises an error, and no more. A CPU's memory is granted before it is there."""
+    """Whether a step may be tried, since one that does not fit raises an error: not on a CPU.
+
+    There the system grants memory that it does not have, and kills the process that uses it.
+    """
     return device.type == "cuda"
 
 

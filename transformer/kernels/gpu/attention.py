@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 64  # of a tile: queries forward and for their own gradient, keys for theirs; and of what it reads at a time
-SMALLEST = 16  # numbers a row that the matrix units can multiply
-KEYS_WARPS = 8  # of a block of threads that sums up two gradients at once
-STAGES = 2  # loads that are under way at once: a tile reads two or three times, so that more would wait for nothing
+ROWS = 64  # rows of a tile (of queries, or of keys in the last kernel), and of what a tile reads at a time
+SMALLEST = 16  # the fewest numbers of a row that the matrix units multiply
+KEYS_WARPS = 8  # warps of a block in the backward pass of keys, which sums up two gradients at once
+STAGES = 2  # loads that are under way at once: a tile reads only two or three times
 
 # The picture. Most sentences are shorter than a tile of 64 query rows, so that a tile holds several, here a, b and the
 # beginning of c. They lie end to end: what the rows of a tile see, taken together, is one stretch of keys. A tile reads
@@ -68,9 +68,9 @@ def _is_kept(seed, query_rows, first_key, head, DROPPED: tl.constexpr, KEYS: tl.
     wherever it is computed. `first_key` is a multiple of 8.
     """
     groups = first_key // _group + tl.arange(0, KEYS // _group)
-    nothing = tl.zeros_like(query_rows)[:, None] + tl.zeros_like(groups)[None, :]
+    zeros = tl.zeros_like(query_rows)[:, None] + tl.zeros_like(groups)[None, :]
     word0, word1, word2, word3 = tl.philox(
-        tl.load(seed), query_rows[:, None] + nothing, groups[None, :] + nothing, head + nothing, nothing, 7
+        tl.load(seed), query_rows[:, None] + zeros, groups[None, :] + zeros, head + zeros, zeros, 7
     )
 
     words = tl.join(tl.join(word0, word2), tl.join(word1, word3))  # (rows, KEYS / 8, 2, 2): in order, row by row

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transformer.vocabulary import PAD
 
-COLUMNS = 4096  # of a row that are read at a time
+COLUMNS = 4096  # numbers of a row that are read at a time
 WARPS = 8
 STAGES = 3  # loads that are under way at once
 
@@ -42,9 +42,9 @@ def _loss_kernel(
     columns = tl.arange(0, COLUMNS)
 
     if target == PAD:
-        nothing = tl.zeros([COLUMNS], WIDE).to(logits.dtype.element_ty)
+        zeros = tl.zeros([COLUMNS], WIDE).to(logits.dtype.element_ty)
         for start in range(0, n_classes, COLUMNS):
-            tl.store(logits + start + columns, nothing, mask=start + columns < n_classes)
+            tl.store(logits + start + columns, zeros, mask=start + columns < n_classes)
         tl.store(plain + row, 0.0)
         tl.store(linear + row, 0.0)
     else:
