@@ -57,6 +57,18 @@ def test_signals_leave_an_ignored_hangup_ignored() -> None:
         assert not signals.requested
 
 
+def test_signals_leave_a_handler_alone_that_python_did_not_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that was loaded before Python may have one, which `signal.signal` could not put back."""
+    earlier = signal.getsignal(signal.SIGUSR1)
+    with monkeypatch.context() as patched:
+        handlers = {number: signal.getsignal(number) for number in NUMBERS} | {signal.SIGUSR1: None}
+        patched.setattr(signal, "getsignal", handlers.__getitem__)
+        with Signals():
+            patched.undo()
+            assert signal.getsignal(signal.SIGUSR1) == earlier
+            assert signal.getsignal(signal.SIGTERM) != handlers[signal.SIGTERM]
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
 @pytest.mark.parametrize("then", NUMBERS)
 def test_signals_that_only_ask_hurry_nobody(number: signal.Signals, then: signal.Signals) -> None:

@@ -27,8 +27,8 @@ class Signals:
     """SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask the loop to stop at the end of its step (several ranks: of the next).
 
     A context manager, with handlers of its own inside the block. A second SIGTERM or SIGINT ends the process at once. A
-    SIGHUP that is ignored, as under `nohup`, stays ignored. Outside the main thread, where Python allows no handlers,
-    it does nothing: signals do what they did before.
+    SIGHUP that is ignored, as under `nohup`, stays ignored, and a handler that Python did not install stays, because
+    Python could not put it back. Outside the main thread, where Python allows no handlers, nothing is changed.
     """
 
     def __init__(self) -> None:
@@ -41,8 +41,11 @@ class Signals:
             return self
 
         for number in (*ENDS_AT_SECOND, *NEVER_ENDS):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, self._receive)
+            previous = signal.getsignal(number)
+            is_ignored_hangup = number == signal.SIGHUP and previous == signal.SIG_IGN
+            if previous is not None and not is_ignored_hangup:
+                self._previous[number] = previous
+                signal.signal(number, self._receive)
         return self
 
     def __exit__(
