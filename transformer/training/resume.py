@@ -80,7 +80,7 @@ def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Res
     """
     run = RunDir(Path(job.run_dir))
     record = run.read_record()
-    _compare(job, prepared, record, checkpoint)
+    _compare(job, prepared, record=record, checkpoint=checkpoint)
 
     dev_digest = digest_sets({DEV: prepared.dev})
     now = replace(record, config=job, dev_digest=dev_digest, test_digest=digest_sets(prepared.test))
@@ -134,7 +134,7 @@ def _yaml(config: dict[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}\n"
 
 
-def _compare(job: TrainJob, prepared: Prepared, record: RunRecord, checkpoint: Checkpoint) -> None:
+def _compare(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint: Checkpoint) -> None:
     """Compare settings, data and versions with those of the start. Raises CheckpointError for what may not differ."""
     before = leaves(to_json(record.config))
     now = leaves(to_json(job))
