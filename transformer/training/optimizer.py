@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 from transformer.config.settings import Decay, OptimizerKind, TrainConfig, paper_peak
 from transformer.training.muon import Muon
 
-MEANS = "exp_avg"  # torch's names of Adam's two moments
+MEANS = "exp_avg"  # torch's names of Adam's two moments, of which Muon has the first
 SQUARES = "exp_avg_sq"
 MOMENTS = (MEANS, SQUARES)
 UPDATES = "updates"  # the number of updates applied, in a checkpoint
@@ -60,7 +60,7 @@ def build_optimizer(model: nn.Module, recipe: TrainConfig) -> Optimizer:
     The learning rate is set at each step (`set_rate`).
 
     An update at rate r with `train.weight_decay` w first takes the share r w of each matrix away, embeddings included
-    (AdamW; Loshchilov and Hutter, 2019). Biases and vectors, of norms and of additive scores, keep their size.
+    (AdamW; Loshchilov and Hutter, 2019). Biases and vectors, of norms and of additive scores, are not decayed.
     """
     uses_muon = recipe.optimizer is OptimizerKind.muon
     for_muon: list[nn.Parameter] = []
