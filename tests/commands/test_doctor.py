@@ -9,16 +9,14 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from support.corpora import finish, run, run_command, start, tiny_job, write_corpus, write_pair
+from support.interventions import before_each_pass, before_each_update
 from support.paths import ROOT
 from transformer import machine
 from transformer.config.jobs import DoctorJob
@@ -28,6 +26,7 @@ from transformer.config.settings import (
     Format,
     LayoutKind,
     ModelConfig,
+    OptimizerKind,
     PairConfig,
     Precision,
     TokenizerConfig,
@@ -445,18 +444,31 @@ def test_doctor_finds_that_init_from_is_another_model(tmp_path: Path) -> None:
     assert "another model (model.d_ff is " in findings_of(doctor(job))["preparing in plan"]
 
 
+@dataclass
+class Clock:
+    """The time of a process in which nothing takes time but what a test says."""
+
+    now: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def add(self, seconds: float) -> None:
+        self.now += seconds
+
+
 def test_check_cost_times_the_micro_batches_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container with 2 MiB free; by the clock, each micro-batch takes 10 seconds."""
     monkeypatch.setattr(machine, "CONTROL_GROUP", str(tmp_path))
     for name, text in (("max", f"{2 * 2**20}\n"), ("current", "0\n"), ("stat", "inactive_file 0\n")):
         (tmp_path / f"memory.{name}").write_text(text, encoding="ascii")
-    monkeypatch.setattr(
-        "transformer.tools.doctor.training.time", SimpleNamespace(perf_counter=partial(next, count(0, 10)))
-    )
+    clock = Clock()
+    monkeypatch.setattr("transformer.tools.doctor.training.time", clock)
     slots: list[int] = []
 
     def spied(objective: Any, optimizer: Any, step: Step, **settings: Any) -> StepResult:
         slots.extend(batch.source.numel() for _, batch in step.micro_batches)
+        clock.add(10)
         return train_step(objective, optimizer, step, **settings)
 
     monkeypatch.setattr("transformer.tools.doctor.training.train_step", spied)
@@ -471,6 +483,22 @@ def test_check_cost_times_the_micro_batches_that_fit(tmp_path: Path, monkeypatch
     assert max(slots) <= int(fitted[1]) < 300, "a step has 600 tokens a side"
     seconds = float(hours.found.partition(" s a step")[0])
     assert seconds > 20, "three micro-batches in most steps"
+
+
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_check_cost_counts_the_update_once_a_step(
+    kind: OptimizerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock, a micro-batch takes 10 seconds and an update 100."""
+    clock = Clock()
+    monkeypatch.setattr("transformer.tools.doctor.training.time", clock)
+    job = tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), optimizer=kind)
+    prepared = prepare(job)
+    with before_each_pass(lambda _: clock.add(10)), before_each_update(lambda: clock.add(100)):
+        *_, hours = check_cost(job, prepared, resolved=resolve_settings(job, world_size=1), vocab_size=60)
+
+    micro_batches = (float(hours.found.partition(" s a step")[0]) - 100) / 10
+    assert 1.5 < micro_batches <= 2, "two of 300 tokens in a step of 600, but for the last of an epoch"
 
 
 def test_check_cost_says_what_helps_where_no_step_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
