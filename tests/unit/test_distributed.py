@@ -21,6 +21,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from support.corpora import (
+    assert_same_tensors,
     is_verified,
     last_logged,
     overrides,
@@ -37,7 +38,7 @@ from support.paths import ROOT
 from support.ranks import ranks
 from transformer import distributed, files
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, Device, LayoutKind, Precision
+from transformer.config.settings import DataConfig, Device, LayoutKind, OptimizerKind, Precision
 from transformer.data import prepare, store
 from transformer.distributed import Vote, Wait, World, join_world
 from transformer.errors import InputError, PeerError
@@ -63,16 +64,39 @@ def job(run_dir: Path, corpus: DataConfig, **recipe: Any) -> TrainJob:
     return tiny_job(run_dir, corpus, precision=Precision.fp64, **settings)
 
 
+RECIPES: dict[str, dict[str, Any]] = {
+    "Adam": {},
+    "Muon": {"optimizer": OptimizerKind.muon, "weight_decay": 0.3, "clip_norm": 0.5},
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize(
     "sizes", [(2, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in ((4, 2), (2, 3), (1, 4)))]
 )
-def test_train_goes_on_with_other_ranks(tmp_path: Path, corpus: DataConfig, sizes: tuple[int, int]) -> None:
+def test_train_goes_on_with_other_ranks(
+    tmp_path: Path, corpus: DataConfig, sizes: tuple[int, int], recipe: dict[str, Any]
+) -> None:
     """Twenty steps in float64 with dropout: three on `sizes[0]` ranks, then on `sizes[1]`, against the first alone."""
     first, second = sizes
-    assert ranks(first, lambda: run(job(tmp_path / "straight", corpus)), tmp_path) == [0] * first
-    assert ranks(first, lambda: run(job(tmp_path / "moved", corpus, max_steps=3)), tmp_path) == [0] * first
-    assert ranks(second, lambda: run(job(tmp_path / "moved", corpus)), tmp_path) == [0] * second
+    assert ranks(first, lambda: run(job(tmp_path / "straight", corpus, **recipe)), tmp_path) == [0] * first
+    assert ranks(first, lambda: run(job(tmp_path / "moved", corpus, max_steps=3, **recipe)), tmp_path) == [0] * first
+    assert ranks(second, lambda: run(job(tmp_path / "moved", corpus, **recipe)), tmp_path) == [0] * second
     assert_equal(tmp_path / "straight", tmp_path / "moved")
+
+
+def test_train_with_muon_goes_on_with_two_ranks(tmp_path: Path, corpus: DataConfig) -> None:
+    """Stopped after three steps and resumed: to the last bit, in float32."""
+    recipe = {**RECIPES["Muon"], "max_steps": 6, "average": 1}
+
+    def train(name: str, **changed: Any) -> None:
+        run(tiny_job(tmp_path / name, corpus, max_tokens=100, **{**recipe, **changed}))
+
+    assert ranks(2, lambda: train("straight"), tmp_path) == [0, 0]
+    assert ranks(2, lambda: train("stopped", max_steps=3), tmp_path) == [0, 0]
+    assert ranks(2, lambda: train("stopped"), tmp_path) == [0, 0]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert_same_tensors(step_dir(tmp_path / "straight", 6) / name, step_dir(tmp_path / "stopped", 6) / name)
 
 
 def test_train_step_of_packed_batches_is_shared_by_ranks(tmp_path: Path, corpus: DataConfig) -> None:
@@ -150,7 +174,10 @@ def test_train_step_is_shared_by_ranks(tmp_path: Path, lengths: tuple[int, int],
     assert_equal(tmp_path / "two", tmp_path / "four")
 
 
-def test_train_step_takes_an_overflow_on_one_rank_for_one_on_all(tmp_path: Path, corpus: DataConfig) -> None:
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_train_step_takes_an_overflow_on_one_rank_for_one_on_all(
+    tmp_path: Path, corpus: DataConfig, kind: OptimizerKind
+) -> None:
     """In fp16 every rank skips the same updates at the same scales, though only one has met the infinity."""
 
     def action() -> None:
@@ -172,7 +199,7 @@ def test_train_step_takes_an_overflow_on_one_rank_for_one_on_all(tmp_path: Path,
             update(scaler)
 
         pytest.MonkeyPatch().setattr(torch.amp.GradScaler, "update", note_scale)  # this process ends with the test
-        recipe: dict[str, Any] = {"max_tokens": 100, "max_steps": 4, "average": 1}
+        recipe: dict[str, Any] = {"optimizer": kind, "max_tokens": 100, "max_steps": 4, "average": 1}
         with (
             before_each_pass(trained.append),
             before_each_update(copy_weights),

@@ -361,21 +361,23 @@ def poisoned(objective: Objective, *, part: str) -> Callable[[], None]:
     return objective.model.encoder_norm.register_forward_hook(forward).remove
 
 
+@pytest.mark.parametrize("kind", OptimizerKind)
 @pytest.mark.parametrize("part", ["loss", "gradient", "infinite gradient"])
-def test_train_step_with_one_bad_micro_batch_costs_that_step_and_nothing_else(part: str) -> None:
-    (first, first_adam), (second, second_adam) = build(DROPPING), build(DROPPING)
+def test_train_step_with_one_bad_micro_batch_costs_that_step_and_nothing_else(part: str, kind: OptimizerKind) -> None:
+    recipe: dict[str, Any] = {"optimizer": kind, "weight_decay": 0.3}
+    (first, first_optimizer), (second, second_optimizer) = build(DROPPING, **recipe), build(DROPPING, **recipe)
     good = [step_of([PAIRS], index=i) for i in range(3)]
-    for objective, optimizer in ((first, first_adam), (second, second_adam)):
+    for objective, optimizer in ((first, first_optimizer), (second, second_optimizer)):
         assert run(objective, optimizer, good[0]).applied
     remove = poisoned(second, part=part)
-    bad = run(second, second_adam, step_of([PAIRS[:2], PAIRS[2:3], PAIRS[3:]], index=7))
+    bad = run(second, second_optimizer, step_of([PAIRS[:2], PAIRS[2:3], PAIRS[3:]], index=7))
     remove()
     assert not bad.applied
     assert not math.isfinite(bad.grad_norm)
     for step in good[1:]:
-        assert run(first, first_adam, step) == run(second, second_adam, step)
+        assert run(first, first_optimizer, step) == run(second, second_optimizer, step)
     assert same(weights(first), weights(second))
-    assert same(moments_by_name(first.model, first_adam), moments_by_name(second.model, second_adam))
+    assert same(moments_by_name(first.model, first_optimizer), moments_by_name(second.model, second_optimizer))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -456,30 +458,34 @@ def test_autocast_gives_the_residual_stream_half_precision(
 # The loss scale of fp16
 
 
+@pytest.mark.parametrize("kind", OptimizerKind)
 @pytest.mark.parametrize("clip_norm", [None, 0.5, 1e6])
-def test_train_step_with_a_scaled_loss_makes_the_same_updates(clip_norm: float | None) -> None:
-    """The gradient is unscaled before it is measured and clipped: by a power of two, so not a bit differs."""
-    (plain, first), (scaled, second) = build(DROPPING), build(DROPPING)
-    scaler = GradScaler("cpu", init_scale=2.0**16)
+def test_train_step_with_a_scaled_loss_makes_the_same_updates(clip_norm: float | None, kind: OptimizerKind) -> None:
+    """The gradient is unscaled before it is measured, clipped and averaged: by powers of two, so not a bit differs."""
+    (plain, first), (scaled, second) = build(DROPPING, optimizer=kind), build(DROPPING, optimizer=kind)
+    scaler = GradScaler("cpu", init_scale=2.0**16, growth_interval=1)
     for i in range(3):
         step = step_of([PAIRS[:2], PAIRS[2:]], index=i)
         one = run(plain, first, step, clip_norm=clip_norm)
         two = run(scaled, second, step, clip_norm=clip_norm, scaler=scaler)
-        assert (one.loss_scale, two.loss_scale) == (1.0, 65536.0)
+        assert (one.loss_scale, two.loss_scale) == (1.0, 2.0 ** (16 + i))
         assert replace(two, loss_scale=1.0) == one
         assert same(gradients(plain), gradients(scaled))
     assert same(weights(plain), weights(scaled))
+    assert same(moments_by_name(plain.model, first), moments_by_name(scaled.model, second))
     assert one.grad_norm > 0.5, "nothing was clipped"
 
 
-def test_train_step_halves_the_scale_until_it_does_not_overflow() -> None:
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_train_step_halves_the_scale_until_it_does_not_overflow(kind: OptimizerKind) -> None:
     """A scale of 2**40 leaves the range of fp16, which ends at 65,504; nothing is applied before it fits."""
     torch.set_default_dtype(torch.float32)
-    objective, optimizer = build()
+    objective, optimizer = build(optimizer=kind, weight_decay=0.3)
     before, scaler = weights(objective), GradScaler("cpu", init_scale=2.0**40, growth_interval=2)
     results: list[Measured] = []
     while len(results) < 40 and not (results and results[-1].applied):
         assert same(weights(objective), before)
+        assert not any(bool(moment.any()) for moment in moments_by_name(objective.model, optimizer).values())
         results.append(run(objective, optimizer, step_of([PAIRS]), precision=Precision.fp16, scaler=scaler))
     assert [result.loss_scale for result in results] == [2.0 ** (40 - n) for n in range(len(results))]
     assert 10 < len(results) < 35
@@ -488,6 +494,8 @@ def test_train_step_halves_the_scale_until_it_does_not_overflow() -> None:
     fits = results[-1].loss_scale
     again = [run(objective, optimizer, step_of([PAIRS]), precision=Precision.fp16, scaler=scaler) for _ in range(2)]
     assert [result.loss_scale for result in again] == [fits, 2 * fits], "two good updates in a row double it"
+    assert [result.applied for result in again] == [True, False]
+    assert float(moments_by_name(objective.model, optimizer)["updates"]) == 2.0, "of all that were tried"
 
 
 # Adam
