@@ -187,6 +187,20 @@ def test_export_of_a_variant_computes_the_same(
     assert beam.degenerate <= 2
 
 
+def test_export_to_marian_of_a_greedy_search_has_no_length_penalty(
+    text: list[tuple[str, str]], tokenizer_model: bytes, tmp_path: Path
+) -> None:
+    """Which transformers would refuse beside `num_beams=1`."""
+    need(Target.marian)
+    translator = random_translator(model_config("plain"), tokenizer_model)
+    greedy = replace(translator, search=replace(translator.search, beam_size=1))
+    parity = parity_of(original_of(greedy, tokenizer_model), Target.marian, tmp_path, text)
+    assert parity.problems == []
+    settings = json.loads((tmp_path / "generation_config.json").read_text("utf-8"))
+    assert settings["num_beams"] == 1
+    assert settings.get("length_penalty", 1.0) == 1.0
+
+
 @pytest.mark.parametrize(("cell", "key"), REFUSED.items(), ids=lambda value: str(value))
 def test_export_refuses_what_a_format_cannot_express(cell: tuple[str, Target], key: str) -> None:
     variant, target = cell

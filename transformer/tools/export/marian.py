@@ -71,8 +71,9 @@ print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
 ```
 
 - transformers 5 has no `pipeline("translation")`: use `generate`, as above.
-- `generate` divides a log-probability by length**{exponent:g}, which is in `generation_config.json`, and the run by
+- With a beam, `generate` divides a log-probability by length**{exponent:g}, and the run by
   ((5 + length) / 6)**{alpha:g}. At usual lengths they do much the same; a development set may have a better exponent.
+  It is in `generation_config.json`, unless the run's search is greedy.
   `early_stopping="never"` ends a search as the run does.
 - MarianTokenizer takes a literal `</s>`, `<unk>` or `<pad>` in a text for the token of that name.
 """
@@ -120,7 +121,7 @@ def write(original: Original, folder: Path) -> None:
     )
     model.generation_config = GenerationConfig(
         num_beams=translator.search.beam_size,
-        length_penalty=original.exponent,
+        length_penalty=original.exponent if translator.search.beam_size > 1 else 1.0,  # greedy search takes no other
         max_length=min(_LONGEST, config.max_positions),
         bad_words_ids=[[PAD], [BOS]],
         pad_token_id=PAD,
