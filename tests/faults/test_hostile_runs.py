@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from support.hostile_runs import LAST, assert_refused, edit, enter, places, put_
 from transformer.average import average_checkpoints
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import DataConfig, Norm, Positions, SearchConfig
+from transformer.config.settings import DataConfig, Norm, OptimizerKind, Positions, SearchConfig
 from transformer.errors import CheckpointError
 from transformer.records import Best, CheckpointState, Progress, Results, RunRecord, Validation, WindowTotals
 
@@ -111,6 +112,65 @@ def test_load_moments_takes_what_was_resealed_unchanged(job: TrainJob) -> None:
     assert steps_of(run(job)) == [3, 4, 5]
 
 
+# ---- Muon's ---------------------------------------------------------------------------------------------------------
+
+VECTOR = f"exp_avg_sq/{WEIGHT.removesuffix('weight')}bias"  # which Adam moves under either optimizer
+OF_MUON: dict[str, Callable[[Tensors], object]] = {
+    "shape 0": put(MEAN, lambda _: torch.zeros(0)),
+    "scalar": put(MEAN, lambda _: torch.tensor(1.0)),
+    "turned": put(MEAN, lambda tensor: tensor.T.contiguous()),
+    "flat": put(MEAN, torch.Tensor.flatten),
+    "half": put(MEAN, torch.Tensor.half),
+    "NaN mean": put(MEAN, with_one(math.nan)),
+    "missing mean": lambda tensors: tensors.pop(MEAN),
+    "squares of a matrix": lambda tensors: tensors.update({SQUARE: torch.zeros_like(tensors[MEAN])}),
+    "no squares of a vector": lambda tensors: tensors.pop(VECTOR),
+    "no updates": lambda tensors: tensors.pop("updates"),
+}
+
+
+@pytest.fixture(scope="module")
+def finished_with_muon(finished: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
+    """The short run, of the other optimizer."""
+    recipe = replace(finished.train, optimizer=OptimizerKind.muon)
+    job = replace(finished, run_dir=str(tmp_path_factory.mktemp("finished") / "muon"), train=recipe)
+    run(job)
+    return job
+
+
+@pytest.fixture
+def muon_job(finished_with_muon: TrainJob, tmp_path: Path) -> TrainJob:
+    """A copy of that run, with one more step to do."""
+    shutil.copytree(finished_with_muon.run_dir, tmp_path / "muon")
+    recipe = replace(finished_with_muon.train, max_steps=LAST + 1)
+    return replace(finished_with_muon, run_dir=str(tmp_path / "muon"), train=recipe)
+
+
+@pytest.mark.parametrize("case", OF_MUON)
+def test_load_moments_refuses_what_is_not_muons(muon_job: TrainJob, case: str) -> None:
+    forge_tensors(step_dir(Path(muon_job.run_dir), LAST), "optimizer.safetensors", OF_MUON[case])
+    assert_refused(enter("train", muon_job), 4, "step-00000004: does not fit this model")
+
+
+def test_load_moments_takes_muons_that_were_resealed_unchanged(muon_job: TrainJob) -> None:
+    forge_tensors(step_dir(Path(muon_job.run_dir), LAST), "optimizer.safetensors", lambda tensors: None)
+    assert steps_of(run(muon_job)) == [3, 4, 5]
+
+
+def test_load_moments_refuses_those_of_the_other_optimizer_in_one_line(job: TrainJob, muon_job: TrainJob) -> None:
+    folders = [step_dir(Path(each.run_dir), LAST) for each in (job, muon_job)]
+    of_adam, of_muon = (load_file(folder / "optimizer.safetensors") for folder in folders)
+
+    def put_all(tensors: Tensors, others: Tensors) -> None:
+        tensors.clear()
+        tensors.update(others)
+
+    forge_tensors(folders[0], "optimizer.safetensors", lambda tensors: put_all(tensors, of_muon))
+    forge_tensors(folders[1], "optimizer.safetensors", lambda tensors: put_all(tensors, of_adam))
+    for each in (job, muon_job):
+        assert_refused(enter("train", each), 4, "names of the moments differ: ['exp_avg_sq/decoder.0.")
+
+
 # ---- weights that are not finite ------------------------------------------------------------------------------------
 
 WILD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -119,6 +179,8 @@ WILD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "late": ({}, {"learning_rate": 1e38, "warmup_steps": 1_000_000}),
     "epsilon": ({"positions": Positions.learned}, {"adam_eps": 1e-320}),  # 0 in float32: 0 / 0 where nothing is read
     "moving average": ({}, {"learning_rate": 1e300, "ema_decay": 0.9}),
+    "Muon": ({}, {"learning_rate": 1e300, "optimizer": OptimizerKind.muon}),
+    "weight decay": ({}, {"weight_decay": 1e300, "optimizer": OptimizerKind.muon}),
 }
 
 
