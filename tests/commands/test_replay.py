@@ -24,7 +24,7 @@ from support.corpora import (
     write_corpus,
 )
 from transformer.config.jobs import ReplayJob, TrainJob
-from transformer.config.settings import DataConfig, LayoutKind, Norm, Precision, SearchConfig
+from transformer.config.settings import DataConfig, LayoutKind, Norm, OptimizerKind, Precision, SearchConfig
 from transformer.data.prepare import prepare
 from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
@@ -86,6 +86,16 @@ def test_replay_runs_the_step_that_was(
     assert f"step {step} " in format_replay(found)
     assert "every number in it is finite" in format_replay(found)
     assert content(run_dir) == before
+
+
+def test_replay_of_muon_runs_the_step_that_was(tmp_path: Path, corpus: DataConfig) -> None:
+    """Its gradient follows from the updates before it: step 7 from checkpoint 4."""
+    recipe: dict[str, Any] = {"optimizer": OptimizerKind.muon, "weight_decay": 0.3, "clip_norm": 0.5}
+    run_dir = run(short_job(tmp_path / "a", corpus, **recipe))
+    found = replay(ReplayJob(run_dir=str(run_dir), step=7))
+    (logged,) = [row for row in metrics_of(run_dir) if row["step"] == 7 and "train/loss" in row]
+    assert (found.loss, found.gradient_norm) == (logged["train/loss"], logged["train/gradient_norm"])
+    assert (found.checkpoint, found.finding) == ("step-00000004", None)
 
 
 def spoil(run_dir: Path, step: int, change: Callable[[Tensors], object]) -> None:

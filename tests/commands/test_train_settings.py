@@ -87,6 +87,16 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "weight decay": ({}, {"weight_decay": 0.1}),
     "Muon": ({}, {"optimizer": OptimizerKind.muon, "weight_decay": 0.1}),
     "Muon in bfloat16": ({}, {"optimizer": OptimizerKind.muon, "precision": Precision.bf16}),
+    "Muon in float16": (
+        {},
+        {
+            "optimizer": OptimizerKind.muon,
+            "weight_decay": 0.3,
+            "precision": Precision.fp16,
+            "clip_norm": 0.1,
+            "ema_decay": 0.9,
+        },
+    ),
     "all dropouts": ({"dropout": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.1}, {}),
     "no prefetch": ({}, {"prefetch": 0}),
     "deterministic": ({}, {"deterministic": True}),

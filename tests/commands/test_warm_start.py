@@ -31,7 +31,16 @@ from support.interventions import before_each_update
 from support.ranks import ranks
 from support.resumed_runs import damage, snapshot, stop_at, with_value
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import Activation, DataConfig, Device, Norm, Positions, Precision, SearchOverride
+from transformer.config.settings import (
+    Activation,
+    DataConfig,
+    Device,
+    Norm,
+    OptimizerKind,
+    Positions,
+    Precision,
+    SearchOverride,
+)
 from transformer.data.prepare import prepare
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.loading import load_translator
@@ -112,6 +121,18 @@ def test_init_from_begins_with_a_fresh_optimiser_schedule_and_data_order(
     assert (state["step"], state["epoch"], state["step_in_epoch"]) == (1, 0, 1)
     (row,) = [row for row in metrics_of(run_dir) if "train/rate" in row]
     assert row["train/rate"] == pytest.approx(3e-3 / 10)
+
+
+def test_init_from_takes_the_other_optimizer(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    """The first momentum of Muon is 0.05 g; of Adam's moments nothing is left."""
+    recipe: dict[str, Any] = {"max_steps": 1, "average": 1}
+    of_adam = run(warm(tmp_path / "adam", other, source, **recipe))
+    of_muon = run(warm(tmp_path / "muon", other, source, optimizer=OptimizerKind.muon, **recipe))
+    adam, muon = (load_file(step_dir(run_dir, 1) / "optimizer.safetensors") for run_dir in (of_adam, of_muon))
+    name = "encoder.0.feed_forward.W_1.weight"
+    assert f"exp_avg_sq/{name}" in adam
+    assert f"exp_avg_sq/{name}" not in muon
+    torch.testing.assert_close(2.0 * muon[f"exp_avg/{name}"], adam[f"exp_avg/{name}"])
 
 
 def test_init_from_puts_the_new_text_into_the_old_pieces(other: DataConfig, source: Path, tmp_path: Path) -> None:

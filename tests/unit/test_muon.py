@@ -4,25 +4,29 @@ import copy
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from transformer.compute import autocast
-from transformer.config.settings import ModelConfig, OptimizerKind, Positions, Precision, Score, TrainConfig
+from transformer.config.settings import ModelConfig, Norm, OptimizerKind, Positions, Precision, Score, TrainConfig
+from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 from transformer.training import muon
 from transformer.training.muon import Muon, orthogonal
 from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
 
+Array = NDArray[np.float64]
 CPU = torch.device("cpu")
 SMALL = ModelConfig(n_layers=2, d_model=16, d_ff=24, n_heads=2, max_positions=16, positions=Positions.learned)
 RATES = (1e-2, 3e-2, 2e-2)
 
 
-def build(*, weight_decay: float = 0.0, double: bool = False) -> tuple[Transformer, Muon]:
+def build(*, weight_decay: float = 0.0, double: bool = False, config: ModelConfig = SMALL) -> tuple[Transformer, Muon]:
     torch.manual_seed(0)
-    model = Transformer(SMALL, 13)
+    model = Transformer(config, 13)
     model = model.double() if double else model
     recipe = TrainConfig(optimizer=OptimizerKind.muon, weight_decay=weight_decay)
     recipe = replace(recipe, adam_beta1=0.8, adam_beta2=0.95, adam_eps=1e-6)  # not the defaults
@@ -137,6 +141,66 @@ def test_step_is_muon_as_published() -> None:
         weight, mean = published(gradients, start[name], RATES, weight_decay=0.3)
         torch.testing.assert_close(matrix.detach(), weight, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(optimizer.state[matrix]["exp_avg"], mean, rtol=1e-12, atol=1e-14)
+
+
+def newton_schulz(x: Array) -> Array:
+    """Five iterations, as Jordan et al. (2024) write them."""
+    x = x / np.linalg.norm(x)
+    for _ in range(5):
+        x = 3.4445 * x + (-4.7750 * x @ x.T + 2.0315 * x @ x.T @ x @ x.T) @ x
+    return x
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        replace(SMALL, positions=Positions.sinusoidal, norm=Norm.pre, tie_embeddings=False),
+        replace(SMALL, score=Score.additive),
+    ],
+    ids=["tied, learned positions", "untied, pre-norm", "additive scores"],
+)
+def test_three_steps_of_a_training_are_those_of_numpy(config: ModelConfig) -> None:
+    """The whole optimizer on the gradients of a loss, in fp64: momentum as Jordan's sum and not as a mean, and Adam
+    with its weight decay by Loshchilov and Hutter (2019, algorithm 2)."""
+    model, optimizer = build(weight_decay=0.3, double=True, config=config)
+    maps = in_the_layers(model)
+    weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in snapshot(model).items()}
+    sums = {name: np.zeros_like(weight) for name, weight in weights.items()}
+    squares = {name: np.zeros_like(weight) for name, weight in weights.items()}
+
+    for step, rate in enumerate(RATES, start=1):
+        set_rate(optimizer, rate)
+        model.zero_grad()
+        loss_of(model, seed=step).backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            gradient: Array = parameter.grad.numpy()
+            if name in maps:
+                sums[name] = 0.95 * sums[name] + gradient
+                update = newton_schulz(gradient + 0.95 * sums[name]) * 0.2 * max(gradient.shape) ** 0.5
+            else:
+                sums[name] = 0.8 * sums[name] + gradient
+                squares[name] = 0.95 * squares[name] + 0.05 * gradient**2
+                mean = 0.2 * sums[name] / (1 - 0.8**step)
+                update = mean / (np.sqrt(squares[name] / (1 - 0.95**step)) + 1e-6)
+            is_decayed = gradient.ndim == 2 and not name.endswith("score_vector")
+            weights[name] = (1 - rate * 0.3 * is_decayed) * weights[name] - rate * update
+        optimizer.step()
+
+    for name, parameter in model.named_parameters():
+        share = 0.05 if name in maps else 0.2
+        np.testing.assert_allclose(parameter.detach().numpy(), weights[name], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(optimizer.state[parameter]["exp_avg"], share * sums[name], rtol=1e-9, atol=1e-15)
+
+
+def loss_of(model: Transformer, *, seed: int) -> Tensor:
+    """Of two random sentence pairs without padding."""
+    torch.manual_seed(seed)
+    source, target = torch.randint(4, 13, (2, 2, 6))
+    layout = Padded.of([6, 6], 6)
+    logits = model(source, target, source_layout=layout, target_layout=layout)
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), target[:, 1:].flatten())
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 8, 24), (2, 24, 8)])
