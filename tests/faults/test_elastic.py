@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from support.corpora import run, spell, step_dir, tiny_job, write_corpus, write_pair
 from support.ranks import ranks
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, LayoutKind, Precision
+from transformer.config.settings import DataConfig, LayoutKind, OptimizerKind, Precision
 from transformer.data import loader
 from transformer.data.batch import collate
 from transformer.training import start
@@ -24,13 +24,14 @@ from transformer.training.resume import start_run
 
 @dataclass(frozen=True)
 class Schedule:
-    """How many sentence pairs and which budgets a run has, and which number of ranks takes it to which step."""
+    """A run's sentence pairs, budgets and optimizer, and which number of ranks takes it to which step."""
 
     pairs: int
     tokens_per_step: int
     max_tokens: int
     layout: LayoutKind
     legs: tuple[tuple[int, int], ...]  # ranks, and the step they stop after
+    optimizer: OptimizerKind
 
     @property
     def steps(self) -> int:
@@ -51,6 +52,7 @@ def draw_schedule(seed: int) -> Schedule:
         max_tokens=draw.choice([45, 70, max(45, tokens_per_step)]),
         layout=draw.choice([LayoutKind.padded, LayoutKind.packed]),
         legs=tuple((draw.randrange(1, 5), step) for step in [*cuts, max(cuts) + draw.randrange(1, 4)]),
+        optimizer=draw.choice(list(OptimizerKind)),
     )
 
 
@@ -93,6 +95,8 @@ def job(run_dir: Path, data: DataConfig, schedule: Schedule, *, until: int, toke
         data,
         precision=Precision.fp64,
         layout=schedule.layout,
+        optimizer=schedule.optimizer,
+        weight_decay=0.3 if schedule.optimizer is OptimizerKind.muon else 0.0,
         tokens_per_step=schedule.tokens_per_step,
         max_tokens=schedule.max_tokens,
         max_steps=until,
@@ -163,9 +167,17 @@ def largest_difference(left: Path, right: Path, step: int) -> float:
     return max(float((tensors[0][name] - tensors[1][name]).abs().max()) for name in tensors[0])
 
 
-def test_train_on_changing_ranks_is_the_run_of_one_process(tmp_path: Path) -> None:
-    legs = ((2, 3), (3, 5), (1, 8))
-    check(Schedule(pairs=23, tokens_per_step=60, max_tokens=45, layout=LayoutKind.padded, legs=legs), tmp_path)
+@pytest.mark.parametrize("optimizer", OptimizerKind)
+def test_train_on_changing_ranks_is_the_run_of_one_process(tmp_path: Path, optimizer: OptimizerKind) -> None:
+    schedule = Schedule(
+        pairs=23,
+        tokens_per_step=60,
+        max_tokens=45,
+        layout=LayoutKind.padded,
+        legs=((2, 3), (3, 5), (1, 8)),
+        optimizer=optimizer,
+    )
+    check(schedule, tmp_path)
 
 
 @pytest.mark.faults
