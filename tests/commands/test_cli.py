@@ -162,6 +162,7 @@ def test_main_refuses_a_wrong_argument_in_one_line(case: str) -> None:
 def test_main_suggests_a_command_for_an_unknown_one() -> None:
     assert_refused(enter("trian"), "'trian'", "did you mean 'train'?")
     assert_refused(enter("frobnicate"), "'frobnicate'", "--help")
+    assert_refused(enter("--verison"), "did you mean '--version'?")
 
 
 def test_main_refuses_alike_whatever_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,6 +408,29 @@ def test_multirun_over_lists() -> None:
     assert [job.sweep.beam_size for job in jobs] == [[1, 4], [8]]
 
 
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        (r"\${run_dir}", "${run_dir}"),
+        (r"runs/\${oc.env:HOME}", "runs/${oc.env:HOME}"),
+        (r"costs \${x} and \${y}", "costs ${x} and ${y}"),
+        (r"\\\${x}", r"\${x}"),
+        ("\\\\${run_dir}", "\\runs/demo"),
+        ("in ${run_dir}", "in runs/demo"),
+    ],
+)
+def test_overrides_read_an_interpolation_once(typed: str, text: str) -> None:
+    """An escaped one is text; were it read again, it could read the environment, and a run would store it."""
+    (job,) = enter("attention", f"text={typed}").jobs
+    assert job.text == text
+
+
+def test_experiment_reads_an_interpolation_once(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, r"run_dir: runs/\${oc.env:HOME}")
+    (job,) = enter("train", "--config-dir", folder, "experiment=mine").jobs
+    assert job.run_dir == "runs/${oc.env:HOME}"
+
+
 # ---- the experiments ------------------------------------------------------------------------------------------------
 
 PAPER_BASE = {
@@ -624,6 +648,7 @@ def test_main_runs_nothing_where_information_is_asked_for(flag: list[str]) -> No
     [
         ("transformer tr", ["train ", "translate "]),
         ("transformer --v", ["--version "]),
+        ("transformer --c", ["--completion "]),
         ("transformer train tokenizer.v", ["tokenizer.vocab_size="]),
         ("transformer translate search.", ["search.beam_size=", "search.length_penalty="]),
         (

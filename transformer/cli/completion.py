@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, get_args
 
 from transformer.cli.commands import COMMANDS
-from transformer.cli.overrides import FLAGS
+from transformer.cli.overrides import FLAGS, PROGRAM_FLAGS
 from transformer.config.jobs import JOBS
 from transformer.config.keys import generic_key, groups_of, keys_of, names_in
 from transformer.errors import InputError
@@ -61,7 +61,7 @@ def complete(line: str) -> list[str]:
 
     match words:
         case [_]:
-            candidates = [f"{name} " for name in (*COMMANDS, "--help", "--version")]
+            candidates = [f"{name} " for name in (*COMMANDS, *PROGRAM_FLAGS)]
         case [_, command, *before] if command in COMMANDS:
             candidates = _arguments(command, before, word)
         case _:

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from transformer import __version__
 from transformer.cli.commands import COMMANDS
-from transformer.cli.overrides import command_help, overview, parse_arguments
+from transformer.cli.overrides import PROGRAM_FLAGS, command_help, overview, parse_arguments
 from transformer.config.keys import did_you_mean
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
 from transformer.terminal import PrintableFormatter, printable
@@ -137,9 +137,8 @@ def _enter(command: str, arguments: list[str]) -> None:
 
     # The command and its arguments.
     if command not in COMMANDS:
-        raise InputError(
-            f"unknown command {command!r}{did_you_mean(command, COMMANDS)}; `transformer --help` lists them"
-        )
+        meant = did_you_mean(command, [*COMMANDS, *PROGRAM_FLAGS])
+        raise InputError(f"unknown command {command!r}{meant}; `transformer --help` lists them")
     if command == "translate" and sys.stdin is None:
         raise InputError("standard input is closed: there is nothing to translate")
 

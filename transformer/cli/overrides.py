@@ -16,6 +16,8 @@ from transformer.config.jobs import JOBS
 from transformer.config.keys import check_override, did_you_mean, groups_of, keys_of, list_override, names_in
 from transformer.errors import InputError
 
+PROGRAM_FLAGS = ("--help", "--version", "--completion")  # in the place of a command
+
 # Hydra's flags, each with the values that it takes: None for no value, an empty tuple for any, or the choices. Left out
 # are --experimental-rerun, which unpickles a file, --shell-completion, which does not know our commands, and
 # --config-name and --config-path, since every job begins with its schema.

@@ -22,8 +22,15 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobRuntime
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException, ReadonlyConfigError
+from omegaconf.errors import (
+    GrammarParseError,
+    InterpolationKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ReadonlyConfigError,
+)
 from omegaconf.resolvers.oc import env
 
 from transformer.config.jobs import BESIDE_THE_ROWS, JOBS, PAPER_TABLES, Job, TableJob, TrainJob
@@ -45,6 +52,7 @@ from transformer.errors import InputError, TransformerError
 
 log = logging.getLogger(__name__)
 
+ESCAPE = r"; `${` begins the name of a key, and `\${` is these two characters"
 ROW_EXAMPLE = "`h1: {model: {n_heads: 1}}`, or `base: {}` for none"
 QUIET_HYDRA = {  # no folder, no file, no change of directory
     "run": {"dir": "."},
@@ -229,12 +237,29 @@ def typed_job(command: str, composed: DictConfig) -> Job:
         _refuse_mixed_demo()
         _log_overridden_recipe(composed)
         with _environment_refused():
-            plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-        job = cast(Job, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(JOBS[command]), plain)))
+            plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True, throw_on_missing=True)
+        job = cast(Job, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(JOBS[command]), _escaped(plain))))
+    except MissingMandatoryValue as error:
+        key = error.full_key
+        raise InputError(f"{key}=???: a value is still to be given, as {key}=VALUE") from error
+    except InterpolationKeyError as error:
+        raise InputError(f"{error.full_key}: {_one_line(error)}{ESCAPE}") from error
     except (OmegaConfBaseException, ValueError) as error:
         raise InputError(_one_line(error)) from error
     _refuse_model_of_table(job)
     return job
+
+
+def _escaped(value: Any) -> Any:
+    """What has been resolved, for another merge: a `${` that is still in it is text, and must not be resolved again."""
+    match value:
+        case dict():
+            return {key: _escaped(item) for key, item in value.items()}
+        case list():
+            return [_escaped(item) for item in value]
+        case str():
+            return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", value)
+    return value
 
 
 @contextmanager
@@ -349,12 +374,21 @@ def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerEr
     if isinstance(error, UnicodeDecodeError):
         what = f"not UTF-8 at its byte {error.start + 1}: save it as UTF-8"
         return InputError(f"a YAML file of {' '.join(overrides)} is {what}")
+    if isinstance(error, OverrideParseException) and error.__cause__ is None:
+        remedy = "it has a sign, a quote or a bracket too many, or too few"
+        return InputError(f"{error.override}: not key=value as Hydra reads it: {remedy}")
+    message = _one_line(error)
+    remedy = ESCAPE if isinstance(error.__cause__, GrammarParseError) else _nearest_name("\n".join(_messages(error)))
     composed = f" (composing {' '.join(overrides)})" if overrides else ""
-    return InputError(f"{_one_line(error)}{_nearest_name(str(error))}{composed}")
+    return InputError(f"{message}{remedy}{composed}")
 
 
 def _nearest_name(message: str) -> str:
-    """A clause with the experiment or recipe that was meant, if this is Hydra's message about an unknown one."""
+    """A clause with the choice, experiment or recipe that was meant, if this is a message about an unknown one."""
+    choice = re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", message)
+    if choice is not None:
+        return did_you_mean(choice[1], choice[2].split(", "))
+
     unknown = re.search(rf"Could not find '({'|'.join(GROUPS)})/(.+)'", message)
     if unknown is None:
         return ""
@@ -370,13 +404,15 @@ def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in _messages(error)]
     noise = ("object_type=", "reference_type=", "full_key:", "See https", "To append to your", "Set the environment")
     kept = [line for line in dict.fromkeys(lines) if line and not line.startswith(noise)]
-    message = "; ".join(kept)
+    message = "; ".join(kept).replace(":; ", ": ")
 
     # Without what is put around them: a list of folders, the name of a primary configuration, and the like.
     message = message.partition("; Config search path")[0]
     message = message.replace("Error merging override ", "")
     message = message.replace("ValueError raised while resolving interpolation: ", "")
+    message = message.replace("MissingMandatoryValue while resolving interpolation: ", "")
     message = re.sub(r"^In '\w+_job': ", "", message)
+    message = re.sub(r"field '(\S+)' is not Optional", r"\1 cannot be null", message)
 
     # A file without its first line sets keys of `experiment` or `recipe`, which are none.
     remedy = "its first line must be `# @package _global_`"

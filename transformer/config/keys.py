@@ -234,8 +234,9 @@ def quote(value: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A clause that names the known word most like this one, or nothing where none is like it."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    """A clause that names the known word that was meant, a key without its group or misspelt; or nothing."""
+    known = list(known)
+    close = [key for key in known if key.endswith(f".{word}")] or difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
