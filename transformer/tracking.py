@@ -226,6 +226,9 @@ class _Parents(logging.Handler):
 
 ProgressBar: TypeAlias = "tqdm[Any]"
 
+# What it shows, the most wanted first: a terminal too narrow for all of it cuts the end off.
+BAR_FORMAT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}] {percentage:3.0f}%|{bar}|"
+
 # The `extra` of a log line that would only repeat or interrupt what a progress bar shows: where the terminal has a bar,
 # the line goes to train.log alone.
 HIDDEN_BY_BAR = {"is_hidden_by_bar": True}
@@ -235,11 +238,29 @@ HIDDEN_BY_BAR = {"is_hidden_by_bar": True}
 def progress_bar(total: int | None, step: int, *, unit: str, shown: bool) -> Iterator[ProgressBar]:
     """A bar over the steps, or other units, on a terminal only; log lines pass above it. The total may be unknown."""
     hidden = not (shown and sys.stderr.isatty())
+    has_size = _has_size()
     with (
-        tqdm(total=total, initial=step, unit=unit, disable=hidden, dynamic_ncols=True) as bar,
+        tqdm(
+            total=total,
+            initial=step,
+            unit=unit,
+            disable=hidden,
+            bar_format=None if total is None else BAR_FORMAT,
+            dynamic_ncols=has_size,
+            ncols=None if has_size else 79,
+            nrows=None if has_size else 23,
+        ) as bar,
         nullcontext() if hidden else _lines_above_bar(),
     ):
         yield bar
+
+
+def _has_size() -> bool:
+    """Whether the terminal has a size: those of some containers have none, and there tqdm would show no bar."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -1,12 +1,17 @@
 """TensorBoard, metrics.jsonl, train.log and the bar: read back with TensorBoard's own reader, across resumes."""
 
+import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +258,35 @@ def test_progress_bar_starts_where_the_run_resumes(
     assert out == ""
     assert "3/10" in err
     assert "4/10" in err
+
+
+def shown_in_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The last that a bar of a long training shows in a terminal of this width; 0: of a size that nobody has set."""
+    terminal, of_program = pty.openpty()
+    fcntl.ioctl(of_program, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
+    with open(of_program, "w", encoding="utf-8") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with progress_bar(100_000, 9_999, unit="step", shown=True) as bar:
+            bar.set_postfix_str("loss 2.345, 12,345 tokens/s, BLEU 34.56", refresh=False)
+            bar.update()
+    shown = b""
+    with contextlib.suppress(OSError):  # at its end, since nobody writes to it any longer
+        while True:
+            shown += os.read(terminal, 4096)
+    os.close(terminal)
+    return shown.decode().rstrip("\r\n").rpartition("\r")[2]
+
+
+@pytest.mark.parametrize("columns", [80, 200, 0])
+def test_progress_bar_shows_every_figure_in_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long training, too; a terminal of an unknown size is taken for one of 80 columns."""
+    shown = shown_in_terminal(columns, monkeypatch)
+    pattern = r"10000/100000 \[\d\d:\d\d<\S+, loss 2\.345, 12,345 tokens/s, BLEU 34\.56\]  10%\|.*\|"
+    assert re.fullmatch(pattern, shown), shown
+    assert len(shown) == (columns or 80) - 1
+
+
+def test_progress_bar_shows_time_and_loss_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = shown_in_terminal(40, monkeypatch)
+    assert re.fullmatch(r"10000/100000 \[\d\d:\d\d<\S+, loss .*", shown), shown
+    assert len(shown) == 39
