@@ -662,6 +662,13 @@ def test_main_runs_nothing_where_information_is_asked_for(flag: list[str]) -> No
         ("transformer train -m recipe=paper,te", ["recipe=paper,tensor2tensor "]),
         ("transformer train data.train.src=", []),
         ("transformer train --mul", ["--multirun "]),
+        ("transformer train --cfg ", ["job ", "hydra ", "all "]),
+        ("transformer train --cfg=j", ["--cfg=job "]),
+        ("transformer train --info de", ["defaults ", "defaults-tree "]),
+        ("transformer train --info model.no", ["model.norm="]),
+        ("transformer train --config-dir ", []),
+        ("transformer help tra", ["train ", "translate "]),
+        ("transformer --completion ", ["bash ", "zsh "]),
         ("transformer evaluate format=", ["format=text ", "format=json "]),
         ("transformer score format=", ["format=text ", "format=tsv ", "format=jsonl "]),
         ("transformer translate sample.", ["sample.temperature=", "sample.top_k=", "sample.top_p=", "sample.seed="]),
@@ -712,6 +719,7 @@ def test_version_names_the_formats_and_what_it_computes_with() -> None:
     [
         ("transformer summ", "transformer summary "),
         ("transformer train model.norm=pr", "transformer train model.norm=pre "),
+        ("true | X=1 transformer summ", "true | X=1 transformer summary "),
     ],
 )
 def test_completion_works_in_zsh(line: str, completed: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, get_args
 
 from transformer.cli.commands import COMMANDS
-from transformer.cli.overrides import FLAGS, PROGRAM_FLAGS
+from transformer.cli.overrides import FLAGS, NEEDS_NO_VALUE, PROGRAM_FLAGS
 from transformer.config.jobs import JOBS
 from transformer.config.keys import generic_key, groups_of, keys_of, names_in
 from transformer.errors import InputError
@@ -28,10 +28,12 @@ complete -o nospace -o default -F _transformer transformer
 """
 
 
-# zsh passes the line in the same way, and takes whole words: the ones that end in a space are complete.
+# zsh passes the words of the command up to the cursor, without what stands before it, such as `cat a |`. It takes
+# whole words: the ones that end in a space are complete.
 ZSH = r"""_transformer() {
   local -a words_found complete_words
-  words_found=("${(@f)$("${words[1]/#\~/$HOME}" --complete "$LBUFFER" 2>/dev/null)}")
+  local line="${words[1,CURRENT-1]} $PREFIX"
+  words_found=("${(@f)$("${words[1]/#\~/$HOME}" --complete "$line" 2>/dev/null)}")
   complete_words=("${(@M)words_found:#* }")
   compadd -Q -S ' ' -- "${(@)complete_words% }"
   compadd -Q -S '' -- "${(@)words_found:#(* |)}"
@@ -62,6 +64,10 @@ def complete(line: str) -> list[str]:
     match words:
         case [_]:
             candidates = [f"{name} " for name in (*COMMANDS, *PROGRAM_FLAGS)]
+        case [_, "help"]:
+            candidates = [f"{name} " for name in COMMANDS]
+        case [_, "--completion"]:
+            candidates = [f"{shell} " for shell in SCRIPTS]
         case [_, command, *before] if command in COMMANDS:
             candidates = _arguments(command, before, word)
         case _:
@@ -71,12 +77,21 @@ def complete(line: str) -> list[str]:
 
 def _arguments(command: str, before: list[str], word: str) -> list[str]:
     """The flags, keys or values that `word` may become; `before` are the arguments that stand before it."""
+    key, equals, value = word.partition("=")
+
+    # A flag, or its value.
+    if key in FLAGS and equals:
+        return [f"{key}={choice} " for choice in FLAGS[key] or ()]
     if word.startswith("-"):
         return [f"{flag} " for flag in FLAGS]
+    flag_before = before[-1] if before else ""
+    of_flag = [f"{choice} " for choice in FLAGS.get(flag_before) or ()]
+    if FLAGS.get(flag_before) is not None and flag_before not in NEEDS_NO_VALUE:
+        return of_flag  # none for a folder
 
-    key, equals, value = word.partition("=")
+    # A key, or its value.
     if not equals:
-        return _keys(command, key)
+        return [*of_flag, *_keys(command, key)]
 
     listed, comma, _ = value.rpartition(",")  # of several values, the last one is being typed
     return [f"{key}={listed}{comma}{choice} " for choice in _choices(command, key, before)]

@@ -30,6 +30,7 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("-i", "--info"), INFORMATION),
     **dict.fromkeys(("-p", "--package", "-cd", "--config-dir"), ()),
 }
+NEEDS_NO_VALUE = ("-i", "--info")  # flags with choices that may also stand alone
 
 WIDTH = 100  # characters of a line of help, but for examples and defaults
 
@@ -103,8 +104,7 @@ def _flag(argument: str, rest: list[str]) -> tuple[str, str | None]:
 
     # A flag with a value: behind an equals sign, or the next argument.
     if not equals:
-        may_stand_alone = flag in ("-i", "--info")
-        if may_stand_alone and (not rest or rest[0] not in choices):
+        if flag in NEEDS_NO_VALUE and (not rest or rest[0] not in choices):
             return flag, None
         if not rest:
             raise InputError(f"{flag} needs a value")
