@@ -244,8 +244,15 @@ REFUSED = {
 
 
 BAD_YAML = {
-    "unknown key": ("model: {d_modl: 8}", ["d_modl"]),
-    "wrong type": ("train: {seed: many}", ["many", "Integer"]),
+    "unknown key": ("model: {d_modl: 8}", ["experiment/mine", "model.d_modl", "did you mean 'model.d_model'?"]),
+    "unknown group": ("modle: {d_model: 8}", ["experiment/mine", "'modle'"]),
+    "unknown key of a set": ("data: {test: {news: {scr: a}}}", ["data.test.news.scr", "'data.test.NAME.src'"]),
+    "wrong type": ("train: {seed: many}", ["experiment/mine", "train.seed: ", "many", "Integer"]),
+    "dotted key": ("train.seed: 3", ["train.seed: ", "nested"]),
+    "wrong enum": ("model: {norm: pst}", ["model.norm: ", "did you mean 'post'?"]),
+    "null": ("train:\n  seed:", ["train.seed: ", "None"]),
+    "list": ("train: {seed: [1]}", ["train.seed: ", "[1]"]),
+    "null for a group": ("train: null", ["train cannot be null"]),
     "out of range": ("model: {dropout: 7}", ["model.dropout=7.0"]),
     "target": ("_target_: os.getcwd", ["_target_"]),
     "target in a group": ("model: {_target_: os.getcwd}", ["_target_"]),

@@ -40,6 +40,7 @@ from transformer.config.keys import (
     as_typed,
     check_override,
     did_you_mean,
+    generic_key,
     groups_of,
     keys_of,
     leaves,
@@ -384,10 +385,16 @@ def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerEr
 
 
 def _nearest_name(message: str) -> str:
-    """A clause with the choice, experiment or recipe that was meant, if this is a message about an unknown one."""
+    """A clause with what was meant, if this is a message about an unknown choice, key, experiment or recipe."""
     choice = re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", message)
     if choice is not None:
         return did_you_mean(choice[1], choice[2].split(", "))
+
+    key_in_file = re.search(r"^Key .* not in .*\n *full_key: (.+)$", message, re.MULTILINE)
+    if key_in_file is not None:
+        key = generic_key(key_in_file[1])
+        keys = keys_of(TrainJob)
+        return "; in a file keys are nested, as `train: {seed: 1}`" if key in keys else did_you_mean(key, keys)
 
     unknown = re.search(rf"Could not find '({'|'.join(GROUPS)})/(.+)'", message)
     if unknown is None:
@@ -405,6 +412,10 @@ def _one_line(error: BaseException) -> str:
     noise = ("object_type=", "reference_type=", "full_key:", "See https", "To append to your", "Set the environment")
     kept = [line for line in dict.fromkeys(lines) if line and not line.startswith(noise)]
     message = "; ".join(kept).replace(":; ", ": ")
+
+    # The key that is wrong in a file.
+    full_key = next((line for line in lines if line.startswith("full_key: ")), "").removeprefix("full_key: ")
+    message = re.sub(r"\w+ raised while composing config: ", lambda _: f"{full_key}: " if full_key else "", message)
 
     # Without what is put around them: a list of folders, the name of a primary configuration, and the like.
     message = message.partition("; Config search path")[0]
