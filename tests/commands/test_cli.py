@@ -770,6 +770,15 @@ def test_help_without_a_command_lists_every_command() -> None:
         result = enter(*arguments)
         assert result.status == status
         assert [name for name in JOBS if re.search(rf"^ +{name} +\w", result.out, re.MULTILINE)] == list(JOBS)
+        for word in ("--version", "--completion", "2>/dev/null", "TRANSFORMER_DEBUG=1"):
+            assert word in result.out
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_help_names_the_flags(printed: Printed, command: str) -> None:
+    assert "--multirun" in printed.texts[command]
+    assert "--cfg job --resolve" in printed.texts[command]
+    assert ("--config-dir" in printed.texts[command]) == issubclass(JOBS[command], TrainJob)
 
 
 @pytest.mark.parametrize("command", JOBS)

@@ -130,8 +130,10 @@ def overview() -> str:
     commands = "\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items())
     return (
         f"usage: transformer COMMAND [key=value ...]\n\n{commands}\n\n"
-        "`transformer COMMAND --help` lists a command's options.\n"
-        '`eval "$(transformer --completion bash)"`, or zsh, lets the tab key complete them.\n'
+        "`transformer COMMAND --help` lists a command's options; `transformer --version` names the versions.\n"
+        '`eval "$(transformer --completion bash)"`, or zsh, lets the tab key complete them.\n\n'
+        "Results go to standard output, and all else to standard error: 2>/dev/null makes a command quiet.\n"
+        "TRANSFORMER_DEBUG=1 in the environment shows the traceback of an error.\n"
     )
 
 
@@ -159,6 +161,7 @@ def command_help(command: str, config_dir: str | None) -> str:
         f"options, with their defaults{others}:\n"
         f"{_options(job)}\n"
         f"--multirun runs every combination of key=a,b{config_dirs}.\n"
+        "--cfg job --resolve only shows the settings.\n"
     )
 
 
