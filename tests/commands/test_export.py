@@ -41,7 +41,14 @@ from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
 from transformer.tools.export import ctranslate2
 from transformer.tools.export.command import FORMATS, Exported, ParityError, export, format_exported
-from transformer.tools.export.parity import Parity, choose_sentences, compare, format_parity
+from transformer.tools.export.parity import (
+    Difference,
+    Parity,
+    SearchParity,
+    choose_sentences,
+    compare,
+    format_parity,
+)
 from transformer.tools.export.peer import Forced, Original, Peer, exponent_near, forced_by
 from transformer.tools.export.weights import Heads, check_expressible, ctranslate2_heads, fold, marian_heads
 from transformer.vocabulary import BOS, EOS, PAD
@@ -630,3 +637,31 @@ def test_export_without_sentences_asks_for_some(run_dir: Path, tmp_path: Path, m
     assert refusal(copied, tmp_path / "model").endswith("name a file with src=FILE")
     (tmp_path / "empty.txt").write_text("\n \n", encoding="utf-8")
     assert refusal(copied, tmp_path / "model", src=str(tmp_path / "empty.txt")).endswith("name a file with src=FILE")
+
+
+@pytest.mark.parametrize(("gap", "said"), [(0.25, "ours better by 2.5e-01"), (-0.5, "theirs better by 5.0e-01")])
+def test_format_parity_says_whose_translation_is_better(gap: float, said: str) -> None:
+    difference = Difference(line=3, source="A cat.", ours="Katze.", theirs="Kater.", gap=gap, degenerate=False)
+    search = SearchParity(
+        beam_size=1,
+        length_penalty=1.0,
+        identical=4,
+        ties=0,
+        degenerate=0,
+        others=1,
+        bleu=None,
+        their_bleu=None,
+        differences=[difference],
+    )
+    parity = Parity(
+        sentences=5,
+        cut_alike=5,
+        tokens=20,
+        arithmetic="float32",
+        versions={"peer": "1.0"},
+        log_probs=1e-6,
+        logits=None,
+        bound=1e-4,
+        searches=[search],
+    )
+    assert f"  line 3, {said}: Kater. | Katze." in format_parity(parity).splitlines()

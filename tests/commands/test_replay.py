@@ -199,6 +199,18 @@ def test_replay_prints_what_it_found(copied: Callable[[LayoutKind], Path], capsy
     assert "the first number that is not finite: in the output of encoder.0.feed_forward.W_1" in capsys.readouterr().out
 
 
+def test_replay_of_a_run_that_has_ended_says_so(
+    copied: Callable[[LayoutKind], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = copied(LayoutKind.padded)
+    found = replay(ReplayJob(run_dir=str(run_dir)))
+    assert (found.step, found.finding) == (12, None)  # as far as the next checkpoint would be
+    assert caplog.messages.count("the training ended at step 8: these steps were never taken") == 1
+    caplog.clear()
+    replay(ReplayJob(run_dir=str(run_dir), step=8))
+    assert not [message for message in caplog.messages if "never taken" in message]
+
+
 def test_replay_of_what_is_not_there_is_refused(
     tmp_path: Path, corpus: DataConfig, copied: Callable[[LayoutKind], Path]
 ) -> None:

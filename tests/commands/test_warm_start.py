@@ -107,7 +107,7 @@ def test_init_from_begins_with_the_loss_of_its_source(other: DataConfig, source:
     assert row["dev/loss"] < cold_row["dev/loss"] - 0.5
 
 
-def test_init_from_begins_with_a_fresh_optimiser_schedule_and_data_order(
+def test_init_from_begins_with_a_fresh_optimizer_schedule_and_data_order(
     other: DataConfig, source: Path, tmp_path: Path
 ) -> None:
     run_dir = run(warm(tmp_path / "b", other, source, max_steps=1, average=1))

@@ -435,7 +435,7 @@ class TrainConfig:
 
     seed: int = option(1, "seed of everything random")
     # `training.resume` refuses another one under linear and cosine decay, whose every rate depends on it.
-    max_steps: int = option(100_000, "number of optimiser updates", on_resume=OnResume.allow)
+    max_steps: int = option(100_000, "number of optimizer updates", on_resume=OnResume.allow)
     tokens_per_step: int = option(
         25_000,
         "at most this many source tokens, and target tokens, in an update over all devices; padding does not count",

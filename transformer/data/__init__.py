@@ -5,7 +5,7 @@ text files, tables, hub data sets     source finds them; corpus, table and tests
   -> piece ids                        tokenizer; round_trip counts the texts that do not survive it
   -> a store on disk                  store; prepare drives everything so far, once for all runs; report records it
   -> the pieces of an epoch           epochs; subwords draws other ones for each epoch, under train.subword_sampling
-  -> the steps of an epoch            plan: which sentences each optimiser update is made of
+  -> the steps of an epoch            plan: which sentences each optimizer update is made of
   -> the micro-batches of a step      plan: as many as memory needs
   -> tensors and their layout         batch; packing lays sentences end to end
   -> the batches of one rank          loader: prepared ahead by a thread

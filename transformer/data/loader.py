@@ -33,7 +33,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Step:
-    """One optimiser update; the numbers are those of the whole step, over all ranks."""
+    """One optimizer update; the numbers are those of the whole step, over all ranks."""
 
     epoch: int
     index: int  # within the epoch, from 0

@@ -211,7 +211,7 @@ def _step(batch: Batch, *, index: int, pairs: int, tokens: int, source_tokens: i
 
 def check_cost(job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_size: int) -> list[Check]:
     """Memory as training checks it, disk for the checkpoints, and hours from a micro-batch and an update, timed."""
-    # A model with its optimiser, as at the first step.
+    # A model with its optimizer, as at the first step.
     device = resolve_device(resolved.device)
     state = TrainState.at_start(
         job.model, job.train, vocab_size=vocab_size, device=device, precision=resolved.precision, source=None

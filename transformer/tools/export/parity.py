@@ -362,9 +362,9 @@ def _format_search(search: SearchParity, sentences: int) -> list[str]:
 
     lines = [line]
     for difference in search.differences[:SHOWN]:
-        lines.append(
-            f"  line {difference.line}, ours better by {difference.gap:.1e}: {difference.theirs} | {difference.ours}"
-        )
+        better = "ours" if difference.gap >= 0.0 else "theirs"
+        gap = f"{better} better by {abs(difference.gap):.1e}"
+        lines.append(f"  line {difference.line}, {gap}: {difference.theirs} | {difference.ours}")
     unlisted = len(search.differences) - SHOWN
     if unlisted > 0:
         lines.append(f"  and {unlisted} more")
