@@ -169,6 +169,7 @@ REFUSED = {
     "two keys at odds": ("train", ["model.d_model=130"], ["model.d_model=130", "model.n_heads=4"]),
     "interpolation for int": ("average", ["last=${nope}"], ["nope"]),
     "interpolation of no key": ("attention", ["text=for ${x}"], ["text: ", "'x'", r"\${"]),
+    "interpolation of no key, under the demo": ("train", ["run_dir=${x}"], ["error: run_dir: ", "'x'"]),
     "interpolation, unclosed": ("attention", ["text=a ${"], ["text=", r"\${"]),
     "no value yet, text": ("train", ["run_dir=???"], ["run_dir=VALUE"]),
     "no value yet, number": ("train", ["train.seed=???"], ["train.seed=VALUE"]),

@@ -304,12 +304,17 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
     return cast(dict[str, dict[str, Any]], rows)
 
 
+def _task_overrides() -> list[str]:
+    """The overrides of the command line, unresolved: what a `${` in one of them stands for is the job's affair."""
+    return cast(list[str], OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))
+
+
 def _refuse_mixed_demo() -> None:
     """The demo's sizes fit the demo's corpus only: another corpus under them would train a toy."""
     experiment = HydraConfig.get().runtime.choices.get("experiment")
     if experiment != "demo":
         return
-    for override in HydraConfig.get().overrides.task:
+    for override in _task_overrides():
         if override.startswith(("data.train.", "data.dev.", "data.extra.")):
             raise InputError(
                 "data.train, data.dev and data.extra are fixed under experiment=demo: "
@@ -325,7 +330,7 @@ def _refuse_model_of_table(job: Job) -> None:
     if not isinstance(job, TableJob) or job.table not in PAPER_TABLES:
         return
     allowed = tuple(f"model.{name}=" for name in BESIDE_THE_ROWS)
-    for override in HydraConfig.get().overrides.task:
+    for override in _task_overrides():
         if override.startswith(("model.", "recipe=")) and not override.startswith(allowed):
             raise InputError(
                 f"{override}: table={job.table} has the paper's models, which this would change; choose width=N, or "
@@ -340,7 +345,7 @@ def _log_overridden_recipe(composed: DictConfig) -> None:
     if recipe == "paper":
         return  # every experiment differs from the paper somewhere: that is what it is for
 
-    given = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
+    given = {override.lstrip("+").partition("=")[0] for override in _task_overrides()}
     if "recipe" not in given:
         return  # the experiment names its recipe, and differs from it on purpose
     in_force = leaves(_to_dict(composed))
