@@ -180,7 +180,7 @@ WILD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "epsilon": ({"positions": Positions.learned}, {"adam_eps": 1e-320}),  # 0 in float32: 0 / 0 where nothing is read
     "moving average": ({}, {"learning_rate": 1e300, "ema_decay": 0.9}),
     "Muon": ({}, {"learning_rate": 1e300, "optimizer": OptimizerKind.muon}),
-    "weight decay": ({}, {"weight_decay": 1e300, "optimizer": OptimizerKind.muon}),
+    "weight decay": ({}, {"weight_decay": 1e18, "optimizer": OptimizerKind.muon}),
 }
 
 
