@@ -258,7 +258,7 @@ def _smaller_batches(run: Run) -> str:
     return f"lower train.max_tokens (now {now}); the same command goes on"
 
 
-# ---- after a step: record, read, log ---------------------------------------------------------------------------------
+# ---- after a step: record, read, log --------------------------------------------------------------------------------
 
 
 def _record_step(run: Run, step: Step, result: StepResult, *, waited: float) -> None:

@@ -194,7 +194,7 @@ def _policy(key: str, job: TrainJob) -> OnResume:
     if key == "train.max_steps" and job.train.decay in (Decay.linear, Decay.cosine):
         return OnResume.refuse
 
-    # Development and test sets only measure: everything about them may change, their tags among it.
+    # Development and test sets only measure: all of their keys may change, the tag, too.
     if key.startswith(("data.dev.", "data.test.")):
         return OnResume.allow
     return keys_of(TrainJob)[generic_key(key)].on_resume
