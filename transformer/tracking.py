@@ -238,7 +238,7 @@ HIDDEN_BY_BAR = {"is_hidden_by_bar": True}
 def progress_bar(total: int | None, step: int, *, unit: str, shown: bool) -> Iterator[ProgressBar]:
     """A bar over the steps, or other units, on a terminal only; log lines pass above it. The total may be unknown."""
     hidden = not (shown and sys.stderr.isatty())
-    has_size = _has_size()
+    has_size = not hidden and _has_size()
     with (
         tqdm(
             total=total,

@@ -260,6 +260,13 @@ def test_progress_bar_starts_where_the_run_resumes(
     assert "4/10" in err
 
 
+def test_progress_bar_that_is_not_shown_needs_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python without a standard error has None in its place."""
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress_bar(10, 3, unit="step", shown=False) as bar:
+        bar.update()
+
+
 def shown_in_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
     """The last that a bar of a long training shows in a terminal of this width; 0: of a size that nobody has set."""
     terminal, of_program = pty.openpty()
