@@ -110,7 +110,7 @@ def replay(job: ReplayJob) -> Replay:
     training = _open(run, checkpoint)
     first, position = _first_step(training, job.step)
     last = job.step or first + training.job.train.save_every - 1
-    log.info("running steps %d to %d, from %s", first, last, training.checkpoint or "the beginning")
+    log.info("running steps %d to %d at most, from %s", first, last, training.checkpoint or "the beginning")
     if job.step is None and first > training.job.train.max_steps:
         log.warning("the training ended at step %d: these steps were never taken", training.job.train.max_steps)
 
