@@ -10,6 +10,8 @@ import unicodedata
 from collections.abc import Mapping
 from numbers import Number
 
+TIMED = "%(asctime)s %(levelname)s %(message)s"  # a log line with the time of day
+
 JOINERS = "\u200c\u200d"  # within words of Persian and Hindi, and within emoji
 
 

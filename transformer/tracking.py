@@ -30,7 +30,7 @@ from transformer.config.primitives import to_json
 from transformer.errors import StorageError
 from transformer.files import append_to, open_regular, storage_error, write_file
 from transformer.run_dir import RunDir
-from transformer.terminal import PrintableFormatter, printable
+from transformer.terminal import TIMED, PrintableFormatter, printable
 
 LARGEST_METRICS = 1 << 28  # bytes: a million lines
 
@@ -175,7 +175,7 @@ def log_to(path: Path) -> Iterator[None]:
     logger = logging.getLogger("transformer")
     with _errors_named(path):
         to_file = _LogFile(path)
-    to_file.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    to_file.setFormatter(PrintableFormatter(TIMED))
 
     # The file gets every line from INFO on; the handlers of the process get what they would have got without it.
     to_process = _Parents(logger, logger.getEffectiveLevel())
@@ -236,8 +236,13 @@ HIDDEN_BY_BAR = {"is_hidden_by_bar": True}
 
 @contextmanager
 def progress_bar(total: int | None, step: int, *, unit: str, shown: bool) -> Iterator[ProgressBar]:
-    """A bar over the steps, or other units, on a terminal only; log lines pass above it. The total may be unknown."""
-    hidden = not (shown and sys.stderr.isatty())
+    """A bar over the steps, or other units, on a terminal only; log lines pass above it. The total may be unknown.
+
+    It needs a terminal that shows the log from INFO on: with less shown it would disturb, and with more it would hide
+    some of it.
+    """
+    levels = {handler.level for handler in logging.getLogger().handlers} or {logging.INFO}
+    hidden = not (shown and sys.stderr.isatty() and levels & {logging.NOTSET, logging.INFO})
     has_size = not hidden and _has_size()
     with (
         tqdm(

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from operator import attrgetter
 from pathlib import Path
@@ -39,6 +39,7 @@ from support.command_line import (
     enter,
     write_experiment,
 )
+from support.corpora import finish, overrides, start, tiny_job, write_corpus
 from support.paths import ROOT
 from transformer import __version__, errors
 from transformer.cli import commands
@@ -72,6 +73,7 @@ from transformer.config.settings import (
     PairConfig,
     Positions,
     Precision,
+    SearchConfig,
     SweepConfig,
 )
 from transformer.tools.tables.rows import output_of
@@ -770,7 +772,7 @@ def test_help_without_a_command_lists_every_command() -> None:
         result = enter(*arguments)
         assert result.status == status
         assert [name for name in JOBS if re.search(rf"^ +{name} +\w", result.out, re.MULTILINE)] == list(JOBS)
-        for word in ("--version", "--completion", "2>/dev/null", "TRANSFORMER_DEBUG=1"):
+        for word in ("--version", "--completion", "--quiet (-q)", "--verbose (-v)", "TRANSFORMER_DEBUG=1"):
             assert word in result.out
 
 
@@ -778,6 +780,7 @@ def test_help_without_a_command_lists_every_command() -> None:
 def test_help_names_the_flags(printed: Printed, command: str) -> None:
     assert "--multirun" in printed.texts[command]
     assert "--cfg job --resolve" in printed.texts[command]
+    assert "--quiet shows only warnings and errors, --verbose each line of the log" in printed.texts[command]
     assert ("--config-dir" in printed.texts[command]) == issubclass(JOBS[command], TrainJob)
 
 
@@ -883,6 +886,24 @@ def test_multirun_over_outputs_keeps_them() -> None:
     assert [str(output_of(job)) for job in jobs] == ["x", "y"]
     jobs = enter("table", "-m", "table=mine.yaml", "output=x", "run_dir=a,b").jobs
     assert [str(output_of(job)) for job in jobs] == ["x/run_dir-a", "x/run_dir-b"]
+
+
+def test_main_shows_as_much_of_the_log_as_is_asked_for(tmp_path: Path) -> None:
+    """Standard error alone differs: the scores are printed, and train.log has every line."""
+    run_dir = tmp_path / "a"
+    job = tiny_job(run_dir, write_corpus(tmp_path), max_steps=2, validate_every=2, save_every=2, average=1)
+    job = replace(job, search=SearchConfig(beam_size=1, max_extra=1))
+
+    printed, shown = finish(start("train", "--quiet", *overrides(job), cwd=tmp_path), 0)
+    assert "test   BLEU" in printed
+    assert shown == ""
+    logged = (run_dir / "train.log").read_text(encoding="utf-8")
+    assert " INFO step 2: saved\n" in logged
+
+    printed_again, shown = finish(start("train", *overrides(job), "-v", cwd=tmp_path), 0)
+    assert printed_again == printed
+    (line,) = [line for line in shown.splitlines() if "finished at step 2 already" in line]
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} INFO {run_dir}: finished at step 2 .*", line)
 
 
 def test_overrides_leave_room_for_flags_anywhere() -> None:

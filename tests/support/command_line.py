@@ -239,6 +239,8 @@ REFUSED = {
     "flag without its value": ("average", ["--config-dir"], ["--config-dir needs a value"]),
     "flag of another value": ("train", ["--cfg", "jobs"], ["--cfg jobs", "job, hydra, all"]),
     "flag with a value too many": ("train", ["--multirun=3"], ["--multirun takes no value"]),
+    "quiet and verbose": ("train", ["-q", "--verbose"], ["--quiet and --verbose: choose one"]),
+    "quiet with a value": ("train", ["--quiet=true"], ["--quiet=true: --quiet takes no value"]),
     "unknown flag": ("train", ["--multrun"], ["--multrun", "did you mean '--multirun'?"]),
     "missing folder": ("average", ["--config-dir", "nowhere"], ["nowhere"]),
 }

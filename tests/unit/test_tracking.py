@@ -260,6 +260,24 @@ def test_progress_bar_starts_where_the_run_resumes(
     assert "4/10" in err
 
 
+@pytest.mark.parametrize(
+    ("level", "is_shown"),
+    [(logging.NOTSET, True), (logging.INFO, True), (logging.DEBUG, False), (logging.WARNING, False)],
+    ids=logging.getLevelName,
+)
+def test_progress_bar_is_shown_beside_the_usual_log_alone(
+    level: int, is_shown: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where a process shows warnings only (--quiet), nor where it shows every line (--verbose)."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(level)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    with progress_bar(10, 3, unit="step", shown=True) as bar:
+        bar.update()
+    assert ("4/10" in capsys.readouterr().err) == is_shown
+
+
 def test_progress_bar_that_is_not_shown_needs_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python without a standard error has None in its place."""
     monkeypatch.setattr(sys, "stderr", None)

@@ -23,10 +23,10 @@ from typing import NoReturn
 
 from transformer import __version__
 from transformer.cli.commands import COMMANDS
-from transformer.cli.overrides import PROGRAM_FLAGS, command_help, overview, parse_arguments
+from transformer.cli.overrides import PROGRAM_FLAGS, Arguments, command_help, overview, parse_arguments
 from transformer.config.keys import did_you_mean
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
-from transformer.terminal import PrintableFormatter, printable
+from transformer.terminal import TIMED, PrintableFormatter, printable
 
 BUG = 1  # the exit status of an exception that nobody expected; Python's own
 
@@ -66,6 +66,16 @@ def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("%(message)s"))
     logging.basicConfig(handlers=[handler])
+
+
+def _set_volume(arguments: Arguments) -> None:
+    """Let standard error show what --quiet or --verbose asks for; a training's train.log stays as it is."""
+    for handler in logging.getLogger().handlers:
+        if arguments.is_quiet:
+            handler.setLevel(logging.WARNING)
+        if arguments.is_verbose:
+            handler.setLevel(logging.DEBUG)
+            handler.setFormatter(PrintableFormatter(TIMED))
 
 
 def _interrupt_on_signals() -> None:
@@ -146,6 +156,7 @@ def _enter(command: str, arguments: list[str]) -> None:
     if parsed.wants_help:
         sys.stdout.write(command_help(command, parsed.config_dir))
         return
+    _set_volume(parsed)
 
     from transformer.cli.application import run_application  # Hydra takes a third of a second, which help does not
     from transformer.machine import limit_kernel_caches

@@ -3,8 +3,9 @@
     transformer train model.d_model=256 --cfg job
                       override          flag and its value
 
-Flags are Hydra's own (`--cfg`, `--multirun`). Overrides are `key=value`, with the keys of `config/jobs`. Both are
-checked here, before Hydra is imported, so that help and errors come at once.
+Flags are Hydra's own (`--cfg`, `--multirun`), and two of ours that say how much of the log is shown. Overrides are
+`key=value`, with the keys of `config/jobs`. All are checked here, before Hydra is imported, so that help and errors
+come at once.
 """
 
 import textwrap
@@ -17,13 +18,16 @@ from transformer.config.keys import check_override, did_you_mean, groups_of, key
 from transformer.errors import InputError
 
 PROGRAM_FLAGS = ("--help", "--version", "--completion")  # in the place of a command
+QUIET = ("-q", "--quiet")
+VERBOSE = ("-v", "--verbose")
 
-# Hydra's flags, each with the values that it takes: None for no value, an empty tuple for any, or the choices. Left out
-# are --experimental-rerun, which unpickles a file, --shell-completion, which does not know our commands, and
-# --config-name and --config-path, since every job begins with its schema.
+# The flags of a command, each with the values that it takes: None for no value, an empty tuple for any, or the choices.
+# All but the first are Hydra's. Left out of those are --experimental-rerun, which unpickles a file, --shell-completion,
+# which does not know our commands, and --config-name and --config-path, since every job begins with its schema.
 SHOWN = ("job", "hydra", "all")
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FLAGS: dict[str, tuple[str, ...] | None] = {
+    **dict.fromkeys((*QUIET, *VERBOSE), None),
     **dict.fromkeys(("-h", "--help", "--hydra-help", "--resolve"), None),
     **dict.fromkeys(("-m", "--multirun"), None),
     **dict.fromkeys(("-c", "--cfg"), SHOWN),
@@ -40,12 +44,14 @@ TAKES_PATHS = ("compare", "report")
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a command: overrides as Hydra is to read them, and flags, each followed by its value."""
+    """The arguments of a command: overrides as Hydra is to read them, and its flags, each followed by its value."""
 
     overrides: list[str]
     flags: list[str]
     config_dir: str | None
     wants_help: bool
+    is_quiet: bool
+    is_verbose: bool
 
 
 def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
@@ -71,6 +77,13 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
         else:
             overrides.append(argument)
 
+    # How much of the log is shown is not for Hydra.
+    is_quiet = not set(QUIET).isdisjoint(flags)
+    is_verbose = not set(VERBOSE).isdisjoint(flags)
+    if is_quiet and is_verbose:
+        raise InputError("--quiet and --verbose: choose one of them")
+    flags = [flag for flag in flags if flag not in (*QUIET, *VERBOSE)]
+
     # Check the overrides. Paths become one more of them.
     is_multirun = not {"-m", "--multirun"}.isdisjoint(flags)
     keys = keys_of(JOBS[command])
@@ -86,6 +99,8 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
         flags=flags,
         config_dir=config_dir,
         wants_help=not {"-h", "--help"}.isdisjoint(flags),
+        is_quiet=is_quiet,
+        is_verbose=is_verbose,
     )
 
 
@@ -132,7 +147,8 @@ def overview() -> str:
         f"usage: transformer COMMAND [key=value ...]\n\n{commands}\n\n"
         "`transformer COMMAND --help` lists a command's options; `transformer --version` names the versions.\n"
         '`eval "$(transformer --completion bash)"`, or zsh, lets the tab key complete them.\n\n'
-        "Results go to standard output, and all else to standard error: 2>/dev/null makes a command quiet.\n"
+        "Results go to standard output, and all else to standard error. There --quiet (-q) shows only\n"
+        "warnings and errors, --verbose (-v) each line of the log, with its time, and no progress bar.\n"
         "TRANSFORMER_DEBUG=1 in the environment shows the traceback of an error.\n"
     )
 
@@ -162,6 +178,7 @@ def command_help(command: str, config_dir: str | None) -> str:
         f"{_options(job)}\n"
         f"--multirun runs every combination of key=a,b{config_dirs}.\n"
         "--cfg job --resolve only shows the settings.\n"
+        "--quiet shows only warnings and errors, --verbose each line of the log and no progress bar.\n"
     )
 
 
