@@ -73,7 +73,7 @@ def _set_volume(arguments: Arguments) -> None:
     for handler in logging.getLogger().handlers:
         if arguments.is_quiet:
             handler.setLevel(logging.WARNING)
-        if arguments.is_verbose:
+        elif arguments.is_verbose:
             handler.setLevel(logging.DEBUG)
             handler.setFormatter(PrintableFormatter(TIMED))
 
