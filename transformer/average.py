@@ -61,7 +61,7 @@ def average_checkpoints(
     last_state = last.run_state()
     used_steps = [checkpoint.step for checkpoint in used]
     state = CheckpointState(vocab_size=last_state.vocab_size, data_digest=last_state.data_digest, averaged=used_steps)
-    log.info("averaged %d checkpoints: steps %s", len(used), ", ".join(map(str, used_steps)))
+    log.info("averaged the checkpoints of steps: %s", ", ".join(map(str, used_steps)))
     return commit(
         run_dir,
         step=last.step if run_step is None else run_step,

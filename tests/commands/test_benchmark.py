@@ -985,7 +985,7 @@ step 10: loss 10.979, perplexity 58376.63
 step 10: dev loss 10.9, greedy BLEU 0.00
   source     step 3: loss
 step 10: saved
-averaged 5 checkpoints: steps 2, 4, 6, 8, 10"""
+averaged the checkpoints of steps: 2, 4, 6, 8, 10"""
     stages = ["begin"]
     for line in log.split("\n"):
         stages.append(rehearse.stage_after(line, stages[-1]))
