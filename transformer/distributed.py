@@ -116,6 +116,22 @@ class World:
             raise PeerError(f"rank 0: {answer['failure']}")
         return answer["value"]
 
+    def share(
+        self, make: Callable[[], T], *, pack: Callable[[T], Any], unpack: Callable[[Any], T], wait: Wait = Wait.task
+    ) -> T:
+        """What `make` gives on rank 0, the only one that runs it; the others unpack what it was packed into (JSON).
+
+        Errors and `wait` are those of `from_rank0`.
+        """
+        made: list[T] = []
+
+        def make_and_pack() -> Any:
+            made.append(make())
+            return pack(made[0])
+
+        answer = self.from_rank0(make_and_pack, wait=wait)
+        return made[0] if made else unpack(answer)
+
     def _broadcast(self, value: Any, *, wait: Wait) -> Any:
         """Rank 0's value on every rank."""
         group = self.groups[wait]

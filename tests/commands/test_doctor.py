@@ -18,8 +18,7 @@ import torch
 from support.corpora import finish, run, run_command, start, tiny_job, write_corpus, write_pair
 from support.interventions import before_each_pass, before_each_update
 from support.paths import ROOT
-from transformer import machine
-from transformer.config.jobs import DoctorJob
+from transformer.config.jobs import DoctorJob, TrainJob
 from transformer.config.settings import (
     DataConfig,
     Device,
@@ -39,7 +38,7 @@ from transformer.data.store import Store
 from transformer.errors import FindingsError, InputError
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
-from transformer.records import Resolved
+from transformer.records import MemoryCheck, Resolved
 from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
 from transformer.tools.doctor.findings import Level, Place, measured
 from transformer.tools.doctor.text import is_double_encoded
@@ -458,10 +457,13 @@ class Clock:
 
 
 def test_check_cost_times_the_micro_batches_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container with 2 MiB free; by the clock, each micro-batch takes 10 seconds."""
-    monkeypatch.setattr(machine, "CONTROL_GROUP", str(tmp_path))
-    for name, text in (("max", f"{2 * 2**20}\n"), ("current", "0\n"), ("stat", "inactive_file 0\n")):
-        (tmp_path / f"memory.{name}").write_text(text, encoding="ascii")
+    """A GPU on which 200 tokens fit; by the clock, each micro-batch takes 10 seconds."""
+
+    def fit(job: TrainJob, resolved: Resolved, *_: object, **__: object) -> tuple[Resolved, MemoryCheck]:
+        return replace(resolved, max_tokens=200), MemoryCheck(200, is_estimate=False, needed=1, available=2)
+
+    monkeypatch.setattr("transformer.tools.doctor.training.can_try", lambda device: True)
+    monkeypatch.setattr("transformer.tools.doctor.training.check_memory", fit)
     clock = Clock()
     monkeypatch.setattr("transformer.tools.doctor.training.time", clock)
     slots: list[int] = []
@@ -478,9 +480,8 @@ def test_check_cost_times_the_micro_batches_that_fit(tmp_path: Path, monkeypatch
     prepared = prepare(job)
     memory, _, hours = check_cost(job, prepared, resolved=resolve_settings(job, world_size=1), vocab_size=60)
 
-    fitted = re.search(r"train\.max_tokens=(\d+);", memory.found)
-    assert fitted is not None
-    assert max(slots) <= int(fitted[1]) < 300, "a step has 600 tokens a side"
+    assert "in a trial for a step of train.max_tokens=200;" in memory.found
+    assert max(slots) <= 200, "a step has 600 tokens a side"
     seconds = float(hours.found.partition(" s a step")[0])
     assert seconds > 20, "three micro-batches in most steps"
 
@@ -505,6 +506,7 @@ def test_check_cost_says_what_helps_where_no_step_fits(tmp_path: Path, monkeypat
     def fail(*_: Any, **__: Any) -> None:
         raise InputError("out of GPU memory in the trial before the first step")
 
+    monkeypatch.setattr("transformer.tools.doctor.training.can_try", lambda device: True)
     monkeypatch.setattr("transformer.tools.doctor.training.check_memory", fail)
     job = tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"))
     resolved = resolve_settings(job, world_size=1)

@@ -34,9 +34,9 @@ from transformer.data.store import Store
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer
 from transformer.records import Resolved
+from transformer.tools.memory import estimate_memory
 from transformer.tools.speed import Rates, Work, step_work
 from transformer.tools.summary import format_summary, summarise
-from transformer.training.memory import estimate_memory
 from transformer.training.step import Objective
 
 BIG = ModelConfig(d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)

@@ -41,8 +41,8 @@ from transformer.data.tokenizer import Tokenizer, train_tokenizer
 from transformer.distributed import join_world, unsynchronised
 from transformer.layout import Packed
 from transformer.model.transformer import Transformer
+from transformer.training.memory import try_step
 from transformer.training.step import Objective
-from transformer.training.trial import try_step
 
 CPU = torch.device("cpu")
 SMALL = ModelConfig(n_layers=2, d_model=64, d_ff=128, n_heads=2, dropout=0.0)

@@ -14,7 +14,7 @@ of every pair, EOS counted, source then target. "Side" 0 is the source, side 1 t
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ POOL_STEPS = 100  # sorted by length inside pools of about this many steps: "app
 SLOTS = 128  # packed capacities are multiples of this, as FlexAttention's blocks want it
 SLACK = 1.1  # a packed batch has this many times the slots that its shorter side takes on average over the corpus
 
+_SAMPLED = 500_000  # at most so many pairs are planned for a description of an epoch: a third of a second
 _BLOCK = 1 << 16  # pairs whose running totals are in memory at a time
 _FRACTIONS = 0x77656967  # names the random numbers that decide about the fractions of weights
 
@@ -68,6 +69,41 @@ class Batching:
             micro_batch_multiple=self.micro_batch_multiple,
             capacities=self.capacities,
         )
+
+
+@dataclass(frozen=True)
+class EpochSample:
+    """The first epoch as it is planned; of a large corpus, that of every `stride`-th pair, which takes no time."""
+
+    lengths: Lengths  # of the sample
+    plan: list[Ids]  # its steps
+    stride: int
+
+    def describe(self) -> str:
+        """How many sentence pairs and steps the epoch has."""
+        about = "" if self.stride == 1 else "about "
+        pairs = sum(map(len, self.plan)) * self.stride
+        steps = len(self.plan) * self.stride
+        return f"the first epoch: {about}{pairs:,} sentence pairs in {about}{steps:,} steps"
+
+
+def sample_epoch(lengths: Lengths, batching: Batching) -> EpochSample:
+    """The first epoch over sentence pairs of these lengths. Raises InputError as `plan_epoch` does."""
+    stride = math.ceil(len(lengths) / _SAMPLED)
+    sample = lengths[::stride]
+    thinned = replace(batching, mixture=_thinned(batching.mixture, stride))
+    return EpochSample(sample, thinned.plan(sample, 0), stride)
+
+
+def _thinned(mixture: Mixture, stride: int) -> Mixture:
+    """The mixture of every `stride`-th pair."""
+    thinned = []
+    start = 0
+    for count, weight in mixture:
+        end = start + count
+        thinned.append((math.ceil(end / stride) - math.ceil(start / stride), weight))
+        start = end
+    return thinned
 
 
 # ---- from an epoch to its steps -------------------------------------------------------------------------------------

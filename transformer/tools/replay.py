@@ -23,22 +23,20 @@ import torch
 from torch import Tensor, nn
 
 from transformer.checkpoint import Checkpoint, first_not_finite, load_checkpoint, newest_finite
-from transformer.compute import avoid_cudnn_attention
-from transformer.config.jobs import ReplayJob, TrainJob
+from transformer.config.jobs import ReplayJob
 from transformer.config.settings import AttentionKernel, TrainConfig
 from transformer.data.batch import Batch
-from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.loader import Position, Step, load_steps
-from transformer.data.plan import Batching
 from transformer.data.prepare import prepare
-from transformer.data.tokenizer import Tokenizer
+from transformer.distributed import World
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Packed
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.records import Resolved
 from transformer.run_dir import RunDir, list_steps
 from transformer.training.optimizer import rate_of
-from transformer.training.resolve import batching_of, resolve_again
+from transformer.training.process import process_settings_restored
+from transformer.training.resolve import resolve_again
+from transformer.training.start import Run, build_run
 from transformer.training.state import TrainState
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.warm_start import find_source
@@ -101,53 +99,41 @@ def replay(job: ReplayJob) -> Replay:
     training did not come to. Raises InputError where there is no such run, or where its corpus has changed;
     CheckpointError where a checkpoint is damaged.
     """
-    run = RunDir(Path(job.run_dir))
-    if not run.path.is_dir():
-        raise InputError(f"{run.path}: no such run directory")
+    directory = RunDir(Path(job.run_dir))
+    if not directory.path.is_dir():
+        raise InputError(f"{directory.path}: no such run directory")
 
-    # Where to begin, and where to end.
-    checkpoint = newest_finite(run.path) if job.step is None else _checkpoint_before(run, job.step)
-    training = _open(run, checkpoint)
-    first, position = _first_step(training, job.step)
-    last = job.step or first + training.job.train.save_every - 1
-    log.info("running steps %d to %d at most, from %s", first, last, training.checkpoint or "the beginning")
-    if job.step is None and first > training.job.train.max_steps:
-        log.warning("the training ended at step %d: these steps were never taken", training.job.train.max_steps)
+    with process_settings_restored():
+        # Where to begin, and where to end.
+        checkpoint = newest_finite(directory.path) if job.step is None else _checkpoint_before(directory, job.step)
+        origin = None if checkpoint is None else checkpoint.path.name
+        run = _rebuild(directory, checkpoint)
+        first, position = _first_step(run.state, job.step)
+        last = job.step or first + run.job.train.save_every - 1
+        log.info("running steps %d to %d at most, from %s", first, last, origin or "the beginning")
+        if job.step is None and first > run.job.train.max_steps:
+            log.warning("the training ended at step %d: these steps were never taken", run.job.train.max_steps)
 
-    # Step by step, as the training went.
-    steps = load_steps(
-        training.stores,
-        training.batching,
-        rank=0,
-        world_size=1,
-        position=position,
-        prefetch=2,
-        device=training.device,
-    )
-    with closing(steps), closing(training.stores):
-        for number, step in enumerate(steps, first):
-            replayed = _run_step(training, step, number, is_watched=number == job.step)
-            has_found = job.step is None and replayed.finding is not None
-            if has_found or number == last:
-                break
+        # Step by step, as the training went.
+        steps = load_steps(
+            run.stores,
+            run.batching,
+            rank=0,
+            world_size=1,
+            position=position,
+            prefetch=2,
+            device=run.device,
+        )
+        with closing(steps), closing(run.stores):
+            for number, step in enumerate(steps, first):
+                replayed = _run_step(run, step, number, origin=origin, is_watched=number == job.step)
+                has_found = job.step is None and replayed.finding is not None
+                if has_found or number == last:
+                    break
     return replayed
 
 
 # ---- the training, as it stood --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Training:
-    """A training in memory: everything that a step needs."""
-
-    job: TrainJob
-    checkpoint: str | None  # that it goes on from; None: from the beginning
-    resolved: Resolved
-    device: torch.device
-    stores: EpochStores
-    batching: Batching
-    tokenizer: Tokenizer
-    state: TrainState
 
 
 def _checkpoint_before(run: RunDir, step: int) -> Checkpoint | None:
@@ -174,71 +160,48 @@ def _checkpoint_before(run: RunDir, step: int) -> Checkpoint | None:
     return None
 
 
-def _open(run: RunDir, checkpoint: Checkpoint | None) -> _Training:
-    """The training as the checkpoint left it; without a checkpoint, as it began."""
+def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
+    """The run as the checkpoint left it, in one process and eager; without a checkpoint, as it began."""
     # Its settings, as they were when the checkpoint was committed.
-    record = run.read_record()
-    job = replace(record.config, run_dir=str(run.path))
+    record = directory.read_record()
+    job = replace(record.config, run_dir=str(directory.path))
     if checkpoint is not None:
         job = replace(job, train=checkpoint.settings("train", TrainConfig))
-    resolved = resolve_again(job, record.resolved)
+    resolved = replace(resolve_again(job, record.resolved), compile=False)
     if resolved.attention_kernel is AttentionKernel.flex:
         # The flex kernel must be compiled, and a replay is not: it attends to groups instead.
         resolved = replace(resolved, attention_kernel=None)
-
-    device = torch.device(resolved.device.name)
-    avoid_cudnn_attention(device)
-    torch.set_num_threads(resolved.threads)
 
     # Its corpus, which must be the same.
     prepared = prepare(job)
     if prepared.report.digest != record.data_digest:
         raise InputError(
-            f"{run.path}: the training data or the filters have changed since this run began: restore them to replay it"
+            f"{directory.path}: the training data or the filters have changed since this run began: restore them to "
+            "replay it"
         )
-    run.check_tokenizer(prepared.tokenizer_model)
-    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
+    directory.check_tokenizer(prepared.tokenizer_model)
 
-    stores = epoch_stores(
-        prepared.store,
-        tokenizer,
-        rate=job.train.subword_sampling,
-        seed=job.train.seed,
-    )
-
-    # Its weights, moments and progress.
-    state = TrainState.at_start(
-        job.model,
-        job.train,
-        vocab_size=tokenizer.vocab_size,
-        device=device,
-        precision=resolved.precision,
+    return build_run(
+        job,
+        resolved,
+        prepared,
+        checkpoint=checkpoint,
         source=find_source(job) if checkpoint is None else None,
-    )
-    if checkpoint is not None:
-        state.restore(checkpoint, rank=0)
-    return _Training(
-        job=job,
-        checkpoint=None if checkpoint is None else checkpoint.path.name,
-        resolved=resolved,
-        device=device,
-        stores=stores,
-        batching=batching_of(job, resolved, lengths=stores.lengths, mixture=prepared.mixture),
-        tokenizer=tokenizer,
-        state=state,
+        world=World(0, 1, {}),
+        tries_memory=False,
     )
 
 
-def _first_step(training: _Training, step: int | None) -> tuple[int, Position]:
+def _first_step(state: TrainState, step: int | None) -> tuple[int, Position]:
     """The number of the first step to run, counted from 1, and the position of its sentences.
 
     That is the step after the checkpoint. But where the last update before the checkpoint was skipped, and its step is
     the one to run (or none is given), it is that step, with the loss scale that it had.
     """
-    progress = training.state.progress
+    progress = state.progress
     was_skipped = progress.streak > 0
     if was_skipped and step in (None, progress.step):
-        _undo_backoff(training.state)
+        _undo_backoff(state)
         return progress.step, Position(progress.epoch, progress.step_in_epoch - 1)
     return progress.step + 1, Position(progress.epoch, progress.step_in_epoch)
 
@@ -255,11 +218,11 @@ def _undo_backoff(state: TrainState) -> None:
 # ---- a step ---------------------------------------------------------------------------------------------------------
 
 
-def _run_step(training: _Training, step: Step, number: int, *, is_watched: bool) -> Replay:
+def _run_step(run: Run, step: Step, number: int, *, origin: str | None, is_watched: bool) -> Replay:
     """Run step `number`, counted from 1; if its update is skipped, run it once more and watch it."""
-    state = training.state
-    recipe = training.job.train
-    objective = Objective(state.model, recipe.label_smoothing, loss_rows=training.resolved.loss_rows).train()
+    state = run.state
+    recipe = run.job.train
+    objective = Objective(state.model, recipe.label_smoothing, loss_rows=run.resolved.loss_rows).train()
 
     # What a skipped update changes: the loss scale, and nothing else.
     scaler_before = state.scaler.state_dict()
@@ -273,27 +236,27 @@ def _run_step(training: _Training, step: Step, number: int, *, is_watched: bool)
             step,
             scaler=state.scaler,
             world_size=1,
-            rate=rate_of(recipe, training.job.model.d_model, step=number - 1),
+            rate=rate_of(recipe, run.job.model.d_model, step=number - 1),
             seed=recipe.seed,
             clip_norm=recipe.clip_norm,
-            device=training.device,
-            precision=training.resolved.precision,
+            device=run.device,
+            precision=run.resolved.precision,
         )
     if not is_watched and not bool(result.applied):
         state.scaler.load_state_dict(scaler_before)
-        return _run_step(training, step, number, is_watched=True)
+        return _run_step(run, step, number, origin=origin, is_watched=True)
 
     first_seen = watch.first_seen or _seen_after(state.model, result)
     return Replay(
-        run_dir=training.job.run_dir,
-        checkpoint=training.checkpoint,
+        run_dir=run.job.run_dir,
+        checkpoint=origin,
         step=number,
         epoch=step.epoch,
         step_in_epoch=step.index,
         loss=float(result.loss_sum) / step.target_tokens,
         gradient_norm=float(result.grad_norm),
         loss_scale=loss_scale,
-        finding=None if first_seen is None else _finding(training, step, first_seen),
+        finding=None if first_seen is None else _finding(run, step, first_seen),
     )
 
 
@@ -388,15 +351,15 @@ def _seen_after(model: Transformer, result: StepResult) -> _Seen | None:
     return _Seen(Phase.norm, parameter, micro_batch=None, rows=None)
 
 
-def _finding(training: _Training, step: Step, seen: _Seen) -> Finding:
+def _finding(run: Run, step: Step, seen: _Seen) -> Finding:
     """What was seen, with the ids of its sentences and the text of the first ones."""
     if seen.micro_batch is None:
         return Finding(seen.phase, seen.module, None, ids=[], sentences=[])
 
     # The step holds no ids: plan it again.
-    store = training.stores.make(step.epoch)  # not the loader's own: it is ahead
-    plan = training.batching.plan(store.lengths, step.epoch)
-    micro_batches = training.batching.split(plan[step.index], store.lengths)
+    store = run.stores.make(step.epoch)  # not the loader's own: it is ahead
+    plan = run.batching.plan(store.lengths, step.epoch)
+    micro_batches = run.batching.split(plan[step.index], store.lengths)
     micro_batch, _ = step.micro_batches[seen.micro_batch]
     ids = micro_batches[micro_batch]
     if seen.rows is not None:
@@ -407,16 +370,16 @@ def _finding(training: _Training, step: Step, seen: _Seen) -> Finding:
         seen.module,
         micro_batch,
         ids=ids.tolist(),
-        sentences=[_sentence(training, index) for index in ids[:SHOWN].tolist()],
+        sentences=[_sentence(run, index) for index in ids[:SHOWN].tolist()],
     )
 
 
-def _sentence(training: _Training, index: int) -> Sentence:
+def _sentence(run: Run, index: int) -> Sentence:
     """The text of a sentence pair of the corpus."""
     ids = np.array([index])
-    source_pieces = training.stores.corpus.gather(ids, 0).pieces.tolist()
-    target_pieces = training.stores.corpus.gather(ids, 1).pieces.tolist()
-    source, target = training.tokenizer.decode([source_pieces, target_pieces])
+    source_pieces = run.stores.corpus.gather(ids, 0).pieces.tolist()
+    target_pieces = run.stores.corpus.gather(ids, 1).pieces.tolist()
+    source, target = run.tokenizer.decode([source_pieces, target_pieces])
     return Sentence(index, source, target)
 
 

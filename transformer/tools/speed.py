@@ -17,7 +17,7 @@ from transformer.config.settings import Device, ModelConfig, Precision, require
 from transformer.cost import count_parameters, step_flops
 from transformer.errors import InputError
 from transformer.records import Resolved
-from transformer.training.memory import estimate_memory, logit_bytes
+from transformer.tools.memory import estimate_memory, logit_bytes
 
 
 @dataclass(frozen=True)

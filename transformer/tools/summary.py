@@ -1,7 +1,7 @@
 """`transformer summary`: parameters, FLOPs, memory and hours of a training, from numbers alone: nothing is trained.
 
     settings or a run -> _Subject -> cost               -> Parameters, Flops
-                                     training.memory    -> Memory
+                                     tools.memory       -> Memory
                                      rates in tokens/s  -> Paces          all of them: Summary -> format_summary
 
 FLOPs are counted in two ways that must not be confused, so both are shown. The model's arithmetic, which `cost` counts,
@@ -26,9 +26,9 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError
 from transformer.records import Resolved
 from transformer.run_dir import RunDir
+from transformer.tools.memory import Memory, estimate_memory
 from transformer.tools.metrics import SPEED, read_curves
 from transformer.tools.speed import read_rates, step_work
-from transformer.training.memory import Memory, estimate_memory
 from transformer.training.resolve import resolve_settings
 
 log = logging.getLogger(__name__)

@@ -12,22 +12,23 @@ writes.
 import logging
 import time
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from transformer.checkpoint import check_space, commit, rotate
 from transformer.compute import memory_errors_named
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import AttentionKernel, TrainConfig
+from transformer.config.settings import TrainConfig
 from transformer.cost import step_flops
 from transformer.data.loader import Position, Step, load_steps
-from transformer.data.plan import Batching
+from transformer.data.plan import sample_epoch
 from transformer.decoding.translator import Translator
 from transformer.distributed import Vote, Wait, collective_errors_named, join_world
-from transformer.errors import NumericalError
+from transformer.errors import InputError, NumericalError
 from transformer.evaluation.sets import write_sets
 from transformer.machine import HeapTrimmer
 from transformer.records import Best, CheckpointState, Progress, Results
@@ -36,14 +37,11 @@ from transformer.tracking import HIDDEN_BY_BAR, ProgressBar, Tracker, progress_b
 from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 from transformer.training.optimizer import move_average, rate_of, updates_applied
-from transformer.training.preview import log_preview
 from transformer.training.process import process_settings_restored
 from transformer.training.progress import Clock, describe, report_window, validation_scalars
-from transformer.training.resolve import batching_of
 from transformer.training.samples import show_attention, show_samples
 from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
-from transformer.training.trial import check_memory
 from transformer.training.validate import validate
 
 log = logging.getLogger(__name__)
@@ -62,17 +60,15 @@ def train(job: TrainJob) -> Results:
         process_settings_restored(),
         join_world(find_device(job)) as world,
         memory_errors_named("starting or finishing", remedy="end what else uses it, or choose a smaller model"),
-        ExitStack() as held,
+        open_run(job, world) as run,
     ):
-        run = open_run(job, world, held)
         world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
         if world.from_rank0(lambda: is_finished(run)):
             log.info("%s: finished at step %d already; nothing is left to train", job.run_dir, run.progress.step)
         else:
             train_loop(run)
 
-        results = world.from_rank0(lambda: to_json(finish(run)), wait=Wait.work)
-        return from_json(Results, results)
+        return world.share(lambda: finish(run), pack=to_json, unpack=partial(from_json, Results), wait=Wait.work)
 
 
 def train_loop(run: Run) -> None:
@@ -86,15 +82,8 @@ def train_loop(run: Run) -> None:
     world = run.world
     _check_disk(run)
 
-    # The model under its loss, in micro-batches that fit into memory, with gradients averaged over the ranks.
-    objective = Objective(state.model, config.label_smoothing, loss_rows=run.resolved.loss_rows).train()
-    if run.resolved.compile:
-        objective.compile(cut_at_buckets=run.resolved.attention_kernel is not AttentionKernel.flex)
-    parallel = world.wrap(objective)
-    if progress.step == 0:
-        run = _with_checked_memory(run, objective, parallel)
     if world.is_rank0:
-        _log_preview(run)
+        _log_first_epoch(run)
 
     with (
         Signals() as signals,
@@ -105,12 +94,7 @@ def train_loop(run: Run) -> None:
     ):
         tracker.settings(run.job)
 
-        # Make up for a validation that a signal cut short, or in which the process died.
-        if progress.step and _is_validation_due(config, progress):
-            _validate(run, tracker=tracker, signals=signals)
-            if progress.has_ended(config) and not state.window.is_empty:
-                _log(run, tracker, bar)  # patience has ended, and no step will come to log the window
-            _commit(run, tracker)
+        _make_up_validation(run, tracker=tracker, signals=signals, bar=bar)
 
         guard = NumbersGuard(progress)
         vote = Vote(world)
@@ -124,7 +108,7 @@ def train_loop(run: Run) -> None:
                 step = next(steps)
                 waited = time.perf_counter() - started
                 result = train_step(
-                    parallel,
+                    run.objective,
                     state.optimizer,
                     step,
                     scaler=state.scaler,
@@ -196,58 +180,27 @@ def _check_disk(run: Run) -> None:
         world.from_rank0(lambda: check_space(run.directory.path, run.state.checkpoint_bytes))
 
 
-def _with_checked_memory(run: Run, objective: Objective, parallel: nn.Module) -> Run:
-    """The run with a `max_tokens` that fits into memory, which is written to run.json with what a step needs."""
-    resolved, check = check_memory(
-        run.job,
-        run.resolved,
-        objective,
-        parallel,
-        lengths=run.stores.lengths,
-        longest=run.stores.corpus.longest,
-        mixture=run.mixture,
-        device=run.device,
-        world=run.world,
-    )
-
-    def add_to_record() -> None:
-        record = run.directory.read_record()
-        run.directory.write_record(replace(record, resolved=resolved, memory=check))
-
-    run.world.from_rank0(add_to_record)
-    return replace(run, resolved=resolved)
-
-
-def _log_preview(run: Run) -> None:
-    """Say in the log what the steps of the first epoch are."""
+def _log_first_epoch(run: Run) -> None:
+    """Say in the log how long the first epoch is."""
     if run.job.train.subword_sampling is not None:
         log.info("before subword sampling, which makes more tokens, and so more steps of fewer pairs:")
-    log_preview(
-        run.stores.corpus.lengths,
-        _batching(run),
-        model=run.job.model,
-        vocab_size=run.tokenizer.vocab_size,
-        device=run.device,
-        precision=run.resolved.precision,
-        ranks=run.world.size,
-    )
+    with suppress(
+        InputError
+    ):  # the loader plans the same epoch, and says what is wrong, unless the sample was too small
+        log.info("%s", sample_epoch(run.stores.corpus.lengths, run.batching).describe())
 
 
 def _steps(run: Run) -> Generator[Step, None, None]:
     """The steps of this rank, from the position that training has come to."""
     return load_steps(
         run.stores,
-        _batching(run),
+        run.batching,
         rank=run.world.rank,
         world_size=run.world.size,
         position=Position(run.progress.epoch, run.progress.step_in_epoch),
         prefetch=run.job.train.prefetch,
         device=run.device,
     )
-
-
-def _batching(run: Run) -> Batching:
-    return batching_of(run.job, run.resolved, lengths=run.stores.lengths, mixture=run.mixture)
 
 
 def _smaller_batches(run: Run) -> str:
@@ -327,6 +280,18 @@ def _is_validation_due(config: TrainConfig, progress: Progress) -> bool:
     """At every `validate_every` steps and at the last one, unless this step has been validated already."""
     is_done = bool(progress.validations) and progress.validations[-1].step == progress.step
     return not is_done and (progress.step % config.validate_every == 0 or progress.step >= config.max_steps)
+
+
+def _make_up_validation(run: Run, *, tracker: Tracker, signals: Signals, bar: ProgressBar) -> None:
+    """Validate where a signal cut a validation short, or the process died in it."""
+    progress = run.progress
+    if not (progress.step and _is_validation_due(run.job.train, progress)):
+        return
+
+    _validate(run, tracker=tracker, signals=signals)
+    if progress.has_ended(run.job.train) and not run.state.window.is_empty:
+        _log(run, tracker, bar)  # patience has ended, and no step will come to log the window
+    _commit(run, tracker)
 
 
 def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:

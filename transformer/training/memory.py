@@ -1,176 +1,197 @@
-"""What a training step keeps in memory, estimated from numbers alone.
+"""Whether a step fits into a GPU's memory, tried before the first one; `train.fit_memory` finds the largest that does.
 
-Slots are positions of one side of a micro-batch, padding counted. Weights, gradients and Adam's moments are exact. Muon
-is counted as Adam: its update takes about the memory that the second moments would (0.1 GiB more in a small model).
-Activations are what autograd saves in a forward pass, added up part by part; small things (indices, masks of keys, the
-statistics of norms) are left out. The total is what a step of several micro-batches holds at the end of a forward pass:
-the gradients of earlier micro-batches, and all activations of this one.
+    check_memory    what a step needs     try_step
+                    what is available     the GPU's memory
+                    under fit_memory      largest_that_fits, by bisection
 
-The tests hold the activations to 10 % of what autograd saves. Neither the runtime's own memory (half a gigabyte on a
-GPU) nor the holes in the allocator's heap are included: for base on a CPU, the process held 1.4 times as much in bf16,
-and 1.9 times in fp32.
+A trial is a forward and a backward pass of the largest possible micro-batch, of invented sentences, beside the
+gradients of another one and room for the optimizer's moments. It changes neither weights nor moments, and no sentence
+of the corpus is used.
 """
 
-from dataclasses import dataclass
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
 
-from transformer.compute import HALF, dtype_of, product_dtype
-from transformer.config.settings import Activation, Device, LayoutKind, ModelConfig, Norm, Precision, Score
-from transformer.cost import count_parameters
-from transformer.kernels.loss import rows_per_block
-from transformer.records import Resolved
+import numpy as np
+import torch
+from torch import nn
 
-GROUP_PADDING = 1.1  # slots for each token, where attention is computed in groups of padded sentences
+from transformer.compute import autocast
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import Precision, Score
+from transformer.data.batch import Batch, collate
+from transformer.data.plan import SLOTS, Batching
+from transformer.data.store import Store
+from transformer.distributed import World, unsynchronised
+from transformer.errors import InputError
+from transformer.records import MemoryCheck, Resolved
+from transformer.training.optimizer import MOMENTS
+from transformer.training.step import Objective
+from transformer.vocabulary import UNK
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes, and what they are for."""
-
-    total: int
-    weights: int
-    gradients: int
-    adam: int  # the optimizer's moments, two of each parameter as Adam has them
-    ema: int  # the moving average of the weights, where there is one
-    activations: int  # estimated: what the forward pass of a micro-batch leaves for the backward pass
-    loss: int  # estimated: a block of logits, its softmax, and the gradient of the output matrix
-    slots: int  # of a micro-batch, on each side
-
-
-@dataclass(frozen=True)
-class _Widths:
-    """Bytes of one number."""
-
-    parameter: int
-    activation: int  # what is multiplied, and what a product gives
-    residual: int  # what is added up along the layers
+USABLE = 0.95  # the share of the memory that `train.fit_memory` fills: an allocator cannot use the rest
+PADDING = 1.25  # the slots of a padded step are hardly ever more than this many times its tokens
 
 
-def estimate_memory(
-    config: ModelConfig,
-    vocab_size: int,
-    *,
+def can_try(device: torch.device) -> bool:
+    """Whether a step may be tried, since one that does not fit raises an error: not on a CPU.
+
+    There the system grants memory that it does not have, and kills the process that uses it.
+    """
+    return device.type == "cuda"
+
+
+def check_memory(
+    job: TrainJob,
     resolved: Resolved,
-    slots: int,
-    mean_length: float,
-    has_ema: bool,
-) -> Memory:
-    """The memory of a training step with micro-batches of `slots` on each side, in sentences of `mean_length`."""
-    widths = _widths(config, resolved.precision)
-    weights = count_parameters(config, vocab_size).total * widths.parameter
+    objective: Objective,
+    parallel: nn.Module,
+    *,
+    batching: Callable[[Resolved], Batching],
+    longest: tuple[int, int],
+    device: torch.device,
+    world: World,
+) -> tuple[Resolved, MemoryCheck]:
+    """What a step needs; under `train.fit_memory` with the largest `max_tokens` that fits on every rank.
 
-    activations = _activations(config, vocab_size, resolved, widths=widths, slots=slots, mean_length=mean_length)
-    loss = _loss(config, vocab_size, resolved, widths=widths)
-    copies = 5 if has_ema else 4  # weights, gradients and two moments; with the moving average of the weights
-    return Memory(
-        total=copies * weights + activations + loss,
-        weights=weights,
-        gradients=weights,
-        adam=2 * weights,
-        ema=weights if has_ema else 0,
-        activations=activations,
-        loss=loss,
-        slots=slots,
-    )
+    `parallel` is the objective as it is trained: on several ranks under DDP, whose buckets take memory, and which the
+    compiler must know of when it compiles. `longest` are the lengths of the corpus' longest sentences.
 
-
-def logit_bytes(vocab_size: int, precision: Precision, *, targets: int) -> int:
-    """All logits of so many target tokens together. Training only ever holds a block of them."""
-    return targets * vocab_size * product_dtype(precision).itemsize
-
-
-def _widths(config: ModelConfig, precision: Precision) -> _Widths:
-    parameter = dtype_of(precision).itemsize
-    activation = product_dtype(precision).itemsize
-    # Under autocast a post-norm layer ends in half precision; along pre-norm layers the sum is never rounded.
-    residual = activation if config.norm is Norm.post else parameter
-    return _Widths(parameter, activation, residual)
-
-
-def _activations(
-    config: ModelConfig, vocab_size: int, resolved: Resolved, *, widths: _Widths, slots: int, mean_length: float
-) -> int:
-    """What the forward pass of a micro-batch leaves for the backward pass, up to the loss."""
-    d_model = config.d_model
-
-    # Masks of dropout: a byte for each number on a GPU; on a CPU a mask is of the type of the numbers.
-    on_cpu = resolved.device is Device.cpu
-    mask = (widths.activation if on_cpu else 1) if config.dropout else 0
-    embedding_mask = (widths.parameter if on_cpu else 1) if config.dropout else 0
-
-    # A sub-layer: its input, the mask of its output, and what the norm reads.
-    sublayer = slots * d_model * (widths.activation + mask + widths.residual)
-    attention = sublayer + _attention(config, resolved, widths=widths, slots=slots, mean_length=mean_length)
-    feed_forward = sublayer + _feed_forward(config, resolved.device, widths=widths, slots=slots)
-    layers = config.n_layers * (attention + feed_forward)
-    layers += config.decoder_layers * (2 * attention + feed_forward)
-
-    # Around the layers: the mask of both embeddings, the encoder's output, the decoder's output and its gradient.
-    around = slots * d_model * (2 * embedding_mask + 3 * widths.activation)
-
-    # Under autocast: the weights of the layers, rounded, until the backward pass has used them.
-    rounded = 0
-    if resolved.precision in HALF:
-        parts = count_parameters(config, vocab_size)
-        rounded = (parts.encoder.total + parts.decoder.total) * widths.activation
-
-    return layers + around + rounded
-
-
-def _attention(config: ModelConfig, resolved: Resolved, *, widths: _Widths, slots: int, mean_length: float) -> int:
-    """Queries, keys, values and their weighted mean; and, unless a kernel recomputes them, the weights of each pair."""
-    heads = config.n_heads
-    is_packed = resolved.layout is LayoutKind.packed
-    in_groups = is_packed and resolved.attention_kernel is None  # of padded sentences
-    padding = GROUP_PADDING if in_groups else 1.0
-
-    pair = _pair_bytes(config, resolved, widths)
-    weights = padding * slots * heads * mean_length * pair
-    read = padding * slots * heads * (2 * config.key_width + config.value_width) * widths.activation
-
-    # A kernel that recomputes the weights keeps its result; of a packed batch, W_o keeps a repacked copy, too.
-    copies = 2 if is_packed and pair == 0 else 1
-    mean = copies * slots * heads * config.value_width * widths.activation
-    return round(weights + read + mean)
-
-
-def _pair_bytes(config: ModelConfig, resolved: Resolved, widths: _Widths) -> int:
-    """Bytes that are kept for each query and key: weights and masks; 0 where the backward pass makes them again."""
-    mask = 0
-    if config.attention_dropout:
-        mask = widths.activation if resolved.device is Device.cpu else 1
-    is_half = resolved.precision in HALF
-    is_flash = config.key_width == config.value_width and config.attention_dropout == 0.0
-
-    if config.score is Score.additive:
-        dropped = widths.parameter if mask else 0
-        return widths.parameter + dropped + mask + (widths.activation if is_half else 0)
-    if resolved.device is Device.cuda:
-        return 0
-    if is_half:
-        return widths.activation + mask
-    if is_flash:
-        return 0
-    return widths.activation * (2 if mask else 1) + mask
-
-
-def _feed_forward(config: ModelConfig, device: Device, *, widths: _Widths, slots: int) -> int:
-    """What W_2 reads; before it, what GELU read or what ReLU gave to dropout; and the mask of dropout.
-
-    ReLU works in place, and needs nothing but its result.
+    Raises InputError, on every rank, where the trial runs out of memory.
     """
-    inner = slots * config.d_ff
-    mask = (widths.activation if device is Device.cpu else 1) if config.relu_dropout else 0
-    copies = 2 if config.relu_dropout or config.activation is Activation.gelu else 1
-    return inner * (copies * widths.activation + mask)
+    available = torch.cuda.get_device_properties(device).total_memory
+
+    def bytes_of(max_tokens: int, tried: nn.Module) -> float:
+        """The bytes that a step needs; infinity if the trial runs out of memory."""
+        batch = largest_batch(
+            batching(replace(resolved, max_tokens=max_tokens)),
+            longest,
+            is_quadratic=job.model.score is Score.additive,
+        )
+        return try_step(tried, batch, device=device, precision=resolved.precision)
+
+    # The largest micro-batches that fit.
+    if job.train.fit_memory:
+        # The sizes are tried without the compiler, which would take minutes for each of them.
+        eager = Objective(objective.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
+        limit = USABLE * available
+        max_tokens = _largest_max_tokens(
+            job,
+            longest,
+            lambda max_tokens: not world.any(bytes_of(max_tokens, eager) > limit),
+            ranks=world.size,
+        )
+        resolved = replace(resolved, max_tokens=max_tokens)
+        log.info("train.fit_memory: micro-batches of %d tokens fit", max_tokens)
+
+    # What a step needs with the micro-batches to be used.
+    needed = bytes_of(resolved.max_tokens, parallel)
+    if world.any(math.isinf(needed)):
+        remedy = f"lower train.max_tokens (now {resolved.max_tokens}), or let train.fit_memory=true find it"
+        if job.train.fit_memory:  # the compiled step takes more than the eager one that was tried
+            remedy = f"set train.max_tokens below {resolved.max_tokens} in place of train.fit_memory"
+        raise InputError(f"out of GPU memory in the trial before the first step: {remedy}")
+
+    log.info("memory of a step: %.2f GiB in a trial; there are %.2f GiB", needed / 2**30, available / 2**30)
+    return resolved, MemoryCheck(resolved.max_tokens, is_estimate=False, needed=int(needed), available=available)
 
 
-def _loss(config: ModelConfig, vocab_size: int, resolved: Resolved, *, widths: _Widths) -> int:
-    """Two blocks of rows times the vocabulary, and the output matrix: its gradient, and what a block adds to it.
+# ---- a trial --------------------------------------------------------------------------------------------------------
 
-    The loss in Triton has one block, of as many rows as was resolved.
+
+def largest_batch(batching: Batching, longest: tuple[int, int], *, is_quadratic: bool) -> Batch:
+    """A micro-batch as large as any: of invented sentences, as many and as long as it can hold.
+
+    `longest` are the lengths of the corpus' longest sentences, source and target, EOS counted. `is_quadratic`: the
+    weights of attention are kept, so that the longest sentences take the most memory, even if some slots stay empty.
     """
-    rows = 2 * rows_per_block(resolved.device.name) if resolved.loss_rows is None else resolved.loss_rows
-    matrix = vocab_size * config.d_model
-    is_half = widths.activation < widths.parameter
-    copies = 2 * widths.parameter + (2 * widths.activation if is_half else 0)  # rounded: the matrix, and the product
-    return rows * vocab_size * widths.activation + matrix * copies
+    # Padded: of all widths up to the longest, and above half of it, the one that leaves the fewest slots empty.
+    if batching.capacities is None:
+        width = max(longest)
+        if not is_quadratic:
+            width = min(range(width, width // 2, -1), key=lambda width: batching.max_tokens % width)
+        source_width = width
+        target_width = width
+        count = batching.max_tokens // width
+
+    # Packed: as many of the longest sentences as fit on both sides.
+    else:
+        source_width, target_width = longest
+        count = min(limit // width for limit, width in zip(batching.capacities, longest, strict=True))
+
+    source = [[UNK] * (source_width - 1)] * count
+    target = [[UNK] * (target_width - 1)] * count
+    store = Store.from_pieces(source, target)
+    ids = np.arange(count)
+    return collate(store, ids, batching.capacities, kernel=batching.kernel)
+
+
+def try_step(objective: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> float:
+    """The most bytes that were in use during a trial; infinity if memory ran out. On a CPU they are not known: 0.
+
+    There must be no gradients, and no moments yet.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        _accumulate_twice(objective, batch.to(device), device=device, precision=precision)
+    except torch.OutOfMemoryError:
+        return math.inf
+    finally:
+        objective.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+    return float(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0.0
+
+
+def _accumulate_twice(objective: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> None:
+    """What a step does up to its update, with two micro-batches, neither of which is the last: no rank waits."""
+    parameters = list(objective.parameters())
+    moments = [torch.empty_like(parameter) for parameter in parameters for _ in MOMENTS]
+    for _ in range(2):  # the second micro-batch finds the gradients of the first
+        with unsynchronised(objective):
+            with autocast(device, precision):
+                loss, _ = objective(batch)
+            loss.backward()
+    nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    del moments
+
+
+# ---- train.fit_memory -----------------------------------------------------------------------------------------------
+
+
+def _largest_max_tokens(job: TrainJob, longest: tuple[int, int], fits: Callable[[int], bool], *, ranks: int) -> int:
+    """The largest `max_tokens` that fits. Raises InputError where not even one sentence does."""
+    smallest = max(*longest, job.data.filter.max_length + 1)
+    whole_step = math.ceil(PADDING * job.train.tokens_per_step / ranks)  # what is larger would never be full
+    max_tokens = largest_that_fits(fits, smallest=smallest, largest=max(smallest, whole_step + smallest))
+    if max_tokens is None:
+        raise InputError(
+            f"out of memory with micro-batches of {smallest} tokens, one sentence of data.filter.max_length: lower "
+            "that, or choose a smaller model"
+        )
+    return max_tokens
+
+
+def largest_that_fits(fits: Callable[[int], bool], *, smallest: int, largest: int) -> int | None:
+    """A number that fits, less than SLOTS below the largest that does; None if `smallest` does not fit.
+
+    If a number fits, all smaller ones must.
+    """
+    if fits(largest):
+        return largest
+    if not fits(smallest):
+        return None
+
+    fitting = smallest
+    failing = largest
+    while failing - fitting >= SLOTS:
+        middle = (fitting + failing) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            failing = middle
+    return fitting

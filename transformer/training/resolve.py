@@ -43,6 +43,9 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
     precision = resolve_precision(job.train.precision, device)
     max_tokens = job.train.max_tokens or max(_default_max_tokens(device), job.data.filter.max_length + 1)
 
+    if job.train.fit_memory and device.type == "cpu":
+        log.info("train.fit_memory tries steps on a GPU; on a CPU micro-batches have %d tokens", max_tokens)
+
     kernel = _attention_kernel(job, device, precision, tries_steps=job.train.fit_memory)
     layout = job.train.layout
     if layout is LayoutKind.auto:

@@ -1,38 +1,44 @@
 """From a job to a run: its data prepared, its directory locked, and its training started, or resumed where it stands.
 
-    open_run    prepare -> lock -> newest checkpoint -> start_run or resume_run -> TrainState -> Run
+    open_run     prepare -> lock -> newest checkpoint -> start_run or resume_run -> build_run
+    build_run    TrainState -> objective, compiled and wrapped -> does a step fit into memory? -> Run
 
 Rank 0 goes first at each stage, and the other ranks take over what it found: the same settings, the same checkpoint.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from transformer.checkpoint import Checkpoint, check_config, load_checkpoint, newest
 from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import Device
+from transformer.config.settings import AttentionKernel, Device
 from transformer.cost import count_parameters
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
+from transformer.data.plan import Batching
 from transformer.data.prepare import Prepared, SharedPrepared, prepare
-from transformer.data.store import Mixture
 from transformer.data.tokenizer import Tokenizer
 from transformer.distributed import Wait, World, local_device
 from transformer.errors import CheckpointError, StorageError
 from transformer.evaluation.score import check_language
-from transformer.records import Progress, Resolved
+from transformer.records import MemoryCheck, Progress, Resolved
 from transformer.run_dir import RunDir, list_steps, lock_run
 from transformer.tracking import log_to
+from transformer.training.memory import can_try, check_memory
 from transformer.training.process import set_up_process
+from transformer.training.resolve import batching_of
 from transformer.training.resume import resume_run, start_run
 from transformer.training.state import TrainState
+from transformer.training.step import Objective
 from transformer.training.validate import DevSet
 from transformer.training.warm_start import find_source
 
@@ -41,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, on what, and by which ranks: fixed from the first step to the last, but for `state`."""
+    """What is trained, on what, how, and by which ranks: fixed from the first step to the last, but for `state`."""
 
     job: TrainJob
     world: World
@@ -50,11 +56,12 @@ class Run:
     device: torch.device
     tokenizer: Tokenizer
     stores: EpochStores
-    mixture: Mixture
+    batching: Batching
     dev: DevSet
     test: Mapping[str, Sequence[Pair]]
     data_digest: str
     state: TrainState
+    objective: nn.Module  # the model under its loss as it is trained: compiled or not, wrapped for several ranks
 
     @property
     def progress(self) -> Progress:
@@ -62,8 +69,9 @@ class Run:
         return self.state.progress
 
 
-def open_run(job: TrainJob, world: World, held: ExitStack) -> Run:
-    """Prepare, lock, and start or resume. What has to be released at the end of the training is put into `held`.
+@contextmanager
+def open_run(job: TrainJob, world: World) -> Iterator[Run]:
+    """Prepare, lock, and start or resume; the run's directory is unlocked at the end of the context.
 
     Raises InputError, LockedError, StorageError and CheckpointError; the error of one rank ends all of them.
     """
@@ -77,24 +85,44 @@ def open_run(job: TrainJob, world: World, held: ExitStack) -> Run:
 
     # The checkpoint of `init_from`, which a run needs only until it has one of its own.
     has_begun = world.from_rank0(lambda: bool(list_steps(directory.path)))
-    source = None if has_begun else _same_on_all_ranks(lambda: find_source(job), world)
+    source = None if has_begun else _share_checkpoint(world, lambda: find_source(job))
 
     # A new run is prepared before its directory is made, so that bad input leaves nothing behind. An old one is
     # prepared under its lock.
     is_there = world.from_rank0(directory.path.exists)
     prepared = None if is_there else _prepare(job, world)
-    world.from_rank0(lambda: held.enter_context(lock_run(directory.path)))
-    if world.is_rank0:
-        held.enter_context(log_to(directory.log))
-    prepared = prepared or _prepare(job, world)
+    with _locked(directory, world):
+        prepared = prepared or _prepare(job, world)
 
-    # Start, or go on from the newest checkpoint.
-    checkpoint = _same_on_all_ranks(lambda: newest(directory.path), world)
-    answer = world.from_rank0(
-        lambda: to_json(_start_or_resume(job, prepared, checkpoint, source=source, world_size=world.size))
-    )
-    resolved = from_json(Resolved, answer)
-    return _build(job, resolved, prepared, checkpoint=checkpoint, source=source, world=world)
+        # Start, or go on from the newest checkpoint.
+        checkpoint = _share_checkpoint(world, lambda: newest(directory.path))
+        resolved = world.share(
+            partial(_start_or_resume, job, prepared, checkpoint, source=source, world_size=world.size),
+            pack=to_json,
+            unpack=partial(from_json, Resolved),
+        )
+        yield build_run(
+            job,
+            resolved,
+            prepared,
+            checkpoint=checkpoint,
+            source=source,
+            world=world,
+            tries_memory=checkpoint is None,
+        )
+
+
+@contextmanager
+def _locked(directory: RunDir, world: World) -> Iterator[None]:
+    """Rank 0's lock on the run's directory, and its log in it, until the end of the context."""
+    with ExitStack() as held:
+
+        def hold() -> None:
+            held.enter_context(lock_run(directory.path))
+            held.enter_context(log_to(directory.log))
+
+        world.from_rank0(hold)
+        yield
 
 
 def find_device(job: TrainJob) -> torch.device:
@@ -112,30 +140,21 @@ def find_device(job: TrainJob) -> torch.device:
 
 def _prepare(job: TrainJob, world: World) -> Prepared:
     """What rank 0 has prepared; the other ranks neither read the text nor verify the store again."""
-    prepared: Prepared | None = None
-
-    def on_rank0() -> object:
-        nonlocal prepared
-        prepared = prepare(job)
-        return to_json(prepared.to_share())
-
-    shared = world.from_rank0(on_rank0, wait=Wait.work)
-    return prepared or from_json(SharedPrepared, shared).open()
+    return world.share(
+        lambda: prepare(job),
+        pack=lambda prepared: to_json(prepared.to_share()),
+        unpack=lambda shared: from_json(SharedPrepared, shared).open(),
+        wait=Wait.work,
+    )
 
 
-def _same_on_all_ranks(find: Callable[[], Checkpoint | None], world: World) -> Checkpoint | None:
+def _share_checkpoint(world: World, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
     """The checkpoint that rank 0 finds, and has verified; the other ranks verify it, too."""
-    checkpoint: Checkpoint | None = None
-
-    def on_rank0() -> str | None:
-        nonlocal checkpoint
-        checkpoint = find()
-        return None if checkpoint is None else str(checkpoint.path)
-
-    path = world.from_rank0(on_rank0)
-    if not world.is_rank0 and path is not None:
-        checkpoint = load_checkpoint(Path(path))
-    return checkpoint
+    return world.share(
+        find,
+        pack=lambda checkpoint: None if checkpoint is None else str(checkpoint.path),
+        unpack=lambda path: None if path is None else load_checkpoint(Path(path)),
+    )
 
 
 def _start_or_resume(
@@ -147,7 +166,7 @@ def _start_or_resume(
     return resume_run(job, prepared, checkpoint)
 
 
-def _build(
+def build_run(
     job: TrainJob,
     resolved: Resolved,
     prepared: Prepared,
@@ -155,9 +174,14 @@ def _build(
     checkpoint: Checkpoint | None,
     source: Checkpoint | None,
     world: World,
+    tries_memory: bool,
 ) -> Run:
-    """The run at its first step, with the weights of `source` if there is one, or as the checkpoint left it."""
+    """The run at its first step, with the weights of `source` if there is one, or as the checkpoint left it.
+
+    `tries_memory`: on a GPU, a step is tried, and run.json keeps what it needed; raises InputError if it does not fit.
+    """
     set_up_process(threads=resolved.threads, deterministic=job.train.deterministic)
+    directory = RunDir(Path(job.run_dir))
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
     device = local_device(torch.device(resolved.device.name))
     avoid_cudnn_attention(device)
@@ -183,22 +207,45 @@ def _build(
     if record is not None and record.dev_digest != dev.digest:
         log.warning("the text of data.dev has changed: its scores cannot be compared with the earlier ones")
 
+    # The model under its loss, as it will be trained.
+    objective = Objective(state.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
+    if resolved.compile:
+        objective.compile(cut_at_buckets=resolved.attention_kernel is not AttentionKernel.flex)
+    parallel = world.wrap(objective)
+
+    # Its micro-batches, which fit into memory.
+    stores = epoch_stores(prepared.store, tokenizer, rate=job.train.subword_sampling, seed=job.train.seed)
+    batching = partial(batching_of, job, lengths=stores.lengths, mixture=prepared.mixture)
+    if tries_memory and can_try(device):
+        resolved, check = check_memory(
+            job,
+            resolved,
+            objective,
+            parallel,
+            batching=batching,
+            longest=stores.corpus.longest,
+            device=device,
+            world=world,
+        )
+        world.from_rank0(partial(_record_memory, directory, resolved, check))
+
     return Run(
         job=job,
         world=world,
-        directory=RunDir(Path(job.run_dir)),
+        directory=directory,
         resolved=resolved,
         device=device,
         tokenizer=tokenizer,
-        stores=epoch_stores(
-            prepared.store,
-            tokenizer,
-            rate=job.train.subword_sampling,
-            seed=job.train.seed,
-        ),
-        mixture=prepared.mixture,
+        stores=stores,
+        batching=batching(resolved),
         dev=dev,
         test=prepared.test,
         data_digest=prepared.report.digest,
         state=state,
+        objective=parallel,
     )
+
+
+def _record_memory(directory: RunDir, resolved: Resolved, check: MemoryCheck) -> None:
+    """Write to run.json what a step needs, and the `max_tokens` that fits."""
+    directory.write_record(replace(directory.read_record(), resolved=resolved, memory=check))

@@ -28,7 +28,7 @@ from transformer.tools.doctor.pieces import check_characters, check_dropped, che
 from transformer.tools.doctor.survey import KnownTexts, Survey, is_training_set, survey
 from transformer.tools.doctor.text import check_text
 from transformer.tools.doctor.training import check_cost, check_leak, check_overfit
-from transformer.training.preview import preview_epoch
+from transformer.tools.preview import preview_epoch
 from transformer.training.resolve import batching_of, resolve_settings
 from transformer.training.warm_start import find_source
 
@@ -129,7 +129,7 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
         tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
         vocab_size = tokenizer.vocab_size
         batching = batching_of(job, resolved, lengths=prepared.store.lengths, mixture=prepared.mixture)
-        preview = preview_epoch(prepared.store.lengths, batching, model=job.model, vocab_size=vocab_size)
+        preview = preview_epoch(prepared.store.lengths, batching)
     except (InputError, CheckpointError) as error:
         remedy = "`transformer train` would end with the same error: see the findings above it"
         return [failed("preparing", "plan", found=str(error), level=Level.error, remedy=remedy, places=[])]

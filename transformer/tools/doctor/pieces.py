@@ -17,7 +17,7 @@ from transformer.data.round_trip import RoundTrip
 from transformer.data.tokenizer import Tokenizer
 from transformer.tools.doctor.findings import Check, Level, failed, measured, passed, percent, place
 from transformer.tools.doctor.survey import SIDES, Survey
-from transformer.training.preview import Preview, describe_preview
+from transformer.tools.preview import Preview
 from transformer.vocabulary import EOS, UNK
 
 MOST_TEXTS = 10_000  # of a side that are cut into pieces
@@ -205,11 +205,11 @@ def check_dropped(prepared: Prepared, job: TrainJob) -> Check:
 def check_plan(preview: Preview, job: TrainJob) -> Check:
     """How much of a step is padding, and how often the training reads the corpus."""
     epochs = job.train.max_steps / preview.steps
-    first_epoch, _, padding = describe_preview(preview)
     return measured(
         "padding",
         "plan",
-        found=f"{first_epoch}, so train.max_steps={job.train.max_steps} are {epochs:,.1f} epochs; {padding}",
+        found=f"{preview.first_epoch}, so train.max_steps={job.train.max_steps} are {epochs:,.1f} epochs; "
+        f"{preview.padding}",
         value=preview.padding_share,
         limit=MOST_PADDING,
         level=Level.warning,

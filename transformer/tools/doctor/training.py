@@ -11,6 +11,7 @@ numbers are the same each time.
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,15 +30,17 @@ from transformer.data.store import Store
 from transformer.distributed import World
 from transformer.errors import InputError
 from transformer.layout import Packed
+from transformer.machine import free_memory
 from transformer.model.transformer import Transformer
 from transformer.records import MemoryCheck, Resolved
 from transformer.tools.doctor.findings import Check, Level, failed, measured, passed
+from transformer.tools.memory import estimate_memory
+from transformer.tools.preview import Preview, preview_epoch
+from transformer.training.memory import can_try, check_memory
 from transformer.training.optimizer import build_optimizer, rate_of, updates_applied
-from transformer.training.preview import Preview, preview_epoch
 from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState, draw_model
 from transformer.training.step import Objective, train_step
-from transformer.training.trial import check_memory
 from transformer.vocabulary import EOS, PAD
 
 PAIRS = 4  # that the model is to learn by heart, or fewer where the corpus has fewer
@@ -210,7 +213,7 @@ def _step(batch: Batch, *, index: int, pairs: int, tokens: int, source_tokens: i
 
 
 def check_cost(job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_size: int) -> list[Check]:
-    """Memory as training checks it, disk for the checkpoints, and hours from a micro-batch and an update, timed."""
+    """Memory, tried on a GPU and estimated on a CPU; disk for the checkpoints; hours, from a timed micro-batch."""
     # A model with its optimizer, as at the first step.
     device = resolve_device(resolved.device)
     state = TrainState.at_start(
@@ -219,28 +222,47 @@ def check_cost(job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_s
     objective = Objective(state.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
 
     # Memory; under train.fit_memory, max_tokens becomes the largest that fits.
-    try:
-        resolved, memory = check_memory(
-            job,
-            resolved,
-            objective,
-            objective,
-            lengths=prepared.store.lengths,
-            longest=prepared.store.longest,
-            mixture=prepared.mixture,
-            device=device,
-            world=World(0, 1, {}),
-        )
-    except InputError as error:
-        remedy = "lower train.max_tokens, set train.fit_memory=true, or choose a smaller model"
-        return [failed("memory", "machine", found=str(error), level=Level.error, remedy=remedy, places=[])]
+    longest = prepared.store.longest
+    batching_with = partial(batching_of, job, lengths=prepared.store.lengths, mixture=prepared.mixture)
+    if can_try(device):
+        try:
+            resolved, memory = check_memory(
+                job,
+                resolved,
+                objective,
+                objective,
+                batching=batching_with,
+                longest=longest,
+                device=device,
+                world=World(0, 1, {}),
+            )
+        except InputError as error:
+            remedy = "lower train.max_tokens, set train.fit_memory=true, or choose a smaller model"
+            return [failed("memory", "machine", found=str(error), level=Level.error, remedy=remedy, places=[])]
+    else:
+        memory = _estimate(job, resolved, batching_with(resolved), vocab_size=vocab_size, longest=longest)
 
     # Disk, and hours with these micro-batches.
-    batching = batching_of(job, resolved, lengths=prepared.store.lengths, mixture=prepared.mixture)
-    preview = preview_epoch(prepared.store.lengths, batching, model=job.model, vocab_size=vocab_size)
+    batching = batching_with(resolved)
+    preview = preview_epoch(prepared.store.lengths, batching)
     disk = _check_disk(job, state.checkpoint_bytes)
     hours = _check_time(job, prepared.store, state, objective, batching=batching, preview=preview, resolved=resolved)
     return [_check_memory(memory), disk, hours]
+
+
+def _estimate(
+    job: TrainJob, resolved: Resolved, batching: Batching, *, vocab_size: int, longest: tuple[int, int]
+) -> MemoryCheck:
+    """The memory of a step of the largest micro-batches, of nothing but the longest sentences, and what is free."""
+    memory = estimate_memory(
+        job.model,
+        vocab_size,
+        resolved=resolved,
+        slots=max(batching.capacities or (batching.max_tokens,)),
+        mean_length=float(max(longest)),
+        has_ema=job.train.ema_decay is not None,
+    )
+    return MemoryCheck(resolved.max_tokens, is_estimate=True, needed=memory.total, available=free_memory())
 
 
 def _check_memory(memory: MemoryCheck) -> Check:

@@ -1,4 +1,4 @@
-"""Memory before the first step: a trial that leaves no trace, the largest batch that fits, and what is said of it.
+"""Memory before the first step: a trial that leaves no trace, and the largest batch that fits.
 
 A GPU that runs out of memory is a training whose forward pass raises torch.OutOfMemoryError above a number of slots.
 """
@@ -26,9 +26,9 @@ from transformer.data.plan import Batching
 from transformer.errors import InputError
 from transformer.machine import free_memory
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.training import trial
+from transformer.training import memory
+from transformer.training.memory import largest_batch, largest_that_fits, try_step
 from transformer.training.step import Objective
-from transformer.training.trial import largest_batch, largest_that_fits, try_step
 
 CPU = torch.device("cpu")
 LAYOUTS = [LayoutKind.padded, LayoutKind.packed]
@@ -66,7 +66,7 @@ def memory_of(slots: int) -> Iterator[list[int]]:
 def tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """This CPU is tried as a GPU of a gibibyte is."""
     properties = type("Properties", (), {"total_memory": 2**30})
-    monkeypatch.setattr(trial, "can_try", lambda device: True)
+    monkeypatch.setattr("transformer.training.start.can_try", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
 
@@ -232,61 +232,36 @@ def test_train_tries_on_several_ranks_what_it_trains(tmp_path: Path, corpus: Dat
 
     def action() -> None:
         tried_steps = []
-        real = trial.try_step
+        real = memory.try_step
 
         def recorded(objective: torch.nn.Module, *arguments: Any, **options: Any) -> float:
             tried_steps.append(type(objective))
             return real(objective, *arguments, **options)
 
         with pytest.MonkeyPatch.context() as patch, memory_of(10**6):
-            patch.setattr(trial, "try_step", recorded)
+            patch.setattr(memory, "try_step", recorded)
             run(job_of(tmp_path / "a", corpus))
         assert tried_steps == [DistributedDataParallel]
 
     assert ranks(2, action, tmp_path) == [0, 0], (tmp_path / "rank-1").read_text(encoding="utf-8")
 
 
-# ---- an estimate ----------------------------------------------------------------------------------------------------
+# ---- a CPU ----------------------------------------------------------------------------------------------------------
 
 
-def limit_memory(monkeypatch: pytest.MonkeyPatch, folder: Path, free: int) -> None:
-    """Say what a container's files say where so many bytes of it are free."""
-    monkeypatch.setattr(machine, "CONTROL_GROUP", str(folder))
-    for name, text in (("max", f"{free}\n"), ("current", "0\n"), ("stat", "inactive_file 0\n")):
-        (folder / f"memory.{name}").write_text(text, encoding="ascii")
-
-
-def test_train_estimates_memory_on_a_cpu(tmp_path: Path, corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_train_tries_nothing_on_a_cpu(tmp_path: Path, corpus: DataConfig) -> None:
     with memory_of(10**6) as seen:
         run_dir = run(job_of(tmp_path / "a", corpus))
-    check = read(run_dir / "run.json")["memory"]
-    assert (check["max_tokens"], check["is_estimate"]) == (300, True)
-    assert 22_912 * 16 < check["needed"] < 50 * 2**20  # the state alone, and a tiny model's activations
-    assert 0 < check["available"] < 2**45
-    assert len(seen) <= 4, "nothing was tried"
-    assert [message for message in caplog.messages if message.startswith("memory of a step: 0.0")]
+    assert read(run_dir / "run.json")["memory"] is None
+    assert len(seen) <= 4, "two steps of two micro-batches"
 
 
-def test_train_warns_on_a_cpu_of_a_step_that_needs_more_than_is_free(
-    tmp_path: Path, corpus: DataConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_train_says_that_fit_memory_is_for_a_gpu(
+    tmp_path: Path, corpus: DataConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limit_memory(monkeypatch, tmp_path, 1000)
-    run(job_of(tmp_path / "a", corpus))
-    (record,) = [record for record in caplog.records if record.getMessage().startswith("memory of a step")]
-    assert record.levelname == "WARNING"
-
-
-def test_train_fits_memory_on_a_cpu_by_the_estimate(
-    tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = []
-    for name, free in (("small", 2 * 2**20), ("large", 2**40)):
-        limit_memory(monkeypatch, tmp_path, free)
-        run_dir = run(job_of(tmp_path / name, corpus, max_tokens=None, fit_memory=True))
-        record = read(run_dir / "run.json")
-        assert record["memory"]["needed"] <= 0.95 * free
-        sizes.append(record["resolved"]["max_tokens"])
-    assert sizes[0] < 400 < sizes[1] == math.ceil(1.25 * 600) + 41
+    run_dir = run(job_of(tmp_path / "a", corpus, max_tokens=None, fit_memory=True))
+    assert read(run_dir / "run.json")["resolved"]["max_tokens"] == 5_120
+    assert "train.fit_memory tries steps on a GPU; on a CPU micro-batches have 5120 tokens" in caplog.messages
 
 
 def test_fit_memory_and_max_tokens_exclude_each_other() -> None:
