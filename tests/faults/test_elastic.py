@@ -19,7 +19,7 @@ from transformer.config.settings import DataConfig, LayoutKind, OptimizerKind, P
 from transformer.data import loader
 from transformer.data.batch import collate
 from transformer.training import start
-from transformer.training.resume import start_run
+from transformer.training.record import start_run
 
 
 @dataclass(frozen=True)

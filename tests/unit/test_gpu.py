@@ -56,8 +56,8 @@ from transformer.model.attention import attend
 from transformer.model.transformer import Transformer
 from transformer.records import Progress
 from transformer.training.optimizer import build_optimizer
-from transformer.training.progress import GradientNorms, LogWindow
 from transformer.training.step import Objective, train_step
+from transformer.training.window import GradientNorms, LogWindow
 from transformer.vocabulary import BOS, EOS
 
 DEVICE = torch.device(os.environ.get("TRANSFORMER_TEST_DEVICE", "cuda"))

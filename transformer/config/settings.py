@@ -313,7 +313,7 @@ class PairConfig:
     """Sentence pairs: two parallel text files, or a data set with a column for each language.
 
     A run that resumes may name other files: their content is compared by digest, so a corpus may move. The tag of a
-    development or test set may change as its text may (see `training.resume`).
+    development or test set may change as its text may (see `training.record`).
     """
 
     src: str = option(
@@ -434,7 +434,7 @@ class TrainConfig:
     """The recipe (section 5) and the run."""
 
     seed: int = option(1, "seed of everything random")
-    # `training.resume` refuses another one under linear and cosine decay, whose every rate depends on it.
+    # `training.record` refuses another one under linear and cosine decay, whose every rate depends on it.
     max_steps: int = option(100_000, "number of optimizer updates", on_resume=OnResume.allow)
     tokens_per_step: int = option(
         25_000,

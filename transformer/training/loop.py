@@ -38,11 +38,11 @@ from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 from transformer.training.optimizer import move_average, rate_of, updates_applied
 from transformer.training.process import process_settings_restored
-from transformer.training.progress import Clock, describe, report_window, validation_scalars
 from transformer.training.samples import show_attention, show_samples
 from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.validate import validate
+from transformer.training.window import Clock, describe, report_window, validation_scalars
 
 log = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from transformer.run_dir import RunDir, list_steps, lock_run
 from transformer.tracking import log_to
 from transformer.training.memory import can_try, check_memory
 from transformer.training.process import set_up_process
+from transformer.training.record import resume_run, start_run
 from transformer.training.resolve import batching_of
-from transformer.training.resume import resume_run, start_run
 from transformer.training.state import TrainState
 from transformer.training.step import Objective
 from transformer.training.validate import DevSet

@@ -23,8 +23,8 @@ from transformer.records import LossScale, Progress, TrainingRecord, WindowTotal
 from transformer.run_dir import EMA, MODEL, OPTIMIZER
 from transformer.seeding import seed_for
 from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name
-from transformer.training.progress import GradientNorms, LogWindow
 from transformer.training.warm_start import initialise
+from transformer.training.window import GradientNorms, LogWindow
 
 
 def draw_model(config: ModelConfig, *, seed: int, vocab_size: int) -> Transformer:

@@ -17,14 +17,14 @@ from transformer.config.settings import Metric, TrainConfig
 from transformer.distributed import World, join_world
 from transformer.loss import perplexity
 from transformer.records import Progress, Validation, WindowTotals
-from transformer.training.progress import (
+from transformer.training.step import StepResult
+from transformer.training.window import (
     GradientNorms,
     LogWindow,
     describe,
     report_window,
     validation_scalars,
 )
-from transformer.training.step import StepResult
 
 NAN = math.nan
 
