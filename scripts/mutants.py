@@ -208,8 +208,8 @@ REPORTED = (
     Mutant(
         "Adam's count of updates is not restored",
         "training/optimizer.py",
-        'kept["step"] = updates.to(parameter.device, copy=True)',
-        'kept["step"] = torch.zeros_like(updates)',
+        'state["step"] = updates.to(parameter.device, copy=True)',
+        'state["step"] = torch.zeros_like(updates)',
         f"{STOP}[5]",
     ),
     Mutant(

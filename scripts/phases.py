@@ -8,16 +8,16 @@ all of its tokens but docstring and comments; a method counts for itself, a nest
 """
 
 import ast
-import io
 import logging
 import sys
 import tempfile
-import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
+
+from sizes import tokens_by_line
 
 import transformer
 
@@ -36,7 +36,6 @@ PHASES = {
     "translate": {"Translator.translate"},
 }
 WHOLE = "all of it, each function once"
-SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 Place = tuple[str, int]  # file, and the first line of a function
 
@@ -69,16 +68,12 @@ class Recorder:
 def functions(path: str) -> dict[int, tuple[int, int]]:
     """Of each line of a file, the first line of the function or method that it belongs to, and that one's tokens."""
     text = Path(path).read_text(encoding="utf-8")
-    tokens_of_line = Counter(
-        token.start[0] for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in SILENT
-    )
+    tokens_of_line = tokens_by_line(text)
     found = {}
     for node in _outermost(ast.parse(text)):
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         lines = range(first, (node.end_lineno or 0) + 1)
-        docstring = node.body[0] if ast.get_docstring(node) else None
-        silent = range(docstring.lineno, (docstring.end_lineno or 0) + 1) if docstring else range(0)
-        tokens = sum(tokens_of_line[line] for line in lines if line not in silent)
+        tokens = sum(tokens_of_line[line] for line in lines)
         found.update(dict.fromkeys(lines, (first, tokens)))
     return found
 

@@ -991,7 +991,7 @@ def test_main_says_how_to_go_on_at_a_signal_before_the_loop(
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (75, "")
     assert err == "transformer: error: stopped; to go on, give the same command again\n"
 
@@ -1016,7 +1016,7 @@ def test_main_calls_an_unexpected_exception_a_bug() -> None:
 def test_main_calls_a_bug_one_in_one_line_in_a_process_of_its_own(tmp_path: Path, code: str, flags: list[str]) -> None:
     code = RUN.format(code)
     process = python("-c", code, "train", *flags, cwd=tmp_path)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     *before, last = err.split("\n")[:-1]
     assert (process.returncode, out, len(before)) == (1, "", len(flags)), err
     assert last.startswith("transformer: error: this is a bug: ")
@@ -1084,7 +1084,7 @@ def test_main_calls_another_error_of_the_system_a_bug(code: int | None) -> None:
 def test_main_ends_with_5_on_a_full_standard_output(tmp_path: Path, arguments: str) -> None:
     with open("/dev/full", "wb") as full:
         process = python("-m", "transformer", *arguments.split(" "), cwd=tmp_path, stdout=full)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (5, "transformer: error: output: No space left on device\n")
 
 
@@ -1133,7 +1133,7 @@ def test_main_ends_quietly_when_its_reader_has_left(tmp_path: Path, arguments: l
     os.close(reading)
     process = python("-m", "transformer", *arguments, cwd=tmp_path, stdout=writing)
     os.close(writing)
-    assert process.communicate(timeout=30)[1] == ""
+    assert process.communicate(timeout=120)[1] == ""
     assert process.returncode == 141
 
 

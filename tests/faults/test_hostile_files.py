@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -344,10 +343,8 @@ def test_translate_refuses_forged_settings_before_it_builds_a_model(
     folder = Path(job.run_dir) / "averaged"
     edit(folder / "config.json", lambda config: config[section].update(change))
     reseal(folder)
-    before = time.monotonic()
     found = enter("translate", job, "one two\n", "averaged")
     assert_refused(found, 4, "averaged")
-    assert time.monotonic() - before < 10
     assert found.megabytes < 1500
 
 

@@ -27,7 +27,7 @@ from transformer.distributed import Wait, join_world
 from transformer.errors import InputError, PeerError, Stopped
 from transformer.training.step import Objective
 
-GONE = 10.0  # seconds after which nothing of a training is left that has lost a rank: 5 on a machine of one's own
+LONG = 120.0  # seconds in which nothing of a training is left that has lost a rank: 5 on a machine of one's own
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +49,16 @@ def with_timeout(seconds: float) -> None:
         distributed.TIMEOUTS[wait] = timedelta(seconds=seconds)
 
 
-def ended(peers: Ranks, but: int, seconds: float) -> tuple[set[int], str, float]:
-    """The exit statuses of all ranks but one, the last line of the first of them, and after how long they had ended."""
-    began = time.monotonic()
+def ended(peers: Ranks, but: int) -> tuple[set[int], str]:
+    """The exit statuses of all ranks but one, which end by themselves, and the last line of the first of them."""
     rest = [rank for rank in range(len(peers.processes)) if rank != but]
     for rank in rest:
-        peers.processes[rank].join(max(0.0, began + seconds - time.monotonic()))
-    took = time.monotonic() - began
+        peers.processes[rank].join(LONG)
     statuses = {peers.processes[rank].exitcode for rank in rest}
     peers.kill()
     line = peers.said(rest[0]).rstrip("\n").rpartition("\n")[2]
     assert all("Traceback" not in peers.said(rank) for rank in rest)
-    return {-1000 if status is None else status for status in statuses}, line, took
+    return {-1000 if status is None else status for status in statuses}, line
 
 
 @pytest.mark.parametrize(("size", "victim"), [(2, 1), (2, 0), pytest.param(3, 2, marks=pytest.mark.faults)])
@@ -71,22 +69,19 @@ def test_describe_loss_names_the_rank_that_was_killed(
     peers = start_commands(size, endless(tmp_path / "a", corpus), tmp_path)
     wait_for(lambda: last_logged(tmp_path / "a") > 0)
     os.kill(peers.pid(victim), signal.SIGKILL)
-    statuses, line, took = ended(peers, victim, 20)
+    statuses, line = ended(peers, victim)
     assert statuses == {PeerError.exit_status}
-    assert took < GONE
     assert line.startswith(f"transformer: error: rank {victim} does not answer: ")
     assert line.endswith(f"(rank {1 if victim == 0 else 0}: exit status 7)")
 
 
 @pytest.mark.parametrize("victim", tiers([1], [0]))
 def test_describe_loss_names_the_rank_that_was_stopped(tmp_path: Path, corpus: DataConfig, victim: int) -> None:
-    timeout = 3.0
-    peers = start_commands(2, endless(tmp_path / "a", corpus), tmp_path, lambda: with_timeout(timeout))
+    peers = start_commands(2, endless(tmp_path / "a", corpus), tmp_path, lambda: with_timeout(3.0))
     wait_for(lambda: last_logged(tmp_path / "a") > 0)
     os.kill(peers.pid(victim), signal.SIGSTOP)
-    statuses, line, took = ended(peers, victim, 20)
+    statuses, line = ended(peers, victim)
     assert statuses == {PeerError.exit_status}
-    assert timeout - 1.0 < took < timeout + GONE - 3.0
     assert line.startswith(f"transformer: error: rank {victim} does not answer: ")
 
 
@@ -116,14 +111,12 @@ def test_watch_ends_a_rank_that_something_holds(tmp_path: Path) -> None:
         with join_world(torch.device("cpu")) as world:
             assert not world.any(False)
             if world.rank == 0:
-                time.sleep(60)
+                time.sleep(2 * LONG)
             if world.rank == 1:
                 os._exit(9)
             world.any(False)
 
-    began = time.monotonic()
-    assert ranks(3, action, tmp_path) == [7, 9, 7]
-    assert time.monotonic() - began < GONE + 5.0
+    assert ranks(3, action, tmp_path) == [7, 9, 7], "rank 0 sleeps for longer"
     words = (tmp_path / "rank-2").read_text(encoding="utf-8")
     assert words.startswith("PeerError: rank 1 does not answer: "), "rank 0 lives, and only waits"
 
@@ -174,13 +167,11 @@ def test_ending_with_launcher_saves_and_ends(tmp_path: Path, corpus: DataConfig)
 
     launcher.kill()
     launcher.join()
-    began = time.monotonic()
     try:
-        wait_for(lambda: not any(is_running(pid) for pid in pids), 20)
+        wait_for(lambda: not any(is_running(pid) for pid in pids), LONG)
     finally:
         for pid in filter(is_running, pids):
             os.kill(pid, signal.SIGKILL)
-    assert time.monotonic() - began < GONE
     (step,) = steps_of(tmp_path / "a")
     assert is_verified(step_dir(tmp_path / "a", step))
     said = [(tmp_path / f"rank-{rank}").read_text(encoding="utf-8") for rank in range(2)]

@@ -588,9 +588,7 @@ def test_train_admits_one_process_to_a_directory_and_ends_at_a_second_signal(
         time.sleep(1)  # until it is in its step
         with pytest.raises(LockedError, match=f"process {first.pid} on "):
             run(job)
-        began = time.monotonic()
         _, err = finish(start("train", *overrides(job), cwd=tmp_path), LockedError.exit_status)
-        assert time.monotonic() - began < 20, "start-up included, on a busy machine"
         assert f"process {first.pid} on " in err
         assert err.count("\n") == 1
         first.send_signal(signal.SIGTERM)

@@ -1,12 +1,13 @@
 """The architecture, read from the source: imports point down, Hydra stays at the door, nothing is unsafe."""
 
 import ast
-import io
-import tokenize
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 
+import pytest
+
 from support.paths import ROOT
+from support.scripts import load_script
 from support.source_code import Module, imported, imports, modules
 
 # From the bottom up. Units of one floor may import one another only where PEERS says so.
@@ -166,40 +167,6 @@ def test_modules_leave_standard_output_to_the_command_line() -> None:
             assert "sys.stdout" not in module.text, module.name
 
 
-def strings() -> Iterator[tuple[Module, str]]:
-    """Every text literal, docstrings and the parts of f-strings among them."""
-    for module in modules():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield module, node.value
-
-
-def test_run_dir_alone_spells_the_files_of_a_run_directory() -> None:
-    """The manifest of a directory apart, which a prepared corpus has too: that is in `files`."""
-    names = {
-        *(".lock", "run.json", "config.yaml", "data.json", "tokenizer.model", "checkpoints", "best.json"),
-        *("results.json", "train.log", "metrics.jsonl", "hypotheses", "state.json", "config.json"),
-        *("step-", ".safetensors", "src", "ref", "hyp"),
-    }
-    others = {("data.source", "src"), ("evaluation.score", "hypotheses"), ("files", ".lock")}  # of other things
-    others.add(("config.jobs", "checkpoints"))
-    spelt = {(module.name, text) for module, text in strings() if text in names}
-    assert {name for name, _ in spelt - others} == {"run_dir"}
-    assert {module.name for module, text in strings() if text == "MANIFEST.json"} == {"files"}
-
-
-def test_modules_read_no_run_data_by_string_keys() -> None:
-    """state.json, run.json, results.json, data.json and best.json are dataclasses wherever they are used."""
-    documents = ("state", "record", "results", "report", "best", "resolved", "progress", "papers", "config")
-    for module in modules():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-                is_keyed = isinstance(node.slice.value, str)
-                owner = ast.unparse(node.value).rpartition(".")[2]
-                is_hydra = module.name == "config.compose"
-                assert not (is_keyed and owner in documents) or is_hydra, place(module, node)
-
-
 # ---- gates ----------------------------------------------------------------------------------------------------------
 
 FORBIDDEN_IMPORTS = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml")
@@ -302,20 +269,8 @@ def test_modules_have_no_function_that_takes_whatever_comes() -> None:
                 assert node.args.kwarg is None, f"{module.name}.{node.name} takes **{node.args.kwarg}"
 
 
-def test_package_stays_small_and_is_not_squeezed() -> None:
-    """Counted in tokens, because lines can be squeezed; kernels are read for themselves."""
-    counted = {module.name: tokens(module) for module in modules() if module.unit != "kernels"}
-    door = sum(count for name, count in counted.items() if name.partition(".")[0] in ("cli", "tools"))
-    assert 20_000 < sum(counted.values()) - door < 89_000
-    assert 2_000 < door < 76_000
-
-
-def tokens(module: Module) -> int:
-    """Tokens of code: no comments, no line ends, no docstrings."""
-    silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    docstrings = set[int]()
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    found = tokenize.generate_tokens(io.StringIO(module.text).readline)
-    return sum(token.type not in silent and token.start[0] not in docstrings for token in found)
+def test_contributing_says_how_much_code_there_is() -> None:
+    sizes = load_script("sizes")
+    said = sizes.sizes_in((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    remedy = "bring the table up to date: python scripts/sizes.py --write"
+    assert said == pytest.approx(sizes.sizes_of_tree(), rel=0.05), remedy

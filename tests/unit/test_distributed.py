@@ -284,25 +284,24 @@ def with_timeouts(step: float, long: float) -> None:
 @pytest.mark.parametrize("sleeper", [0, 1])
 def test_world_any_gives_up_after_the_timeout_of_a_step(tmp_path: Path, sleeper: int) -> None:
     """A rank that hangs before its vote is waited for no longer than a step may take: never for the long timeout."""
+    given_up = tmp_path / "given-up"
 
     def action() -> None:
-        with_timeouts(2, 60)
-        with join_world(torch.device("cpu")) as world:
-            assert not world.any(False)
-            if world.rank == sleeper:
-                time.sleep(5)
-                os._exit(9)
-            began = time.monotonic()
-            try:
+        with_timeouts(2, 600)
+        try:
+            with join_world(torch.device("cpu")) as world:
+                assert not world.any(False)
+                if world.rank == sleeper:
+                    wait_for(given_up.exists)
+                    os._exit(9)
                 world.any(False)
-            finally:
-                sys.stdout.write(f"{time.monotonic() - began}\n")
+        finally:
+            given_up.touch()
 
     expected = [PeerError.exit_status, PeerError.exit_status]
     expected[sleeper] = 9
     assert ranks(2, action, tmp_path) == expected
-    seconds, error = (tmp_path / f"rank-{1 - sleeper}").read_text(encoding="utf-8").splitlines()
-    assert 1.5 < float(seconds) < 4
+    (error,) = (tmp_path / f"rank-{1 - sleeper}").read_text(encoding="utf-8").splitlines()
     assert error.startswith("PeerError: another rank does not answer: "), "it lives: no rank can be named"
 
 

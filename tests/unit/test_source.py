@@ -666,9 +666,7 @@ def test_prepare_copies_from_the_hub_over_http(hub: Hub, tmp_path: Path) -> None
         asked = len(hub.asked)
         assert shell.run(*from_hub("wmt/wmt14", "runs/c"))[0] == 0
         assert len(hub.asked) == asked
-        began = time.monotonic()
         status, log = shell.run(*from_hub("wmt/wmt14", "other/a"))
-        assert time.monotonic() - began < 5.0
         assert_one_line(status, log, "wmt/wmt14", "cannot be reached", "transformer prepare", "text files")
         assert left_in(tmp_path / "other") == []
     abouts = [json.loads(path.read_bytes()) for path in (tmp_path / "runs").rglob("about.json")]

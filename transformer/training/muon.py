@@ -91,11 +91,11 @@ class Muon(Optimizer):
         for matrix in matrices:
             if not self.state[matrix]:
                 self.state[matrix]["exp_avg"] = torch.zeros_like(matrix)
-        kept_means = [self.state[matrix]["exp_avg"] for matrix in matrices]
-        means = torch.stack(kept_means)
+        means_before = [self.state[matrix]["exp_avg"] for matrix in matrices]
+        means = torch.stack(means_before)
         gradients = torch.where(applied == 1.0, gradients, means)
         means = torch.lerp(means, gradients, 1.0 - MOMENTUM)
-        torch._foreach_copy_(kept_means, list(means.unbind()))
+        torch._foreach_copy_(means_before, list(means.unbind()))
 
         # The matrices.
         updates = orthogonal(torch.lerp(gradients, means, MOMENTUM))
@@ -107,20 +107,20 @@ class Muon(Optimizer):
     def _step_adam(self, group: dict[str, Any]) -> None:
         """AdamW's update, by torch's fused kernel."""
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        kept_of_each = [self.state[parameter] for parameter in parameters]
-        for parameter, kept in zip(parameters, kept_of_each, strict=True):
-            if not kept:
-                kept["step"] = torch.zeros((), device=parameter.device, dtype=torch.float32)
-                kept["exp_avg"] = torch.zeros_like(parameter)
-                kept["exp_avg_sq"] = torch.zeros_like(parameter)
+        states = [self.state[parameter] for parameter in parameters]
+        for parameter, state in zip(parameters, states, strict=True):
+            if not state:
+                state["step"] = torch.zeros((), device=parameter.device, dtype=torch.float32)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
 
         adamw(
             parameters,
             [parameter.grad for parameter in parameters],
-            [kept["exp_avg"] for kept in kept_of_each],
-            [kept["exp_avg_sq"] for kept in kept_of_each],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
             [],  # the largest squares so far, of AMSGrad
-            [kept["step"] for kept in kept_of_each],
+            [state["step"] for state in states],
             fused=True,
             found_inf=self.found_inf,
             amsgrad=False,

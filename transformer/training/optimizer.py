@@ -95,7 +95,7 @@ def updates_applied(optimizer: Optimizer) -> Tensor:
 
     Adam counts them for each of its parameters. Muon needs no number, and counts none.
     """
-    updates: Tensor = next(kept["step"] for kept in optimizer.state.values() if "step" in kept)
+    updates: Tensor = next(state["step"] for state in optimizer.state.values() if "step" in state)
     return updates
 
 
@@ -106,8 +106,8 @@ def moments_by_name(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        kept = optimizer.state[parameter]
-        tensors |= {f"{moment}/{name}": kept[moment] for moment in MOMENTS if moment in kept}
+        state = optimizer.state[parameter]
+        tensors |= {f"{moment}/{name}": state[moment] for moment in MOMENTS if moment in state}
     if tensors:
         tensors[UPDATES] = updates_applied(optimizer)
     return tensors
@@ -132,10 +132,10 @@ def load_moments(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tens
     updates = tensors[UPDATES]
     for name, parameter in model.named_parameters():
         moments = _moments_of(parameter, optimizer)
-        kept = {moment: tensors[f"{moment}/{name}"].to(parameter.device, copy=True) for moment in moments}
+        state = {moment: tensors[f"{moment}/{name}"].to(parameter.device, copy=True) for moment in moments}
         if moments == MOMENTS:
-            kept["step"] = updates.to(parameter.device, copy=True)
-        optimizer.state[parameter] = kept
+            state["step"] = updates.to(parameter.device, copy=True)
+        optimizer.state[parameter] = state
 
 
 def _moments_of(parameter: nn.Parameter, optimizer: Optimizer) -> tuple[str, ...]:
