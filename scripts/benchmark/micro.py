@@ -35,7 +35,7 @@ from transformer.data.packing import pack
 from transformer.data.plan import packed_capacities, plan_epoch
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
-from transformer.model.attention import attend
+from transformer.model.attention import Look, attend
 
 CACHE = 2**28  # bytes: no cache of a device is larger
 
@@ -424,12 +424,14 @@ def one_attention(scale: Scale, device: torch.device, *, kernel: AttentionKernel
                 q,
                 k,
                 v,
-                queries=queries,
-                keys=keys,
-                causal=role == "causal",
-                dropout=dropout,
-                scale=q.shape[-1] ** -0.5,
-                score_vector=None,
+                Look(
+                    queries=queries,
+                    keys=keys,
+                    causal=role == "causal",
+                    dropout=dropout,
+                    scale=q.shape[-1] ** -0.5,
+                    score_vector=None,
+                ),
             )
             for q, k, v in inputs
         ]

@@ -32,9 +32,9 @@ from transformer.kernels.gpu import attention as attention_kernels
 from transformer.kernels.gpu import loss as loss_kernels
 from transformer.kernels.packed_attention import plain_attention
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
-from transformer.layout import Padded
+from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy
-from transformer.model.attention import attend, attention_weights
+from transformer.model.attention import Look, attend, attention_weights
 
 SLOTS = 256
 FEW = [(20, 70), (1, 3), (60, 21)]  # lengths of pairs
@@ -153,6 +153,11 @@ def by_sentence(q: Tensor, k: Tensor, v: Tensor, *, role: str) -> Tensor:
     return out
 
 
+def look_of(queries: Packed, keys: Packed, *, causal: bool, dropout: float = 0.0) -> Look:
+    """How the kernel looks at packed sentences."""
+    return Look(queries, keys, causal=causal, scale=SCALE, score_vector=None, dropout=dropout)
+
+
 def parity(case: Case) -> list[float]:
     """The errors of the output and of the gradients of q, k and v."""
     queries, keys = layouts(case.role, sentence_lengths(), SLOTS)
@@ -160,17 +165,7 @@ def parity(case: Case) -> list[float]:
     k = draw(SLOTS, case.heads, case.width, seed=2, dtype=case.dtype).requires_grad_()
     v = draw(SLOTS, case.heads, case.value_width, seed=3, dtype=case.dtype).requires_grad_()
     upstream = draw(SLOTS, case.heads, case.value_width, seed=4, dtype=case.dtype)
-    found = attend(
-        q,
-        k,
-        v,
-        queries=queries,
-        keys=keys,
-        causal=case.role == "causal",
-        dropout=0.0,
-        scale=SCALE,
-        score_vector=None,
-    )
+    found = attend(q, k, v, look_of(queries, keys, causal=case.role == "causal"))
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     wanted = by_sentence(*exact, role=case.role)
 
@@ -187,7 +182,12 @@ def strided() -> bool:
     apart = [x.detach().contiguous().requires_grad_() for x in together.unbind(1)]
     results = []
     for inputs in (together.unbind(1), apart):
-        out = attend(*inputs, queries=queries, keys=keys, causal=False, dropout=0.0, scale=SCALE, score_vector=None)
+        out = attend(
+            inputs[0],
+            inputs[1],
+            inputs[2],
+            Look(queries=queries, keys=keys, causal=False, dropout=0.0, scale=SCALE, score_vector=None),
+        )
         results.append(out)
     upstream = draw(FEW_SLOTS, 2, 16, seed=4, dtype=torch.float32)
     (gradient,) = torch.autograd.grad(results[0], together, upstream)
@@ -204,7 +204,12 @@ def empty_slots() -> bool:
         for x, layout in ((q, queries), (k, keys), (v, keys), (upstream, queries)):
             x[~layout.is_real()] = filler
         inputs = [x.requires_grad_() for x in (q, k, v)]
-        out = attend(*inputs, queries=queries, keys=keys, causal=False, dropout=0.0, scale=SCALE, score_vector=None)
+        out = attend(
+            inputs[0],
+            inputs[1],
+            inputs[2],
+            Look(queries=queries, keys=keys, causal=False, dropout=0.0, scale=SCALE, score_vector=None),
+        )
         results.append([out, *torch.autograd.grad(out, inputs, upstream)])
 
     clean, filled = results
@@ -274,7 +279,12 @@ def dropout() -> dict[str, Any]:
     drawn = []
     for start in (7, 7, 8):
         torch.manual_seed(start)
-        out = attend(*inputs, queries=queries, keys=keys, causal=False, dropout=DROPOUT, scale=SCALE, score_vector=None)
+        out = attend(
+            inputs[0],
+            inputs[1],
+            inputs[2],
+            Look(queries=queries, keys=keys, causal=False, dropout=DROPOUT, scale=SCALE, score_vector=None),
+        )
         drawn.append(out.detach())
 
     many = kept_by_philox(seed, heads=4, queries=200, keys=200)

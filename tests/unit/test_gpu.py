@@ -52,7 +52,7 @@ from transformer.kernels.packed_attention import Ranges, plain_attention
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy
-from transformer.model.attention import attend
+from transformer.model.attention import Look, attend
 from transformer.model.transformer import Transformer
 from transformer.records import Progress
 from transformer.training.optimizer import build_optimizer
@@ -161,13 +161,17 @@ def test_packed_attention_is_eq1_on_each_sentence(
 
     inputs = [x.to(DEVICE).requires_grad_() for x in (q, k, v)]
     found = attend(
-        *inputs,
-        queries=layouts[0],
-        keys=layouts[1],
-        causal=role == "causal",
-        dropout=0.0,
-        scale=scale,
-        score_vector=None if vector is None else vector.to(DEVICE),
+        inputs[0],
+        inputs[1],
+        inputs[2],
+        Look(
+            queries=layouts[0],
+            keys=layouts[1],
+            causal=role == "causal",
+            dropout=0.0,
+            scale=scale,
+            score_vector=None if vector is None else vector.to(DEVICE),
+        ),
     )
     reference = [x.double().requires_grad_() for x in (q, k, v)]
     parts, start_q, start_k = [], 0, 0
@@ -211,7 +215,7 @@ def test_transformer_leaks_nothing_of_empty_slots(dtype: torch.dtype, causal: bo
         filled[:, 11:] = filler
         *inputs, upstream = filled.unbind(0)
         inputs = [x.clone().requires_grad_() for x in inputs]
-        out = attend(*inputs, **how)
+        out = attend(inputs[0], inputs[1], inputs[2], Look(**how))
         return [out.detach(), *torch.autograd.grad(out, inputs, upstream)]
 
     for clean, filled in zip(run(0.0), run(float("nan")), strict=True):
@@ -269,12 +273,9 @@ def attention_and_formula(
             q,
             k,
             v,
-            queries=queries,
-            keys=keys,
-            causal=role == "causal",
-            dropout=0.0,
-            scale=width**-0.5,
-            score_vector=None,
+            Look(
+                queries=queries, keys=keys, causal=role == "causal", dropout=0.0, scale=width**-0.5, score_vector=None
+            ),
         )
 
     found = (torch.compile(run) if compiled else run)(*ours)

@@ -11,7 +11,7 @@ from transformer.data.packing import pack
 from transformer.kernels.packed_attention import Ranges, flex_blocks, plain_attention
 from transformer.kernels.triton_loss import rows_that_fit, wide_product
 from transformer.layout import Packed, Padded
-from transformer.model.attention import attend, attention_weights
+from transformer.model.attention import Look, attend, attention_weights
 
 PAIRS = [(3, 2), (1, 4), (2, 1)]
 
@@ -130,15 +130,7 @@ def test_flex_attention_is_the_plain_form(role: str, monkeypatch: pytest.MonkeyP
     queries, keys = {"encoder": (source, source), "causal": (target, target), "cross": (target, source)}[role]
     q, k, v = inputs(256, 256, torch.float32)
     found = attend(
-        q,
-        k,
-        v,
-        queries=queries,
-        keys=keys,
-        causal=role == "causal",
-        dropout=0.0,
-        scale=0.3,
-        score_vector=None,
+        q, k, v, Look(queries=queries, keys=keys, causal=role == "causal", dropout=0.0, scale=0.3, score_vector=None)
     )
     ranges = queries.ranges_in(keys)
     wanted = plain_attention(

@@ -10,7 +10,7 @@ that come from earlier positions. Which keys a query may see is said by a layout
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from transformer.compute import at_least_fp32
 from transformer.config.settings import AttentionKernel, Score
 from transformer.kernels.attention import dense_attention
 from transformer.kernels.packed_attention import flex_attention, triton_attention
-from transformer.layout import Groups, Histories, Layout, Packed, Padded
+from transformer.layout import Histories, Layout, Packed, Padded
 
 # ---- the formula ----------------------------------------------------------------------------------------------------
 
@@ -105,65 +105,35 @@ def _masked_keys(queries: Padded, keys: Padded | Histories, *, causal: bool) -> 
 # ---- its fast forms -------------------------------------------------------------------------------------------------
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    queries: Layout,
-    keys: Layout | Histories,
-    causal: bool,
-    dropout: float,
-    scale: float,
-    score_vector: Tensor | None,
-) -> Tensor:
-    """`attention_weights(q, k, ...) @ v`, with `dropout` on the weights, by the fastest form that there is.
+@dataclass(frozen=True)
+class Look:
+    """How queries look at keys: which of them they see, how the two are scored, and the dropout on the weights."""
+
+    queries: Layout
+    keys: Layout | Histories
+    causal: bool  # position t sees 0..t: queries and keys are then of one layout
+    scale: float
+    score_vector: Tensor | None  # of the additive score
+    dropout: float
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+    """`attention_weights(q, k, ...) @ v`, with dropout on the weights, by the fastest form that there is.
 
     Padded: q `(B, T, H, d_k)`, k `(B, S, H, d_k)`, v `(B, S, H, d_v)` -> `(B, T, H, d_v)`. Packed: `(N, H, ...)` each,
-    and empty slots become zero. A packed layout without groups names the kernel that attends to it: none of them
-    computes the additive score, and only the Triton kernel has dropout. `causal` lets position t see 0..t: queries and
-    keys are then of one layout.
+    and empty slots become zero.
     """
     # Sentences end to end: one kernel for all of them, or one padded batch after the other.
-    if isinstance(queries, Packed):
-        assert isinstance(keys, Packed)
-        if queries.groups is None or keys.groups is None:
-            assert score_vector is None
-            return _attend_packed_kernel(
-                q, k, v, queries=queries, keys=keys, causal=causal, dropout=dropout, scale=scale
-            )
-
-        return _attend_in_groups(
-            q,
-            k,
-            v,
-            queries=queries.groups,
-            keys=keys.groups,
-            causal=causal,
-            dropout=dropout,
-            scale=scale,
-            score_vector=score_vector,
-        )
+    if isinstance(look.queries, Packed):
+        has_groups = look.queries.groups is not None
+        return _attend_in_groups(q, k, v, look) if has_groups else _attend_packed_kernel(q, k, v, look)
 
     # One sentence a row. No kernel computes the additive score; the other rules are about speed.
-    assert not isinstance(keys, Packed)
-    if score_vector is not None or _has_few_queries(q):
-        return _attend_plain(
-            q,
-            k,
-            v,
-            queries=queries,
-            keys=keys,
-            causal=causal,
-            dropout=dropout,
-            scale=scale,
-            score_vector=score_vector,
-        )
-
+    if look.score_vector is not None or _has_few_queries(q):
+        return _attend_plain(q, k, v, look)
     if _prefers_dense(q):
-        return _attend_dense(q, k, v, queries=queries, keys=keys, causal=causal, dropout=dropout, scale=scale)
-
-    return _attend_sdpa(q, k, v, keys=keys, causal=causal, dropout=dropout, scale=scale)
+        return _attend_dense(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), look).transpose(1, 2)
+    return _attend_sdpa(q, k, v, look)
 
 
 _FEW_QUERIES = 8  # at most so many of each sentence: in a search, one for each hypothesis
@@ -188,30 +158,34 @@ def _prefers_dense(q: Tensor) -> bool:
     return q.device.type == "cpu" and q.dtype.itemsize == 2 and torch.is_grad_enabled()
 
 
-def _attend_packed_kernel(
-    q: Tensor, k: Tensor, v: Tensor, *, queries: Packed, keys: Packed, causal: bool, dropout: float, scale: float
-) -> Tensor:
-    """All packed sentences by one kernel, which reads them as they lie."""
+def _attend_packed_kernel(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+    """All packed sentences by the kernel that their layout names, which reads them as they lie.
+
+    No kernel computes the additive score, and only the Triton kernel has dropout.
+    """
+    queries = look.queries
+    keys = look.keys
+    assert isinstance(queries, Packed)
+    assert isinstance(keys, Packed)
+    assert look.score_vector is None
     if queries.kernel is AttentionKernel.varlen:
-        assert dropout == 0.0
-        return _attend_varlen(q, k, v, queries=queries, keys=keys, causal=causal, scale=scale)
+        assert look.dropout == 0.0
+        return _attend_varlen(q, k, v, queries, keys, look)
 
     key_ranges = queries.ranges_in(keys)
-    if causal:
+    if look.causal:
         key_ranges = key_ranges.up_to_itself()
     if queries.kernel is AttentionKernel.flex:
-        assert dropout == 0.0
-        return flex_attention(q, k, v, keys=key_ranges, scale=scale)
+        assert look.dropout == 0.0
+        return flex_attention(q, k, v, keys=key_ranges, scale=look.scale)
 
     query_ranges = keys.ranges_in(queries)
-    if causal:
+    if look.causal:
         query_ranges = query_ranges.from_itself()
-    return triton_attention(q, k, v, keys=key_ranges, queries=query_ranges, dropout=dropout, scale=scale)
+    return triton_attention(q, k, v, keys=key_ranges, queries=query_ranges, dropout=look.dropout, scale=look.scale)
 
 
-def _attend_varlen(
-    q: Tensor, k: Tensor, v: Tensor, *, queries: Packed, keys: Packed, causal: bool, scale: float
-) -> Tensor:
+def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, look: Look) -> Tensor:
     """All packed sentences by torch's kernel.
 
     The kernel neither reads nor writes empty slots, in both passes: whatever they hold is replaced by zeros.
@@ -230,141 +204,80 @@ def _attend_varlen(
         keys.offsets,
         queries.longest,
         keys.longest,
-        scale=scale,
-        window_size=(-1, 0) if causal else (-1, -1),
+        scale=look.scale,
+        window_size=(-1, 0) if look.causal else (-1, -1),
     )
     assert isinstance(out, Tensor)
     return torch.where(real_queries, out, zero)
 
 
-def _attend_in_groups(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    queries: Groups,
-    keys: Groups,
-    causal: bool,
-    dropout: float,
-    scale: float,
-    score_vector: Tensor | None,
-) -> Tensor:
+def _attend_in_groups(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
     """Packed sentences as small padded batches of similar lengths, one after the other."""
-    if score_vector is None and _prefers_dense(q):
-        return _attend_dense_groups(q, k, v, queries=queries, keys=keys, causal=causal, dropout=dropout, scale=scale)
+    assert isinstance(look.queries, Packed)
+    assert isinstance(look.keys, Packed)
+    queries = look.queries.groups
+    keys = look.keys.groups
+    assert queries is not None
+    assert keys is not None
 
-    groups = zip(queries.pad(q), keys.pad(k), keys.pad(v), queries.layouts, keys.layouts, strict=True)
-
-    outputs = []
-    for group_q, group_k, group_v, group_queries, group_keys in groups:
-        output = attend(
-            group_q,
-            group_k,
-            group_v,
-            queries=group_queries,
-            keys=group_keys,
-            causal=causal,
-            dropout=dropout,
-            scale=scale,
-            score_vector=score_vector,
-        )
-        outputs.append(output)  # (b, t, H, d_v)
-
-    return queries.unpad(outputs)
-
-
-def _attend_dense_groups(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    queries: Groups,
-    keys: Groups,
-    causal: bool,
-    dropout: float,
-    scale: float,
-) -> Tensor:
-    """`_attend_in_groups` by batched products, which read `(b, H, t, K)`: padding and transposing are one gather."""
-    groups = zip(queries.pad_heads(q), keys.pad_heads(k), keys.pad_heads(v), queries.layouts, keys.layouts, strict=True)
+    # Batched products read `(b, H, t, K)`: for them, padding and transposing are one gather.
+    is_dense = look.score_vector is None and _prefers_dense(q)
+    if is_dense:
+        padded = (queries.pad_heads(q), keys.pad_heads(k), keys.pad_heads(v))
+    else:
+        padded = (queries.pad(q), keys.pad(k), keys.pad(v))
 
     outputs = []
-    for group_q, group_k, group_v, group_queries, group_keys in groups:
-        masked = _masked_keys(group_queries, group_keys, causal=causal)
-        output = dense_attention(group_q, group_k, group_v, masked=masked, scale=scale, dropout=dropout)
-        outputs.append(output)  # (b, H, t, d_v)
+    for group_q, group_k, group_v, of_queries, of_keys in zip(*padded, queries.layouts, keys.layouts, strict=True):
+        of_group = replace(look, queries=of_queries, keys=of_keys)
+        attend_group = _attend_dense if is_dense else attend
+        outputs.append(attend_group(group_q, group_k, group_v, of_group))
+    return queries.unpad_heads(outputs) if is_dense else queries.unpad(outputs)
 
-    return queries.unpad_heads(outputs)
+
+def _padded(look: Look) -> tuple[Padded, Padded | Histories]:
+    """The two layouts, where each sentence is a row."""
+    assert isinstance(look.queries, Padded)
+    assert not isinstance(look.keys, Packed)
+    return look.queries, look.keys
 
 
-def _attend_plain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    queries: Padded,
-    keys: Padded | Histories,
-    causal: bool,
-    dropout: float,
-    scale: float,
-    score_vector: Tensor | None,
-) -> Tensor:
+def _attend_plain(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
     """The formula itself: the weights, and their product with the values."""
+    queries, keys = _padded(look)
     weights = attention_weights(
         q,
         k,
         queries=queries,
         keys=keys,
-        causal=causal,
-        scale=scale,
-        score_vector=score_vector,
+        causal=look.causal,
+        scale=look.scale,
+        score_vector=look.score_vector,
     )
-    weights = F.dropout(weights, dropout).to(v.dtype)  # (B, H, T, S)
+    weights = F.dropout(weights, look.dropout).to(v.dtype)  # (B, H, T, S)
 
     out = weights @ v.transpose(1, 2)  # (B, H, T, d_v)
     return out.transpose(1, 2)  # (B, T, H, d_v)
 
 
-def _attend_dense(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    queries: Padded,
-    keys: Padded | Histories,
-    causal: bool,
-    dropout: float,
-    scale: float,
-) -> Tensor:
-    """Batched products with the backward pass of `kernels.attention`."""
-    out = dense_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        masked=_masked_keys(queries, keys, causal=causal),
-        scale=scale,
-        dropout=dropout,
-    )  # (B, H, T, d_v)
-    return out.transpose(1, 2)  # (B, T, H, d_v)
+def _attend_dense(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+    """Batched products with the backward pass of `kernels.attention`: `(B, H, T, K)` in and out."""
+    return dense_attention(
+        q, k, v, masked=_masked_keys(*_padded(look), causal=look.causal), scale=look.scale, dropout=look.dropout
+    )
 
 
-def _attend_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, *, keys: Padded | Histories, causal: bool, dropout: float, scale: float
-) -> Tensor:
-    """torch's `scaled_dot_product_attention`, which chooses its own kernel."""
-    visible = None
-    if isinstance(keys, Histories):
-        visible = keys.visible()  # (B, 1, T, S)
-    elif not (causal or keys.full):
-        visible = keys.visible()[:, None, None, :]  # (B, 1, 1, S)
-
+def _attend_sdpa(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+    """torch's `scaled_dot_product_attention`, which chooses its own kernel, and makes the causal mask itself."""
+    masked = None if look.causal else _masked_keys(*_padded(look), causal=False)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=visible,
-        dropout_p=dropout,
-        is_causal=causal,
-        scale=scale,
+        attn_mask=None if masked is None else ~masked,
+        dropout_p=look.dropout,
+        is_causal=look.causal,
+        scale=look.scale,
     )  # (B, H, T, d_v)
     return out.transpose(1, 2)  # (B, T, H, d_v)
 
@@ -471,17 +384,15 @@ class MultiHeadAttention(nn.Module):
 
         `queries` is the layout of `x`, `keys` that of `kv`.
         """
-        heads = attend(
-            self._heads(self.W_q(x)),  # (..., H, d_k)
-            kv.keys,
-            kv.values,
+        look = Look(
             queries=queries,
             keys=keys,
             causal=causal,
-            dropout=self.dropout if self.training else 0.0,
             scale=self.scale,
             score_vector=self.score_vector,
-        )  # (..., H, d_v)
+            dropout=self.dropout if self.training else 0.0,
+        )
+        heads = attend(self._heads(self.W_q(x)), kv.keys, kv.values, look)  # (..., H, d_v)
         return self.W_o(heads.flatten(-2))  # (..., D)
 
     def weights(self, x: Tensor, kv: KeyValues, *, queries: Padded, keys: Padded, causal: bool) -> Tensor:
