@@ -6,6 +6,7 @@ a missing one and a value of another type. `RunDir` says where each document lie
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
@@ -48,6 +49,11 @@ class Resolved:
     micro_batch_multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
     attention_kernel: AttentionKernel | None = None  # None: packed sentences are attended to in groups, or are padded
     loss_rows: int | None = None  # of a block of logits in the loss written in Triton; None: it is not used
+
+    @staticmethod
+    def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
+        """What a run of an earlier version was resolved to: FlexAttention is gone, and no other kernel replaces it."""
+        return {**stored, "attention_kernel": None} if stored.get("attention_kernel") == "flex" else stored
 
     def __post_init__(self) -> None:
         at_least(self, "resolved.", 1, "threads", "max_tokens", "micro_batch_multiple", "loss_rows")

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO, TypeAlias
 
-from torch import Tensor
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -40,7 +39,7 @@ METRICS_ALONE = {"speed/padding_share"}
 
 
 class Tracker:
-    """Writes scalars by step to metrics.jsonl and, but for METRICS_ALONE, TensorBoard; texts and images there only.
+    """Writes scalars by step to metrics.jsonl and, but for METRICS_ALONE, TensorBoard; texts there only.
 
     Every method raises StorageError where they cannot be written: on a full disk, or in a directory taken away. A
     context manager: if the block ends with an error, that is raised, and not what closing may raise after it.
@@ -110,13 +109,6 @@ class Tracker:
         indented = "\n".join(f"    {printable(line)}" for line in lines)  # Markdown's literal block
         with _errors_named(self._run.path):
             self._writer.add_text(name, indented, step)
-
-    def image(self, step: int, name: str, pixels: Tensor) -> None:
-        """Show a picture of `step` in TensorBoard: `(1, height, width)` in grey, uint8."""
-        if not self._writes:
-            return
-        with _errors_named(self._run.path):
-            self._writer.add_image(name, pixels.numpy(), step)
 
     def flush(self) -> None:
         """Write out what is buffered."""

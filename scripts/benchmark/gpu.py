@@ -33,7 +33,7 @@ WHOLE = 530  # seconds of a stage, from the start of gpu.sh
 # Which tests of tests/unit/test_gpu.py compile or run whole commands; all others are tests of kernels and of the model.
 COMMANDS = "compiled or learns or resumes or nothing_set"
 TRIED = "nothing_set"  # of these, in a dry run
-NEW = "triton or flex"  # those of kernels that are no default
+NEW = "triton"  # those of kernels that are no default
 
 OUTCOME = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*?) *$", re.MULTILINE)
 
@@ -465,7 +465,7 @@ STAGES: dict[str, dict[str, Part]] = {
         "variants": Part(
             script(
                 "variants",
-                "--variants=packed-compiled,triton,fused-loss,triton-fused-loss,flex",
+                "--variants=packed-compiled,triton",
                 "--rounds=4",
                 dry="--variants=packed-eager --size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1",
             ),

@@ -263,13 +263,6 @@ def attention(measured: Measured, scale: Scale, device: torch.device) -> None:
         measured.take(f"attention/padded/{'causal' if causal else 'full'}", partial(padded, scale, device, causal))
 
 
-def flex_attention(measured: Measured, scale: Scale, device: torch.device) -> None:
-    """The same by FlexAttention, which compiles, and may fail."""
-    for causal in (False, True):
-        key = f"attention/flex/128/{'causal' if causal else 'full'}"
-        measured.take(key, partial(flex, scale, device, causal=causal))
-
-
 def sentences(slots: int, longest: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Lengths like WMT's that fill all but the last of the slots."""
     draw = np.random.default_rng(1)
@@ -346,43 +339,6 @@ def padded(scale: Scale, device: torch.device, causal: bool) -> Numbers:
     return both_ways(run, in_turn(make), device)
 
 
-def flex(scale: Scale, device: torch.device, *, causal: bool) -> Numbers:
-    """FlexAttention under a mask of documents, in blocks of 128 slots: compiled, which takes a while the first time."""
-    from torch.nn.attention.flex_attention import create_block_mask
-    from torch.nn.attention.flex_attention import flex_attention as attend
-
-    slots = scale.rows[0]
-    lengths = sentences(slots, LONGEST)
-    document = torch.full((slots,), -1)  # empty slots see one another
-    document[: lengths.sum()] = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
-    document = document.to(device)
-
-    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        same = document[q] == document[k]
-        return same & (q >= k) if causal else same
-
-    mask = create_block_mask(visible, None, None, slots, slots, device=device.type, BLOCK_SIZE=128)
-    compiled = torch.compile(attend, dynamic=False)
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        row_q, row_k, row_v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # (1, H, N, K)
-        out = compiled(row_q, row_k, row_v, block_mask=mask)
-        assert isinstance(out, Tensor)
-        return out.squeeze(0).transpose(0, 1)
-
-    begun = time.monotonic()
-    inputs = packed_inputs(scale, device)
-    if device.type != "cuda":  # it has no backward there
-        q, k, v, _ = (x.detach() for x in next(inputs))
-        return {"forward_ms": milliseconds(lambda: run(q, k, v), device)}
-    *operands, upstream = next(inputs)
-    torch.autograd.grad(run(*operands), operands, upstream)
-    wait_for(device)
-    compiling = time.monotonic() - begun
-    found = both_ways(run, inputs, device)
-    return found | {"compile_seconds": compiling, "blocks": int(mask.kv_num_blocks.sum())}
-
-
 # ---- attention for short sentences
 
 
@@ -392,7 +348,7 @@ def short_attention(measured: Measured, scale: Scale, device: torch.device) -> N
     The promise is 0.35 ms on an H200, and that dropout of 0.1 costs 5 % at most.
     """
     forms = [(AttentionKernel.triton, 0.0), (AttentionKernel.triton, 0.1), (AttentionKernel.varlen, 0.0)]
-    for kernel, dropout in [*forms, (AttentionKernel.flex, 0.0)]:  # last what may not work
+    for kernel, dropout in forms:
         for role in ("encoder", "causal", "cross"):
             key = f"short_attention/{kernel.name}/{dropout}/{role}"
             measured.take(key, partial(one_attention, scale, device, kernel=kernel, role=role, dropout=dropout))
@@ -595,7 +551,6 @@ GROUPS = {
     "attention": attention,
     "gemm": gemm,
     "loss": loss,
-    "flex": flex_attention,
     "short_attention": short_attention,
     "fused_loss": fused_loss,
 }  # the most valuable first, and last what may not work

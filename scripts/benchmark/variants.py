@@ -30,7 +30,7 @@ from train import save_batches
 
 from transformer.compute import resolve_device
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import AttentionKernel, Device, Precision, TrainConfig
+from transformer.config.settings import Device, Kernels, Precision, TrainConfig
 from transformer.data.plan import plan_epoch
 from transformer.data.store import Store
 
@@ -168,12 +168,10 @@ def turn(contender: Contender, variant: Variant, indices: range, *, task: Task) 
     }
 
 
-def ours(
-    setting: str, task: Task, *, kernel: AttentionKernel = AttentionKernel.varlen, fused_loss: bool = False
-) -> Contender:
+def ours(setting: str, task: Task, *, kernels: Kernels = Kernels.torch) -> Contender:
     """The package's step, packed or padded, compiled or eager."""
     layout, compiled = SETTINGS[setting]
-    train = replace(task.job.train, layout=layout, compile=compiled, attention_kernel=kernel, fused_loss=fused_loss)
+    train = replace(task.job.train, layout=layout, compile=compiled, kernels=kernels)
     job = replace(task.job, train=train)
     training = Training(job, task.store, task.spec.vocab_size)
 
@@ -195,10 +193,7 @@ def peer(make: Callable[[Spec], nn.Module], compiled: bool, task: Task) -> Conte
 # cuDNN would build a plan for each new shape of padded attention: it is off for everybody.
 no_cudnn = partial(cudnn_attention, False)
 UNTRIED = {
-    "flex": Variant(partial(ours, "packed-compiled", kernel=AttentionKernel.flex)),
-    "triton": Variant(partial(ours, "packed-compiled", kernel=AttentionKernel.triton)),
-    "fused-loss": Variant(partial(ours, "packed-compiled", fused_loss=True)),
-    "triton-fused-loss": Variant(partial(ours, "packed-compiled", kernel=AttentionKernel.triton, fused_loss=True)),
+    "triton": Variant(partial(ours, "packed-compiled", kernels=Kernels.triton)),
 }  # kernels that are no default before they have been measured
 VARIANTS = {
     "packed-compiled": Variant(partial(ours, "packed-compiled")),

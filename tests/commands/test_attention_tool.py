@@ -15,24 +15,21 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from support.corpora import assert_same_tensors, run, run_command, step_dir, tiny_job, write_corpus
+from support.corpora import run, run_command, tiny_job, write_corpus
 from transformer.config.jobs import AttentionJob
 from transformer.config.settings import DataConfig, ModelConfig, Norm, Precision, Score, WeightsFormat
 from transformer.data.batch import collate
 from transformer.data.store import Store
-from transformer.data.tokenizer import Tokenizer
 from transformer.errors import StorageError
 from transformer.layout import Packed
 from transformer.model.attention import MultiHeadAttention
-from transformer.model.inspection import AttentionMaps, Role, attention_maps
 from transformer.model.transformer import Transformer
 from transformer.tools.attention.command import attention
 from transformer.tools.attention.figures import Panel, Picture, Words, draw_lines, draw_maps
+from transformer.tools.inspection import AttentionMaps, Role, attention_maps
 from transformer.tools.plots import fonts_for
-from transformer.training.samples import draw
 
 SOURCE = [5, 9, 11, 4, 7]
 TARGET = [8, 6, 12, 10, 5, 9, 4]
@@ -144,46 +141,6 @@ def test_attention_maps_leave_the_model_as_it_was() -> None:
     assert torch.equal(first.cross, second.cross), "no dropout"
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_draw_puts_heads_side_by_side_and_layers_below_one_another() -> None:
-    weights = torch.zeros(2, 3, 4, 5)
-    weights[1, 2, 3, 0] = 1.0
-    picture = draw(weights)
-    assert (picture.dtype, tuple(picture.shape)) == (torch.uint8, (1, 2 * 28, 3 * 34))
-    dark = (picture[0] == 0).nonzero()
-    assert dark.min(0).values.tolist() == [28 + 18, 2 * 34]
-    assert dark.max(0).values.tolist() == [28 + 23, 2 * 34 + 5]
-
-
-def images_of(run_dir: Path) -> dict[str, list[Any]]:
-    """The pictures in TensorBoard, by name."""
-    events = EventAccumulator(str(run_dir), size_guidance={"images": 0})
-    events.Reload()
-    return {tag: events.Images(tag) for tag in events.Tags()["images"]}
-
-
-def test_training_draws_attention_at_each_validation(corpus: DataConfig, tmp_path: Path) -> None:
-    """Of the first dev sentence, in the size of its pieces; and not at all where nobody wants it."""
-    drawn = run(tiny_job(tmp_path / "a", corpus, max_steps=4, validate_every=2, attention_images=True))
-    tokenizer = Tokenizer.load(drawn / "tokenizer.model")
-    lines = [
-        (drawn / "hypotheses" / f"dev.{side}").read_text(encoding="utf-8").split("\n")[0] for side in ("src", "ref")
-    ]
-    source, target = (len(pieces) + 1 for pieces in tokenizer.encode(lines))  # EOS, or BOS
-
-    images = images_of(drawn)
-    sizes = {"encoder_self": (source, source), "decoder_self": (target, target), "cross": (target, source)}
-    assert images.keys() == {f"attention/{role}" for role in sizes}
-    for role, (queries, keys) in sizes.items():
-        found = images[f"attention/{role}"]
-        assert [image.step for image in found] == [2, 4]
-        shape = (6 * queries + 4, 2 * (6 * keys + 4))  # one layer, two heads side by side
-        assert {(image.height, image.width) for image in found} == {shape}
-
-    plain = run(tiny_job(tmp_path / "b", corpus, max_steps=4, validate_every=2))
-    assert images_of(plain) == {}
-    assert_same_tensors(*(step_dir(found, 4) / "model.safetensors" for found in (plain, drawn)))
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------

@@ -87,8 +87,8 @@ NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
         for key in ("seed", "max_tokens", "fit_memory", "precision", "device", "layout", "compile", "threads")
     ),
     *(f"train.{key}" for key in ("deterministic", "prefetch", "log_every", "validate_every", "keep_last", "keep_best")),
-    *("train.metric", "train.samples", "train.attention_images", "search.batch_tokens"),
-    *("train.attention_kernel", "train.fused_loss"),
+    *("train.metric", "train.samples", "search.batch_tokens"),
+    "train.kernels",
 }
 
 

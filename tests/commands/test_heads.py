@@ -15,7 +15,6 @@ from support.corpora import run, run_command, tiny_job, write_corpus
 from transformer.config.jobs import AttentionJob
 from transformer.config.settings import DataConfig
 from transformer.errors import InputError
-from transformer.model.inspection import AttentionMaps
 from transformer.tools.attention.command import attention
 from transformer.tools.attention.heads import (
     AlignmentMeter,
@@ -25,6 +24,7 @@ from transformer.tools.attention.heads import (
     read_alignments,
     word_of_each,
 )
+from transformer.tools.inspection import AttentionMaps
 
 
 @pytest.fixture(scope="module")

@@ -128,11 +128,11 @@ FREE = {
     *("run_dir", "search.beam_size", "search.length_penalty", "search.max_extra", "search.batch_tokens"),
     *("data.root", "data.store_dir", "train.max_steps", "train.log_every", "train.save_every"),
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
-    *("train.average", "train.samples", "train.attention_images", "train.prefetch"),
+    *("train.average", "train.samples", "train.prefetch"),
     "data.dev.tag",
 }
 NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
-NOTED |= {"train.attention_kernel", "train.fused_loss"}
+NOTED |= {"train.kernels"}
 PARTS = ("src", "tgt", "dataset", "subset", "split")
 FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
 NOT_HERE = {"tokenizer.model", "train.fit_memory", "data.test.test.tag", "data.test.other.tag"}  # tests of their own

@@ -97,7 +97,6 @@ def tiny_job(run_dir: Path, data: DataConfig, model: dict[str, Any] | None = Non
         "validate_every": 6,
         "keep_last": 3,
         "average": 3,
-        "attention_images": False,
     }
     sizes: dict[str, Any] = {"n_layers": 1, "d_model": 32, "d_ff": 64, "n_heads": 2}
     return TrainJob(

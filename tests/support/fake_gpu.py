@@ -35,7 +35,7 @@ from support.scripts import load_script
 from transformer.compute import autocast, loss_scaler
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import AttentionKernel, ModelConfig, TrainConfig
+from transformer.config.settings import Kernels, ModelConfig, TrainConfig
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.store import Store
 from transformer.model.transformer import Transformer
@@ -264,12 +264,9 @@ class Report:
     kernels: list[Kernel]
 
 
-def measure(layers: int, folder: Path, *, kernel: AttentionKernel, fused_loss: bool) -> Report:
-    """The step of the base model with so many layers, uncompiled and compiled. Raises where it reads a value.
-
-    FlexAttention is only compiled: uncompiled it would make all weights at once.
-    """
-    train = TrainConfig(tokens_per_step=TOKENS, attention_kernel=kernel, fused_loss=fused_loss)
+def measure(layers: int, folder: Path, *, kernels: Kernels) -> Report:
+    """The step of the base model with so many layers, uncompiled and compiled. Raises where it reads a value."""
+    train = TrainConfig(tokens_per_step=TOKENS, kernels=kernels)
     job = replace(TrainJob(), model=ModelConfig(n_layers=layers), train=train)
     resolved = resolve_settings(job, 1)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -279,11 +276,10 @@ def measure(layers: int, folder: Path, *, kernel: AttentionKernel, fused_loss: b
         with DEVICE:
             model = Transformer(job.model, VOCAB_SIZE)
         objective = Objective(model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
-        if kernel is not AttentionKernel.flex:
-            update(objective, job, step, resolved)
+        update(objective, job, step, resolved)
 
         ((_, batch),) = step.micro_batches
-        objective.compile(cut_at_buckets=kernel is not AttentionKernel.flex)
+        objective.compile()
         with suppress(NotImplementedError), autocast(DEVICE, resolved.precision):
             objective(batch.to(DEVICE))
 
@@ -317,12 +313,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a training step becomes on a CUDA device that is not there.")
     parser.add_argument("--layers", type=int, default=6, help="of encoder and decoder (default: %(default)s)")
     parser.add_argument(
-        "--kernel",
-        choices=[kernel.name for kernel in AttentionKernel],
-        default="varlen",
-        help="train.attention_kernel (default: %(default)s)",
+        "--kernels",
+        choices=[kernels.name for kernels in Kernels],
+        default="torch",
+        help="train.kernels (default: %(default)s)",
     )
-    parser.add_argument("--fused-loss", action="store_true", help="train.fused_loss=true")
     args = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as name:
@@ -336,7 +331,7 @@ def main() -> None:
             sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment).returncode)
 
         _answer_for_the_device()
-        report = measure(args.layers, folder, kernel=AttentionKernel[args.kernel], fused_loss=args.fused_loss)
+        report = measure(args.layers, folder, kernels=Kernels[args.kernels])
         json.dump(asdict(report), sys.stdout)
 
 

@@ -280,13 +280,6 @@ def uneven(count: int) -> dict[str, Any]:
     return {"sentences": sentences, "longest": longest, "bounds": bounds, "compilations": seen}
 
 
-def allow_flex_attention() -> None:
-    """Let it differentiate on a CPU: torch refuses, although the operators that it is made of can."""
-    from torch.nn.attention import flex_attention
-
-    flex_attention._validate_device = lambda query, key, value: None
-
-
 def ranks(kernel: AttentionKernel) -> dict[str, Any]:
     """One of two ranks, and a step of two micro-batches, the first without an all-reduce: compiled, and not.
 
@@ -318,7 +311,7 @@ def ranks(kernel: AttentionKernel) -> dict[str, Any]:
             step = next(steps)
             objective = build(replace(SMALL, n_layers=4 if is_stand_in else 2))
             if compiled:
-                objective.compile(backend="counting", cut_at_buckets=kernel is not AttentionKernel.flex)
+                objective.compile(backend="counting")
             parallel = world.wrap(objective)
             assert isinstance(parallel, DistributedDataParallel)
             assert not parallel.will_sync_module_buffers(), "the tables of positions are the same everywhere"
@@ -349,15 +342,12 @@ def ranks(kernel: AttentionKernel) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The packed path of a GPU, on a CPU.")
-    parser.add_argument("part", choices=["packed", "uneven", "ranks", "ranks_flex", "ranks_triton"])
+    parser.add_argument("part", choices=["packed", "uneven", "ranks", "ranks_triton"])
     args = parser.parse_args()
 
     torch.set_num_threads(1)
     install()
     match args.part:
-        case "ranks_flex":
-            allow_flex_attention()
-            found = ranks(AttentionKernel.flex)
         case "ranks_triton":
             from support.triton_kernels import let_numpy_count
 

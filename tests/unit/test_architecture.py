@@ -49,7 +49,6 @@ OWNERS = {
     "sacremoses": "evaluation.paper_bleu",
     "torch.utils.tensorboard": "tracking",
     "transformers": "tools.export.marian",
-    "torch.nn.attention.flex_attention": "kernels.packed_attention",
     "torch.nn.attention.varlen": "model.attention",
     "transformer.kernels.gpu.attention": "kernels.packed_attention",
     "transformer.kernels.gpu.loss": "kernels.triton_loss",

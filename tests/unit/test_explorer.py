@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from support.browser import Browser, running_browser
-from transformer.model.inspection import AttentionMaps, Role
 from transformer.tools.attention.explorer import explorer
+from transformer.tools.inspection import AttentionMaps, Role
 from transformer.tools.page import Component, format_page
 from transformer.tools.plots import distinct_colors
 

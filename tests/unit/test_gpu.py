@@ -35,6 +35,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     AttentionKernel,
     Device,
+    Kernels,
     ModelConfig,
     OptimizerKind,
     Precision,
@@ -302,13 +303,6 @@ def test_triton_attention_is_eq1_on_each_sentence(role: str, width: int, dtype: 
 
 
 @needs_triton
-@pytest.mark.parametrize("role", ["encoder", "causal", "cross"])
-def test_flex_attention_is_eq1_on_each_sentence(role: str) -> None:
-    errors = attention_and_formula(AttentionKernel.flex, role, torch.bfloat16, width=64, compiled=True)
-    assert max(errors) < 3e-2
-
-
-@needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_triton_attention_drops_what_numpy_drops_and_is_the_same_each_time(dtype: torch.dtype) -> None:
     """Forward and backward, against a mask made on the CPU from the same seed; twice the same bits."""
@@ -362,10 +356,9 @@ def test_triton_loss_is_the_reference(n: int, vocab_size: int, rows: int, dtype:
 
 @needs_triton
 def test_train_with_triton_attention_and_a_fused_loss_learns(tmp_path: Path) -> None:
-    """The public command with both switches on: compiled, packed, and the loss falls."""
+    """The public command with them: compiled, packed, and the loss falls."""
     job = job_on_device(tmp_path, precision=Precision.bf16, max_steps=60, save_every=20, validate_every=60)
-    job.train.attention_kernel = AttentionKernel.triton
-    job.train.fused_loss = True
+    job.train.kernels = Kernels.triton
     job.model.attention_dropout = 0.1
     run_dir = train(job)
     resolved = read(run_dir / "run.json")["resolved"]

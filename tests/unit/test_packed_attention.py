@@ -1,23 +1,22 @@
-"""Attention over packed sentences: the ranges that say who sees whom, the plain form, and FlexAttention beside it."""
+"""Attention over packed sentences: the ranges that say who sees whom, and the plain form."""
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import flex_attention as torchs_flex
 
 from transformer.config.settings import AttentionKernel
 from transformer.data.packing import pack
-from transformer.kernels.packed_attention import Ranges, flex_blocks, plain_attention
+from transformer.kernels.packed_attention import Ranges, plain_attention
 from transformer.kernels.triton_loss import rows_that_fit, wide_product
 from transformer.layout import Packed, Padded
-from transformer.model.attention import Look, attend, attention_weights
+from transformer.model.attention import attention_weights
 
 PAIRS = [(3, 2), (1, 4), (2, 1)]
 
 
 def sides(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple[Packed, Packed]:
-    return pack(np.array(lengths, dtype=np.int32), capacities, kernel=AttentionKernel.flex)
+    return pack(np.array(lengths, dtype=np.int32), capacities, kernel=AttentionKernel.triton)
 
 
 def pairs(ranges: Ranges) -> list[tuple[int, int]]:
@@ -84,64 +83,6 @@ def test_plain_attention_is_equation_1_on_each_sentence(causal: bool) -> None:
         wanted = torch.einsum("bhts,shw->thw", weights, v[start:end])
         torch.testing.assert_close(out[start:end], wanted, rtol=1e-12, atol=1e-12)
     assert not out[13:].any()
-
-
-def test_flex_blocks_are_those_with_something_to_see() -> None:
-    """Sentences of 100, 60 and 200 slots in 512: blocks of 128 slots meet one, two or no sentences."""
-    layout, _ = sides([(100, 100), (60, 60), (200, 200)], (512, 512))
-    counts, indices = flex_blocks(layout.ranges_in(layout), n_keys=512)
-    assert counts.tolist() == [2, 3, 2, 1]  # the last holds nothing, and reads the block where the sentences end
-    assert [row[:count] for row, count in zip(indices.tolist(), counts.tolist(), strict=True)] == [
-        [0, 1],
-        [0, 1, 2],
-        [1, 2],
-        [2],
-    ]
-    assert indices.dtype == counts.dtype == torch.int32
-
-
-@pytest.mark.parametrize("role", ["encoder", "causal", "cross"])
-@pytest.mark.parametrize("longest", [8, 40, 130, 200])
-def test_flex_blocks_miss_nothing_that_is_seen(role: str, longest: int) -> None:
-    draw = np.random.default_rng(longest)
-    lengths = [(int(a), int(b)) for a, b in draw.integers(1, longest + 1, size=(draw.integers(1, 40), 2))]
-    totals = np.array(lengths).sum(axis=0)
-    source, target = sides(lengths, (int(-(-totals[0] // 128) * 128) + 128, int(-(-totals[1] // 128) * 128)))
-    queries, keys = {"encoder": (source, source), "causal": (target, target), "cross": (target, source)}[role]
-    ranges = queries.ranges_in(keys)
-    if role == "causal":
-        ranges = ranges.up_to_itself()
-
-    n_keys = len(keys.position_ids)
-    counts, indices = flex_blocks(ranges, n_keys=n_keys)
-    read = torch.zeros(len(counts), n_keys // 128, dtype=torch.bool)
-    for block, count in enumerate(counts.tolist()):
-        read[block, indices[block, :count].long()] = True
-        assert len(set(indices[block, :count].tolist())) == count
-    needed = visible(ranges, n_keys).view(len(counts), 128, n_keys // 128, 128).any(3).any(1)
-    assert not (needed & ~read).any()
-
-
-@pytest.mark.parametrize("role", ["encoder", "causal", "cross"])
-def test_flex_attention_is_the_plain_form(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its values, uncompiled, which torch means for looking closely; varlen.py has its gradients."""
-    monkeypatch.setattr(torchs_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    source, target = sides([(30, 41), (1, 2), (99, 70), (3, 60)], (256, 256))
-    queries, keys = {"encoder": (source, source), "causal": (target, target), "cross": (target, source)}[role]
-    q, k, v = inputs(256, 256, torch.float32)
-    found = attend(
-        q, k, v, Look(queries=queries, keys=keys, causal=role == "causal", dropout=0.0, scale=0.3, score_vector=None)
-    )
-    ranges = queries.ranges_in(keys)
-    wanted = plain_attention(
-        q.double(),
-        k.double(),
-        v.double(),
-        keys=ranges.up_to_itself() if role == "causal" else ranges,
-        scale=0.3,
-        kept=None,
-    )
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 # What the loss in Triton decides on the host

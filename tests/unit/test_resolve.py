@@ -17,6 +17,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     AttentionKernel,
     Device,
+    Kernels,
     LayoutKind,
     ModelConfig,
     Precision,
@@ -111,25 +112,18 @@ def test_resolve_settings_takes_kernels_that_no_gpu_has_run_only_when_asked_for(
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
-    ("model", "recipe", "longest", "kernel"),
+    ("model", "recipe"),
     [
-        ({}, {}, 256, "triton"),
-        ({}, {}, 511, "triton"),
-        ({}, {}, 512, "varlen"),  # with its end mark it has 513 tokens
-        ({"attention_dropout": 0.1}, {}, 2_000, "triton"),  # the only one that knows dropout
-        ({}, {"precision": Precision.fp32}, 2_000, "triton"),
-        ({"d_k": 64, "d_v": 32}, {}, 2_000, "triton"),
-        ({"d_k": 256, "d_v": 256}, {}, 256, "varlen"),  # too wide for ours
-        ({"d_k": 256, "d_v": 128}, {}, 256, "flex"),
+        ({}, {}),
+        ({"attention_dropout": 0.1}, {}),  # which torch's kernel has not
+        ({}, {"precision": Precision.fp32}),
+        ({"d_k": 64, "d_v": 32}, {}),
     ],
 )
-def test_resolve_settings_chooses_the_attention_kernel_by_a_static_rule(
-    model: dict[str, Any], recipe: dict[str, Any], longest: int, kernel: str
-) -> None:
-    made = job(model, attention_kernel=AttentionKernel.auto, **recipe)
-    made.data.filter.max_length = longest
-    resolved = resolve_settings(made, 1)
-    assert resolved.attention_kernel is AttentionKernel[kernel]
+def test_resolve_settings_takes_triton_for_attention_and_loss(model: dict[str, Any], recipe: dict[str, Any]) -> None:
+    resolved = resolve_settings(job(model, kernels=Kernels.triton, **recipe), 1)
+    assert resolved.attention_kernel is AttentionKernel.triton
+    assert resolved.loss_rows is not None
     assert (resolved.layout, resolved.compile) == (LayoutKind.packed, True)
 
 
@@ -137,31 +131,23 @@ def test_resolve_settings_chooses_the_attention_kernel_by_a_static_rule(
 @pytest.mark.parametrize(
     ("model", "recipe", "message"),
     [
-        (
-            {"attention_dropout": 0.1},
-            {"attention_kernel": AttentionKernel.flex},
-            "flex does not support model.attention_d",
-        ),
-        ({"score": Score.additive}, {"attention_kernel": AttentionKernel.triton}, "does not support model.score=add"),
-        ({"d_k": 256}, {"attention_kernel": AttentionKernel.triton}, "heads of at most 128, and here they have 256"),
-        ({}, {"attention_kernel": AttentionKernel.flex, "compile": False}, "flex must be compiled"),
+        ({"score": Score.additive}, {}, "does not support model.score=additive"),
+        ({"d_k": 256}, {}, "heads of at most 128, and here they have 256"),
+        ({}, {"precision": Precision.fp64}, "does not support train.precision=fp64"),
     ],
 )
-def test_resolve_settings_refuses_an_attention_kernel_that_cannot(
+def test_resolve_settings_refuses_triton_where_it_cannot(
     model: dict[str, Any], recipe: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=message):
-        resolve_settings(job(model, **recipe), 1)
+    with pytest.raises(InputError, match=rf"^train\.kernels=triton .*{message}: set it to torch$"):
+        resolve_settings(job(model, kernels=Kernels.triton, **recipe), 1)
 
 
 @pytest.mark.usefixtures("gpu")
 def test_resolve_settings_refuses_kernels_without_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "has_triton", lambda device: False)
-    with pytest.raises(InputError, match=r"train\.attention_kernel=triton needs Triton"):
-        resolve_settings(job(attention_kernel=AttentionKernel.triton), 1)
-    with pytest.raises(InputError, match=r"train\.fused_loss=true needs Triton"):
-        resolve_settings(job(fused_loss=True), 1)
-    assert resolve_settings(job(attention_kernel=AttentionKernel.auto), 1).attention_kernel is AttentionKernel.varlen
+    with pytest.raises(InputError, match=r"train\.kernels=triton needs Triton"):
+        resolve_settings(job(kernels=Kernels.triton), 1)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -169,7 +155,7 @@ def test_resolve_settings_gives_the_fused_loss_the_rows_that_fit_and_keeps_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An eighth of 8 GiB holds 14,464 rows of 37,000 in bf16; a run that goes on adds in the order of before."""
-    made = job(fused_loss=True)
+    made = job(kernels=Kernels.triton)
     resolved = resolve_settings(made, 1)
     assert resolved.loss_rows == 14_464
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
@@ -193,14 +179,11 @@ def test_resolve_again_asks_anew_whether_to_compile_on_another_kind_of_device() 
 
 @pytest.mark.usefixtures("gpu")
 def test_resolve_again_fits_no_memory(caplog: pytest.LogCaptureFixture) -> None:
-    """That is of the first start: its micro-batches stay, and no eager trial stands against FlexAttention."""
+    """That is of the first start: its micro-batches stay."""
     caplog.set_level(logging.INFO)
     before = replace(resolve_settings(job(fit_memory=True), 1), max_tokens=12_345)
-    again = resolve_again(job(fit_memory=True, attention_kernel=AttentionKernel.flex), before)
-    assert (again.max_tokens, again.attention_kernel) == (12_345, AttentionKernel.flex)
+    assert resolve_again(job(fit_memory=True), before).max_tokens == 12_345
     assert "train.fit_memory was for the first start: micro-batches still have 12345 tokens" in caplog.text
-    with pytest.raises(InputError, match=r"train\.fit_memory tries steps that are not"):
-        resolve_settings(job(fit_memory=True, attention_kernel=AttentionKernel.flex), 1)
 
 
 def test_find_device_is_that_of_the_run_that_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,38 +210,23 @@ def test_find_device_is_that_of_the_run_that_resumes(tmp_path: Path, monkeypatch
 
 
 def test_resolve_settings_uses_no_kernel_of_gpus_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
-    asked = job(device=Device.cpu, attention_kernel=AttentionKernel.triton, fused_loss=True)
+    asked = job(device=Device.cpu, kernels=Kernels.triton)
     resolved = resolve_settings(asked, 1)
     assert (resolved.attention_kernel, resolved.loss_rows) == (None, None)
-    assert "no GPU has run it" not in caplog.text
+    assert "no GPU has run" not in caplog.text
 
 
 @pytest.mark.usefixtures("gpu")
 def test_resolve_settings_says_which_kernels_are_untried(caplog: pytest.LogCaptureFixture) -> None:
-    """At the first start, and when a run that goes on switches them on; of varlen, which `auto` may choose, nothing."""
-    calm = job(attention_kernel=AttentionKernel.auto)
-    calm.data.filter.max_length = 1_000
-    resolved = resolve_settings(calm, 1)
+    """At the first start, and when a run that goes on switches them on."""
+    calm = resolve_settings(job(), 1)
     assert caplog.messages == []
 
-    asked = job(attention_kernel=AttentionKernel.triton, fused_loss=True)
-    for settle in (lambda: resolve_settings(asked, 1), lambda: resolve_again(asked, resolved)):
+    asked = job(kernels=Kernels.triton)
+    for settle in (lambda: resolve_settings(asked, 1), lambda: resolve_again(asked, calm)):
         caplog.clear()
         settle()
-        assert [message.partition(":")[0] for message in caplog.messages] == [
-            "attention by triton",
-            "train.fused_loss",
-        ]
-
-
-@pytest.mark.usefixtures("gpu")
-def test_resolve_again_compiles_flex_attention_in_a_run_that_was_not_compiled() -> None:
-    """Uncompiled, it would make all weights at once."""
-    eager = resolve_settings(job(layout=LayoutKind.packed, compile=False), 1)
-    assert not eager.compile
-    assert not resolve_again(job(), eager).compile
-    resumed = resolve_again(job(attention_kernel=AttentionKernel.flex), eager)
-    assert (resumed.attention_kernel, resumed.compile) == (AttentionKernel.flex, True)
+        assert [message.partition(":")[0] for message in caplog.messages] == ["train.kernels=triton"]
 
 
 def test_resolve_settings_without_a_compiler_is_eager(

@@ -84,7 +84,9 @@ def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any
 
 
 def _from_table(kind: Any, table: dict[Any, Any], place: str, *, complete: bool) -> Any:
-    """A JSON object as a dataclass."""
+    """A JSON object as a dataclass, whose static method `upgrade`, if it has one, knows what earlier versions wrote."""
+    if hasattr(kind, "upgrade"):
+        table = kind.upgrade(table)
     known = {field.name: field for field in fields(kind)}
     unknown = sorted(map(str, table.keys() - known.keys()))
     _require(not unknown, f"{place} has unknown keys: {unknown!s:.200}")

@@ -96,16 +96,17 @@ class LayoutKind(Enum):
     packed = "packed"
 
 
+class Kernels(Enum):
+    """What computes attention and loss on a GPU: torch's kernels, or this package's own in Triton."""
+
+    torch = "torch"
+    triton = "triton"
+
+
 class AttentionKernel(Enum):
-    """What attends to packed sentences on a GPU; `auto` chooses among the others by a static rule.
+    """The kernel that attends to packed sentences on a GPU: torch's for sentences of any length, or ours."""
 
-    `varlen` is torch's kernel for sentences of any length. `flex` (torch's FlexAttention) and `triton` (this package's
-    kernels) are made for sentences shorter than a tile; no GPU has run them yet.
-    """
-
-    auto = "auto"
     varlen = "varlen"
-    flex = "flex"
     triton = "triton"
 
 
@@ -484,14 +485,11 @@ class TrainConfig:
     compile: bool | None = option(
         None, "torch.compile the training step (null: on a GPU that has a compiler)", on_resume=OnResume.note
     )
-    attention_kernel: AttentionKernel = option(
-        AttentionKernel.varlen,
-        "kernel for packed sentences on a GPU: torch's (varlen), or one for short sentences that no GPU has run yet "
-        "(flex, triton); auto chooses among them by rule",
+    kernels: Kernels = option(
+        Kernels.torch,
+        "kernels for packed attention and the loss on a GPU: torch's, or this package's own (triton), which no GPU has "
+        "run yet",
         on_resume=OnResume.note,
-    )
-    fused_loss: bool = option(
-        False, "compute the loss with a Triton kernel, which no GPU has run yet", on_resume=OnResume.note
     )
     threads: int | None = option(None, "CPU threads (null: this rank's share of the cores)", on_resume=OnResume.note)
     deterministic: bool = option(False, "bit-identical runs on a GPU, slower")
@@ -509,9 +507,16 @@ class TrainConfig:
         5, "last checkpoints to average into the final model (paper, section 6.1)", on_resume=OnResume.allow
     )
     samples: int = option(3, "dev translations shown at each validation", on_resume=OnResume.allow)
-    attention_images: bool = option(
-        True, "draw the attention of a dev sentence in TensorBoard at each validation", on_resume=OnResume.allow
-    )
+
+    @staticmethod
+    def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
+        """The settings that a run or checkpoint of an earlier version holds, under today's keys: see `from_json`."""
+        kernel = stored.get("attention_kernel")  # varlen, triton, or flex and auto, which are gone
+        gone = {"attention_kernel", "fused_loss", "attention_images"}
+        upgraded = {key: value for key, value in stored.items() if key not in gone}
+        if kernel == "triton" or stored.get("fused_loss") is True:
+            upgraded.setdefault("kernels", "triton")
+        return upgraded
 
     def __post_init__(self) -> None:
         at_least(self, "train.", 0, "seed", "prefetch", "keep_best", "samples", "weight_decay")

@@ -25,7 +25,7 @@ from transformer.seeding import seed_for
 
 PLAN_VERSION = 1
 POOL_STEPS = 100  # sorted by length inside pools of about this many steps: "approximate sequence length" (section 5.1)
-SLOTS = 128  # packed capacities are multiples of this, as FlexAttention's blocks want it
+SLOTS = 128  # packed capacities are multiples of this, which tiles of a GPU divide
 SLACK = 1.1  # a packed batch has this many times the slots that its shorter side takes on average over the corpus
 
 _SAMPLED = 500_000  # at most so many pairs are planned for a description of an epoch: a third of a second

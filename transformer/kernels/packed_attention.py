@@ -1,12 +1,11 @@
-"""Attention over packed sentences on a GPU: our Triton kernels, FlexAttention, and the plain form of both.
+"""Attention over packed sentences on a GPU: our Triton kernels, and their plain form.
 
 `N` query slots, `M` key slots, `H` heads, `K` the width of queries and keys, `W` that of values. What a query may see
 is one range of key slots: its sentence's in an encoder, the same up to itself under a causal mask, the source
 sentence's between encoder and decoder. So a pair of integers a row says everything: no form here knows of sentences.
 
-State: the Triton kernels have run in Triton's interpreter on a CPU and have been compiled to machine code for sm_80 and
-sm_90; FlexAttention has run uncompiled, and has been compiled for a GPU that is not there. No GPU has run either, and
-so no default takes them: `train.attention_kernel` does, by their names or by `auto`.
+State: the kernels have run in Triton's interpreter on a CPU and have been compiled to machine code for sm_80 and sm_90.
+No GPU has run them, and so only `train.kernels=triton` takes them.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from transformer.compute import at_least_fp32
 
-FLEX_BLOCK = 128  # slots: with fewer, FlexAttention has no backward on sm_90 for heads of 64
 WIDEST = 128  # numbers of a head that the Triton kernels hold
 
 
@@ -54,7 +52,7 @@ class Ranges:
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, *, keys: Ranges, scale: float, kept: Tensor | None) -> Tensor:
     """Equation 1 over all pairs of slots: q `(N, H, K)`, k `(M, H, K)`, v `(M, H, W)` -> `(N, H, W)`.
 
-    The reference of the forms below: its weights `(H, N, M)` would never fit a step. Those that a query does not see
+    The reference of the form below: its weights `(H, N, M)` would never fit a step. Those that a query does not see
     are 0. `kept` multiplies them: 0 for what dropout drops, else 1 over the share that it keeps.
     """
     slots = torch.arange(len(k), device=k.device)
@@ -84,47 +82,3 @@ def triton_attention(
         seed = torch.zeros(1, dtype=torch.int64, device=q.device)
     out, _ = packed_attention(q, k, v, seed, keys.first, keys.end, queries.first, queries.end, dropout, scale)
     return out
-
-
-def flex_attention(q: Tensor, k: Tensor, v: Tensor, *, keys: Ranges, scale: float) -> Tensor:
-    """The same by torch's FlexAttention, which must be compiled: else it makes all weights at once.
-
-    It has no dropout, and no backward pass on a CPU. `N` and `M` are multiples of 128. What empty slots hold must
-    be finite.
-    """
-    from torch.nn.attention.flex_attention import BlockMask  # slow to import
-    from torch.nn.attention.flex_attention import flex_attention as attend
-
-    def is_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key >= keys.first[query]) & (key < keys.end[query])
-
-    counts, indices = flex_blocks(keys, n_keys=len(k))
-    mask = BlockMask.from_kv_blocks(
-        counts[None, None],
-        indices[None, None],
-        BLOCK_SIZE=FLEX_BLOCK,
-        mask_mod=is_seen,
-        seq_lengths=(len(q), len(k)),
-    )
-
-    row_q, row_k, row_v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # (1, H, N, K)
-    out = attend(row_q, row_k, row_v, block_mask=mask, scale=scale)
-    assert isinstance(out, Tensor)
-    return out.squeeze(0).transpose(0, 1)
-
-
-def flex_blocks(keys: Ranges, *, n_keys: int) -> tuple[Tensor, Tensor]:
-    """How many blocks of 128 keys each block of 128 queries reads, `(N / 128,)`, and which: `(N / 128, M / 128)`.
-
-    Of a row of the second, as many count as the first says. They are all from the first key that a query of the block
-    sees to the last.
-    """
-    n_blocks = n_keys // FLEX_BLOCK
-    assert len(keys.first) % FLEX_BLOCK == n_keys % FLEX_BLOCK == 0
-
-    first = keys.first.view(-1, FLEX_BLOCK).amin(1) // FLEX_BLOCK  # an empty slot begins behind all others
-    last = (keys.end.view(-1, FLEX_BLOCK).amax(1) - 1) // FLEX_BLOCK
-    counts = (last - first + 1).clamp(min=0)
-
-    every = torch.arange(n_blocks, device=first.device, dtype=first.dtype)
-    return counts, (first[:, None] + every).clamp(max=n_blocks - 1)

@@ -5,7 +5,7 @@ forward pass, as in `kernels/loss.py`, but there is no second block for the prob
 where the memory of the device allows it.
 
 State: the pass has run in Triton's interpreter on a CPU and has been compiled to machine code for sm_80 and sm_90. No
-GPU has run it, and so nothing takes it by itself: `train.fused_loss=true` does.
+GPU has run it, and so only `train.kernels=triton` takes it.
 """
 
 from typing import Any

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformer.compute import at_least_fp32
 from transformer.config.settings import AttentionKernel, Score
 from transformer.kernels.attention import dense_attention
-from transformer.kernels.packed_attention import flex_attention, triton_attention
+from transformer.kernels.packed_attention import triton_attention
 from transformer.layout import Histories, Layout, Packed, Padded
 
 # ---- the formula ----------------------------------------------------------------------------------------------------
@@ -173,14 +173,9 @@ def _attend_packed_kernel(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor
         return _attend_varlen(q, k, v, queries, keys, look)
 
     key_ranges = queries.ranges_in(keys)
-    if look.causal:
-        key_ranges = key_ranges.up_to_itself()
-    if queries.kernel is AttentionKernel.flex:
-        assert look.dropout == 0.0
-        return flex_attention(q, k, v, keys=key_ranges, scale=look.scale)
-
     query_ranges = keys.ranges_in(queries)
     if look.causal:
+        key_ranges = key_ranges.up_to_itself()
         query_ranges = query_ranges.from_itself()
     return triton_attention(q, k, v, keys=key_ranges, queries=query_ranges, dropout=look.dropout, scale=look.scale)
 

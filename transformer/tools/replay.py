@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from transformer.checkpoint import Checkpoint, first_not_finite, load_checkpoint, newest_finite
 from transformer.config.jobs import ReplayJob
-from transformer.config.settings import AttentionKernel, TrainConfig
+from transformer.config.settings import TrainConfig
 from transformer.data.batch import Batch
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.prepare import prepare
@@ -168,9 +168,6 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
     if checkpoint is not None:
         job = replace(job, train=checkpoint.settings("train", TrainConfig))
     resolved = replace(resolve_again(job, record.resolved), compile=False)
-    if resolved.attention_kernel is AttentionKernel.flex:
-        # The flex kernel must be compiled, and a replay is not: it attends to groups instead.
-        resolved = replace(resolved, attention_kernel=None)
 
     # Its corpus, which must be the same.
     prepared = prepare(job)

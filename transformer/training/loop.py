@@ -38,7 +38,7 @@ from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 from transformer.training.optimizer import move_average, rate_of, updates_applied
 from transformer.training.process import process_settings_restored
-from transformer.training.samples import show_attention, show_samples
+from transformer.training.samples import show_samples
 from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.validate import validate
@@ -326,9 +326,6 @@ def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:
 
     # Show what the model does.
     show_samples(run.dev, hypotheses, tracker, step=step, count=job.train.samples)
-    if job.train.attention_images and run.world.is_rank0:
-        show_attention(model, run.dev, tracker, step=step, device=run.device, precision=run.resolved.precision)
-
     return step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]
 
 

@@ -21,7 +21,7 @@ from transformer.compute import (
     resolve_precision,
 )
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import AttentionKernel, Device, LayoutKind, Precision, Score
+from transformer.config.settings import AttentionKernel, Device, Kernels, LayoutKind, ModelConfig, Precision, Score
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Lengths, Mixture
 from transformer.errors import InputError
@@ -31,10 +31,6 @@ from transformer.machine import resolve_threads
 from transformer.records import Resolved
 
 log = logging.getLogger(__name__)
-
-# Where `data.filter.max_length` is below this, `auto` prefers the Triton kernel, whose tiles have 64 rows. An estimate:
-# a tile reads about 64 keys in vain, which is little beside so many, and then torch's larger tiles multiply faster.
-_SHORT = 512
 
 
 def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
@@ -46,14 +42,14 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
     if job.train.fit_memory and device.type == "cpu":
         log.info("train.fit_memory tries steps on a GPU; on a CPU micro-batches have %d tokens", max_tokens)
 
-    kernel = _attention_kernel(job, device, precision, tries_steps=job.train.fit_memory)
+    kernel = _attention_kernel(job, device, precision)
     layout = job.train.layout
     if layout is LayoutKind.auto:
         is_packed = device.type == "cpu" or kernel is not None
         layout = LayoutKind.packed if is_packed else LayoutKind.padded
 
     loss_rows = _loss_rows(job, device, precision, max_tokens=max_tokens)
-    _warn_of_untried(kernel if layout is LayoutKind.packed else None, loss_rows)
+    _warn_of_untried(job, device)
     return Resolved(
         device=Device[device.type],
         precision=precision,
@@ -67,14 +63,10 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
     )
 
 
-def _warn_of_untried(kernel: AttentionKernel | None, loss_rows: int | None) -> None:
-    """Warn of a kernel that no GPU has run: one is taken only where the job asks for it, by its name or by `auto`."""
-    if kernel in (AttentionKernel.flex, AttentionKernel.triton):
-        log.warning(
-            "attention by %s: no GPU has run it; compare the loss with train.attention_kernel=varlen", kernel.name
-        )
-    if loss_rows is not None:
-        log.warning("train.fused_loss: no GPU has run it; compare the loss with that of false")
+def _warn_of_untried(job: TrainJob, device: torch.device) -> None:
+    """Warn of kernels that no GPU has run."""
+    if job.train.kernels is Kernels.triton and device.type == "cuda":
+        log.warning("train.kernels=triton: no GPU has run these kernels; compare the loss with train.kernels=torch")
 
 
 def _default_max_tokens(device: torch.device) -> int:
@@ -84,74 +76,47 @@ def _default_max_tokens(device: torch.device) -> int:
     return 32_768 if has_much_memory(device) else 8_192
 
 
-def _attention_kernel(
-    job: TrainJob, device: torch.device, precision: Precision, *, tries_steps: bool
-) -> AttentionKernel | None:
+def _attention_kernel(job: TrainJob, device: torch.device, precision: Precision) -> AttentionKernel | None:
     """The one kernel that attends to packed sentences; None where they are attended to in groups of padded ones.
 
-    `tries_steps`: `train.fit_memory` will try steps before the first one, and these are not compiled.
-
-    `varlen`, the default, is torch's kernel, and None where it cannot attend. `flex` and `triton` raise InputError
-    where they cannot on a GPU. `auto` takes the first that can: Triton where all sentences are short, varlen, Triton
-    (for dropout on the weights, which no other has, and for fp32), FlexAttention (for wider heads). This order has not
-    been measured.
+    Raises InputError where `train.kernels=triton` cannot be had on a GPU.
     """
-    wanted = job.train.attention_kernel
     if device.type != "cuda":
         return None
 
-    obstacles = _obstacles(job, device, precision, tries_steps=tries_steps)
-    match wanted:
-        case AttentionKernel.varlen:
-            return None if obstacles[wanted] else wanted
-        case AttentionKernel.flex | AttentionKernel.triton:
-            if obstacles[wanted]:
-                raise InputError(f"train.attention_kernel={wanted.name} {obstacles[wanted]}: set it to varlen or auto")
-            return wanted
-
-    order = [AttentionKernel.varlen, AttentionKernel.triton, AttentionKernel.flex]
-    if job.data.filter.max_length < _SHORT:
-        order = [AttentionKernel.triton, AttentionKernel.varlen, AttentionKernel.flex]
-    return next((kernel for kernel in order if not obstacles[kernel]), None)
-
-
-def _obstacles(
-    job: TrainJob, device: torch.device, precision: Precision, *, tries_steps: bool
-) -> dict[AttentionKernel, str]:
-    """Why each kernel cannot attend to this model's packed sentences on this GPU; empty where it can."""
     model = job.model
-    widths = (model.key_width, model.value_width)
-    if model.score is Score.additive:
-        return dict.fromkeys(AttentionKernel, "does not support model.score=additive")
+    if job.train.kernels is Kernels.triton:
+        obstacle = _triton_obstacle(model, device, precision)
+        if obstacle is not None:
+            raise InputError(f"train.kernels=triton {obstacle}: set it to torch")
+        return AttentionKernel.triton
 
-    obstacles = dict.fromkeys(AttentionKernel, "")
-    if model.attention_dropout > 0.0:
-        obstacles[AttentionKernel.varlen] = obstacles[AttentionKernel.flex] = "does not support model.attention_dropout"
-    dtype = product_dtype(precision)
-    if not has_varlen_kernel(device, dtype, d_k=model.key_width, d_v=model.value_width):
-        obstacles[AttentionKernel.varlen] = "is for half precision and equal widths, on GPUs since Ampere"
+    can_varlen = (
+        model.score is not Score.additive
+        and model.attention_dropout == 0.0
+        and has_varlen_kernel(device, product_dtype(precision), d_k=model.key_width, d_v=model.value_width)
+    )
+    return AttentionKernel.varlen if can_varlen else None
+
+
+def _triton_obstacle(model: ModelConfig, device: torch.device, precision: Precision) -> str | None:
+    """Why the Triton kernels cannot compute this model on this GPU; None where they can."""
+    widest = max(model.key_width, model.value_width)
+    if model.score is Score.additive:
+        return "does not support model.score=additive"
     if precision is Precision.fp64:
-        obstacles[AttentionKernel.flex] = obstacles[AttentionKernel.triton] = "does not support train.precision=fp64"
+        return "does not support train.precision=fp64"
     if not has_triton(device):
-        obstacles[AttentionKernel.flex] = obstacles[AttentionKernel.triton] = "needs Triton, and a GPU since Ampere"
-    if max(widths) > WIDEST:
-        obstacles[AttentionKernel.triton] = f"holds heads of at most {WIDEST}, and here they have {max(widths)}"
-    if job.train.compile is False or not has_compiler(device):
-        obstacles[AttentionKernel.flex] = "must be compiled (train.compile, and a C++ compiler)"
-    if tries_steps:
-        obstacles[AttentionKernel.flex] = "must be compiled, and train.fit_memory tries steps that are not"
-    return obstacles
+        return "needs Triton, and a GPU since Ampere"
+    if widest > WIDEST:
+        return f"holds heads of at most {WIDEST}, and here they have {widest}"
+    return None
 
 
 def _loss_rows(job: TrainJob, device: torch.device, precision: Precision, *, max_tokens: int) -> int | None:
-    """Rows of logits that the fused loss holds at a time; None: it is not asked for, or this is no GPU.
-
-    Raises InputError where the GPU cannot run it.
-    """
-    if not job.train.fused_loss or device.type != "cuda":
+    """Rows of logits that the loss in Triton holds at a time; None: it is not asked for, or this is no GPU."""
+    if job.train.kernels is not Kernels.triton or device.type != "cuda":
         return None
-    if not has_triton(device):
-        raise InputError("train.fused_loss=true needs Triton, and a GPU since Ampere: set it to false")
     return rows_that_fit(
         free_gpu_memory(device),
         vocab_size=job.tokenizer.vocab_size,
@@ -231,15 +196,14 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
         if threads < before.threads:  # on another machine, or with more ranks on it: they would wait for each other
             log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
 
-    kernel = _attention_kernel(job, device, before.precision, tries_steps=False)
+    kernel = _attention_kernel(job, device, before.precision)
     wanted = job.train.compile
-    is_by_rule = device.type != before.device.name or kernel is AttentionKernel.flex  # flex must be compiled
-    if wanted is None and not is_by_rule:
+    if wanted is None and device.type == before.device.name:
         wanted = before.compile
     loss_rows = _loss_rows(job, device, before.precision, max_tokens=max_tokens)
     if before.loss_rows is not None and loss_rows is not None:
         loss_rows = before.loss_rows  # other blocks would add in another order
-    _warn_of_untried(kernel if before.layout is LayoutKind.packed else None, loss_rows)
+    _warn_of_untried(job, device)
     return replace(
         before,
         device=Device[device.type],

@@ -20,7 +20,7 @@ from transformer.checkpoint import Checkpoint, check_config, load_checkpoint, ne
 from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import AttentionKernel, Device
+from transformer.config.settings import Device
 from transformer.cost import count_parameters
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
@@ -210,7 +210,7 @@ def build_run(
     # The model under its loss, as it will be trained.
     objective = Objective(state.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
     if resolved.compile:
-        objective.compile(cut_at_buckets=resolved.attention_kernel is not AttentionKernel.flex)
+        objective.compile()
     parallel = world.wrap(objective)
 
     # Its micro-batches, which fit into memory.

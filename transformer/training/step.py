@@ -47,20 +47,16 @@ class Objective(nn.Module):
         self.loss_rows = loss_rows
         self._compiled: Callable[[Batch], Tensor] | None = None  # `_hidden`, compiled
 
-    def compile(self, *, backend: str = "inductor", cut_at_buckets: bool = True) -> None:
+    def compile(self, *, backend: str = "inductor") -> None:
         """Compile encoder and decoder for training.
 
         The loss is a kernel already, and the batches of the dev set have too many shapes to compile for. Among several
-        ranks the compiler cuts the stacks where DDP's buckets end, so that gradients leave early. It refuses
-        FlexAttention there: `cut_at_buckets=False` leaves the stacks whole.
+        ranks the compiler cuts the stacks where DDP's buckets end, so that gradients leave early.
         """
         sources = torch.compiler.config.dynamic_sources
         if DYNAMIC not in sources:
             torch.compiler.config.dynamic_sources = f"{sources},{DYNAMIC}" if sources else DYNAMIC
-        compiled: Callable[[Batch], Tensor] = torch.compile(self._hidden, backend=backend)
-        if not cut_at_buckets:
-            compiled = torch._dynamo.config.patch(optimize_ddp=False)(compiled)
-        self._compiled = compiled
+        self._compiled = torch.compile(self._hidden, backend=backend)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The smoothed loss, to be differentiated, and the plain one, summed over the batch's real target tokens.

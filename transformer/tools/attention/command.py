@@ -3,7 +3,7 @@
     one sentence     sentence -> output: a page to explore, figures, and the weights as a file
     many of them     describe_heads -> `heads`: what each head does, and how well layers align words
 
-The weights themselves come from `model/inspection`.
+The weights themselves come from `tools/inspection`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,6 @@ from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.files import make_output
 from transformer.machine import resolve_threads
-from transformer.model.inspection import attention_maps
 from transformer.run_dir import RunDir
 from transformer.tools.attention.heads import (
     AlignmentMeter,
@@ -44,6 +43,7 @@ from transformer.tools.attention.sentence import (
     read_pieces,
     sentences_of,
 )
+from transformer.tools.inspection import attention_maps
 
 MOST_WEIGHTS = 1 << 24  # of one sentence pair: a page of at most 16 MB or so
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from transformer.model.inspection import AttentionMaps, Role
+from transformer.tools.inspection import AttentionMaps, Role
 from transformer.tools.page import Component
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from transformer.data.corpus import read_lines
 from transformer.errors import InputError
-from transformer.model.inspection import AttentionMaps, Role
+from transformer.tools.inspection import AttentionMaps, Role
 from transformer.tools.markdown import markdown_table
 
 SPACE = "\u2581"  # begins a piece that begins a word

@@ -2,7 +2,7 @@
 
     a text, a line of a file, or of a set that the run keeps      named_sentence, sentences_of
       -> pieces, and the translation: given, or the model's own   read_pieces
-      -> the weights of every head                                inspect, by `model/inspection`
+      -> the weights of every head                                inspect, by `tools/inspection`
 
 It is below `command` and the attention section of `report`.
 """
@@ -17,9 +17,9 @@ from transformer.data.corpus import is_blank, read_lines, read_pairs
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.evaluation.sets import read_set
-from transformer.model.inspection import AttentionMaps, Role, attention_maps
 from transformer.run_dir import DEV, RunDir
 from transformer.tools.attention.figures import Words
+from transformer.tools.inspection import AttentionMaps, Role, attention_maps
 from transformer.vocabulary import BOS, EOS
 
 Sentence = tuple[str, str | None]  # a source and, where the model is to read it, its translation
