@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer.checkpoint import Checkpoint, commit, load_checkpoint, newest
+from transformer.checkpoint import Checkpoint, commit, newest, open_checkpoint
 from transformer.config.jobs import AverageJob, TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric, TrainConfig
@@ -36,7 +36,7 @@ def average_checkpoints(
     used: list[Checkpoint] = []
     for step in steps:
         try:
-            checkpoint = load_checkpoint(RunDir(run_dir).checkpoint(step))
+            checkpoint = open_checkpoint(RunDir(run_dir).checkpoint(step))
             tensors = checkpoint.weights()
             shapes = {name: tensor.shape for name, tensor in tensors.items()}
             if used and shapes != {name: total.shape for name, total in sums.items()}:
@@ -110,7 +110,7 @@ def average(job: AverageJob) -> Checkpoint:
     if not run_dir.is_dir():
         raise InputError(f"run_dir={job.run_dir}: no such directory; `transformer train` makes one")
     with lock_run(run_dir):
-        checkpoint = newest(run_dir)
+        checkpoint = newest(run_dir, open_checkpoint)
         if checkpoint is None:
             raise InputError(f"{run_dir}: there is no checkpoint to average yet")
         recipe = checkpoint.settings("train", TrainConfig)

@@ -16,9 +16,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,12 +35,14 @@ from transformer.files import (
     UNFINISHED,
     Digest,
     check_digest,
+    check_size,
     encode_json,
     list_names,
     make_directories,
     open_regular,
     parse_json,
     put_back,
+    read_verified,
     remove,
     storage_error,
     sync,
@@ -87,19 +89,19 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint: its place, its step and its two documents. Tensors are read on demand."""
+    """A checkpoint: its place, its step and its two documents, which are verified. Tensors are read on demand."""
 
     path: Path
     step: int
     config: dict[str, Any]
     state: dict[str, Any]
+    read: dict[str, Tensor] | None = field(default=None, repr=False, compare=False)  # its weights, where they were read
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors called MODEL, OPTIMIZER or EMA by sorted name, on the CPU; verified again as they are read.
+        """The tensors called MODEL, OPTIMIZER or EMA by sorted name, on the CPU; verified as they are read.
 
         Raises CheckpointError, also if the checkpoint does not hold them.
         """
-        # Read the bytes whose digest is in the manifest.
         file_name = tensor_file(name)
         path = self.path / file_name
         with _open_folder(self.path) as folder, _errors_named(path):
@@ -107,10 +109,8 @@ class Checkpoint:
             if expected is None:
                 raise ValueError("this checkpoint does not hold it")
             with open_regular(path, folder) as file:
-                check_digest(file, expected)
-                data = file.read()
+                data = read_verified(file, expected)
 
-        # Make tensors of them.
         try:
             tensors = safetensors.torch.load(data)
         except Exception as error:  # a hostile header fails in as many ways as safetensors and torch have
@@ -127,13 +127,18 @@ class Checkpoint:
 
         Raises CheckpointError as `tensors` does, and where they are not finite floating-point numbers.
         """
-        name = EMA if self.holds(EMA) else MODEL
-        tensors = self.tensors(name)
+        tensors = self.tensors(self.weights_name) if self.read is None else self.read
         try:
             check_weights(tensors)
         except ValueError as error:
-            raise CheckpointError(f"{self.path / tensor_file(name)}: {error}: use another checkpoint") from None
+            place = self.path / tensor_file(self.weights_name)
+            raise CheckpointError(f"{place}: {error}: use another checkpoint") from None
         return tensors
+
+    @property
+    def weights_name(self) -> str:
+        """EMA where it holds a moving average, else MODEL."""
+        return EMA if self.holds(EMA) else MODEL
 
     def settings(self, section: str, kind: type[T]) -> T:
         """A section of its configuration, such as "model". Raises CheckpointError where that is missing or bad."""
@@ -323,8 +328,8 @@ def is_checkpoint(path: Path) -> bool:
     return (path / MANIFEST).exists()
 
 
-def newest(run_dir: Path) -> Checkpoint | None:
-    """The newest checkpoint that verifies; None if there is none at all.
+def newest(run_dir: Path, load: Callable[[Path], Checkpoint] | None = None) -> Checkpoint | None:
+    """The newest checkpoint that loads, by default with all of its files verified; None if there is none at all.
 
     Damaged ones that are newer are reported, and moved to `.bad-step-N` if this process holds the lock. Raises
     CheckpointError, with nothing touched, if there are some and none verifies.
@@ -334,7 +339,7 @@ def newest(run_dir: Path) -> Checkpoint | None:
     for step in reversed(list_steps(run_dir)):
         path = run.checkpoint(step)
         try:
-            checkpoint = load_checkpoint(path)
+            checkpoint = (load or load_checkpoint)(path)
         except CheckpointError as error:
             if os.path.lexists(path):  # else a trainer rotated it away while it was being read
                 damaged[path] = error
@@ -372,6 +377,8 @@ def newest_finite(run_dir: Path) -> Checkpoint | None:
 def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
     """The checkpoint called `averaged`, `best`, `last`, `step-N` or `auto`: averaged, or last where that is newer.
 
+    It is to be used for its weights: these are read and verified, and nothing else but its documents.
+
     Raises InputError where there is none of that name, CheckpointError where it is damaged.
     """
     if not run_dir.is_dir():
@@ -381,7 +388,7 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
         return averaged
 
     if name in ("last", "auto"):
-        last = newest(run_dir)
+        last = newest(run_dir, load_weights)
         if last is None:
             raise InputError(f"{run_dir}: no checkpoint yet; `transformer train run_dir={run_dir}` makes one")
         return last
@@ -391,7 +398,7 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
     if not path.is_dir():
         known = ", ".join(f"{STEP_PREFIX}{step}" for step in list_steps(run_dir)) or "none"
         raise InputError(f"checkpoint={name}: {path} is not there; there are: {known}")
-    return load_checkpoint(path)
+    return load_weights(path)
 
 
 def _find_averaged(run_dir: Path, name: str) -> Checkpoint | None:
@@ -400,12 +407,12 @@ def _find_averaged(run_dir: Path, name: str) -> Checkpoint | None:
     if name == "averaged":
         if not path.is_dir():
             raise InputError(f"{path}: not there yet; `transformer average run_dir={run_dir}` makes it")
-        return load_checkpoint(path)
+        return load_weights(path)
 
     if name != "auto" or not path.is_dir():
         return None
     try:
-        averaged = load_checkpoint(path)
+        averaged = load_weights(path)
     except CheckpointError as error:
         log.warning("%s; using the last checkpoint instead", error)
         return None
@@ -438,6 +445,21 @@ def _step_number(name: str) -> int:
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Verify the checkpoint at `path`: names, kinds, sizes, digests. Raises CheckpointError naming the bad file."""
+    return _load(path, verifies_tensors=True)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The same, but for the digests of its tensors, which are verified when they are read."""
+    return _load(path, verifies_tensors=False)
+
+
+def load_weights(path: Path) -> Checkpoint:
+    """The same, with its weights read."""
+    checkpoint = open_checkpoint(path)
+    return replace(checkpoint, read=checkpoint.tensors(checkpoint.weights_name))
+
+
+def _load(path: Path, *, verifies_tensors: bool) -> Checkpoint:
     documents: dict[str, Any] = {}
     with _open_folder(path) as folder:
         # Every file that is in the manifest or in the directory must be in both.
@@ -448,7 +470,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
                 if name not in manifest.files:
                     raise ValueError("not in the manifest")
                 with open_regular(path / name, folder) as file:
-                    check_digest(file, manifest.files[name])
+                    if verifies_tensors or name in _DOCUMENTS:
+                        check_digest(file, manifest.files[name])
+                    else:
+                        check_size(file, manifest.files[name])
                     if name in _DOCUMENTS:
                         documents[name] = parse_json(file)
                         if not isinstance(documents[name], dict):

@@ -223,13 +223,29 @@ def digest_file(path: Path) -> Digest:
 
 def check_digest(file: BufferedReader, expected: Digest) -> None:
     """Compare an open file with its digest, and leave it at its start. Raises ValueError where they differ."""
+    check_size(file, expected)
+    _check_sha256(hashlib.file_digest(file, "sha256").hexdigest(), expected)
+    file.seek(0)
+
+
+def read_verified(file: BufferedReader, expected: Digest) -> bytes:
+    """The content of an open file, which is what its digest says. Raises ValueError where it is not."""
+    check_size(file, expected)
+    data = file.read()
+    _check_sha256(hashlib.sha256(data).hexdigest(), expected)
+    return data
+
+
+def check_size(file: BufferedReader, expected: Digest) -> None:
+    """Raise ValueError unless an open file has the size that its digest says."""
     size = os.fstat(file.fileno()).st_size
     if size != expected.size:
         raise ValueError(f"damaged: {size} bytes, and {MANIFEST} says {expected.size}")
-    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    if sha256 != expected.sha256:
+
+
+def _check_sha256(found: str, expected: Digest) -> None:
+    if found != expected.sha256:
         raise ValueError(f"damaged: its sha256 differs from the one in {MANIFEST}")
-    file.seek(0)
 
 
 def open_regular(path: Path, folder: int | None = None, *, limit: int | None = None) -> BufferedReader:

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from hashlib import sha256
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ from support.checkpoints import (
     write,
 )
 from support.corpora import step_dir
-from transformer.checkpoint import commit, load_checkpoint, newest, rotate
+from transformer.checkpoint import commit, find_checkpoint, load_checkpoint, newest, rotate
 from transformer.errors import CheckpointError, InputError, LockedError, StorageError
-from transformer.files import read_json, write_json
+from transformer.files import Digest, read_json, read_verified, write_json
 from transformer.run_dir import RunDir, holds_lock, list_steps, lock_run
 
 quick = pytest.fixture(autouse=True)(do_not_wait_for_the_disk)
@@ -344,6 +345,37 @@ def test_lock_run_names_places_that_cannot_be_locked(tmp_path: Path) -> None:
 def test_load_checkpoint_detects_and_names_damage(damage: Callable[..., set[str]], run: Path, tmp_path: Path) -> None:
     for seed in range(12):
         assert_detected(run, tmp_path / "damaged", damage, random.Random(seed))
+
+
+def flip_last_byte(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def test_find_checkpoint_verifies_what_is_used_and_falls_back_where_that_is_damaged(run: Path) -> None:
+    """Moments are for resuming: who translates does not read them."""
+    flip_last_byte(step_dir(run, 20) / "optimizer.safetensors")
+    assert find_checkpoint(run, "last").step == 20
+    found = newest(run)
+    assert found is not None
+    assert found.step == 10
+    flip_last_byte(step_dir(run, 20) / "model.safetensors")
+    flip_last_byte(step_dir(run, 20) / "ema.safetensors")
+    assert find_checkpoint(run, "last").step == 10
+
+
+def test_find_checkpoint_reads_the_weights_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counted(file: BufferedReader, expected: Digest) -> bytes:
+        read.append(expected.sha256)
+        return read_verified(file, expected)
+
+    monkeypatch.setattr("transformer.checkpoint.read_verified", counted)
+    monkeypatch.setattr("transformer.checkpoint.check_weights", lambda tensors: None)
+    find_checkpoint(run, "last").weights()
+    weights = (step_dir(run, 20) / "ema.safetensors").read_bytes()
+    assert read == [sha256(weights).hexdigest()]
 
 
 def test_newest_reports_a_damaged_checkpoint_once_and_keeps_it(run: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformer.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, load_checkpoint
+from transformer.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, load_weights
 from transformer.config.jobs import TrainJob
 from transformer.config.keys import as_typed
 from transformer.config.primitives import to_json
@@ -31,7 +31,7 @@ def find_source(job: TrainJob) -> Checkpoint | None:
         return None
 
     path = Path(job.init_from)
-    source = load_checkpoint(path) if is_checkpoint(path) else find_checkpoint(path, "auto")
+    source = load_weights(path) if is_checkpoint(path) else find_checkpoint(path, "auto")
 
     there = _architecture_of(source.settings("model", ModelConfig))
     here = _architecture_of(job.model)
