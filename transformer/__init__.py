@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from transformer.config.compose import compose
+    from transformer.cli.commands import compose
     from transformer.decoding.loading import load
     from transformer.decoding.translator import Translator
     from transformer.layout import Padded
@@ -42,7 +42,7 @@ else:  # hidden from type checkers, who would let every misspelt name through
         """The public name, from the module that defines it (PEP 562)."""
         match name:
             case "compose":
-                from transformer.config.compose import compose as public
+                from transformer.cli.commands import compose as public
             case "load":
                 from transformer.decoding.loading import load as public
             case "Translator":

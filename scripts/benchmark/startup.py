@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from contest import fail, machine, positive, ratios, row, rule, spread
 
-from transformer.config.compose import compose
+from transformer.cli.commands import compose
 from transformer.config.jobs import TrainJob
 from transformer.data.prepare import prepare
 from transformer.data.tokenizer import Tokenizer

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from support.corpora import run, run_command, tiny_job, write_corpus
-from transformer.config.jobs import AttentionJob
-from transformer.config.settings import DataConfig, ModelConfig, Norm, Precision, Score, WeightsFormat
+from transformer.config.settings import DataConfig, ModelConfig, Norm, Precision, Score
 from transformer.data.batch import collate
 from transformer.data.store import Store
 from transformer.errors import StorageError
@@ -28,6 +27,7 @@ from transformer.model.attention import MultiHeadAttention
 from transformer.model.transformer import Transformer
 from transformer.tools.attention.command import attention
 from transformer.tools.attention.figures import Panel, Picture, Words, draw_lines, draw_maps
+from transformer.tools.attention.job import AttentionJob, WeightsFormat
 from transformer.tools.inspection import AttentionMaps, Role, attention_maps
 from transformer.tools.plots import fonts_for
 

@@ -46,21 +46,7 @@ from transformer.cli import commands
 from transformer.cli.completion import complete
 from transformer.cli.overrides import parse_arguments
 from transformer.config.compose import composing_error
-from transformer.config.jobs import (
-    AttentionJob,
-    AverageJob,
-    CompareJob,
-    DoctorJob,
-    EvaluateJob,
-    ExportJob,
-    ReplayJob,
-    ReportJob,
-    ScoreJob,
-    SummaryJob,
-    TableJob,
-    TrainJob,
-    TranslateJob,
-)
+from transformer.config.jobs import AverageJob, EvaluateJob, ScoreJob, TrainJob, TranslateJob
 from transformer.config.settings import (
     Algorithm,
     Decay,
@@ -76,6 +62,14 @@ from transformer.config.settings import (
     SearchConfig,
     SweepConfig,
 )
+from transformer.tools.attention.job import AttentionJob
+from transformer.tools.compare.job import CompareJob
+from transformer.tools.doctor.job import DoctorJob
+from transformer.tools.export.job import ExportJob
+from transformer.tools.replay.job import ReplayJob
+from transformer.tools.report.job import ReportJob
+from transformer.tools.summary.job import SummaryJob
+from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.rows import output_of
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
@@ -224,7 +218,7 @@ def test_experiment_without_its_first_line_is_told_which(tmp_path: Path) -> None
     folder = write_experiment(tmp_path, "train: {max_steps: 5}")
     path = Path(folder) / "experiment" / "mine.yaml"
     path.write_text(path.read_text(encoding="utf-8").partition("\n")[2], encoding="utf-8")
-    assert_refused(enter("train", "--config-dir", folder, "experiment=mine"), "experiment/mine", "# @package _global_")
+    assert_refused(enter("train", "--config-dir", folder, "experiment=mine"), "experiment=mine", "# @package _global_")
 
 
 def test_experiment_of_a_good_yaml_composes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from support.corpora import finish, run, run_command, start, tiny_job, write_corpus
 from support.paths import ROOT
-from transformer.config.compose import compose
+from transformer.cli.commands import compose
 from transformer.errors import CheckpointError, InputError
 from transformer.records import Results
 from transformer.run_dir import RunDir

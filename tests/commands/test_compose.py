@@ -25,11 +25,12 @@ from support.corpora import (
     tiny_job,
     write_corpus,
 )
-from transformer.config.compose import compose
-from transformer.config.jobs import AverageJob, EvaluateJob, Job, SummaryJob, TrainJob, TranslateJob
+from transformer.cli.commands import compose
+from transformer.config.jobs import AverageJob, EvaluateJob, Job, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format, Norm, PairConfig
 from transformer.errors import InputError
+from transformer.tools.summary.job import SummaryJob
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import torch
 from support.corpora import finish, run, run_command, start, tiny_job, write_corpus, write_pair
 from support.interventions import before_each_pass, before_each_update
 from support.paths import ROOT
-from transformer.config.jobs import DoctorJob, TrainJob
+from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     DataConfig,
     Device,
@@ -41,6 +41,7 @@ from transformer.model.transformer import Transformer
 from transformer.records import MemoryCheck, Resolved
 from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
 from transformer.tools.doctor.findings import Level, Place, measured
+from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.text import is_double_encoded
 from transformer.tools.doctor.training import check_cost, check_overfit, largest_leak
 from transformer.training.resolve import resolve_settings

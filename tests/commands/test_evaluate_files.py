@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.corpora import finish, run_command, start
-from transformer.config.compose import compose
+from transformer.cli.commands import compose
 from transformer.config.jobs import EvaluateJob
 from transformer.config.keys import keys_of
 from transformer.errors import InputError

@@ -19,7 +19,7 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import PairConfig, paper_peak
 from transformer.cost import count_parameters
 from transformer.data.prepare import prepare
-from transformer.tools.summary import format_summary, summarise
+from transformer.tools.summary.command import format_summary, summarise
 from transformer.training.optimizer import learning_rate
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")

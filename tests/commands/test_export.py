@@ -15,7 +15,6 @@ import torch
 from torch.nn import functional as F
 
 from support.corpora import as_a_command, reseal, run, run_command, tiny_job, write_corpus
-from transformer.config.jobs import ExportJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
     Activation,
@@ -24,11 +23,9 @@ from transformer.config.settings import (
     Norm,
     Positions,
     Precision,
-    Quantization,
     Score,
     SearchConfig,
     SearchOverride,
-    Target,
     TokenizerConfig,
 )
 from transformer.data.corpus import read_pairs
@@ -41,6 +38,7 @@ from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
 from transformer.tools.export import ctranslate2
 from transformer.tools.export.command import FORMATS, Exported, ParityError, export, format_exported
+from transformer.tools.export.job import ExportJob, Quantization, Target
 from transformer.tools.export.parity import (
     Difference,
     Parity,

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from support.corpora import run, run_command, tiny_job, write_corpus
-from transformer.config.jobs import AttentionJob
 from transformer.config.settings import DataConfig
 from transformer.errors import InputError
 from transformer.tools.attention.command import attention
@@ -24,6 +23,7 @@ from transformer.tools.attention.heads import (
     read_alignments,
     word_of_each,
 )
+from transformer.tools.attention.job import AttentionJob
 from transformer.tools.inspection import AttentionMaps
 
 

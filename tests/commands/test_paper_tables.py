@@ -14,8 +14,9 @@ import pytest
 
 from support.command_line import enter
 from support.corpora import read, run_command, tiny_job, write_corpus
-from transformer.config.compose import compose, read_rows
-from transformer.config.jobs import TableJob, TrainJob
+from transformer.cli.commands import compose
+from transformer.config.compose import read_rows
+from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Activation, Norm, TrainConfig
 from transformer.cost import count_parameters, step_flops
@@ -28,6 +29,7 @@ from transformer.tools.tables import grid
 from transformer.tools.tables import make as tables
 from transformer.tools.tables.format import format_markdown, write_table
 from transformer.tools.tables.grid import describe_changes, differences, with_changes
+from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.make import make_layer_table, make_table
 from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.tools.tables.paper import TABLE_3

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from support.command_line import HYDRA_NODES, RECIPES, assert_refused, enter, flat
 from support.corpora import metrics_of, results_of, run
 from support.paths import ROOT
-from transformer.config.compose import compose
+from transformer.cli.commands import compose
 from transformer.config.jobs import TrainJob
 from transformer.config.keys import shipped
 from transformer.config.primitives import to_json

@@ -23,13 +23,14 @@ from support.corpora import (
     tiny_job,
     write_corpus,
 )
-from transformer.config.jobs import ReplayJob, TrainJob
+from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, LayoutKind, Norm, OptimizerKind, Precision, SearchConfig
 from transformer.data.prepare import prepare
 from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, NumericalError
-from transformer.tools.replay import Phase, format_replay, replay
+from transformer.tools.replay.command import Phase, format_replay, replay
+from transformer.tools.replay.job import ReplayJob
 
 Tensors = dict[str, torch.Tensor]
 LAST = 8

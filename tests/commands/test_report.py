@@ -11,13 +11,14 @@ import pytest
 
 from support.browser import Browser, running_browser
 from support.corpora import metrics_of, read, run, run_command, tiny_job, write_corpus
-from transformer.config.compose import compose
-from transformer.config.jobs import CompareJob, ReportJob
+from transformer.cli.commands import compose
 from transformer.config.settings import Device, Format
 from transformer.errors import InputError, StorageError
 from transformer.run_dir import RunDir
 from transformer.tools import significance
+from transformer.tools.compare.job import CompareJob
 from transformer.tools.report.curves import MOST_POINTS, thin
+from transformer.tools.report.job import ReportJob
 from transformer.tools.report.provenance import train_overrides
 from transformer.tools.report.reading import read_run
 from transformer.tools.report.samples import Part, mark_differences, split_text, spread

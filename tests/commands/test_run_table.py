@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from support.corpora import run, run_command, tiny_job, write_corpus
-from transformer.config.jobs import TableJob
 from transformer.config.settings import Metric
 from transformer.errors import InputError
 from transformer.records import Results, Validation
 from transformer.run_dir import RunDir
+from transformer.tools.tables.job import TableJob
 
 BLEU = {"seed-1": 20.0, "seed-2": 30.0, "wide": 40.0, "again/seed-3": 10.0}
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from support.command_line import enter
 from support.corpora import read, run_command, step_dir, tiny_job, write_corpus
-from transformer.config.jobs import TableJob, TrainJob
+from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json
 from transformer.config.settings import ModelConfig, Score
 from transformer.data.batch import Batch, collate
@@ -34,6 +34,7 @@ from transformer.tools.plots import Panel, plot_panels
 from transformer.tools.significance import Interval
 from transformer.tools.tables import command as tables
 from transformer.tools.tables import grid
+from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.make import make_table
 from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.tools.tables.score_study import costs as costs_module

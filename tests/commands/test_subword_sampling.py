@@ -22,8 +22,8 @@ from support.corpora import (
 )
 from support.ranks import ranks
 from support.resumed_runs import learned, stop_at
-from transformer.config.compose import compose
-from transformer.config.jobs import ReplayJob, TrainJob
+from transformer.cli.commands import compose
+from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     Algorithm,
     DataConfig,
@@ -33,7 +33,8 @@ from transformer.config.settings import (
     TokenizerConfig,
 )
 from transformer.errors import CheckpointError, InputError
-from transformer.tools.replay import replay
+from transformer.tools.replay.command import replay
+from transformer.tools.replay.job import ReplayJob
 
 LAST = 14  # an epoch has six to nine steps
 LAYOUTS = {Algorithm.bpe: LayoutKind.packed, Algorithm.unigram: LayoutKind.padded}

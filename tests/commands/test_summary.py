@@ -15,9 +15,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from support.command_line import enter
 from support.corpora import metrics_of, run, run_command, tiny_job, write_corpus
+from transformer.cli.commands import compose
 from transformer.compute import autocast, dtype_of
-from transformer.config.compose import compose
-from transformer.config.jobs import SummaryJob
 from transformer.config.settings import (
     Activation,
     Device,
@@ -36,7 +35,8 @@ from transformer.model.transformer import Transformer
 from transformer.records import Resolved
 from transformer.tools.memory import estimate_memory
 from transformer.tools.speed import Rates, Work, step_work
-from transformer.tools.summary import format_summary, summarise
+from transformer.tools.summary.command import format_summary, summarise
+from transformer.tools.summary.job import SummaryJob
 from transformer.training.step import Objective
 
 BIG = ModelConfig(d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)

@@ -18,8 +18,8 @@ import transformer
 from support.command_line import enter
 from support.corpora import ENGLISH, GERMAN, read, results_of, run, texts, tiny_job, write_pair
 from support.resumed_runs import stop_at
-from transformer.config.compose import compose
-from transformer.config.jobs import CompareJob, DoctorJob, EvaluateJob, ScoreJob, TrainJob, TranslateJob
+from transformer.cli.commands import compose
+from transformer.config.jobs import EvaluateJob, ScoreJob, TrainJob, TranslateJob
 from transformer.config.settings import (
     DataConfig,
     ExtraConfig,
@@ -36,7 +36,9 @@ from transformer.decoding import score_stream, translate_stream
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
 from transformer.tools.compare.command import compare
+from transformer.tools.compare.job import CompareJob
 from transformer.tools.doctor.command import doctor
+from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.pieces import check_longest
 from transformer.tools.doctor.survey import survey
 

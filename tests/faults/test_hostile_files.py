@@ -30,7 +30,7 @@ from support.hostile_runs import LAST, RAW, assert_refused, edit, enter
 from support.observers import PeakMemory
 from support.paths import ROOT
 from support.tiers import tiers
-from transformer.config.compose import compose
+from transformer.cli.commands import compose
 from transformer.config.jobs import TrainJob, TranslateJob
 from transformer.config.settings import DataConfig, PairConfig
 from transformer.data.corpus import read_lines

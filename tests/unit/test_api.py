@@ -54,7 +54,7 @@ def test_package_waits_neither_for_torch_nor_for_hydra() -> None:
         "listed = dir(transformer)\n"
         "transformer.errors.InputError, transformer.TransformerError, transformer.__version__\n"
         "before = [name for name in slow if name in sys.modules]\n"
-        "transformer.compose\n"
+        "transformer.compose('train', ['experiment=demo'])\n"
         "print(json.dumps([listed, before, 'hydra' in sys.modules, 'torch' in sys.modules]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -74,7 +74,7 @@ def test_package_gives_the_names_of_the_modules_that_define_them() -> None:
         "transformer.errors.TransformerError",
         "transformer.decoding.translator.Translator",
         "transformer.model.attention.attention_weights",
-        "transformer.config.compose.compose",
+        "transformer.cli.commands.compose",
         "transformer.decoding.loading.load",
         "transformer.training.loop.train",
     ]

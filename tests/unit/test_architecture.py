@@ -127,7 +127,8 @@ def test_modules_leave_hydra_to_the_command_line_and_compose() -> None:
 
 def test_config_is_plain_python() -> None:
     plain = {"collections", "dataclasses", "enum", "reprlib", "math", "re", "transformer", "types", "typing"}
-    allowed = dict.fromkeys(("config.settings", "config.jobs", "config.primitives", "errors"), plain)
+    jobs = [module.name for module in modules() if module.name.endswith(".job")]
+    allowed = dict.fromkeys(("config.settings", "config.jobs", "config.primitives", "errors", *jobs), plain)
     allowed["config.keys"] = plain | {"difflib", "os", "pathlib"}
     for name, packages in allowed.items():
         targets = {found.target.partition(".")[0] for found in imports() if found.module.name == name}
@@ -157,6 +158,7 @@ def test_help_waits_for_no_command_and_not_for_hydra() -> None:
     assert eager == {
         *("cli.commands", "cli.overrides", "config.jobs", "config.keys", "config.primitives", "config.settings"),
         *("errors", "terminal"),
+        *(module.name for module in modules() if module.name.endswith(".job")),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from transformer.config.jobs import AverageJob, EvaluateJob, SummaryJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
 from transformer.config.keys import generic_key, keys_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
@@ -35,6 +35,7 @@ from transformer.config.settings import (
     TrainConfig,
     option,
 )
+from transformer.tools.summary.job import SummaryJob
 
 
 def random_job(draw: random.Random) -> TrainJob:

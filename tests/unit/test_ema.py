@@ -28,14 +28,15 @@ from support.interventions import after_each_update, before_each_pass, spoilt_gr
 from support.ranks import ranks
 from transformer.average import average
 from transformer.checkpoint import load_checkpoint
-from transformer.config.jobs import AverageJob, SummaryJob
+from transformer.config.jobs import AverageJob
 from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, SearchOverride, TrainConfig
 from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
 from transformer.distributed import World
 from transformer.evaluation.score import measure
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.tools.summary import summarise
+from transformer.tools.summary.command import summarise
+from transformer.tools.summary.job import SummaryJob
 from transformer.training.optimizer import move_average
 from transformer.training.state import TrainState
 from transformer.training.step import Objective

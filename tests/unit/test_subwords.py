@@ -20,7 +20,7 @@ import pytest
 import sentencepiece
 
 from support.paths import ROOT
-from transformer.config.compose import compose
+from transformer.cli.commands import compose
 from transformer.config.settings import Algorithm, TokenizerConfig
 from transformer.data.store import Sentences
 from transformer.data.subwords import SubwordSampler

@@ -26,10 +26,11 @@ from omegaconf import DictConfig
 from transformer.cli import commands
 from transformer.cli.overrides import Arguments
 from transformer.config.compose import check_config_dir, composing_error, primary_config, stored_configs, typed_job
-from transformer.config.jobs import Job, TableJob, TrainJob
+from transformer.config.jobs import Job, TrainJob
 from transformer.config.keys import shipped
 from transformer.errors import PeerError, Stopped, TransformerError
 from transformer.seeding import seed_for
+from transformer.tools.tables.job import TableJob
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class _Application:
         is_sweep = HydraConfig.get().mode is RunMode.MULTIRUN
         self.runs += 1
         try:
-            job = typed_job(self.command, config)
+            job = typed_job(commands.COMMANDS[self.command].job, config)
             if is_sweep:
                 _set_run_dir(self.command, job, self.overrides)
             self.is_composed = True
@@ -105,7 +106,7 @@ def run_application(command: str, arguments: Arguments) -> None:
     try:
         with tempfile.TemporaryDirectory() as scratch:  # where Hydra leaves its notes on a sweep
             sweep = {"sweep": {"dir": scratch, "subdir": "."}}
-            with stored_configs(command, arguments.overrides, sweep):
+            with stored_configs(command, commands.COMMANDS[command].job, arguments.overrides, hydra_settings=sweep):
                 hydra_main(application.run)()
     except SystemExit:
         if application.error is not None:

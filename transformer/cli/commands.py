@@ -4,8 +4,8 @@
     this module    job -> the function of the command -> standard output
     tools, core    do the work, and never write to standard output
 
-A command's module is imported inside its function, so that `--help` does not wait for torch. A new command is a
-function here, a line in COMMANDS, and a class in `config/jobs`.
+A command's module is imported inside its function, so that `--help` does not wait for torch; the classes of jobs are
+plain Python. A new command is a row of COMMANDS, a function here, and a folder of `tools/` with its job.
 """
 
 import io
@@ -13,32 +13,25 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, overload
 
-from transformer.config.jobs import (
-    AttentionJob,
-    AverageJob,
-    CompareJob,
-    DoctorJob,
-    EvaluateJob,
-    ExportJob,
-    Job,
-    ReplayJob,
-    ReportJob,
-    ScoreJob,
-    SummaryJob,
-    TableJob,
-    TrainJob,
-    TranslateJob,
-)
-from transformer.config.keys import shipped
+from transformer.config.jobs import AverageJob, EvaluateJob, Job, ScoreJob, TrainJob, TranslateJob
+from transformer.config.keys import did_you_mean, shipped
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
 from transformer.errors import InputError
 from transformer.terminal import printable
+from transformer.tools.attention.job import AttentionJob
+from transformer.tools.compare.job import CompareJob
+from transformer.tools.doctor.job import DoctorJob
+from transformer.tools.export.job import ExportJob
+from transformer.tools.replay.job import ReplayJob
+from transformer.tools.report.job import ReportJob
+from transformer.tools.summary.job import SummaryJob
+from transformer.tools.tables.job import TableJob
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +44,10 @@ AFTER_DEMO = "transformer train experiment=small run_dir=runs/mine data.train.sr
 
 @dataclass(frozen=True)
 class Command:
-    """What a command does with its job, and what `--help` says of it."""
+    """One command: the keys that it takes, what it does, and what `--help` says of it."""
 
-    run: Callable[[Any], float | None]  # takes a job of the class that JOBS names for the command
+    job: type[Job]
+    run: Callable[[Any], float | None]  # takes the job
     help: str  # one line
     examples: tuple[str, ...]
 
@@ -63,6 +57,55 @@ def run(command: str, job: Job) -> float | None:
     figure = COMMANDS[command].run(job)
     sys.stdout.flush()
     return figure
+
+
+@overload
+def compose(
+    command: Literal["prepare", "train"], overrides: Sequence[str], *, config_dir: str | Path | None = None
+) -> TrainJob: ...
+
+
+@overload
+def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | None = None) -> Job: ...
+
+
+def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | None = None) -> Job:
+    """The job of `transformer COMMAND OVERRIDES`, composed and checked as on the command line; nothing is run.
+
+    An override is written as on the command line, `"train.max_steps=20"`, without a shell's quotes. `config_dir` is a
+    folder of experiments and recipes of one's own. Flags, --multirun among them, belong to the command line.
+
+    The job is a dataclass, with a field for every key: `job.train.max_steps`. Hydra's global state is put back, so a
+    running command may compose other jobs; two threads must not compose at the same time. Raises InputError.
+    """
+    from transformer.config.compose import compose_job
+
+    return compose_job(command, job_of(command), overrides, config_dir=config_dir)
+
+
+def job_of(command: str) -> type[Job]:
+    """The class of a command's job. Raises InputError for a command that is none."""
+    if command not in COMMANDS:
+        raise InputError(
+            f"unknown command {command!r}{did_you_mean(command, COMMANDS)}; there are {', '.join(COMMANDS)}"
+        )
+    return COMMANDS[command].job
+
+
+# ---- what each command does -----------------------------------------------------------------------------------------
+
+Shown: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], str]]  # from a job to a result, and that in words
+
+
+def _shown(find: Callable[[], Shown]) -> Callable[[Any], None]:
+    """A command that only shows a result: in words, or as JSON where the job asks for that."""
+
+    def run(job: Any) -> None:
+        work, words = find()
+        result = work(job)
+        _write_result(result, words(result), as_json=job.format is Format.json)
+
+    return run
 
 
 def _prepare(job: TrainJob) -> None:
@@ -140,12 +183,11 @@ def _sweep(job: EvaluateJob) -> None:
     _write_result(result, format_sweep(Path(job.run_dir), result), as_json=job.format is Format.json)
 
 
-def _compare(job: CompareJob) -> None:
+def _compare() -> Shown:
     from transformer.tools.compare.command import compare
     from transformer.tools.compare.format import format_comparison
 
-    comparison = compare(job)
-    _write_result(comparison, format_comparison(comparison), as_json=job.format is Format.json)
+    return compare, format_comparison
 
 
 def _report(job: ReportJob) -> None:
@@ -165,11 +207,10 @@ def _average(job: AverageJob) -> None:
         _write(f"{checkpoint.path}: mean of steps {', '.join(map(str, averaged))}\n")
 
 
-def _summary(job: SummaryJob) -> None:
-    from transformer.tools.summary import format_summary, summarise
+def _summary() -> Shown:
+    from transformer.tools.summary.command import format_summary, summarise
 
-    summary = summarise(job)
-    _write_result(summary, format_summary(summary), as_json=job.format is Format.json)
+    return summarise, format_summary
 
 
 def _doctor(job: DoctorJob) -> None:
@@ -181,18 +222,16 @@ def _doctor(job: DoctorJob) -> None:
     require_health(diagnosis)
 
 
-def _replay(job: ReplayJob) -> None:
-    from transformer.tools.replay import format_replay, replay
+def _replay() -> Shown:
+    from transformer.tools.replay.command import format_replay, replay
 
-    replayed = replay(job)
-    _write_result(replayed, format_replay(replayed), as_json=job.format is Format.json)
+    return replay, format_replay
 
 
-def _export(job: ExportJob) -> None:
+def _export() -> Shown:
     from transformer.tools.export.command import export, format_exported
 
-    exported = export(job)
-    _write_result(exported, format_exported(exported), as_json=job.format is Format.json)
+    return export, format_exported
 
 
 def _table(job: TableJob) -> None:
@@ -230,11 +269,13 @@ OWN_TEXT = "data.train.src=train.en data.train.tgt=train.de data.dev.src=dev.en 
 
 COMMANDS = {
     "prepare": Command(
+        TrainJob,
         _prepare,
         "read, filter and tokenise a corpus, ready for training",
         (f"transformer prepare experiment=small run_dir=runs/mine {OWN_TEXT}",),
     ),
     "train": Command(
+        TrainJob,
         _train,
         "train a model, or go on with one; then average checkpoints and score the test sets",
         (
@@ -244,6 +285,7 @@ COMMANDS = {
         ),
     ),
     "translate": Command(
+        TranslateJob,
         _translate,
         "translate standard input to standard output, line for line",
         (
@@ -252,6 +294,7 @@ COMMANDS = {
         ),
     ),
     "score": Command(
+        ScoreJob,
         _score,
         "measure the log-probability of given translations, pair by pair, and their perplexity",
         (
@@ -260,6 +303,7 @@ COMMANDS = {
         ),
     ),
     "evaluate": Command(
+        EvaluateJob,
         _evaluate,
         "score the test sets, or files, with sacreBLEU; or compare search settings",
         (
@@ -269,7 +313,8 @@ COMMANDS = {
         ),
     ),
     "compare": Command(
-        _compare,
+        CompareJob,
+        _shown(_compare),
         "compare the translations of runs, or files, with tests of significance",
         (
             "transformer compare runs/a runs/b",
@@ -277,36 +322,43 @@ COMMANDS = {
         ),
     ),
     "report": Command(
+        ReportJob,
         _report,
         "make one page on runs: settings, curves, scores, samples, attention, data, origin",
         ("transformer report runs/a runs/b",),
     ),
     "average": Command(
+        AverageJob,
         _average,
         "average a run's newest checkpoints, or its best",
         ("transformer average run_dir=runs/mine best=5",),
     ),
     "summary": Command(
-        _summary,
+        SummaryJob,
+        _shown(_summary),
         "tell the parameters, FLOPs, memory and hours of a training",
         ("transformer summary experiment=base tokens_per_second=1800",),
     ),
     "doctor": Command(
+        DoctorJob,
         _doctor,
         "check corpus, tokenizer, model and machine before a training; exit status 8 for findings",
         (f"transformer doctor experiment=small {OWN_TEXT}",),
     ),
     "replay": Command(
-        _replay,
+        ReplayJob,
+        _shown(_replay),
         "run one step of a training again, to find where numbers are not finite",
         ("transformer replay run_dir=runs/mine step=1234",),
     ),
     "export": Command(
-        _export,
+        ExportJob,
+        _shown(_export),
         "write a model for CTranslate2, Hugging Face or ONNX, and check what was written",
         ("transformer export run_dir=runs/mine to=ctranslate2 output=model",),
     ),
     "table": Command(
+        TableJob,
         _table,
         "train and measure the rows of a table: the paper's tables, or your own",
         (
@@ -315,6 +367,7 @@ COMMANDS = {
         ),
     ),
     "attention": Command(
+        AttentionJob,
         _attention,
         "show who attends to whom: figures, a page, the weights; or what each head does",
         (

@@ -13,7 +13,6 @@ from typing import Any, get_args
 
 from transformer.cli.commands import COMMANDS
 from transformer.cli.overrides import FLAGS, NEEDS_NO_VALUE, PROGRAM_FLAGS
-from transformer.config.jobs import JOBS
 from transformer.config.keys import generic_key, groups_of, keys_of, names_in
 from transformer.errors import InputError
 
@@ -99,11 +98,11 @@ def _arguments(command: str, before: list[str], word: str) -> list[str]:
 
 def _keys(command: str, begun: str) -> list[str]:
     """The keys, up to their next dot: there are more than anybody wants to see at once."""
-    candidates = dict.fromkeys(f"{group}=" for group in groups_of(JOBS[command]))  # in order, each once
+    candidates = dict.fromkeys(f"{group}=" for group in groups_of(COMMANDS[command].job))  # in order, each once
 
     prefix = begun[: begun.rfind(".") + 1]
     generic = generic_key(prefix)
-    for key in keys_of(JOBS[command]):
+    for key in keys_of(COMMANDS[command].job):
         if key.startswith(generic):
             part, dot, _ = key.removeprefix(generic).partition(".")
             candidates[f"{prefix}{part}{dot or '='}"] = None
@@ -112,9 +111,9 @@ def _keys(command: str, begun: str) -> list[str]:
 
 def _choices(command: str, key: str, before: list[str]) -> list[str]:
     """The values that a key can have, where they can be listed."""
-    if key in groups_of(JOBS[command]):
+    if key in groups_of(COMMANDS[command].job):
         return names_in(key, _config_dir(before))
-    known_key = keys_of(JOBS[command]).get(generic_key(key))
+    known_key = keys_of(COMMANDS[command].job).get(generic_key(key))
     return [] if known_key is None else _values(known_key.kind)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformer.cli.commands import COMMANDS
-from transformer.config.jobs import JOBS
 from transformer.config.keys import check_override, did_you_mean, groups_of, keys_of, list_override, names_in
 from transformer.errors import InputError
 
@@ -86,8 +85,9 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
 
     # Check the overrides. Paths become one more of them.
     is_multirun = not {"-m", "--multirun"}.isdisjoint(flags)
-    keys = keys_of(JOBS[command])
-    groups = groups_of(JOBS[command])
+    job = COMMANDS[command].job
+    keys = keys_of(job)
+    groups = groups_of(job)
     checked = [check_override(override, keys, groups=groups, is_multirun=is_multirun) for override in overrides]
     if paths:
         if any(override.startswith("runs=") for override in checked):
@@ -155,7 +155,7 @@ def overview() -> str:
 
 def command_help(command: str, config_dir: str | None) -> str:
     """The help of a command: examples, its recipes and experiments, and every key with its default and its meaning."""
-    job = JOBS[command]
+    job = COMMANDS[command].job
     paths = " [RUN_DIR ...]" if command in TAKES_PATHS else ""
     examples = "".join(f"  {example}\n" for example in COMMANDS[command].examples)
 

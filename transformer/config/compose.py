@@ -14,26 +14,29 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Any, TypeVar, cast
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobRuntime
-from hydra.errors import OverrideParseException
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import (
+    ConfigKeyError,
     GrammarParseError,
     InterpolationKeyError,
     MissingMandatoryValue,
     OmegaConfBaseException,
     ReadonlyConfigError,
+    ValidationError,
 )
 from omegaconf.resolvers.oc import env
 
-from transformer.config.jobs import BESIDE_THE_ROWS, JOBS, PAPER_TABLES, Job, TableJob, TrainJob
+from transformer.config.jobs import Job, TrainJob
 from transformer.config.keys import (
     GROUPS,
     NAMED_SET,
@@ -51,6 +54,8 @@ from transformer.config.keys import (
 from transformer.config.settings import ExtraConfig, Metric, PairConfig, paper_peak
 from transformer.errors import InputError, TransformerError
 
+J = TypeVar("J", bound=Job)
+
 log = logging.getLogger(__name__)
 
 ESCAPE = r"; `${` begins the name of a key, and `\${` is these two characters"
@@ -62,36 +67,20 @@ QUIET_HYDRA = {  # no folder, no file, no change of directory
 }
 
 
-@overload
-def compose(
-    command: Literal["prepare", "train"], overrides: Sequence[str], *, config_dir: str | Path | None = None
-) -> TrainJob: ...
+def compose_job(command: str, kind: type[J], overrides: Sequence[str], *, config_dir: str | Path | None = None) -> J:
+    """The job, a `kind`, of `transformer COMMAND OVERRIDES`, as the command line composes and checks it.
 
-
-@overload
-def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | None = None) -> Job: ...
-
-
-def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | None = None) -> Job:
-    """The job of `transformer COMMAND OVERRIDES`, composed and checked as on the command line; nothing is run.
-
-    An override is written as on the command line, `"train.max_steps=20"`, without a shell's quotes. `config_dir` is a
-    folder of experiments and recipes of one's own. Flags, --multirun among them, belong to the command line.
-
-    The job is a dataclass, with a field for every key: `job.train.max_steps`. Hydra's global state is put back, so a
-    running command may compose other jobs; two threads must not compose at the same time. Raises InputError.
+    Hydra's global state is put back, so a running command may compose other jobs. Raises InputError.
     """
     # Check what can be checked without Hydra.
-    if command not in JOBS:
-        raise InputError(f"unknown command {command!r}{did_you_mean(command, JOBS)}; there are {', '.join(JOBS)}")
     if isinstance(overrides, str):
         raise InputError(f"compose takes a list of overrides: for a single one, write [{overrides!r}]")
     for override in overrides:
         if override.startswith("-"):
             raise InputError(f"{override}: a flag is for the command line only; settings are written key=value")
 
-    keys = keys_of(JOBS[command])
-    groups = groups_of(JOBS[command])
+    keys = keys_of(kind)
+    groups = groups_of(kind)
     checked = [check_override(override, keys, groups=groups, is_multirun=False) for override in overrides]
     if config_dir is not None:
         check_config_dir(command, config_dir)
@@ -99,7 +88,7 @@ def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | 
         checked.insert(0, f"hydra.searchpath=[{folder}]")
 
     # Compose.
-    with stored_configs(command, checked, {}), _hydra_globals_set_aside():
+    with stored_configs(command, kind, checked, hydra_settings={}), _hydra_globals_set_aside():
         try:
             with hydra.initialize_config_dir(str(shipped("configs")), job_name=command, version_base="1.3"):
                 config = hydra.compose(primary_config(command), checked, return_hydra_config=True)
@@ -107,7 +96,7 @@ def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | 
             raise composing_error(error, checked) from error
 
         HydraConfig.instance().set_config(config)
-        return typed_job(command, _without_hydra(config))
+        return typed_job(kind, _without_hydra(config))
 
 
 @contextmanager
@@ -146,7 +135,9 @@ def primary_config(command: str) -> str:
 
 
 @contextmanager
-def stored_configs(command: str, overrides: Sequence[str], hydra_settings: Mapping[str, Any]) -> Iterator[None]:
+def stored_configs(
+    command: str, kind: type[Job], overrides: Sequence[str], *, hydra_settings: Mapping[str, Any]
+) -> Iterator[None]:
     """Put a command's configurations where Hydra finds them, for as long as the context lasts.
 
     `hydra_settings` are keys of the node `hydra`, beside those that keep Hydra quiet.
@@ -161,8 +152,8 @@ def stored_configs(command: str, overrides: Sequence[str], hydra_settings: Mappi
     earlier = {name: store.repo[name] for name in names if name in store.repo}
     try:
         primary, schema, quiet_hydra = _stored_names(command)
-        store.store(primary, {"defaults": _defaults(command)})
-        store.store(schema, _schema(JOBS[command], overrides))
+        store.store(primary, {"defaults": _defaults(command, kind)})
+        store.store(schema, _schema(kind, overrides))
         store.store(quiet_hydra, quiet, package="hydra")
         yield
     finally:
@@ -189,10 +180,10 @@ def _stored_names(command: str) -> tuple[str, str, str]:
     return primary_config(command), f"{command}_schema", "quiet_hydra"
 
 
-def _defaults(command: str) -> list[object]:
+def _defaults(command: str, kind: type[Job]) -> list[object]:
     """The defaults list of a command: what is merged, in this order."""
     _, schema, quiet_hydra = _stored_names(command)
-    files = [{"recipe": "paper"}, {"experiment": "demo"}] if issubclass(JOBS[command], TrainJob) else []
+    files = [{"recipe": "paper"}, {"experiment": "demo"}] if issubclass(kind, TrainJob) else []
     no_logging = [{"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}]
     return [schema, quiet_hydra, *files, "_self_", *no_logging]
 
@@ -232,14 +223,14 @@ def check_config_dir(command: str, config_dir: str | Path) -> None:
 # ---- from what Hydra composed to a typed job ------------------------------------------------------------------------
 
 
-def typed_job(command: str, composed: DictConfig) -> Job:
-    """What Hydra composed (without its own node) as the command's job, checked. Raises InputError."""
+def typed_job(kind: type[J], composed: DictConfig) -> J:
+    """What Hydra composed (without its own node) as a command's job, checked. Raises InputError."""
     try:
         _refuse_mixed_demo()
         _log_overridden_recipe(composed)
         with _environment_refused():
             plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True, throw_on_missing=True)
-        job = cast(Job, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(JOBS[command]), _escaped(plain))))
+        job = cast(J, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), _escaped(plain))))
     except MissingMandatoryValue as error:
         key = error.full_key
         raise InputError(f"{key}=???: a value is still to be given, as {key}=VALUE") from error
@@ -247,7 +238,7 @@ def typed_job(command: str, composed: DictConfig) -> Job:
         raise InputError(f"{error.full_key}: {_one_line(error)}{ESCAPE}") from error
     except (OmegaConfBaseException, ValueError) as error:
         raise InputError(_one_line(error)) from error
-    _refuse_model_of_table(job)
+    job.check_overrides(_task_overrides())
     return job
 
 
@@ -322,22 +313,6 @@ def _refuse_mixed_demo() -> None:
             )
 
 
-def _refuse_model_of_table(job: Job) -> None:
-    """The rows of a table of the paper have its models: most of what is given of `model` beside them would be lost.
-
-    A recipe may set such keys.
-    """
-    if not isinstance(job, TableJob) or job.table not in PAPER_TABLES:
-        return
-    allowed = tuple(f"model.{name}=" for name in BESIDE_THE_ROWS)
-    for override in _task_overrides():
-        if override.startswith(("model.", "recipe=")) and not override.startswith(allowed):
-            raise InputError(
-                f"{override}: table={job.table} has the paper's models, which this would change; choose width=N, or "
-                f"rows in a file (of the model only {', '.join(BESIDE_THE_ROWS)} can be set for every row)"
-            )
-
-
 def _log_overridden_recipe(composed: DictConfig) -> None:
     """Name the keys of the recipe asked for that the experiment overrides, with the values in force."""
     choices = HydraConfig.get().runtime.choices
@@ -383,60 +358,48 @@ def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerEr
     if isinstance(error, OverrideParseException) and error.__cause__ is None:
         remedy = "it has a sign, a quote or a bracket too many, or too few"
         return InputError(f"{error.override}: not key=value as Hydra reads it: {remedy}")
-    message = _one_line(error)
-    remedy = ESCAPE if isinstance(error.__cause__, GrammarParseError) else _nearest_name("\n".join(_messages(error)))
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
+        group, _, name = error.missing_cfg_file.removesuffix(".yaml").rpartition("/")
+        names = [*dict.fromkeys([*(error.options or ()), *names_in(group, None)])] if group in GROUPS else []
+        return InputError(f"{group}={name}: no such file{did_you_mean(name, names)}; there are {', '.join(names)}")
+
+    remedy = ESCAPE if isinstance(error.__cause__, GrammarParseError) else _nearest_name(error)
     composed = f" (composing {' '.join(overrides)})" if overrides else ""
-    return InputError(f"{message}{remedy}{composed}")
+    return InputError(f"{_one_line(error)}{remedy}{composed}")
 
 
-def _nearest_name(message: str) -> str:
-    """A clause with what was meant, if this is a message about an unknown choice, key, experiment or recipe."""
-    choice = re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", message)
-    if choice is not None:
-        return did_you_mean(choice[1], choice[2].split(", "))
-
-    key_in_file = re.search(r"^Key .* not in .*\n *full_key: (.+)$", message, re.MULTILINE)
-    if key_in_file is not None:
-        key = generic_key(key_in_file[1])
-        keys = keys_of(TrainJob)
-        return "; in a file keys are nested, as `train: {seed: 1}`" if key in keys else did_you_mean(key, keys)
-
-    unknown = re.search(rf"Could not find '({'|'.join(GROUPS)})/(.+)'", message)
-    if unknown is None:
+def _nearest_name(error: Exception) -> str:
+    """A clause with what was meant, if a key of a file or a choice is unknown."""
+    cause = _cause(error)
+    if not isinstance(cause, OmegaConfBaseException) or cause.full_key is None:
         return ""
-    group = unknown[1]
-    name = unknown[2]
-    names_in_message = re.findall(r"^\t(?!provider=)(\S+)$", message, re.MULTILINE)
-    return did_you_mean(name, [*names_in_message, *names_in(group, None)])
+    keys = keys_of(TrainJob)
+    key = generic_key(cause.full_key)
+    if isinstance(cause, ValidationError) and key in keys:
+        choices = keys[key].kind
+        is_choice = isinstance(choices, type) and issubclass(choices, Enum)
+        return did_you_mean(str(cause.value), choices.__members__) if is_choice else ""
+    if isinstance(cause, ConfigKeyError):
+        if key in GROUPS:
+            return "; the first line of a file that sets keys must be `# @package _global_`"
+        return "; in a file keys are nested, as `train: {seed: 1}`" if key in keys else did_you_mean(key, keys)
+    return ""
 
 
 def _one_line(error: BaseException) -> str:
-    """Hydra's and OmegaConf's messages without their advice and their internals."""
-    # The lines that say something to a user, each once.
-    lines = [line.strip() for line in _messages(error)]
-    noise = ("object_type=", "reference_type=", "full_key:", "See https", "To append to your", "Set the environment")
-    kept = [line for line in dict.fromkeys(lines) if line and not line.startswith(noise)]
-    message = "; ".join(kept).replace(":; ", ": ")
-
-    # The key that is wrong in a file.
-    full_key = next((line for line in lines if line.startswith("full_key: ")), "").removeprefix("full_key: ")
-    message = re.sub(r"\w+ raised while composing config: ", lambda _: f"{full_key}: " if full_key else "", message)
-
-    # Without what is put around them: a list of folders, the name of a primary configuration, and the like.
-    message = message.partition("; Config search path")[0]
-    message = message.replace("Error merging override ", "")
-    message = message.replace("ValueError raised while resolving interpolation: ", "")
-    message = message.replace("MissingMandatoryValue while resolving interpolation: ", "")
-    message = re.sub(r"^In '\w+_job': ", "", message)
-    message = re.sub(r"field '(\S+)' is not Optional", r"\1 cannot be null", message)
-
-    # A file without its first line sets keys of `experiment` or `recipe`, which are none.
-    remedy = "its first line must be `# @package _global_`"
-    return re.sub(r"Key ('experiment'|'recipe') not in", rf"{remedy}: \1 not in", message)
+    """The first line of what Hydra or OmegaConf says went wrong, and the key that it is about."""
+    cause = _cause(error)
+    line = next(filter(None, (line.strip() for line in str(cause).split("\n"))), type(cause).__name__)
+    if not isinstance(cause, OmegaConfBaseException) or cause.full_key is None:
+        return line
+    if isinstance(cause, ValidationError) and cause.value is None:
+        return f"{cause.full_key} cannot be null"
+    return line if cause.full_key in line else f"{cause.full_key}: {line}"
 
 
-def _messages(error: BaseException) -> Iterator[str]:
-    """The lines of an error and of what caused it."""
-    yield from str(error).split("\n")
-    if error.__cause__ is not None:
-        yield from _messages(error.__cause__)
+def _cause(error: BaseException) -> BaseException:
+    """The error of OmegaConf that an error of Hydra is about, or else the error itself."""
+    below: BaseException | None = error
+    while below is not None and not isinstance(below, OmegaConfBaseException):
+        below = below.__cause__ or below.__context__
+    return error if below is None else below

@@ -1,9 +1,9 @@
-"""One class for each command: every key that it takes, with its default.
+"""One class for each command of the core: every key that it takes, with its default; those of a tool lie beside it.
 
 The groups of keys are those of `settings`. Checks that compare keys of several groups are here.
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from transformer.config.settings import (
@@ -17,15 +17,12 @@ from transformer.config.settings import (
     OnResume,
     PairConfig,
     Precision,
-    Quantization,
     SampleConfig,
     SearchConfig,
     SearchOverride,
     SweepConfig,
-    Target,
     TokenizerConfig,
     TrainConfig,
-    WeightsFormat,
     at_least,
     at_most,
     check_names,
@@ -35,8 +32,15 @@ from transformer.config.settings import (
 )
 
 
+class Job:
+    """What a command is to do: a dataclass with a field for every key."""
+
+    def check_overrides(self, overrides: Sequence[str]) -> None:
+        """Raise InputError for an override (`key=value`) that this job would silently lose."""
+
+
 @dataclass
-class TrainJob:
+class TrainJob(Job):
     """`transformer train` and `transformer prepare`."""
 
     run_dir: str = option(
@@ -77,7 +81,7 @@ class TrainJob:
 
 
 @dataclass
-class DecodeJob:
+class DecodeJob(Job):
     """What `translate`, `score`, `evaluate` and `attention` share."""
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
@@ -226,97 +230,7 @@ class EvaluateJob(DecodeJob):
 
 
 @dataclass
-class AttentionJob(DecodeJob):
-    """`transformer attention`: the weights of one sentence, or what each head does over many."""
-
-    text: str | None = option(None, "the sentence to look at")
-    target: str | None = option(None, "its translation (null: the model's own)")
-    file: str | None = option(None, "instead of text: a file with a sentence a line")
-    references: str | None = option(None, "with file: its translations, which the model then reads instead of its own")
-    set: str | None = option(None, "instead of text: a set that the run keeps (null: dev, without text and file)")
-    forced: bool = option(False, "with a set: read its references instead of translating")
-    line: int = option(1, "which sentence of the file or the set, counted from 1")
-    sentences: int | None = option(
-        None, "instead of one sentence: what each head does over this many sentences, the first ones"
-    )
-    alignments: str | None = option(
-        None, "with sentences: their word alignments, such as 0-0 1-2 on a line; measures the error rate of each layer"
-    )
-    output: str = option("attention", "directory that the files go to")
-    format: WeightsFormat = option(WeightsFormat.json, "of the file with the weights")
-    layers: list[int] | None = option(None, "figures of these layers only, such as 5,6, counted from 1 (null: all)")
-    heads: list[int] | None = option(None, "figures of these heads only, counted from 1 (null: all)")
-    word: str | None = option(None, "figures only of what this word attends to (null: of all words)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "", 1, "line", "sentences")
-
-        # Where the sentences come from, and the translations that the model reads.
-        given = [name for name in ("text", "file", "set") if getattr(self, name) is not None]
-        require(len(given) <= 1, f"{' and '.join(given)} are set: choose one")
-        require(self.target is None or self.text is not None, "target is the translation of text: set text, too")
-        require(self.references is None or self.file is not None, "references belong to file: set file, too")
-        has_set = self.text is None and self.file is None
-        require(has_set or not self.forced, "forced=true reads the references of a set: leave text and file out")
-        require(self.sentences is None or self.text is None, "sentences are taken from file or set: leave text out")
-
-        # What is drawn, and what is measured.
-        for name in ("layers", "heads"):
-            numbers = getattr(self, name)
-            require(numbers is None or min(numbers, default=0) >= 1, f"{name}={numbers}: {name} are counted from 1")
-        if self.alignments is not None:
-            require(self.sentences is not None, "alignments are for many sentences: set sentences, too")
-            has_references = self.references is not None or self.forced
-            require(has_references, "alignments are of references: set forced=true, or references=FILE")
-
-
-@dataclass
-class CompareJob:
-    """`transformer compare`: runs, or files of translations, each with the first one."""
-
-    runs: list[str] = option([], "run directories, the first one the baseline; `compare runs/a runs/b` sets this")
-    hypotheses: list[str] = option([], "instead of runs: files of translations, one a line, as [A,B]")
-    references: list[str] = option([], "their references: a file, or several as [A,B]")
-    data: ScoredText = field(default_factory=ScoredText)
-    lowercase: bool = option(False, "score without regard to case")
-    changed: int = option(5, "show this many of the sentences whose translations changed most")
-    format: Format = option(Format.text, "text (Markdown) for people, or JSON for programs")
-
-    def __post_init__(self) -> None:
-        at_least(self, "", 0, "changed")
-        require(not (self.runs and self.hypotheses), "runs and hypotheses: choose one")
-        require(bool(self.hypotheses) == bool(self.references), "hypotheses and references belong together: set both")
-        if self.hypotheses:
-            require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")
-
-
-@dataclass
-class ReportJob:
-    """`transformer report`: a page on one run, or on several side by side."""
-
-    runs: list[str] = option([], "run directories; `report runs/a runs/b` sets this")
-    output: str = option("report.html", "the page to write")
-    samples: int = option(20, "number of sentences shown of each test set, from the best to the worst")
-    checkpoints: int = option(
-        5, "number of the kept checkpoints with which to translate the dev set, for the intervals of their BLEU"
-    )
-    attention: int = option(2, "number of dev sentences in which to show who attends to whom")
-    device: Device = option(Device.auto, "where to translate")
-    threads: int | None = option(None, "CPU threads (null: one for each core that it may use)")
-
-    def __post_init__(self) -> None:
-        at_least(self, "", 0, "samples", "checkpoints", "attention")
-        at_least(self, "", 1, "threads")
-        at_most(self, "", 200, "samples")
-        at_most(self, "", 50, "checkpoints")
-        at_most(self, "", 20, "attention")
-        require(len(self.runs) <= 10, f"{len(self.runs)} runs: a page has room for 10")
-        require(bool(self.output), "output must name a file")
-
-
-@dataclass
-class AverageJob:
+class AverageJob(Job):
     """`transformer average`."""
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
@@ -330,175 +244,3 @@ class AverageJob:
     def __post_init__(self) -> None:
         at_least(self, "", 1, "last", "best")
         require(self.last is None or self.best is None, f"last={self.last} and best={self.best}: choose one")
-
-
-@dataclass
-class SummaryJob(TrainJob):
-    """`transformer summary`."""
-
-    run: str | None = option(
-        None, "summarise this run directory, with the speed that it had, instead of these settings"
-    )
-    tokens_per_second: float | None = option(None, "target tokens a second, to estimate the hours from")
-    rates: str | None = option(
-        None, "file with the time of a FLOP, a byte and a parameter on a machine, from scripts/benchmark/predict.py"
-    )
-    format: Format = option(Format.text, "text for people, or JSON for programs")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        speed = self.tokens_per_second
-        require(speed is None or 0 < speed < math.inf, f"tokens_per_second={speed} must be above 0, and finite")
-
-
-@dataclass
-class DoctorJob(TrainJob):
-    """`transformer doctor`: the training that these settings describe, examined before it is begun."""
-
-    text_only: bool = option(False, "examine the text files only: prepare nothing, and try no model")
-    format: Format = option(Format.text, "text for people, or JSON for programs")
-
-
-@dataclass
-class ReplayJob:
-    """`transformer replay`."""
-
-    run_dir: str = option("runs/demo", "a directory that `train` made")
-    step: int | None = option(
-        None, "the step to run again, counted from 1 (null: the first bad one after the newest checkpoint)"
-    )
-    format: Format = option(Format.text, "text for people, or JSON for programs")
-
-    def __post_init__(self) -> None:
-        at_least(self, "", 1, "step")
-
-
-@dataclass
-class ExportJob:
-    """`transformer export`."""
-
-    run_dir: str = option("runs/demo", "a directory that `train` made")
-    checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged; last where that is newer)")
-    to: Target = option(Target.ctranslate2, "what the exported model is for")
-    output: str | None = option(None, "the directory to make (null: RUN_DIR-TO)")
-    quantization: Quantization = option(Quantization.float32, "the type of the weights; float32 alone is exact")
-    sentences: int = option(200, "check the exported model on this many sentences")
-    src: str | None = option(None, "a text file with these sentences (null: the run's dev set, else a test set)")
-    tgt: str | None = option(None, "their references, line by line")
-    threads: int | None = option(None, "CPU threads (null: one for each core that it may use)")
-    format: Format = option(Format.text, "text for people, or JSON for programs")
-    search: SearchOverride = field(default_factory=SearchOverride)
-
-    def __post_init__(self) -> None:
-        at_least(self, "", 1, "sentences", "threads")
-        require(self.output != "", "output must name a directory")
-        require(self.tgt is None or self.src is not None, "tgt has the references of src: set both")
-        require(
-            self.quantization is Quantization.float32 or self.to is Target.ctranslate2,
-            f"quantization={self.quantization.name} is for to=ctranslate2: leave it out",
-        )
-
-
-PAPER_TABLES = ("1", "2", "3")
-SCORES = "scores"  # the study of the attention scores that section 3.2.1 compares in words only
-
-# Keys of `model` that no row of the paper's tables changes: where the user sets one of these, it holds in every row.
-BESIDE_THE_ROWS = (
-    "norm",
-    "score",
-    "activation",
-    "attention_dropout",
-    "relu_dropout",
-    "max_positions",
-    "tie_embeddings",
-)
-
-
-@dataclass
-class TableJob(TrainJob):
-    """`transformer table`: the corpus, the budget and the search are those of every row."""
-
-    table: str = option(
-        "3",
-        "1, 2 or 3: a table of the paper; scores: each attention score at each d_k; a YAML file with rows of your "
-        "own; or a folder of runs, such as a sweep's",
-    )
-    output: str | None = option(
-        None, "where the table and its runs go (null: RUN_DIR-tableN, RUN_DIR-NAME, or the folder of runs itself)"
-    )
-    rows: str | None = option(None, "only rows whose names begin like this, such as base,A,D (null: all)")
-    width: int | None = option(
-        None, "tables of the paper: d_model of its base model; other widths in proportion (null: 512)"
-    )
-    seeds: int = option(1, "train each row this many times, with train.seed, train.seed + 1, ...")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "", 1, "width", "seeds")
-        at_most(self, "", 1 << 20, "width")
-        last_seed = self.train.seed + self.seeds - 1
-        require(last_seed < 2**63, f"train.seed={self.train.seed}: the last of seeds={self.seeds} would be too large")
-        require(
-            self.table != "1" or (self.rows is None and self.seeds == 1),
-            "table=1 trains nothing: leave rows and seeds out",
-        )
-
-        # The study of scores.
-        require(
-            self.table != SCORES or self.model.d_model % 8 == 0,
-            f"model.d_model={self.model.d_model} must be a multiple of 8, the smallest d_k of table={SCORES}",
-        )
-        require(
-            self.table != SCORES or self.init_from is None,
-            f"table={SCORES} compares trainings from their first step on: leave init_from out",
-        )
-
-        # The tables of the paper at another width.
-        require(
-            self.width is None or self.width % 32 == 0,
-            f"width={self.width} must be a multiple of 32: the paper's smallest heads are d_model / 32 wide",
-        )
-        require(
-            self.width is None or self.table != SCORES,
-            f"width={self.width} is for the tables of the paper: set model.d_model for table={SCORES}",
-        )
-        require(
-            self.width is None or self.table in PAPER_TABLES,
-            f"width={self.width} is for the tables of the paper: write the widths into the rows of {self.table}",
-        )
-
-
-# ---- the class of job that each command takes -----------------------------------------------------------------------
-
-Job = (
-    TrainJob
-    | TranslateJob
-    | ScoreJob
-    | EvaluateJob
-    | CompareJob
-    | ReportJob
-    | AverageJob
-    | SummaryJob
-    | DoctorJob
-    | ReplayJob
-    | ExportJob
-    | TableJob
-    | AttentionJob
-)
-
-JOBS: dict[str, type[Job]] = {
-    "prepare": TrainJob,
-    "train": TrainJob,
-    "translate": TranslateJob,
-    "score": ScoreJob,
-    "evaluate": EvaluateJob,
-    "compare": CompareJob,
-    "report": ReportJob,
-    "average": AverageJob,
-    "summary": SummaryJob,
-    "doctor": DoctorJob,
-    "replay": ReplayJob,
-    "export": ExportJob,
-    "table": TableJob,
-    "attention": AttentionJob,
-}

@@ -160,30 +160,6 @@ class LineFormat(Enum):
     jsonl = "jsonl"
 
 
-class WeightsFormat(Enum):
-    """How attention weights are written to a file."""
-
-    json = "json"
-    npz = "npz"  # NumPy's
-
-
-class Target(Enum):
-    """What an exported model is for."""
-
-    ctranslate2 = "ctranslate2"
-    marian = "marian"
-    onnx = "onnx"
-
-
-class Quantization(Enum):
-    """The type of the weights of an exported model; all but `float32` lose something."""
-
-    float32 = "float32"
-    int8 = "int8"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-
-
 class OnResume(Enum):
     """What happens when a run resumes with another value of a key than it was started with."""
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from transformer.config.jobs import AttentionJob
 from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
@@ -27,6 +26,7 @@ from transformer.tools.attention.heads import (
     read_alignments,
     word_of_each,
 )
+from transformer.tools.attention.job import AttentionJob
 from transformer.tools.attention.output import (
     check_figures,
     write_figures,

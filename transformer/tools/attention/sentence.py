@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from transformer.config.jobs import AttentionJob
 from transformer.data.corpus import is_blank, read_lines, read_pairs
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.evaluation.sets import read_set
 from transformer.run_dir import DEV, RunDir
 from transformer.tools.attention.figures import Words
+from transformer.tools.attention.job import AttentionJob
 from transformer.tools.inspection import AttentionMaps, Role, attention_maps
 from transformer.vocabulary import BOS, EOS
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from transformer.config.jobs import CompareJob
 from transformer.tools import significance
+from transformer.tools.compare.job import CompareJob
 from transformer.tools.compare.texts import Texts, check_systems, read_files, read_runs
 from transformer.tools.compare.words import (
     RarityRow,

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer.config.jobs import CompareJob
 from transformer.config.settings import TAG
 from transformer.data.corpus import Pair, is_blank
 from transformer.errors import InputError
@@ -14,6 +13,7 @@ from transformer.evaluation.score import check_plain_text
 from transformer.evaluation.sets import check_kept, read_set
 from transformer.records import Results
 from transformer.run_dir import HYPOTHESIS, RunDir
+from transformer.tools.compare.job import CompareJob
 
 
 @dataclass(frozen=True)

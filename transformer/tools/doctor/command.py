@@ -16,13 +16,14 @@ from pathlib import Path
 import torch
 
 from transformer.compute import avoid_cudnn_attention
-from transformer.config.jobs import DoctorJob, TrainJob
+from transformer.config.jobs import TrainJob
 from transformer.data.prepare import configured_sets, prepare
 from transformer.data.source import resolve_source, store_beside
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, FindingsError, InputError
 from transformer.tools.doctor.alignment import check_alignment
 from transformer.tools.doctor.findings import Check, Level, failed
+from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.languages import check_languages
 from transformer.tools.doctor.pieces import check_characters, check_dropped, check_longest, check_pieces, check_plan
 from transformer.tools.doctor.survey import KnownTexts, Survey, is_training_set, survey

@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 
 from transformer.checkpoint import find_checkpoint
-from transformer.config.jobs import ExportJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, Quantization, Target
+from transformer.config.settings import DataConfig, Device, ModelConfig, Precision
 from transformer.data.corpus import read_lines, read_pairs
 from transformer.data.tokenizer import read_model
 from transformer.decoding.loading import build_translator
@@ -40,6 +39,7 @@ from transformer.files import (
 from transformer.machine import resolve_threads
 from transformer.run_dir import DEV, RunDir
 from transformer.tools.export import ctranslate2, marian, onnx
+from transformer.tools.export.job import ExportJob, Quantization, Target
 from transformer.tools.export.parity import Parity, choose_sentences, compare, format_parity, mean_length
 from transformer.tools.export.peer import Original, exponent_near
 from transformer.tools.export.weights import check_expressible

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from transformer.config.settings import Activation, ModelConfig, Norm, Positions, Quantization
+from transformer.config.settings import Activation, ModelConfig, Norm, Positions
 from transformer.model.layers import sinusoids
 from transformer.model.transformer import Transformer
 from transformer.run_dir import TOKENIZER
+from transformer.tools.export.job import Quantization
 from transformer.tools.export.peer import FLOAT32_BOUND, ExportFormat, Forced, Original, encode_with
 from transformer.tools.export.weights import Weights, ctranslate2_heads, fold
 from transformer.vocabulary import BOS, EOS, UNK

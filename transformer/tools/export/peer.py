@@ -14,8 +14,9 @@ import torch
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
-from transformer.config.settings import ModelConfig, Quantization
+from transformer.config.settings import ModelConfig
 from transformer.decoding.translator import Translator
+from transformer.tools.export.job import Quantization
 from transformer.vocabulary import EOS, PAD
 
 FLOAT32_BOUND = 1e-4  # what float32 may change in a log-probability

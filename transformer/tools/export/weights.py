@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from transformer.config.settings import ModelConfig, Norm, Positions, Score, Target
+from transformer.config.settings import ModelConfig, Norm, Positions, Score
 from transformer.errors import InputError
 from transformer.model.transformer import Transformer, parameters_by_name
+from transformer.tools.export.job import Target
 
 Weights = dict[str, Tensor]  # under the names of a checkpoint, in float32
 

@@ -6,7 +6,6 @@
 import logging
 from collections.abc import Sequence
 
-from transformer.config.jobs import ReportJob
 from transformer.config.settings import Precision, SearchOverride
 from transformer.data.corpus import Pair, is_blank
 from transformer.decoding.loading import load_translator
@@ -19,6 +18,7 @@ from transformer.tools.attention.sentence import inspect
 from transformer.tools.page import Component
 from transformer.tools.plots import distinct_colors
 from transformer.tools.report.blocks import shorten
+from transformer.tools.report.job import ReportJob
 from transformer.tools.report.reading import RunReading
 
 log = logging.getLogger(__name__)

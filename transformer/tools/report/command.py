@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 from transformer import __version__
-from transformer.config.jobs import ReportJob
 from transformer.errors import InputError, StorageError
 from transformer.files import make_output, write_file
 from transformer.machine import resolve_threads
@@ -27,6 +26,7 @@ from transformer.tools.report.attention import attention_section
 from transformer.tools.report.blocks import shorten
 from transformer.tools.report.curves import curves_section
 from transformer.tools.report.data_tables import data_section
+from transformer.tools.report.job import ReportJob
 from transformer.tools.report.overview import missing_section, overview_section, settings_section
 from transformer.tools.report.provenance import commands_section, provenance_section
 from transformer.tools.report.reading import RunReading, read_run

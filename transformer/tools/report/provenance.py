@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from transformer import __version__
-from transformer.config.jobs import ReportJob, TrainJob
+from transformer.config.jobs import TrainJob
 from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
 from transformer.records import Results, RunRecord
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import UNKNOWN, Block, Cell, Command, Table, section
+from transformer.tools.report.job import ReportJob
 from transformer.tools.report.reading import RunReading
 
 

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformer.config.jobs import ReportJob
 from transformer.config.settings import Precision, SearchOverride
 from transformer.decoding.loading import load_translator
 from transformer.errors import InputError, TransformerError
@@ -19,6 +18,7 @@ from transformer.evaluation.sets import read_set
 from transformer.run_dir import DEV, STEP_PREFIX, list_steps
 from transformer.tools.compare.texts import Texts, read_runs
 from transformer.tools.compare.words import sentences_by_length, word_splitter
+from transformer.tools.report.job import ReportJob
 from transformer.tools.report.reading import RunReading
 from transformer.tools.report.samples import SampleSet, choose_samples, spread
 from transformer.tools.significance import Interval, MetricComparison, Metrics, bootstrap_bleu, compare_systems

@@ -6,9 +6,9 @@ table=scores        -> make, score_study     trained, measured, and studied
 any other           -> make, format          trained and measured
 """
 
-from transformer.config.jobs import SCORES, TableJob
 from transformer.distributed import is_rank0
 from transformer.tools.tables.format import format_layers, format_markdown, write_layer_table, write_table
+from transformer.tools.tables.job import SCORES, TableJob
 from transformer.tools.tables.make import make_layer_table, make_table
 from transformer.tools.tables.rows import is_folder, output_of
 from transformer.tools.tables.runs import make_run_table

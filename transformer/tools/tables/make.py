@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from transformer.compute import avoid_cudnn_attention, resolve_device
-from transformer.config.jobs import PAPER_TABLES, SCORES, TableJob, TrainJob
+from transformer.config.jobs import TrainJob
 from transformer.data.source import store_beside
 from transformer.errors import TransformerError
 from transformer.files import make_output
@@ -27,6 +27,7 @@ from transformer.records import Results
 from transformer.tools.complexity import complexity_rows
 from transformer.tools.layer_times import time_layers
 from transformer.tools.tables.grid import describe_changes, run_grid
+from transformer.tools.tables.job import PAPER_TABLES, SCORES, TableJob
 from transformer.tools.tables.measured import LayerTable, Measured, Table, TableRow, measure
 from transformer.tools.tables.rows import PAPER_WIDTH, Row, beside_the_rows, output_of, rows_of
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transformer.config.compose import compose, read_rows
-from transformer.config.jobs import BESIDE_THE_ROWS, PAPER_TABLES, SCORES, TableJob, TrainJob
+from transformer.config.compose import compose_job, read_rows
+from transformer.config.jobs import TrainJob
 from transformer.config.keys import leaves
 from transformer.config.primitives import to_json
 from transformer.config.settings import ModelConfig, Score
 from transformer.errors import InputError
 from transformer.tools.tables.grid import Changes, describe_changes, differences, with_changes
+from transformer.tools.tables.job import BESIDE_THE_ROWS, PAPER_TABLES, SCORES, TableJob
 from transformer.tools.tables.paper import TABLE_2, TABLE_3, Published
 
 DEVELOPMENT = "development"  # the dev set where it is scored as a test set: beam search, once, at the end
@@ -128,7 +129,7 @@ def beside_the_rows(model: ModelConfig) -> dict[str, Any]:
 
 
 def _experiment(name: str) -> TrainJob:
-    return compose("train", [f"experiment=table3/{name}"])
+    return compose_job("train", TrainJob, [f"experiment=table3/{name}"])
 
 
 def _scored_on_dev(given: TrainJob) -> TrainJob:

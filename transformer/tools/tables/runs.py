@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from transformer.config.jobs import TableJob, TrainJob
+from transformer.config.jobs import TrainJob
 from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
@@ -23,6 +23,7 @@ from transformer.errors import InputError, TransformerError
 from transformer.files import make_output
 from transformer.records import Results
 from transformer.run_dir import RunDir
+from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.measured import Measured, Table, TableRow, measure
 from transformer.tools.tables.rows import output_of
 

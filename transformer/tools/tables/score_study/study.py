@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from transformer.checkpoint import Checkpoint, find_checkpoint
 from transformer.compute import avoid_cudnn_attention, resolve_device
-from transformer.config.jobs import TableJob
 from transformer.config.settings import ModelConfig, Score
 from transformer.data.batch import Batch, collate
 from transformer.data.tokenizer import Tokenizer
@@ -36,6 +35,7 @@ from transformer.machine import resolve_threads
 from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores
 from transformer.model.transformer import Transformer, load_parameters
 from transformer.run_dir import DEV, STEP_PREFIX, RunDir
+from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.tools.tables.score_study.costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores
 from transformer.training.state import draw_model

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from transformer.checkpoint import Checkpoint, first_not_finite, load_checkpoint, newest_finite
-from transformer.config.jobs import ReplayJob
 from transformer.config.settings import TrainConfig
 from transformer.data.batch import Batch
 from transformer.data.loader import Position, Step, load_steps
@@ -33,6 +32,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.layout import Packed
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.run_dir import RunDir, list_steps
+from transformer.tools.replay.job import ReplayJob
 from transformer.training.optimizer import rate_of
 from transformer.training.process import process_settings_restored
 from transformer.training.resolve import resolve_again

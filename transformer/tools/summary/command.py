@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from transformer.compute import HALF
-from transformer.config.jobs import SummaryJob, TrainJob
+from transformer.config.jobs import TrainJob
 from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig
 from transformer.cost import PEAK_FLOPS, UTILISATION, Parameters, StackParameters, count_parameters, step_flops
 from transformer.data.plan import SLOTS
@@ -29,6 +29,7 @@ from transformer.run_dir import RunDir
 from transformer.tools.memory import Memory, estimate_memory
 from transformer.tools.metrics import SPEED, read_curves
 from transformer.tools.speed import read_rates, step_work
+from transformer.tools.summary.job import SummaryJob
 from transformer.training.resolve import resolve_settings
 
 log = logging.getLogger(__name__)

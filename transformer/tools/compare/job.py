@@ -1,0 +1,26 @@
+"""The keys of `transformer compare`."""
+
+from dataclasses import dataclass, field
+
+from transformer.config.jobs import Job, ScoredText
+from transformer.config.settings import Format, at_least, option, require
+
+
+@dataclass
+class CompareJob(Job):
+    """`transformer compare`: runs, or files of translations, each with the first one."""
+
+    runs: list[str] = option([], "run directories, the first one the baseline; `compare runs/a runs/b` sets this")
+    hypotheses: list[str] = option([], "instead of runs: files of translations, one a line, as [A,B]")
+    references: list[str] = option([], "their references: a file, or several as [A,B]")
+    data: ScoredText = field(default_factory=ScoredText)
+    lowercase: bool = option(False, "score without regard to case")
+    changed: int = option(5, "show this many of the sentences whose translations changed most")
+    format: Format = option(Format.text, "text (Markdown) for people, or JSON for programs")
+
+    def __post_init__(self) -> None:
+        at_least(self, "", 0, "changed")
+        require(not (self.runs and self.hypotheses), "runs and hypotheses: choose one")
+        require(bool(self.hypotheses) == bool(self.references), "hypotheses and references belong together: set both")
+        if self.hypotheses:
+            require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")

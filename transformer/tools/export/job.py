@@ -1,0 +1,50 @@
+"""The keys of `transformer export`."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from transformer.config.jobs import Job
+from transformer.config.settings import Format, SearchOverride, at_least, option, require
+
+
+class Target(Enum):
+    """What an exported model is for."""
+
+    ctranslate2 = "ctranslate2"
+    marian = "marian"
+    onnx = "onnx"
+
+
+class Quantization(Enum):
+    """The type of the weights of an exported model; all but `float32` lose something."""
+
+    float32 = "float32"
+    int8 = "int8"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+@dataclass
+class ExportJob(Job):
+    """`transformer export`."""
+
+    run_dir: str = option("runs/demo", "a directory that `train` made")
+    checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged; last where that is newer)")
+    to: Target = option(Target.ctranslate2, "what the exported model is for")
+    output: str | None = option(None, "the directory to make (null: RUN_DIR-TO)")
+    quantization: Quantization = option(Quantization.float32, "the type of the weights; float32 alone is exact")
+    sentences: int = option(200, "check the exported model on this many sentences")
+    src: str | None = option(None, "a text file with these sentences (null: the run's dev set, else a test set)")
+    tgt: str | None = option(None, "their references, line by line")
+    threads: int | None = option(None, "CPU threads (null: one for each core that it may use)")
+    format: Format = option(Format.text, "text for people, or JSON for programs")
+    search: SearchOverride = field(default_factory=SearchOverride)
+
+    def __post_init__(self) -> None:
+        at_least(self, "", 1, "sentences", "threads")
+        require(self.output != "", "output must name a directory")
+        require(self.tgt is None or self.src is not None, "tgt has the references of src: set both")
+        require(
+            self.quantization is Quantization.float32 or self.to is Target.ctranslate2,
+            f"quantization={self.quantization.name} is for to=ctranslate2: leave it out",
+        )
