@@ -218,7 +218,7 @@ def test_experiment_without_its_first_line_is_told_which(tmp_path: Path) -> None
     folder = write_experiment(tmp_path, "train: {max_steps: 5}")
     path = Path(folder) / "experiment" / "mine.yaml"
     path.write_text(path.read_text(encoding="utf-8").partition("\n")[2], encoding="utf-8")
-    assert_refused(enter("train", "--config-dir", folder, "experiment=mine"), "experiment=mine", "# @package _global_")
+    assert_refused(enter("train", "--config-dir", folder, "experiment=mine"), "experiment/mine", "# @package _global_")
 
 
 def test_experiment_of_a_good_yaml_composes(tmp_path: Path) -> None:
@@ -625,8 +625,9 @@ def test_main_refuses_hydra_s_flags_for_a_configuration_of_one_s_own(flag: str) 
 
 def test_composing_error_names_the_overrides_where_there_are_some() -> None:
     error = HydraException("it cannot be composed")
-    assert str(composing_error(error, [])) == "it cannot be composed"
-    assert str(composing_error(error, ["a=1", "b=2"])) == "it cannot be composed (composing a=1 b=2)"
+    assert str(composing_error(error, TrainJob, overrides=[])) == "it cannot be composed"
+    named = composing_error(error, TrainJob, overrides=["a=1", "b=2"])
+    assert str(named) == "it cannot be composed (composing a=1 b=2)"
 
 
 def test_main_has_a_command_for_every_job() -> None:

@@ -126,8 +126,9 @@ REFUSED = {
     "bool for int": ("average", ["last=true"], ["last", "True", "Integer"]),
     "text for bool": ("translate", ["strict=perhaps"], ["strict", "perhaps", "bool"]),
     "wrong enum, nearest": ("train", ["train.precision=bfloat16"], ["train.precision=", "did you mean 'bf16'?"]),
-    "wrong enum of a sweep": ("train", ["-m", "model.norm=pre,pst"], ["'pst'", "did you mean 'post'?"]),
+    "wrong enum of a sweep": ("train", ["-m", "model.norm=pre,pst"], ["model.norm=pst", "did you mean 'post'?"]),
     "null for a number": ("train", ["train.seed=null"], ["train.seed=null", "cannot be null"]),
+    "unknown sweeper": ("train", ["-m", "hydra/sweeper=optun"], ["hydra/sweeper/optun", "basic"]),
     "a sign too many": ("train", ["train.max_steps==5"], ["train.max_steps==5: ", "a sign"]),
     "a bracket too few": (
         "train",
@@ -247,19 +248,22 @@ REFUSED = {
 
 
 BAD_YAML = {
-    "unknown key": ("model: {d_modl: 8}", ["experiment=mine", "model.d_modl", "did you mean 'model.d_model'?"]),
-    "unknown group": ("modle: {d_model: 8}", ["experiment=mine", "'modle'"]),
+    "unknown key": ("model: {d_modl: 8}", ["experiment/mine", "model.d_modl", "did you mean 'model.d_model'?"]),
+    "unknown group": ("modle: {d_model: 8}", ["experiment/mine", "'modle'"]),
     "unknown key of a set": ("data: {test: {news: {scr: a}}}", ["data.test.news.scr", "'data.test.NAME.src'"]),
-    "wrong type": ("train: {seed: many}", ["experiment=mine", "train.seed: ", "many", "Integer"]),
-    "dotted key": ("train.seed: 3", ["train.seed", "nested"]),
+    "wrong type": ("train: {seed: many}", ["experiment/mine", "train.seed: ", "many", "Integer"]),
+    "dotted key": ("train.seed: 3", ["train.seed: ", "nested"]),
     "wrong enum": ("model: {norm: pst}", ["model.norm: ", "did you mean 'post'?"]),
-    "null": ("train:\n  seed:", ["train.seed cannot be null"]),
+    "null": ("train:\n  seed:", ["train.seed: ", "None"]),
     "list": ("train: {seed: [1]}", ["train.seed: ", "[1]"]),
-    "null for a group": ("train: null", ["'train'", "not Optional"]),
+    "null for a group": ("train: null", ["experiment/mine", " train: "]),
     "out of range": ("model: {dropout: 7}", ["model.dropout=7.0"]),
     "target": ("_target_: os.getcwd", ["_target_"]),
     "target in a group": ("model: {_target_: os.getcwd}", ["_target_"]),
-    "syntax": ("model: [1", ["mine"]),
+    "unknown parent": ("defaults: [smal, _self_]", ["experiment/smal", "did you mean 'small'?"]),
+    "number for a group": ("train: 3", ["experiment/mine", "TrainConfig", "3"]),
+    "no settings": ("- a", ["experiment/mine"]),
+    "syntax": ("model: [1", ["experiment/mine.yaml", "line 2"]),
     "not text": ("\udcff\udcfe", ["mine"]),
 }
 

@@ -120,7 +120,7 @@ def run_application(command: str, arguments: Arguments) -> None:
         cannot_print = isinstance(error, OSError) and not isinstance(error, HydraException)
         if application.is_composed or cannot_print:
             raise
-        raise composing_error(error, arguments.overrides) from error
+        raise composing_error(error, commands.COMMANDS[command].job, overrides=arguments.overrides) from error
 
     if application.failures:
         raise application.sweep_error()

@@ -7,13 +7,12 @@ It imports neither Hydra nor torch, and so answers as fast as `--help` does. Fil
 offers them where there is no candidate here.
 """
 
-from enum import Enum
 from itertools import pairwise
 from typing import Any, get_args
 
 from transformer.cli.commands import COMMANDS
 from transformer.cli.overrides import FLAGS, NEEDS_NO_VALUE, PROGRAM_FLAGS
-from transformer.config.keys import generic_key, groups_of, keys_of, names_in
+from transformer.config.keys import choices_of, generic_key, groups_of, keys_of, names_in
 from transformer.errors import InputError
 
 # bash passes the line up to the cursor, and replaces only what follows the last `=` or `:` of the word.
@@ -123,8 +122,8 @@ def _values(kind: Any) -> list[str]:
         return ["true", "false"]
     if kind is type(None):
         return ["null"]
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return list(kind.__members__)
+    if choices_of(kind):
+        return choices_of(kind)
 
     # A union: the values of its members. Null alone is no help where any number or text may stand.
     values = [value for member in get_args(kind) for value in _values(member)]

@@ -14,7 +14,6 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -32,7 +31,6 @@ from omegaconf.errors import (
     MissingMandatoryValue,
     OmegaConfBaseException,
     ReadonlyConfigError,
-    ValidationError,
 )
 from omegaconf.resolvers.oc import env
 
@@ -42,6 +40,7 @@ from transformer.config.keys import (
     NAMED_SET,
     as_typed,
     check_override,
+    choices_of,
     did_you_mean,
     generic_key,
     groups_of,
@@ -58,7 +57,6 @@ J = TypeVar("J", bound=Job)
 
 log = logging.getLogger(__name__)
 
-ESCAPE = r"; `${` begins the name of a key, and `\${` is these two characters"
 ROW_EXAMPLE = "`h1: {model: {n_heads: 1}}`, or `base: {}` for none"
 QUIET_HYDRA = {  # no folder, no file, no change of directory
     "run": {"dir": "."},
@@ -93,7 +91,7 @@ def compose_job(command: str, kind: type[J], overrides: Sequence[str], *, config
             with hydra.initialize_config_dir(str(shipped("configs")), job_name=command, version_base="1.3"):
                 config = hydra.compose(primary_config(command), checked, return_hydra_config=True)
         except Exception as error:
-            raise composing_error(error, checked) from error
+            raise composing_error(error, kind, overrides=checked) from error
 
         HydraConfig.instance().set_config(config)
         return typed_job(kind, _without_hydra(config))
@@ -231,13 +229,10 @@ def typed_job(kind: type[J], composed: DictConfig) -> J:
         with _environment_refused():
             plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True, throw_on_missing=True)
         job = cast(J, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), _escaped(plain))))
-    except MissingMandatoryValue as error:
-        key = error.full_key
-        raise InputError(f"{key}=???: a value is still to be given, as {key}=VALUE") from error
-    except InterpolationKeyError as error:
-        raise InputError(f"{error.full_key}: {_one_line(error)}{ESCAPE}") from error
-    except (OmegaConfBaseException, ValueError) as error:
-        raise InputError(_one_line(error)) from error
+    except OmegaConfBaseException as error:
+        raise InputError(_explained(error, kind, where="")) from error
+    except ValueError as error:  # of the job's own checks
+        raise InputError(str(error)) from error
     job.check_overrides(_task_overrides())
     return job
 
@@ -281,7 +276,7 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise InputError(f"table={path}: {error.strerror}: name 1, 2, 3, scores or a YAML file with rows") from error
     except Exception as error:  # of the YAML library, which is not ours to import
-        raise InputError(f"{path}: not YAML: {_one_line(error)}") from error
+        raise InputError(f"{path}: not YAML: {'; '.join(_lines(error))}") from error
 
     if not isinstance(rows, dict) or not rows:
         raise InputError(f"{path}: no rows; a row is a name with the settings that it changes, {ROW_EXAMPLE}")
@@ -345,61 +340,58 @@ def _recipe_values(recipe: str) -> dict[str, Any]:
 # ---- errors ---------------------------------------------------------------------------------------------------------
 
 
-def composing_error(error: Exception, overrides: Sequence[str]) -> TransformerError:
+def composing_error(error: Exception, kind: type[Job], *, overrides: Sequence[str]) -> TransformerError:
     """The error to raise where Hydra cannot compose: it is in the overrides, or in the files that they name."""
-    if isinstance(error, TransformerError):
-        return error
-    if isinstance(error.__context__, ReadonlyConfigError):  # the lock of `quiet_hydra`
-        file = str(error).partition(":")[0].removeprefix("In ")
-        return InputError(f"{file}: it cannot configure Hydra; remove what it sets under `hydra`")
-    if isinstance(error, UnicodeDecodeError):
-        what = f"not UTF-8 at its byte {error.start + 1}: save it as UTF-8"
-        return InputError(f"a YAML file of {' '.join(overrides)} is {what}")
-    if isinstance(error, OverrideParseException) and error.__cause__ is None:
-        remedy = "it has a sign, a quote or a bracket too many, or too few"
-        return InputError(f"{error.override}: not key=value as Hydra reads it: {remedy}")
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
-        group, _, name = error.missing_cfg_file.removesuffix(".yaml").rpartition("/")
-        names = [*dict.fromkeys([*(error.options or ()), *names_in(group, None)])] if group in GROUPS else []
-        return InputError(f"{group}={name}: no such file{did_you_mean(name, names)}; there are {', '.join(names)}")
-
-    remedy = ESCAPE if isinstance(error.__cause__, GrammarParseError) else _nearest_name(error)
     composed = f" (composing {' '.join(overrides)})" if overrides else ""
-    return InputError(f"{_one_line(error)}{remedy}{composed}")
+    match error:
+        case TransformerError():
+            return error
+        case UnicodeDecodeError():
+            what = f"not UTF-8 at its byte {error.start + 1}: save it as UTF-8"
+            return InputError(f"a YAML file of {' '.join(overrides)} is {what}")
+        case OverrideParseException() if error.__cause__ is None:
+            remedy = "it has a sign, a quote or a bracket too many, or too few"
+            return InputError(f"{error.override}: not key=value as Hydra reads it: {remedy}")
+        case MissingConfigException():
+            group, _, name = str(error.missing_cfg_file).partition("/")
+            names = names_in(group, None)
+            known = error.options or names
+            meant = did_you_mean(name, [*known, *names])
+            return InputError(f"there is no {error.missing_cfg_file}, only {', '.join(known)}{meant}{composed}")
+
+    cause = error.__cause__ or error.__context__
+    if not isinstance(cause, OmegaConfBaseException):
+        return InputError(f"{'; '.join(_lines(error))}{composed}")
+    where = "".join(_lines(error)[:1]).removesuffix(":")  # ends in the override, or names the file
+    override = next((override for override in overrides if where.endswith(override)), "")
+    return InputError(_explained(cause, kind, where=override or where or f"composing {' '.join(overrides)}"))
 
 
-def _nearest_name(error: Exception) -> str:
-    """A clause with what was meant, if a key of a file or a choice is unknown."""
-    cause = _cause(error)
-    if not isinstance(cause, OmegaConfBaseException) or cause.full_key is None:
-        return ""
-    keys = keys_of(TrainJob)
-    key = generic_key(cause.full_key)
-    if isinstance(cause, ValidationError) and key in keys:
-        choices = keys[key].kind
-        is_choice = isinstance(choices, type) and issubclass(choices, Enum)
-        return did_you_mean(str(cause.value), choices.__members__) if is_choice else ""
-    if isinstance(cause, ConfigKeyError):
-        if key in GROUPS:
-            return "; the first line of a file that sets keys must be `# @package _global_`"
-        return "; in a file keys are nested, as `train: {seed: 1}`" if key in keys else did_you_mean(key, keys)
-    return ""
+def _explained(error: OmegaConfBaseException, kind: type[Job], *, where: str) -> str:
+    """What OmegaConf says of a key, in one line, and what was meant by it. `where` is what is wrong, or its place."""
+    keys = keys_of(kind)
+    full_key = error.full_key or ""
+    key = generic_key(full_key)
+    match error:
+        case MissingMandatoryValue():
+            return f"{full_key}=???: a value is still to be given, as {full_key}=VALUE"
+        case InterpolationKeyError() | GrammarParseError():
+            remedy = r"; `${` begins the name of a key, and `\${` is these two characters"
+        case ReadonlyConfigError():  # the lock of `quiet_hydra`
+            remedy = "; a file cannot configure Hydra: remove what it sets under `hydra`"
+        case ConfigKeyError() if key in GROUPS:
+            remedy = "; the first line of its file must be `# @package _global_`"
+        case ConfigKeyError() if key in keys:
+            remedy = "; in a file keys are nested, as `train: {seed: 1}`"
+        case ConfigKeyError():
+            remedy = did_you_mean(key, keys)
+        case _:
+            remedy = did_you_mean(str(error.value), choices_of(keys[key].kind)) if key in keys else ""
+    what = "".join(_lines(error)[:1])  # the others are OmegaConf's own affair
+    place = [where] if where.startswith(f"{full_key}=") else [where, full_key]
+    return ": ".join(filter(None, [*place, f"{what}{remedy}"]))
 
 
-def _one_line(error: BaseException) -> str:
-    """The first line of what Hydra or OmegaConf says went wrong, and the key that it is about."""
-    cause = _cause(error)
-    line = next(filter(None, (line.strip() for line in str(cause).split("\n"))), type(cause).__name__)
-    if not isinstance(cause, OmegaConfBaseException) or cause.full_key is None:
-        return line
-    if isinstance(cause, ValidationError) and cause.value is None:
-        return f"{cause.full_key} cannot be null"
-    return line if cause.full_key in line else f"{cause.full_key}: {line}"
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The error of OmegaConf that an error of Hydra is about, or else the error itself."""
-    below: BaseException | None = error
-    while below is not None and not isinstance(below, OmegaConfBaseException):
-        below = below.__cause__ or below.__context__
-    return error if below is None else below
+def _lines(error: BaseException) -> list[str]:
+    """The lines of an error's message that are not blank."""
+    return [line.strip() for line in str(error).split("\n") if line.strip()]

@@ -85,8 +85,13 @@ def as_typed(value: object) -> str:
 
 def _meaning(kind: Any, meaning: str) -> str:
     """The meaning of a key, with its choices if it has some."""
-    is_choice = isinstance(kind, type) and issubclass(kind, Enum)
-    return f"{meaning} [{', '.join(kind.__members__)}]" if is_choice else meaning
+    choices = choices_of(kind)
+    return f"{meaning} [{', '.join(choices)}]" if choices else meaning
+
+
+def choices_of(kind: Any) -> list[str]:
+    """The names that a key of this type is a choice between; none if it is of another kind."""
+    return list(kind.__members__) if isinstance(kind, type) and issubclass(kind, Enum) else []
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -133,6 +138,8 @@ def check_override(override: str, keys: Mapping[str, Key], *, groups: Sequence[s
     _check_key(key, override, keys=keys, groups=groups)
     kind = keys[generic_key(key)].kind
     is_choice = is_multirun and re.search("[,(]", value) is not None
+    if value == "null" and type(None) not in get_args(kind):
+        raise InputError(f"{override}: {key} cannot be null")
     if value == "null" or is_choice:
         return f"{key}={value}"
     if _is_list(kind):
