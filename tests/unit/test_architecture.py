@@ -133,6 +133,8 @@ def test_config_is_plain_python() -> None:
     for name, packages in allowed.items():
         targets = {found.target.partition(".")[0] for found in imports() if found.module.name == name}
         assert targets <= packages, name
+        ours = {found.ours for found in imports() if found.module.name == name and found.ours}
+        assert ours <= allowed.keys(), f"{name} imports more than plain Python"
 
 
 def test_modules_import_only_commands_public_names_and_slow_packages_in_functions() -> None:

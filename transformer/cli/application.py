@@ -26,11 +26,10 @@ from omegaconf import DictConfig
 from transformer.cli import commands
 from transformer.cli.overrides import Arguments
 from transformer.config.compose import check_config_dir, composing_error, primary_config, stored_configs, typed_job
-from transformer.config.jobs import Job, TrainJob
+from transformer.config.jobs import Job
 from transformer.config.keys import shipped
 from transformer.errors import PeerError, Stopped, TransformerError
 from transformer.seeding import seed_for
-from transformer.tools.tables.job import TableJob
 
 log = logging.getLogger(__name__)
 
@@ -134,10 +133,10 @@ def _set_run_dir(command: str, job: Job, given: Sequence[str]) -> None:
 
     A table goes to `output` where that is given, and otherwise beside the run directory.
     """
-    if not isinstance(job, TrainJob) or command not in ("prepare", "train", "table"):
-        return
+    if not commands.COMMANDS[command].goes_on:
+        return  # it reads the run that is there
 
-    key = "output" if isinstance(job, TableJob) and job.output is not None else "run_dir"
+    key = "run_dir" if getattr(job, "output", None) is None else "output"
     changed = [override for override in _changed_overrides(given) if not override.startswith(f"{key}=")]
     changes = ",".join(changed).replace('"', "")
     name = re.sub(r"[^A-Za-z0-9._,+-]", "-", changes)

@@ -15,8 +15,9 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeVar, overload
 
 from transformer.config.jobs import AverageJob, EvaluateJob, Job, ScoreJob, TrainJob, TranslateJob
 from transformer.config.keys import did_you_mean, shipped
@@ -35,6 +36,8 @@ from transformer.tools.tables.job import TableJob
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R")  # what a command finds
+
 WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
   transformer translate run_dir=%s < in.txt > out.txt
   tensorboard --logdir %s
@@ -50,6 +53,7 @@ class Command:
     run: Callable[[Any], float | None]  # takes the job
     help: str  # one line
     examples: tuple[str, ...]
+    goes_on: bool = False  # whether the same command, given again, goes on where it stopped
 
 
 def run(command: str, job: Job) -> float | None:
@@ -93,19 +97,6 @@ def job_of(command: str) -> type[Job]:
 
 
 # ---- what each command does -----------------------------------------------------------------------------------------
-
-Shown: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], str]]  # from a job to a result, and that in words
-
-
-def _shown(find: Callable[[], Shown]) -> Callable[[Any], None]:
-    """A command that only shows a result: in words, or as JSON where the job asks for that."""
-
-    def run(job: Any) -> None:
-        work, words = find()
-        result = work(job)
-        _write_result(result, words(result), as_json=job.format is Format.json)
-
-    return run
 
 
 def _prepare(job: TrainJob) -> None:
@@ -161,39 +152,32 @@ def _evaluate(job: EvaluateJob) -> None:
 
     from transformer.evaluation.sets import evaluate, format_results
 
-    evaluation = evaluate(job)
-    _write_result(evaluation, format_results(Path(job.run_dir), evaluation), as_json=job.format is Format.json)
+    _show(job, evaluate(job), partial(format_results, Path(job.run_dir)))
 
 
 def _score_files(job: EvaluateJob) -> None:
-    from transformer.evaluation.files import score_files
-    from transformer.evaluation.score import format_scores, format_signatures
+    from transformer.evaluation.files import format_file_scores, score_files
 
-    scores = score_files(job)
-    files = f"files: {job.hypotheses} against {', '.join(job.references)}"
-    lines = [format_scores(scores), *(f"  {line}" for line in (files, *format_signatures(scores)))]
-    text = "".join(f"{line}\n" for line in lines)
-    _write_result(scores, text, as_json=job.format is Format.json)
+    _show(job, score_files(job), partial(format_file_scores, job))
 
 
 def _sweep(job: EvaluateJob) -> None:
     from transformer.tools.search_settings import format_sweep, sweep
 
-    result = sweep(job)
-    _write_result(result, format_sweep(Path(job.run_dir), result), as_json=job.format is Format.json)
+    _show(job, sweep(job), partial(format_sweep, Path(job.run_dir)))
 
 
-def _compare() -> Shown:
+def _compare(job: CompareJob) -> None:
     from transformer.tools.compare.command import compare
     from transformer.tools.compare.format import format_comparison
 
-    return compare, format_comparison
+    _show(job, compare(job), format_comparison)
 
 
 def _report(job: ReportJob) -> None:
     from transformer.tools.report.command import format_written, report
 
-    _write(format_written(report(job)))
+    _show(job, report(job), format_written)
 
 
 def _average(job: AverageJob) -> None:
@@ -207,31 +191,31 @@ def _average(job: AverageJob) -> None:
         _write(f"{checkpoint.path}: mean of steps {', '.join(map(str, averaged))}\n")
 
 
-def _summary() -> Shown:
+def _summary(job: SummaryJob) -> None:
     from transformer.tools.summary.command import format_summary, summarise
 
-    return summarise, format_summary
+    _show(job, summarise(job), format_summary)
 
 
 def _doctor(job: DoctorJob) -> None:
     from transformer.tools.doctor.command import doctor, format_diagnosis, require_health
 
     diagnosis = doctor(job)
-    _write_result(diagnosis, format_diagnosis(diagnosis), as_json=job.format is Format.json)
+    _show(job, diagnosis, format_diagnosis)
     sys.stdout.flush()
     require_health(diagnosis)
 
 
-def _replay() -> Shown:
+def _replay(job: ReplayJob) -> None:
     from transformer.tools.replay.command import format_replay, replay
 
-    return replay, format_replay
+    _show(job, replay(job), format_replay)
 
 
-def _export() -> Shown:
+def _export(job: ExportJob) -> None:
     from transformer.tools.export.command import export, format_exported
 
-    return export, format_exported
+    _show(job, export(job), format_exported)
 
 
 def _table(job: TableJob) -> None:
@@ -252,12 +236,12 @@ def _attention(job: AttentionJob) -> None:
     _write(attention(job))
 
 
-def _write_result(result: object, text: str, *, as_json: bool) -> None:
-    """Write a result to standard output: its text for people, or the result itself as JSON for programs."""
-    if as_json:
+def _show(job: Job, result: R, in_words: Callable[[R], str]) -> None:
+    """Write a result to standard output: in words for people, or all of it as JSON where the job asks for that."""
+    if getattr(job, "format", None) is Format.json:
         _write(json.dumps(to_json(result), indent=2) + "\n")
     else:
-        _write(text)
+        _write(in_words(result))
 
 
 def _write(text: str) -> None:
@@ -273,6 +257,7 @@ COMMANDS = {
         _prepare,
         "read, filter and tokenise a corpus, ready for training",
         (f"transformer prepare experiment=small run_dir=runs/mine {OWN_TEXT}",),
+        goes_on=True,
     ),
     "train": Command(
         TrainJob,
@@ -283,6 +268,7 @@ COMMANDS = {
             f"transformer train experiment=small run_dir=runs/mine {OWN_TEXT}",
             "transformer train experiment=multi30k_en_de data.root=corpora train.seed=2 run_dir=runs/second",
         ),
+        goes_on=True,
     ),
     "translate": Command(
         TranslateJob,
@@ -314,7 +300,7 @@ COMMANDS = {
     ),
     "compare": Command(
         CompareJob,
-        _shown(_compare),
+        _compare,
         "compare the translations of runs, or files, with tests of significance",
         (
             "transformer compare runs/a runs/b",
@@ -335,7 +321,7 @@ COMMANDS = {
     ),
     "summary": Command(
         SummaryJob,
-        _shown(_summary),
+        _summary,
         "tell the parameters, FLOPs, memory and hours of a training",
         ("transformer summary experiment=base tokens_per_second=1800",),
     ),
@@ -347,13 +333,13 @@ COMMANDS = {
     ),
     "replay": Command(
         ReplayJob,
-        _shown(_replay),
+        _replay,
         "run one step of a training again, to find where numbers are not finite",
         ("transformer replay run_dir=runs/mine step=1234",),
     ),
     "export": Command(
         ExportJob,
-        _shown(_export),
+        _export,
         "write a model for CTranslate2, Hugging Face or ONNX, and check what was written",
         ("transformer export run_dir=runs/mine to=ctranslate2 output=model",),
     ),
@@ -365,6 +351,7 @@ COMMANDS = {
             "transformer table table=3 rows=base,A width=128",
             "transformer table table=mine.yaml experiment=small seeds=3",
         ),
+        goes_on=True,
     ),
     "attention": Command(
         AttentionJob,

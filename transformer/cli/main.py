@@ -112,7 +112,7 @@ def _dispatch(arguments: list[str]) -> int:
     except TransformerError as error:
         return _fail(error, str(error), error.exit_status)
     except KeyboardInterrupt as error:
-        if command in ("prepare", "train", "table"):
+        if command in COMMANDS and COMMANDS[command].goes_on:
             return _fail(error, "stopped; to go on, give the same command again", Stopped.exit_status)
         return _fail(error, "stopped", 128 + signal.SIGINT)
     except BrokenPipeError:  # the reader of our output has gone
@@ -161,7 +161,7 @@ def _enter(command: str, arguments: list[str]) -> None:
     from transformer.cli.application import run_application  # Hydra takes a third of a second, which help does not
     from transformer.machine import limit_kernel_caches
 
-    if command in ("train", "table"):  # a search alone has few shapes, and uses each of them many times
+    if COMMANDS[command].goes_on:  # a search alone has few shapes, and uses each of them many times
         limit_kernel_caches()
     run_application(command, parsed)
 

@@ -36,9 +36,7 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
 NEEDS_NO_VALUE = ("-i", "--info")  # flags with choices that may also stand alone
 
 WIDTH = 100  # characters of a line of help, but for examples and defaults
-
-# Commands whose arguments without `=` are run directories: they become the key `runs`.
-TAKES_PATHS = ("compare", "report")
+RUNS = "runs"  # a command with this key takes run directories as plain arguments, too
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ class Arguments:
 
 def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
     """Separate flags, overrides and paths, in whatever order they stand, and check them. Raises InputError."""
+    keys = keys_of(COMMANDS[command].job)
     overrides: list[str] = []
     paths: list[str] = []
     flags: list[str] = []
@@ -71,7 +70,7 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
                 flags.append(value)
             if flag in ("-cd", "--config-dir"):
                 config_dir = value
-        elif command in TAKES_PATHS and "=" not in argument:
+        elif RUNS in keys and "=" not in argument:
             paths.append(argument)
         else:
             overrides.append(argument)
@@ -85,14 +84,12 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
 
     # Check the overrides. Paths become one more of them.
     is_multirun = not {"-m", "--multirun"}.isdisjoint(flags)
-    job = COMMANDS[command].job
-    keys = keys_of(job)
-    groups = groups_of(job)
+    groups = groups_of(COMMANDS[command].job)
     checked = [check_override(override, keys, groups=groups, is_multirun=is_multirun) for override in overrides]
     if paths:
-        if any(override.startswith("runs=") for override in checked):
+        if any(override.startswith(f"{RUNS}=") for override in checked):
             raise InputError(f"{paths[0]}: runs= names the runs already: give all runs as paths, or all by runs=")
-        checked.append(list_override("runs", paths))
+        checked.append(list_override(RUNS, paths))
 
     return Arguments(
         overrides=checked,
@@ -156,7 +153,7 @@ def overview() -> str:
 def command_help(command: str, config_dir: str | None) -> str:
     """The help of a command: examples, its recipes and experiments, and every key with its default and its meaning."""
     job = COMMANDS[command].job
-    paths = " [RUN_DIR ...]" if command in TAKES_PATHS else ""
+    paths = " [RUN_DIR ...]" if RUNS in keys_of(job) else ""
     examples = "".join(f"  {example}\n" for example in COMMANDS[command].examples)
 
     # Experiments and recipes, where the command has them.

@@ -7,6 +7,7 @@ from transformer.config.jobs import EvaluateJob
 from transformer.data.corpus import read_lines
 from transformer.errors import InputError
 from transformer.evaluation.paper_bleu import choose_scorer
+from transformer.evaluation.score import format_scores, format_signatures
 from transformer.records import Scores
 
 
@@ -23,6 +24,13 @@ def score_files(job: EvaluateJob) -> Scores:
         return scorer(hypotheses, *references)
     except InputError as error:
         raise InputError(f"{_path(hypotheses_file)}: {error}") from None
+
+
+def format_file_scores(job: EvaluateJob, scores: Scores) -> str:
+    """The scores, for people; below them what was scored, and how."""
+    files = f"files: {job.hypotheses} against {', '.join(job.references)}"
+    lines = [format_scores(scores), *(f"  {line}" for line in (files, *format_signatures(scores)))]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def read_parallel(names: Sequence[str]) -> list[list[str]]:
