@@ -3,6 +3,7 @@
 Most cases run in this process through `main`, with the command itself replaced; a few are processes of their own.
 """
 
+import argparse
 import errno
 import json
 import os
@@ -164,6 +165,13 @@ def test_main_suggests_a_command_for_an_unknown_one() -> None:
 def test_main_refuses_alike_whatever_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     assert_refused(enter("average", "last=many"), "last")
+
+
+def test_main_runs_a_command_without_hydra_s_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which does not start on Python 3.14 (hydra-core 1.3)."""
+    monkeypatch.setattr(argparse, "ArgumentParser", None)
+    assert enter("summary", "experiment=base").jobs == [SummaryJob(run_dir="runs/base")]
+    assert_refused(enter("summary", "experiment=bse"), "did you mean 'base'?")
 
 
 @pytest.mark.parametrize("argument", ["train.sed=3", "train.seed=${nope}"])

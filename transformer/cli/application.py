@@ -1,6 +1,6 @@
-"""One command as a Hydra application: runs, sweeps (`--multirun`), and what is only shown (`--cfg`, `--info`).
+"""One command as it is run; as a Hydra application for sweeps (`--multirun`) and what is shown (`--cfg`, `--info`).
 
-    run_application     arguments -> Hydra, which composes the settings
+    run_application     arguments -> composed, and run; or -> Hydra, where they ask for something of Hydra's
     _Application.run    settings -> typed job -> the command; called by Hydra for each run
 
 Hydra reads its arguments from `sys.argv`, and would print lines of its own about errors. So the application keeps the
@@ -25,7 +25,14 @@ from omegaconf import DictConfig
 
 from transformer.cli import commands
 from transformer.cli.overrides import Arguments
-from transformer.config.compose import check_config_dir, composing_error, primary_config, stored_configs, typed_job
+from transformer.config.compose import (
+    check_config_dir,
+    compose_checked,
+    composing_error,
+    primary_config,
+    stored_configs,
+    typed_job,
+)
 from transformer.config.jobs import Job
 from transformer.config.keys import shipped
 from transformer.errors import PeerError, Stopped, TransformerError
@@ -90,6 +97,14 @@ class _Application:
 
 def run_application(command: str, arguments: Arguments) -> None:
     """Do what the arguments ask for. Raises InputError for what cannot be composed, and the command's own errors."""
+    # One run needs nothing of Hydra's but its composing. The parser of its arguments does not start on Python 3.14.
+    job = commands.COMMANDS[command].job
+    asks_hydra = any(_key_of(override).startswith("hydra") for override in arguments.overrides)
+    if not asks_hydra and set(arguments.flags) <= {"-cd", "--config-dir", arguments.config_dir}:
+        composed = compose_checked(command, job, arguments.overrides, config_dir=arguments.config_dir)
+        commands.run(command, composed)
+        return
+
     if arguments.config_dir is not None:
         check_config_dir(command, arguments.config_dir)
 
@@ -105,7 +120,7 @@ def run_application(command: str, arguments: Arguments) -> None:
     try:
         with tempfile.TemporaryDirectory() as scratch:  # where Hydra leaves its notes on a sweep
             sweep = {"sweep": {"dir": scratch, "subdir": "."}}
-            with stored_configs(command, commands.COMMANDS[command].job, arguments.overrides, hydra_settings=sweep):
+            with stored_configs(command, job, arguments.overrides, hydra_settings=sweep):
                 hydra_main(application.run)()
     except SystemExit:
         if application.error is not None:
@@ -119,7 +134,7 @@ def run_application(command: str, arguments: Arguments) -> None:
         cannot_print = isinstance(error, OSError) and not isinstance(error, HydraException)
         if application.is_composed or cannot_print:
             raise
-        raise composing_error(error, commands.COMMANDS[command].job, overrides=arguments.overrides) from error
+        raise composing_error(error, job, overrides=arguments.overrides) from error
 
     if application.failures:
         raise application.sweep_error()

@@ -80,16 +80,20 @@ def compose_job(command: str, kind: type[J], overrides: Sequence[str], *, config
     keys = keys_of(kind)
     groups = groups_of(kind)
     checked = [check_override(override, keys, groups=groups, is_multirun=False) for override in overrides]
+    return compose_checked(command, kind, checked, config_dir=config_dir)
+
+
+def compose_checked(command: str, kind: type[J], checked: Sequence[str], *, config_dir: str | Path | None) -> J:
+    """The job of overrides that are as `check_override` gives them. Raises InputError."""
     if config_dir is not None:
         check_config_dir(command, config_dir)
         folder = quote(f"file://{Path(config_dir).absolute()}")
-        checked.insert(0, f"hydra.searchpath=[{folder}]")
+        checked = [f"hydra.searchpath=[{folder}]", *checked]
 
-    # Compose.
     with stored_configs(command, kind, checked, hydra_settings={}), _hydra_globals_set_aside():
         try:
             with hydra.initialize_config_dir(str(shipped("configs")), job_name=command, version_base="1.3"):
-                config = hydra.compose(primary_config(command), checked, return_hydra_config=True)
+                config = hydra.compose(primary_config(command), list(checked), return_hydra_config=True)
         except Exception as error:
             raise composing_error(error, kind, overrides=checked) from error
 
