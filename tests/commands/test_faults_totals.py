@@ -31,12 +31,3 @@ def test_write_page_counts_what_passed(tmp_path: Path) -> None:
     assert "| `faults/test_a.py::test_kills` | 4 | 2 full disks, 2,080 kills | 10 |" in page
     assert "Failed: faults/test_a.py::test_kills[three]; faults/test_a.py::test_kills[three]." in page
     assert "Skipped: faults/test_b.py::test_mount: no kernel (2)." in page
-
-
-def test_write_page_says_that_nothing_was_lost(tmp_path: Path) -> None:
-    path = tmp_path / "report.xml"
-    path.write_text(REPORT.replace('<failure message="lost"/>', ""), encoding="utf-8")
-    page = "\n".join(faults.write_page(faults.read_reports([path])))
-    assert "| committed checkpoints lost | 0 |" in page
-    assert "| kills | 1,047 |" in page
-    assert "Failed" not in page
