@@ -9,6 +9,7 @@ import re
 import shutil
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +27,7 @@ from transformer.config.jobs import EvaluateJob, TrainJob
 from transformer.config.settings import ExtraConfig, PairConfig
 from transformer.data import source
 from transformer.data.prepare import prepare
-from transformer.data.source import DatasetOrigin, Source, resolve_source, store_beside
+from transformer.data.source import DatasetOrigin, HubDataset, Source, resolve_source, store_beside
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.sets import evaluate
 
@@ -250,7 +251,7 @@ def test_resolve_source_takes_a_folder_that_is_called_like_a_format(
     assert list(find(name, tmp_path / "store").pairs()) == expected("train")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets 4.0 closes no file
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets 5.1 closes no file
 @pytest.mark.parametrize(
     ("name", "content", "texts"),
     [
@@ -270,6 +271,87 @@ def test_resolve_source_keeps_words_and_quotation_marks_of_a_folders_tables(
     (tmp_path / "tables" / name).write_text(content, encoding="utf-8")
     found = find(tmp_path / "tables", tmp_path / "store", subset=None)
     assert list(found.pairs()) == [("zero", "null"), texts[:2], ("NA", "None"), texts[2:]]
+
+
+# The path that a README names, where {outside} is a folder beside the data set; and what in the set leads there.
+STRANGE = {
+    "absolute": ("{outside}/secret.csv", None),
+    "parent": ("../outside/secret.csv", None),
+    "pattern": ("{outside}/*.csv", None),
+    "text": ("{outside}/secret.txt", None),
+    "URL": ("file://{outside}/secret.csv", None),
+    "local": ("local://{outside}/secret.csv", None),
+    "chain": ("zip://secret.csv::{outside}/secret.zip", None),
+    "link": ("own.csv", "secret.csv"),
+    "folder": ("own/secret.csv", "."),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_resolve_source_reads_no_file_outside_a_folder(case: str, tmp_path: Path) -> None:
+    folder, outside = tmp_path / "set", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (outside / "secret.csv").write_text("en,de\nprivate,geheim\n", encoding="utf-8")
+    (outside / "secret.txt").write_text("private\n", encoding="utf-8")
+    with zipfile.ZipFile(outside / "secret.zip", "w") as archive:
+        archive.write(outside / "secret.csv", "secret.csv")
+
+    path, target = STRANGE[case]
+    path = path.format(outside=outside)
+    if target is not None:
+        (folder / Path(path).parts[0]).symlink_to(outside / target)
+    write_card(folder, path)
+    with pytest.raises(InputError, match=r"set train: .* is not one of its own files"):
+        find(folder, tmp_path / "store", subset=None, src="text" if case == "text" else "en")
+    assert left_in(tmp_path / "store") == []
+
+
+def write_card(folder: Path, path: str) -> None:
+    """A README that names one file of the split `train`."""
+    (folder / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: {path}\n---\n",
+        encoding="utf-8",
+    )
+
+
+def test_resolve_source_reads_a_file_of_a_folder_by_any_way(tmp_path: Path) -> None:
+    (tmp_path / "set" / "blobs").mkdir(parents=True)
+    (tmp_path / "set" / "blobs" / "a.jsonl").write_text('{"en": "own", "de": "eigen"}\n', encoding="utf-8")
+    (tmp_path / "set" / "a.jsonl").symlink_to("blobs/a.jsonl")
+    (tmp_path / "also").symlink_to("set")
+    write_card(tmp_path / "set", "a.jsonl")
+    for name in ("set", "also"):
+        found = find(tmp_path / name, tmp_path / "store", subset=None)
+        assert list(found.pairs()) == [("own", "eigen")]
+
+
+def test_resolve_source_refuses_a_format_whose_reader_opens_other_files(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "task.toml").write_text('[task]\ndescription = "x"\n', encoding="utf-8")
+    (tmp_path / "secret").write_text("private", encoding="utf-8")
+    (tmp_path / "set" / "instruction.md").symlink_to(tmp_path / "secret")
+    write_card(tmp_path / "set", "task.toml")
+    with pytest.raises(InputError, match="set train: of format harbor: only arrow, csv, json, parquet, text, webdata"):
+        find(tmp_path / "set", tmp_path / "store", subset=None, src="instruction", tgt="description")
+    assert left_in(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/etc/passwd",
+        f"hf://datasets/evil/other@{COMMIT}/a.csv",
+        f"hf://datasets/evil/set@{COMMIT}/../../../../../etc/passwd",
+        f"zip://a.csv::hf://datasets/evil/set@{COMMIT}/a.zip",
+        f"hf://datasets/evil/set@{COMMIT}/a.csv::/etc/passwd",
+    ],
+)
+def test_check_own_refuses_what_is_of_no_data_set_or_of_another(file: str) -> None:
+    wanted = HubDataset("evil/set", None, "train", ["en", "de"])
+    source._check_own(f"hf://datasets/evil/set@{COMMIT}/data/a.csv", wanted, is_local=False)
+    with pytest.raises(InputError, match="is not one of its own files"):
+        source._check_own(file, wanted, is_local=False)
 
 
 @pytest.mark.parametrize(("run_dir", "expected"), [("runs/a", "runs"), ("runs/a/", "runs"), ("a", "."), (".", "..")])

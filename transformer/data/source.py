@@ -5,7 +5,7 @@
 A hub data set is streamed into two text files beside the prepared corpora, once, at one revision; from then on it is
 read from there, without the network, until that copy is deleted. So neither memory nor the hub's own cache grows with
 it, and a cluster's nodes need no network once a command has run where there is one. A directory that is laid out as a
-hub data set is read the same way.
+hub data set is read the same way. Neither is trusted: its README may name any file of this machine.
 """
 
 import csv
@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,6 +30,9 @@ from transformer.files import build_once, encode_json, read_json, sync, write_ne
 
 COPY_FILES = ("source.txt", "target.txt")
 ABOUT = "about.json"
+
+# The readers of `datasets` that open no other files than those of a split; that of .toml opens what lies beside them.
+READERS = ("arrow", "csv", "json", "parquet", "text", "webdataset")
 
 log = logging.getLogger(__name__)
 
@@ -265,6 +269,10 @@ def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
         # A directory's path is made absolute, because a relative one such as `text` would be taken for a format.
         name = wanted.dataset if revision else str(Path(wanted.dataset).absolute())
         builder = datasets.load_dataset_builder(name, wanted.subset, revision=revision)
+        if builder.name not in READERS:
+            raise InputError(f"{wanted}: of format {builder.name}: only {', '.join(READERS)} are read")
+        for file in chain.from_iterable((builder.config.data_files or {}).values()):
+            _check_own(file, wanted, is_local=revision is None)
 
         # In CSV, `null` is a word like any other; in TSV, a quotation mark is text.
         if hasattr(builder.config, "keep_default_na"):
@@ -281,6 +289,16 @@ def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
     except Exception as error:  # whatever a data set's files or the network bring about
         place = f"{wanted}: after row {rows_read}" if rows_read else str(wanted)
         raise InputError(f"{place}: cannot be read ({_first_cause(error)})") from error
+
+
+def _check_own(file: str, wanted: HubDataset, *, is_local: bool) -> None:
+    """Raise InputError for a file that is not the data set's own: a README may name any path, and a link lead there."""
+    if is_local:
+        is_own = os.path.isabs(file) and Path(file).resolve().is_relative_to(Path(wanted.dataset).resolve())
+    else:
+        is_own = os.path.normpath(file).startswith(f"hf:/datasets/{wanted.dataset}@")
+    if not is_own or "::" in file:  # a chain of places, which may begin or end anywhere
+        raise InputError(f"{wanted}: {file} is not one of its own files: if you trust it, copy the file into a folder")
 
 
 def _first_cause(error: BaseException) -> str:
