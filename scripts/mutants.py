@@ -69,7 +69,7 @@ REPORTED = (
     Mutant(
         "a small file is written in place",
         "files.py",
-        "        write_new(temporary, data)\n        os.replace(temporary, path)",
+        "        write_new(temporary, data, mode=mode)\n        os.replace(temporary, path)",
         "        path.write_bytes(data)",
         f"{CRASH}[json]",
     ),

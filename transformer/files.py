@@ -48,10 +48,13 @@ class Digest:
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def write_new(path: Path, data: bytes) -> Digest:
-    """Write a file that must not exist yet through to the disk. Raises OSError."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+def write_new(path: Path, data: bytes, *, mode: int | None = None) -> Digest:
+    """Write a file that must not exist yet through to the disk; `mode` counts whatever the umask. Raises OSError."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644 if mode is None else mode)
     try:
+        if mode is not None:
+            os.fchmod(file, mode)
+
         # The system may write less than it is given.
         rest = memoryview(data)
         while rest:
@@ -62,17 +65,34 @@ def write_new(path: Path, data: bytes) -> Digest:
     return Digest(len(data), hashlib.sha256(data).hexdigest())
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, *, mode: int | None = None) -> None:
     """Replace a small file atomically and durably. Raises StorageError."""
     temporary = temporary_name(path, UNFINISHED)
     try:
-        write_new(temporary, data)
+        write_new(temporary, data, mode=mode)
         os.replace(temporary, path)
         sync(path.parent)
     except OSError as error:
         raise storage_error(path, len(data), error=error) from error
     finally:
         remove(temporary)
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a small file that a user named, as a shell would: through a link, and into a pipe or a device.
+
+    A regular file is replaced atomically, and keeps its mode. Raises StorageError.
+    """
+    mode = None
+    try:
+        with suppress(FileNotFoundError):
+            mode = path.stat().st_mode
+        if mode is not None and not stat.S_ISREG(mode):
+            path.write_bytes(data)
+            return
+    except OSError as error:
+        raise storage_error(path, len(data), error=error) from error
+    write_file(path.resolve(), data, mode=None if mode is None else stat.S_IMODE(mode))
 
 
 def write_json(path: Path, value: object) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from transformer import __version__
 from transformer.errors import InputError, StorageError
-from transformer.files import make_output, write_file
+from transformer.files import make_output, write_output
 from transformer.machine import resolve_threads
 from transformer.tools.compare.texts import check_named_once
 from transformer.tools.page import Component, format_page
@@ -65,7 +65,7 @@ def report(job: ReportJob) -> Written:
     names = [shorten(run.name, 80) for run in runs]
     components = _components(runs, job)
     page = format_page(f"Report on {', '.join(names)}", components).encode()
-    write_file(output, page)
+    write_output(output, page)
     return Written(str(output), len(page))
 
 
