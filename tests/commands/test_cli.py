@@ -696,6 +696,29 @@ def test_complete_finds_the_experiments_of_a_folder_of_the_users_own(tmp_path: P
     assert "experiment=mine " not in complete("transformer train experiment=m")
 
 
+def test_complete_offers_no_name_that_a_shell_would_run_or_expand(tmp_path: Path) -> None:
+    """A shell puts what is offered into the line as it is: Enter would run `$(...)`."""
+    (tmp_path / "experiment" / "table").mkdir(parents=True)
+    strange = (
+        "z$(touch x)",
+        "z`touch x`",
+        "z;touch x",
+        "z&",
+        "z*",
+        "z?",
+        "z\ny",
+        "z\x1b[2J",
+        "z\udcff",
+        "z y",
+        "z'",
+        "z~",
+    )
+    for name in (*strange, "z.1_ä-B", "table/z"):
+        (tmp_path / "experiment" / f"{name}.yaml").touch()
+    found = complete(f"transformer train --config-dir {tmp_path} experiment=")
+    assert [word for word in found if "z" in word] == ["experiment=table/z ", "experiment=z.1_ä-B "]
+
+
 @pytest.mark.parametrize(
     ("line", "reply"), [("transformer summ", ["summary "]), ("transformer train model.norm=pr", ["pre "])]
 )

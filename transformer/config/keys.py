@@ -256,7 +256,11 @@ def shipped(folder: str) -> Path:
 
 
 def names_in(group: str, config_dir: str | None) -> list[str]:
-    """The names of the experiments, or recipes, of the package, and of those in a folder of the user's own."""
+    """The names of the experiments, or recipes, of the package, and of those in a folder of the user's own.
+
+    Names that cannot be typed without quotes are left out: completion would put `$(...)` into the line as it is.
+    """
     folders = [shipped("configs"), *([] if config_dir is None else [Path(config_dir)])]
     paths = [path.relative_to(folder / group) for folder in folders for path in folder.glob(f"{group}/**/*.yaml")]
-    return sorted({str(path.with_suffix("")) for path in paths})
+    names = {str(path.with_suffix("")) for path in paths}
+    return sorted(name for name in names if re.fullmatch(r"[\w./-]+", name))
