@@ -15,16 +15,10 @@ from support.corpora import run, run_command, tiny_job, write_corpus
 from transformer.config.settings import DataConfig
 from transformer.errors import InputError
 from transformer.tools.attention.command import attention
-from transformer.tools.attention.heads import (
-    AlignmentMeter,
-    Gold,
-    HeadMeter,
-    align_words,
-    read_alignments,
-    word_of_each,
-)
+from transformer.tools.attention.heads import HeadMeter
 from transformer.tools.attention.job import AttentionJob
 from transformer.tools.inspection import AttentionMaps
+from transformer.tools.paper.alignment_error import AlignmentMeter, Gold, align_words, read_alignments, word_of_each
 
 
 @pytest.fixture(scope="module")

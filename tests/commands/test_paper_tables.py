@@ -23,14 +23,14 @@ from transformer.cost import count_parameters, step_flops
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, StorageError
 from transformer.run_dir import lock_run
+from transformer.tools.paper.layer_table import make_layer_table
 from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import Interval, bootstrap_bleu
 from transformer.tools.tables import grid
-from transformer.tools.tables import make as tables
 from transformer.tools.tables.format import format_markdown, write_table
 from transformer.tools.tables.grid import describe_changes, differences, with_changes
 from transformer.tools.tables.job import TableJob
-from transformer.tools.tables.make import make_layer_table, make_table
+from transformer.tools.tables.make import make_table
 from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.tools.tables.paper import TABLE_3
 from transformer.tools.tables.rows import output_of
@@ -285,7 +285,9 @@ def test_table_refuses_a_row_that_sets_what_the_table_decides_on(tmp_path: Path,
 def test_table_refuses_an_output_that_is_a_file_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[TrainJob], table: str, make: Callable[[TableJob], Any]
 ) -> None:
-    monkeypatch.setattr(tables, "time_layers", lambda **sizes: pytest.fail("it times layers"))
+    monkeypatch.setattr(
+        "transformer.tools.paper.layer_table.time_layers", lambda **sizes: pytest.fail("it times layers")
+    )
     output = tmp_path / "output"
     output.write_text("")
     with pytest.raises(StorageError, match="output: cannot be made"):

@@ -30,19 +30,13 @@ from transformer.errors import CheckpointError, InputError
 from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.transformer import Transformer
-from transformer.tools.plots import Panel, plot_panels
-from transformer.tools.significance import Interval
-from transformer.tools.tables import command as tables
-from transformer.tools.tables import grid
-from transformer.tools.tables.job import TableJob
-from transformer.tools.tables.make import make_table
-from transformer.tools.tables.measured import Measured, Table, TableRow
-from transformer.tools.tables.score_study import costs as costs_module
-from transformer.tools.tables.score_study import study as study_module
-from transformer.tools.tables.score_study.costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores, peak_bytes
-from transformer.tools.tables.score_study.findings import Verdict, findings
-from transformer.tools.tables.score_study.format import format_study, write_study
-from transformer.tools.tables.score_study.study import (
+from transformer.tools.paper import command as tables
+from transformer.tools.paper.score_study import costs as costs_module
+from transformer.tools.paper.score_study import study as study_module
+from transformer.tools.paper.score_study.costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores, peak_bytes
+from transformer.tools.paper.score_study.findings import Verdict, findings
+from transformer.tools.paper.score_study.format import format_study, write_study
+from transformer.tools.paper.score_study.study import (
     AttentionState,
     Observed,
     ScoreStudy,
@@ -50,6 +44,12 @@ from transformer.tools.tables.score_study.study import (
     score_statistics,
     study_scores,
 )
+from transformer.tools.plots import Panel, plot_panels
+from transformer.tools.significance import Interval
+from transformer.tools.tables import grid
+from transformer.tools.tables.job import TableJob
+from transformer.tools.tables.make import make_table
+from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.training.step import Objective
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from transformer.tools.complexity import Complexity, complexity_rows, format_complexity
+from transformer.tools.paper.complexity import Complexity, complexity_rows, format_complexity
 
 
 def rows_of(n: int, d: int = 4, k: int = 3, r: int = 3) -> dict[str, Complexity]:

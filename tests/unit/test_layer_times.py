@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from transformer.config.settings import Score
-from transformer.tools.layer_times import SelfAttention, format_times, time_layers
+from transformer.tools.paper.layer_times import SelfAttention, format_times, time_layers
 
 
 def test_time_layers_times_each_layer_at_each_length() -> None:

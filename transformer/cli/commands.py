@@ -219,7 +219,7 @@ def _export(job: ExportJob) -> None:
 
 
 def _table(job: TableJob) -> None:
-    from transformer.tools.tables.command import table
+    from transformer.tools.paper.command import table
 
     text, errors = table(job)
     _write(text)

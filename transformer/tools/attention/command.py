@@ -17,15 +17,7 @@ from transformer.errors import InputError
 from transformer.files import make_output
 from transformer.machine import resolve_threads
 from transformer.run_dir import RunDir
-from transformer.tools.attention.heads import (
-    AlignmentMeter,
-    Gold,
-    HeadMeter,
-    HeadReport,
-    format_heads_markdown,
-    read_alignments,
-    word_of_each,
-)
+from transformer.tools.attention.heads import HeadMeter, HeadReport, format_heads_markdown
 from transformer.tools.attention.job import AttentionJob
 from transformer.tools.attention.output import (
     check_figures,
@@ -44,6 +36,7 @@ from transformer.tools.attention.sentence import (
     sentences_of,
 )
 from transformer.tools.inspection import attention_maps
+from transformer.tools.paper.alignment_error import AlignmentMeter, Gold, read_alignments, word_of_each
 
 MOST_WEIGHTS = 1 << 24  # of one sentence pair: a page of at most 16 MB or so
 

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from transformer.tools.attention.heads import MEASURES, SPACE, Head
+from transformer.tools.attention.heads import MEASURES, Head
+from transformer.tools.paper.alignment_error import SPACE
 from transformer.tools.plots import add_lines, as_png, as_svg, fonts_for, new_figure, text_errors_silenced
 
 log = logging.getLogger(__name__)

@@ -20,11 +20,12 @@ from transformer.files import make_output, write_file, write_json
 from transformer.run_dir import RunDir
 from transformer.tools.attention.explorer import explorer
 from transformer.tools.attention.figures import Panel, Picture, draw_heads, draw_lines, draw_maps
-from transformer.tools.attention.heads import SPACE, HeadReport, format_heads_csv, format_heads_markdown
+from transformer.tools.attention.heads import HeadReport, format_heads_csv, format_heads_markdown
 from transformer.tools.attention.job import AttentionJob, WeightsFormat
 from transformer.tools.attention.sentence import Inspected
 from transformer.tools.inspection import Role
 from transformer.tools.page import format_page
+from transformer.tools.paper.alignment_error import SPACE
 from transformer.tools.plots import distinct_colors
 
 log = logging.getLogger(__name__)

@@ -1,10 +1,8 @@
 """A measured table as Markdown, as CSV, as JSON and as a plot.
 
-    write_table          all of them, as OUTPUT/table.*
-    format_markdown      what it depends on, the rows, and what the paper concludes beside what these runs say
-    format_csv           a line for each run and test set
-
-Table 1 has rows of another kind, and functions of its own: `write_layer_table` and `format_layers`.
+write_table          all of them, as OUTPUT/table.*
+format_markdown      what it depends on, the rows, and what the paper concludes beside what these runs say
+format_csv           a line for each run and test set
 """
 
 import csv
@@ -12,19 +10,17 @@ import io
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
 from transformer.files import write_file, write_json
-from transformer.tools.complexity import format_complexity
-from transformer.tools.layer_times import LayerTime, format_times
 from transformer.tools.markdown import markdown_table
-from transformer.tools.plots import Point, plot_points, plot_times
+from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import RESAMPLES, Interval
-from transformer.tools.tables.measured import LayerTable, Measured, Table, TableRow
+from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.tools.tables.paper import CONCLUSIONS, Conclusion, Published
 
 log = logging.getLogger(__name__)
@@ -60,34 +56,6 @@ def _plot(table: Table) -> bytes | None:
             published = None if row.published is None else row.published.bleu
             points.append(Point(row.name, published, measured))
     return plot_points(points, title=table.title)
-
-
-def write_layer_table(output: Path, table: LayerTable) -> None:
-    """`write_table` for Table 1; its CSV has what was timed."""
-    write_json(output / "table.json", to_json(table))
-    write_file(output / "table.md", format_layers(table).encode())
-
-    # table.csv
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(LayerTime)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in table.timed)
-    write_file(output / "table.csv", text.getvalue().encode())
-
-    # table.svg
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for row in table.timed:
-        lines.setdefault(row.layer, []).append((row.n, row.forward_backward))
-    plot = plot_times(lines, title=f"One layer of width {table.d} over {table.timed[0].tokens:,} tokens")
-    if plot is not None:
-        write_file(output / "table.svg", plot)
-
-
-def format_layers(table: LayerTable) -> str:
-    """Table 1 for people: what is counted, then what is timed."""
-    notes = "".join(f"- {note}\n" for note in table.notes)
-    counted = format_complexity(table.counted, n=table.n, d=table.d, k=table.k, r=table.r)
-    return f"# Table 1 of the paper\n\n{notes}\n{counted}\n{format_times(table.timed)}"
 
 
 def format_markdown(table: Table) -> str:

@@ -1,10 +1,8 @@
 """Makes the paper's tables, or one of your own, on any corpus: published figures beside measured ones.
 
-    make_layer_table    Table 1: counted and timed, and nothing is trained
-    make_table          all other tables:
-                          rows           a job for each row
-                          grid           a training for each row and each seed, in OUTPUT/ROW/seed-N
-                          measured       perplexity, BLEU with its interval, parameters, FLOPs and time of each run
+    rows        a job for each row
+    grid        a training for each row and each seed, in OUTPUT/ROW/seed-N
+    measured    perplexity, BLEU with its interval, parameters, FLOPs and time of each run
 
 Table 3 is scored as the paper scores it: the last checkpoint, without averaging, on the development set. Table 2 and a
 table of your own are scored as `train` does it: the averaged model, on the test sets.
@@ -15,50 +13,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.data.source import store_beside
 from transformer.errors import TransformerError
 from transformer.files import make_output
-from transformer.machine import resolve_threads
 from transformer.records import Results
-from transformer.tools.complexity import complexity_rows
-from transformer.tools.layer_times import time_layers
 from transformer.tools.tables.grid import describe_changes, run_grid
 from transformer.tools.tables.job import PAPER_TABLES, SCORES, TableJob
-from transformer.tools.tables.measured import LayerTable, Measured, Table, TableRow, measure
+from transformer.tools.tables.measured import Measured, Table, TableRow, measure
 from transformer.tools.tables.rows import PAPER_WIDTH, Row, beside_the_rows, output_of, rows_of
 
 log = logging.getLogger(__name__)
-
-PAPER_HEADS = 8
-
-# Sizes of Table 1 where layers are counted, under the paper's names.
-SENTENCE = 64  # n: a long sentence
-KERNEL = 3  # k
-NEIGHBOURHOOD = 16  # r
-
-
-def make_layer_table(job: TableJob) -> LayerTable:
-    """Table 1 on this machine; nothing is trained. Raises StorageError where the output cannot be made."""
-    make_output(output_of(job))  # before any time is spent
-    device = resolve_device(job.train.device)
-    avoid_cudnn_attention(device)
-    threads = resolve_threads(job.train.threads)
-    torch.set_num_threads(threads)
-
-    width = job.width or PAPER_WIDTH
-    return LayerTable(
-        n=SENTENCE,
-        d=width,
-        k=KERNEL,
-        r=NEIGHBOURHOOD,
-        counted=complexity_rows(n=SENTENCE, d=width, k=KERNEL, r=NEIGHBOURHOOD),
-        timed=time_layers(d_model=width, n_heads=PAPER_HEADS, k=KERNEL, r=NEIGHBOURHOOD, device=device),
-        notes=[f"{device.type}, {threads} threads, torch {torch.__version__}, fp32; medians of interleaved runs."],
-    )
 
 
 def make_table(job: TableJob) -> tuple[Table, list[Exception]]:

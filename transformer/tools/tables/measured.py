@@ -13,8 +13,6 @@ from transformer.evaluation.sets import read_set
 from transformer.loss import perplexity
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, RunDir
-from transformer.tools.complexity import Complexity
-from transformer.tools.layer_times import LayerTime
 from transformer.tools.significance import Interval, bootstrap_bleu
 from transformer.tools.tables.paper import Published
 
@@ -54,19 +52,6 @@ class Table:
     notes: list[str]
     rows: list[TableRow]
     best_first: Metric | None = None  # what the rows are sorted by; None: they have an order of their own
-
-
-@dataclass(frozen=True)
-class LayerTable:
-    """Table 1: layers of `d` over `n` positions, with kernels of `k` and neighbourhoods of `r`, counted and timed."""
-
-    n: int
-    d: int
-    k: int
-    r: int
-    counted: list[Complexity]
-    timed: list[LayerTime]
-    notes: list[str]
 
 
 def measure(job: TrainJob, results: Results) -> Measured:

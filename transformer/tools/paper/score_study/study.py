@@ -35,9 +35,9 @@ from transformer.machine import resolve_threads
 from transformer.model.attention import KeyValues, MultiHeadAttention, additive_scores
 from transformer.model.transformer import Transformer, load_parameters
 from transformer.run_dir import DEV, STEP_PREFIX, RunDir
+from transformer.tools.paper.score_study.costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.measured import Measured, Table, TableRow
-from transformer.tools.tables.score_study.costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores
 from transformer.training.state import draw_model
 from transformer.training.step import Objective
 from transformer.training.validate import DevSet

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer.config.settings import Score
-from transformer.tools.layer_times import SelfAttention, forward_and_backward, time_in_turns
+from transformer.tools.paper.layer_times import SelfAttention, forward_and_backward, time_in_turns
 from transformer.tools.tables.rows import PAPER_WIDTH
 
 LENGTHS = (16, 64, 256)

@@ -12,10 +12,10 @@ from enum import Enum
 from statistics import fmean
 
 from transformer.config.settings import Score
+from transformer.tools.paper.score_study.costs import ScoreCost
+from transformer.tools.paper.score_study.study import Observed, ScoreStudy
 from transformer.tools.tables.format import error_of_difference, mean_bleu
 from transformer.tools.tables.measured import TableRow
-from transformer.tools.tables.score_study.costs import ScoreCost
-from transformer.tools.tables.score_study.study import Observed, ScoreStudy
 
 # Numbers for words of the paper.
 SMALL = 32  # the largest of the "small values of d_k"

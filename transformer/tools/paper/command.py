@@ -1,19 +1,20 @@
 """`transformer table`: makes the table that the job asks for, writes its files, and gives its text.
 
-table=1             -> make, format          counted and timed; nothing is trained
-a folder of runs    -> runs, format          measured; nothing is trained
-table=scores        -> make, score_study     trained, measured, and studied
-any other           -> make, format          trained and measured
+table=1             -> layer_table           counted and timed; nothing is trained
+a folder of runs    -> tables                measured; nothing is trained
+table=scores        -> tables, score_study   trained, measured, and studied
+any other           -> tables                trained and measured
 """
 
 from transformer.distributed import is_rank0
-from transformer.tools.tables.format import format_layers, format_markdown, write_layer_table, write_table
+from transformer.tools.paper.layer_table import format_layers, make_layer_table, write_layer_table
+from transformer.tools.paper.score_study.format import format_study, write_study
+from transformer.tools.paper.score_study.study import study_scores
+from transformer.tools.tables.format import format_markdown, write_table
 from transformer.tools.tables.job import SCORES, TableJob
-from transformer.tools.tables.make import make_layer_table, make_table
+from transformer.tools.tables.make import make_table
 from transformer.tools.tables.rows import is_folder, output_of
 from transformer.tools.tables.runs import make_run_table
-from transformer.tools.tables.score_study.format import format_study, write_study
-from transformer.tools.tables.score_study.study import study_scores
 
 
 def table(job: TableJob) -> tuple[str, list[Exception]]:

@@ -15,10 +15,8 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Score
 from transformer.files import write_file, write_json
 from transformer.tools.markdown import markdown_table
-from transformer.tools.plots import Panel, plot_panels
-from transformer.tools.tables.format import format_csv, format_markdown, mean_bleu
-from transformer.tools.tables.score_study.costs import TOKENS, ScoreCost
-from transformer.tools.tables.score_study.findings import (
+from transformer.tools.paper.score_study.costs import TOKENS, ScoreCost
+from transformer.tools.paper.score_study.findings import (
     FLAT,
     MUCH_FASTER,
     SIMILAR,
@@ -30,7 +28,9 @@ from transformer.tools.tables.score_study.findings import (
     means_by_width,
     scored_rows,
 )
-from transformer.tools.tables.score_study.study import SENTENCES, AttentionState, Observed, ScoreStudy
+from transformer.tools.paper.score_study.study import SENTENCES, AttentionState, Observed, ScoreStudy
+from transformer.tools.plots import Panel, plot_panels
+from transformer.tools.tables.format import format_csv, format_markdown, mean_bleu
 
 
 def write_study(output: Path, study: ScoreStudy) -> None:
