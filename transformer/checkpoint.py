@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -382,7 +383,7 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
     Raises InputError where there is none of that name, CheckpointError where it is damaged.
     """
     if not run_dir.is_dir():
-        raise InputError(f"{run_dir}: no such run directory; `transformer train run_dir={run_dir}` makes one")
+        raise InputError(f"{run_dir}: no such run directory; `transformer train {_typed(run_dir)}` makes one")
     averaged = _find_averaged(run_dir, name)
     if averaged is not None:
         return averaged
@@ -390,7 +391,7 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
     if name in ("last", "auto"):
         last = newest(run_dir, load_weights)
         if last is None:
-            raise InputError(f"{run_dir}: no checkpoint yet; `transformer train run_dir={run_dir}` makes one")
+            raise InputError(f"{run_dir}: no checkpoint yet; `transformer train {_typed(run_dir)}` makes one")
         return last
 
     step = _best_step(run_dir) if name == "best" else _step_number(name)
@@ -401,12 +402,17 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
     return load_weights(path)
 
 
+def _typed(run_dir: Path) -> str:
+    """The setting of a run directory as a shell takes it, whatever is in its name."""
+    return shlex.quote(f"run_dir={run_dir}")
+
+
 def _find_averaged(run_dir: Path, name: str) -> Checkpoint | None:
     """The average, where it is asked for; under `auto` only while no later checkpoint has made it out of date."""
     path = RunDir(run_dir).averaged
     if name == "averaged":
         if not path.is_dir():
-            raise InputError(f"{path}: not there yet; `transformer average run_dir={run_dir}` makes it")
+            raise InputError(f"{path}: not there yet; `transformer average {_typed(run_dir)}` makes it")
         return load_weights(path)
 
     if name != "auto" or not path.is_dir():

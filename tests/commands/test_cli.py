@@ -830,6 +830,8 @@ def test_compare_takes_run_directories_as_arguments() -> None:
     assert job == CompareJob(runs=["runs/a", "b c", "x,y", 'it\'s "good"'], format=Format.json)
     (job,) = enter("compare", "runs=[a,b]").jobs
     assert job.runs == ["a", "b"]
+    Path("runs/seed=1").mkdir(parents=True)
+    assert enter("compare", "runs/seed=1", "runs/b").jobs == [CompareJob(runs=["runs/seed=1", "runs/b"])]
 
 
 def test_compare_refuses_paths_beside_the_key() -> None:
@@ -840,6 +842,7 @@ def test_compare_refuses_paths_beside_the_key() -> None:
 def test_evaluate_takes_no_paths() -> None:
     Path("demo").mkdir()
     assert "demo: settings are written key=value, such as run_dir=demo; " in enter("evaluate", "demo").err
+    assert "such as 'run_dir=my/$(runs)'; " in enter("evaluate", "my/$(runs)").err
 
 
 def test_help_of_a_command_can_be_asked_for_in_two_ways() -> None:

@@ -496,7 +496,7 @@ def test_export_writes_a_directory_that_loads_as_its_readme_says(
     target: Target, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     need(target)
-    output = tmp_path / "new" / "model"
+    output = tmp_path / 'it"s new' / "model"
     found = exported(run_dir, output, to=target)
     assert {path.name for path in output.iterdir()} == {*FILES[target], "README.md", "parity.json"}
     assert [path.name for path in output.parent.iterdir()] == ["model"]

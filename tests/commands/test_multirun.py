@@ -1,7 +1,9 @@
 """`transformer train --multirun`: grids, what becomes of runs that fail or are finished, several ranks, and Optuna."""
 
+import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -129,6 +131,21 @@ def test_train_returns_the_best_of_the_metric(
     monkeypatch.setattr("transformer.training.loop.train", lambda job: results)
     for metric, best in ((Metric.bleu, bleu), (Metric.loss, loss)):
         assert commands.run("train", replace(job, train=replace(job.train, metric=metric))) == best
+
+
+def test_train_tells_what_next_in_commands_that_a_shell_takes_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    job = tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"))
+    job.run_dir = "my runs/$(touch x)"
+    results = Results({}, [], 40, 1, 1, 0, 1, 1.0, 1, job.search, 1, "", "", VALIDATIONS)
+    monkeypatch.setattr("transformer.training.loop.train", lambda job: results)
+    with caplog.at_level(logging.INFO):
+        commands.run("train", job)
+    _, translate, tensorboard, report = caplog.messages[-1].split("\n")
+    assert shlex.split(translate)[:3] == ["transformer", "translate", "run_dir=my runs/$(touch x)"]
+    assert shlex.split(tensorboard) == ["tensorboard", "--logdir", "my runs"]
+    assert shlex.split(report) == ["transformer", "report", "my runs/$(touch x)"]
 
 
 # ---- Optuna ---------------------------------------------------------------------------------------------------------

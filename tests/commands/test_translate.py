@@ -487,6 +487,8 @@ def test_find_checkpoint_refuses_unknown_names(run_dir: Path, name: str, message
 def test_find_checkpoint_says_why_there_is_nothing_to_load(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no such run directory; `transformer train run_dir=.*/none`"):
         find_checkpoint(tmp_path / "none", "auto")
+    with pytest.raises(InputError, match=r"no such run directory; `transformer train 'run_dir=.*/no run'`"):
+        find_checkpoint(tmp_path / "no run", "auto")
     for name, message in [("auto", "no checkpoint yet"), ("last", "no checkpoint yet"), ("averaged", "not there yet")]:
         with pytest.raises(InputError, match=message):
             find_checkpoint(tmp_path, name)

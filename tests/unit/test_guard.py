@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from support.paths import ROOT
 from transformer.cli import main
 from transformer.errors import NumericalError, Stopped, TransformerError
 from transformer.records import Progress
-from transformer.training.guard import Interrupted, NumbersGuard, Signals, stopped
+from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 
 ENDS_AT_SECOND = [signal.SIGTERM, signal.SIGINT]
 NUMBERS = [*ENDS_AT_SECOND, signal.SIGHUP, signal.SIGUSR1]
@@ -196,3 +197,8 @@ def test_stopped_says_what_is_saved() -> None:
     assert (type(error), error.exit_status) == (Stopped, 75)
     assert "1234" in str(error)
     assert not issubclass(Interrupted, TransformerError), "an interrupted validation must not end up as an exit status"
+
+
+def test_advice_is_a_command_that_a_shell_takes_as_it_is(tmp_path: Path) -> None:
+    run_dir = tmp_path / "my run"
+    assert f"; `transformer replay 'run_dir={run_dir}'` names the module" in advice(run_dir)

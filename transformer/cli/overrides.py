@@ -8,6 +8,7 @@ Flags are Hydra's own (`--cfg`, `--multirun`), and two of ours that say how much
 come at once.
 """
 
+import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
                 flags.append(value)
             if flag in ("-cd", "--config-dir"):
                 config_dir = value
-        elif RUNS in keys and "=" not in argument:
+        elif RUNS in keys and ("=" not in argument or os.path.isdir(argument)):
             paths.append(argument)
         else:
             overrides.append(argument)

@@ -7,6 +7,7 @@ The keys are read from the dataclasses of `jobs` and `settings`. Each `key=value
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
@@ -176,7 +177,7 @@ def _meant(word: str, keys: Mapping[str, Key], groups: Sequence[str]) -> str:
     if "experiment" in groups and word in names_in("experiment", None):
         return f", such as experiment={word}"
     if "/" in word or os.path.isdir(word):
-        return f", such as {_key_of_run(keys)}={word}"
+        return f", such as {shlex.quote(f'{_key_of_run(keys)}={word}')}"
     return ""
 
 

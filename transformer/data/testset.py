@@ -4,6 +4,7 @@ sacreBLEU fetches a set the first time and keeps it as text files under `~/.sacr
 variable SACREBLEU says.
 """
 
+import shlex
 from pathlib import Path
 
 from sacrebleu.dataset import DATASETS
@@ -55,8 +56,9 @@ def find_test_set(dataset: str, key: str, *, languages: tuple[str, str]) -> tupl
         ) from error
 
     if len(references) > 1:
+        given = shlex.quote(f"references=[{','.join(map(str, references))}]")
         raise InputError(
             f"{setting}: it has {len(references)} references, and a test set of a run has one; translate {source}, "
-            f"then: transformer evaluate hypotheses=FILE references=[{','.join(map(str, references))}]"
+            f"then: transformer evaluate hypotheses=FILE {given}"
         )
     return Path(source), Path(references[0])

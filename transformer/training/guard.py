@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import signal
 import threading
 from pathlib import Path
@@ -135,4 +136,6 @@ def advice(run_dir: Path) -> str:
     """What to do after a NumericalError in this run: where finite weights are, how to find the cause, what may help."""
     checkpoint = newest_finite(run_dir)
     place = "no checkpoint holds finite weights" if checkpoint is None else f"finite weights are in {checkpoint.path}"
-    return f"{place}; `transformer replay run_dir={run_dir}` names the module where it begins; {REMEDY}"
+    return (
+        f"{place}; `transformer replay {shlex.quote(f'run_dir={run_dir}')}` names the module where it begins; {REMEDY}"
+    )

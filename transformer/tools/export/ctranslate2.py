@@ -37,7 +37,7 @@ Exported from {origin}; weights in {quantization}. `parity.json` says how exactl
 ```python
 import ctranslate2, sentencepiece  # pip install ctranslate2 sentencepiece
 
-folder = "{output}"
+folder = {output!r}
 pieces = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{tokenizer}")
 translator = ctranslate2.Translator(folder)
 
@@ -92,7 +92,7 @@ def readme(original: Original) -> str:
     return README.format(
         origin=original.origin,
         quantization=original.quantization.value,
-        output=original.output,
+        output=str(original.output),
         tokenizer=TOKENIZER,
         beam_size=search.beam_size,
         length_penalty=original.exponent,

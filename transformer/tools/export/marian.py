@@ -62,7 +62,7 @@ Exported from {origin}. `parity.json` says how exactly it computes what that mod
 ```python
 from transformers import MarianMTModel, MarianTokenizer  # pip install torch transformers sentencepiece sacremoses
 
-folder = "{output}"
+folder = {output!r}
 tokenizer = MarianTokenizer.from_pretrained(folder)
 model = MarianMTModel.from_pretrained(folder)
 
@@ -207,7 +207,7 @@ def readme(original: Original) -> str:
     """The README of the export: how to load the model."""
     return README.format(
         origin=original.origin,
-        output=original.output,
+        output=str(original.output),
         exponent=original.exponent,
         alpha=original.translator.search.length_penalty,
     )

@@ -62,7 +62,7 @@ gives the logits of the next, with the keys and values of all tokens so far.
 ```python
 import numpy as np, onnxruntime, sentencepiece  # pip install onnxruntime sentencepiece
 
-folder = "{output}"
+folder = {output!r}
 pieces = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{tokenizer}")
 encoder = onnxruntime.InferenceSession(f"{{folder}}/{encoder}")
 decoder = onnxruntime.InferenceSession(f"{{folder}}/{decoder}")
@@ -294,7 +294,7 @@ def readme(original: Original) -> str:
     config = original.translator.model.config
     return README.format(
         origin=original.origin,
-        output=original.output,
+        output=str(original.output),
         encoder=ENCODER,
         decoder=DECODER,
         tokenizer=TOKENIZER,
