@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, BinaryIO, NoReturn, TextIO
 
 from transformer.errors import StorageError
 
@@ -194,16 +194,16 @@ def build_once(path: Path, fill: Callable[[Path], None], *, is_usable: Callable[
 
         # Clear what builders that were killed have left.
         _clear_dead_builds(path.parent)
-        shutil.rmtree(temporary, ignore_errors=True)  # of this very directory
+        remove(temporary)  # of this very directory
 
         temporary.mkdir()
         try:
             fill(temporary)
-            shutil.rmtree(path, ignore_errors=True)  # what is there is damaged, or it would have been usable
+            remove(path)  # what is there is damaged, or it would have been usable
             temporary.rename(path)
             sync(path.parent)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove(temporary)
 
 
 def _clear_dead_builds(folder: Path) -> None:
@@ -212,23 +212,33 @@ def _clear_dead_builds(folder: Path) -> None:
         if not name.startswith(UNFINISHED):
             continue
         lock = folder / f"{name.removeprefix(UNFINISHED)}.lock"
-        if not lock.exists():
-            continue
-        with lock.open("ab") as file, suppress(BlockingIOError):  # of a builder that is alive
+        with suppress(OSError), _open_lock(lock, os.O_RDWR) as file:  # there is none, or its builder is alive
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder / name, ignore_errors=True)
+            remove(folder / name)
 
 
 @contextmanager
 def _wait_for_lock(path: Path) -> Iterator[None]:
     """Hold a lock that the kernel gives back when this process dies."""
-    with path.open("ab") as file:
+    try:
+        lock = _open_lock(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise StorageError(f"{path}: cannot be used as a lock ({error.strerror}): remove it") from error
+        raise
+
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             log.info("%s: waiting for the process that holds this lock", path)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _open_lock(path: Path, flags: int) -> BinaryIO:
+    """A regular file that is locked and neither read nor written; others of the group may lock it, too."""
+    return os.fdopen(_open_regular(path, flags, None, mode=0o666), "r+b", buffering=0)
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
@@ -288,9 +298,9 @@ def append_to(path: Path) -> TextIO:
     return os.fdopen(file, "w", encoding="utf-8", newline="\n")
 
 
-def _open_regular(name: str | Path, flags: int, folder: int | None) -> int:
+def _open_regular(name: str | Path, flags: int, folder: int | None, *, mode: int = 0o644) -> int:
     """The descriptor of an open regular file. O_NONBLOCK: to open a pipe would wait for its other end."""
-    file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=folder)
+    file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "not a regular file")

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from transformer.cli.commands import compose
 from transformer.config.jobs import TrainJob, TranslateJob
 from transformer.config.settings import DataConfig, PairConfig
 from transformer.data.corpus import read_lines
+from transformer.data.prepare import prepare
+from transformer.data.source import resolve_source
 from transformer.data.store import SIDES, Sentences, Store, StoreWriter
 from transformer.decoding.translate_stream import run as translate
 from transformer.errors import InputError, StorageError
@@ -535,6 +537,66 @@ def test_build_once_removes_what_dead_builders_of_other_places_left(tmp_path: Pa
         fcntl.flock(lock, fcntl.LOCK_EX)
         build_once(tmp_path / "new", lambda folder: None, is_usable=lambda path: False)
     assert sorted(path.name for path in tmp_path.glob("*") if path.is_dir()) == [".tmp-alive", "new"]
+
+
+# What may lie where a directory of a store is to be built: at its name, its lock or its temporary name.
+PLACES = {"name": "new", "lock": "new.lock", "temporary": ".tmp-new", "another's lock": "other.lock"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["pipe", "link", "link to a file", "link to a folder"])
+def test_build_once_follows_no_link_and_waits_for_no_pipe(tmp_path: Path, place: str, kind: str) -> None:
+    folder, outside = tmp_path / "store", tmp_path / "outside"
+    for made in (folder, outside, folder / ".tmp-other"):
+        made.mkdir()
+    (outside / "file").touch()
+    if kind == "pipe":
+        os.mkfifo(folder / PLACES[place])
+    else:
+        target = {"link": "none", "link to a file": "file", "link to a folder": ""}[kind]
+        (folder / PLACES[place]).symlink_to(outside / target)
+
+    with pytest.raises(StorageError, match=r"new\.lock: .* remove it$") if place == "lock" else nullcontext():
+        build_once(folder / "new", lambda made: (made / "x").touch(), is_usable=lambda path: False)
+        assert [path.name for path in (folder / "new").iterdir()] == ["x"]
+        assert not (folder / "new").is_symlink()
+    assert [path.name for path in outside.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "source.ids", "target.offsets", "tokenizer.model"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_prepare_builds_again_where_a_file_of_the_store_is_a_pipe_or_a_link(
+    corpus: DataConfig, tmp_path: Path, name: str, kind: str
+) -> None:
+    job = tiny_job(tmp_path / "runs" / "a", replace(corpus, store_dir=str(tmp_path / "store")))
+    store = prepare(job).path
+    replace_by(kind, store / name, tmp_path / "elsewhere")
+    if name == "source.ids":  # as the other ranks do, which do not read every byte
+        with pytest.raises(InputError, match=r"not a regular file|symbolic links"):
+            Store.open(store, is_verified=True)
+    prepare(job)
+    assert all(path.is_file() and not path.is_symlink() for path in store.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_resolve_source_copies_again_where_a_file_of_the_copy_is_a_pipe_or_a_link(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text('{"en": "one", "de": "eins"}\n', encoding="utf-8")
+    pair = PairConfig(dataset=str(tmp_path / "set"), split="train")
+    for _ in range(2):
+        found = resolve_source(pair, "data.train", languages=("en", "de"), store_dir=tmp_path / "store")
+        assert list(found.pairs()) == [("one", "eins")]
+        assert not found.files["tgt"].is_symlink()
+        replace_by(kind, found.files["tgt"], tmp_path / "elsewhere")
+
+
+def replace_by(kind: str, path: Path, elsewhere: Path) -> None:
+    """Put a pipe where a file is, or a link to the same content."""
+    path.rename(elsewhere)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(elsewhere)
 
 
 # ---- experiment files -----------------------------------------------------------------------------------------------

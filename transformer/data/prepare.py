@@ -446,7 +446,7 @@ def _open(path: Path) -> _Built:
     """The prepared corpus at `path`. Raises InputError where it is missing, damaged or incomplete."""
     store = Store.open(path)
     try:
-        tokenizer_model = (path / TOKENIZER).read_bytes()
+        tokenizer_model = read_model(path / TOKENIZER)
         report = from_json(BuildReport, read_json(path / REPORT), complete=True)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a complete prepared corpus ({error})") from error

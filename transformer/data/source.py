@@ -26,7 +26,7 @@ from transformer.data.corpus import Pair, read_pairs, with_tag
 from transformer.data.table import BLOCK, Columns, default_columns, is_table, pairs_of, read_table
 from transformer.data.testset import find_test_set, is_test_set
 from transformer.errors import InputError, StorageError, TransformerError
-from transformer.files import build_once, encode_json, read_json, sync, write_new
+from transformer.files import build_once, encode_json, open_regular, read_json, sync, write_new
 
 COPY_FILES = ("source.txt", "target.txt")
 ABOUT = "about.json"
@@ -205,7 +205,11 @@ def _read_origin(path: Path) -> DatasetOrigin | None:
 
 
 def _sizes(path: Path) -> list[int]:
-    return [(path / side).stat().st_size for side in COPY_FILES]
+    sizes = []
+    for side in COPY_FILES:
+        with open_regular(path / side) as file:
+            sizes.append(os.fstat(file.fileno()).st_size)
+    return sizes
 
 
 def _contents(folder: Path) -> list[list[object]]:

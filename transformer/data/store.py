@@ -11,6 +11,7 @@ Shapes: `n` pairs in the store, `b` sentences of a selection.
 """
 
 import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -22,7 +23,17 @@ import numpy.typing as npt
 
 from transformer.config.primitives import from_json, to_json
 from transformer.errors import InputError, StorageError
-from transformer.files import MANIFEST, Digest, digest_file, encode_json, read_json, sync, write_new
+from transformer.files import (
+    MANIFEST,
+    Digest,
+    check_digest,
+    digest_file,
+    encode_json,
+    open_regular,
+    read_json,
+    sync,
+    write_new,
+)
 
 STORE_VERSION = 1
 SIDES = ("source", "target")
@@ -72,10 +83,13 @@ class _MappedFile(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> "_MappedFile":
-        if path.stat().st_size == 0:  # an empty file cannot be mapped
-            return cls(path, b"")
-        with path.open("rb") as file:
-            return cls(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        try:
+            with open_regular(path) as file:
+                if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
+                    return cls(path, b"")
+                return cls(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise InputError(f"{path.parent}: not a complete prepared corpus ({error})") from error
 
     @property
     def is_cut(self) -> bool:
@@ -187,11 +201,12 @@ def _verify(path: Path, manifest: Manifest) -> None:
     """Raise InputError unless all files have the sizes and digests that the manifest names."""
     for name, expected in manifest.files.items():
         try:
-            is_sound = digest_file(path / name) == expected
+            with open_regular(path / name) as file:
+                check_digest(file, expected)
         except OSError as error:
             raise InputError(f"{path}: not a complete prepared corpus ({error})") from error
-        if not is_sound:
-            raise InputError(f"{path / name}: damaged: its digest is not the one in {MANIFEST}")
+        except ValueError as error:
+            raise InputError(f"{path / name}: {error}") from error
 
 
 class StoreWriter:
