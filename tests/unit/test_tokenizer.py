@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice, repeat
 from pathlib import Path
 
@@ -384,3 +384,21 @@ def test_tokenizer_from_bytes_refuses_bad_models_by_name(tmp_path: Path) -> None
     for missing in (tmp_path / "missing", tmp_path):
         with pytest.raises(InputError, match="cannot be read"):
             Tokenizer.load(missing)
+
+
+UNKNOWN_TEXT = b"\x12\x04\xe2\x02\x01\xff"  # trainer_spec.unk_surface: what is written for an unknown piece
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda model: model.replace("▁g".encode(), b"\xff\x96\x81g", 1),
+        lambda model: model + UNKNOWN_TEXT,
+    ],
+    ids=["piece", "unknown"],
+)
+def test_tokenizer_from_bytes_refuses_pieces_that_are_not_utf8(damaged: Callable[[bytes], bytes]) -> None:
+    """SentencePiece loads them; the first translation that holds one would end in a UnicodeDecodeError."""
+    model = train_tokenizer(LINES, SMALL)
+    with pytest.raises(InputError, match=r"^tokenizer: a piece of it is not UTF-8: b'.*\\xff"):
+        Tokenizer.from_bytes(damaged(model))

@@ -55,6 +55,12 @@ class Tokenizer:
             )
         self.vocab_size: int = processor.get_piece_size()
 
+        try:
+            processor.id_to_piece(list(range(self.vocab_size)))
+            processor.decode([UNK])  # has a text of its own
+        except UnicodeDecodeError as error:
+            raise InputError(f"{origin}: a piece of it is not UTF-8: {error.object!r:.80}") from error
+
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         """Read a model file."""
