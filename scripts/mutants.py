@@ -80,7 +80,7 @@ REPORTED = (
         "_fill(target, step, tensors=tensors, documents=documents)",
         f"{CRASH}[first]",
     ),
-    Mutant("digests are not compared", "files.py", "if sha256 != expected.sha256:", "if False:", f"{DAMAGE}[flip]"),
+    Mutant("digests are not compared", "files.py", "if found != expected.sha256:", "if False:", f"{DAMAGE}[flip]"),
     Mutant(
         "a file that the manifest lacks is let through",
         "checkpoint.py",
