@@ -55,9 +55,9 @@ def attention_weights(
     else:
         scores = at_least_fp32(additive_scores(q, k, score_vector))
 
-    masked = _masked_keys(queries, keys, causal=causal)
-    if masked is not None:
-        scores = scores.masked_fill(masked, -torch.inf)
+    visible = _visible_keys(queries, keys, causal=causal)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -torch.inf)
 
     return torch.softmax(scores, dim=-1)
 
@@ -87,19 +87,19 @@ def _additive(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
     return torch.einsum("bhtsk,hk->bhts", sums, score_vector)
 
 
-def _masked_keys(queries: Padded, keys: Padded | Histories, *, causal: bool) -> Tensor | None:
-    """The keys that a query may not see, as bool that broadcasts against `(B, H, T, S)`; None where all are visible."""
+def _visible_keys(queries: Padded, keys: Padded | Histories, *, causal: bool) -> Tensor | None:
+    """The keys that a query may see, as bool that broadcasts against `(B, H, T, S)`; None where all are visible."""
     if isinstance(keys, Histories):
-        return ~keys.visible()  # (B, 1, T, S)
+        return keys.visible()  # (B, 1, T, S)
 
     if causal:
         # Padding is to the right of every real query, so the causal mask hides it from them, too.
         device = keys.lengths.device
-        return torch.ones(queries.width, keys.width, dtype=torch.bool, device=device).triu(1)  # (T, S)
+        return torch.ones(queries.width, keys.width, dtype=torch.bool, device=device).tril()  # (T, S)
 
     if keys.full:
         return None
-    return ~keys.visible()[:, None, None, :]  # (B, 1, 1, S)
+    return keys.visible()[:, None, None, :]  # (B, 1, 1, S)
 
 
 # ---- its fast forms -------------------------------------------------------------------------------------------------
@@ -257,19 +257,19 @@ def _attend_plain(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
 
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
     """Batched products with the backward pass of `kernels.attention`: `(B, H, T, K)` in and out."""
-    return dense_attention(
-        q, k, v, masked=_masked_keys(*_padded(look), causal=look.causal), scale=look.scale, dropout=look.dropout
-    )
+    visible = _visible_keys(*_padded(look), causal=look.causal)
+    masked = None if visible is None else ~visible
+    return dense_attention(q, k, v, masked=masked, scale=look.scale, dropout=look.dropout)
 
 
 def _attend_sdpa(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
     """torch's `scaled_dot_product_attention`, which chooses its own kernel, and makes the causal mask itself."""
-    masked = None if look.causal else _masked_keys(*_padded(look), causal=False)
+    visible = None if look.causal else _visible_keys(*_padded(look), causal=False)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=None if masked is None else ~masked,
+        attn_mask=visible,
         dropout_p=look.dropout,
         is_causal=look.causal,
         scale=look.scale,
