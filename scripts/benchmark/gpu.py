@@ -461,12 +461,12 @@ STAGES: dict[str, dict[str, Part]] = {
         "facts": Part(script("micro", "facts", dry="facts --size=tiny"), 20),
         "tests": Part(new_kernel_tests, 115),
         "attention": Part(script("micro", "short_attention", dry="short_attention --size=tiny"), 120),
-        "loss": Part(script("micro", "fused_loss", dry="fused_loss --size=tiny"), 50),
+        "loss": Part(script("micro", "triton_loss", dry="triton_loss --size=tiny"), 50),
         "variants": Part(
             script(
                 "variants",
                 "--variants=packed-compiled,triton",
-                "--rounds=4",
+                "--rounds=8",
                 dry="--variants=packed-eager --size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1",
             ),
             205,

@@ -427,7 +427,7 @@ def loss(measured: Measured, scale: Scale, device: torch.device) -> None:
                 measured.take(key, partial(time_loss, run, rows, d_model, vocab_size=scale.vocab_size, device=device))
 
 
-def fused_loss(measured: Measured, scale: Scale, device: torch.device) -> None:
+def triton_loss(measured: Measured, scale: Scale, device: torch.device) -> None:
     """The loss by a Triton kernel, and as a multiple of the three products: 1.25 is the promise, 1.1 the ambition."""
     kinds: dict[str, Callable[..., None]] = {"products": three_products, "ours": our_loss}
     if has_triton(device):
@@ -552,9 +552,9 @@ GROUPS = {
     "gemm": gemm,
     "loss": loss,
     "short_attention": short_attention,
-    "fused_loss": fused_loss,
+    "triton_loss": triton_loss,
 }  # the most valuable first, and last what may not work
-UNTRIED = {"short_attention", "fused_loss"}  # kernels that no GPU has run yet: only when asked for
+UNTRIED = {"short_attention", "triton_loss"}  # kernels that no GPU has run yet: only when asked for
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

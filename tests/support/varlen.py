@@ -4,9 +4,8 @@
 
 `install` gives a CPU the kernel behind `varlen_attn`, written from equation 1: packed batches without groups then take
 the path that they take on a GPU, and real numbers flow. Like torch's own kernel, the stand-in leaves empty slots as it
-found them, in both directions: here they are NaN, so that whatever reads one shows it. The two other kernels for packed
-sentences need no stand-in: FlexAttention is written in torch's operators, and Triton has an interpreter
-(TRITON_INTERPRET=1).
+found them, in both directions: here they are NaN, so that whatever reads one shows it. Our kernels need no stand-in:
+Triton has an interpreter (TRITON_INTERPRET=1).
 
 The kernel cannot be taken back: this is for a process of its own. Run as a script, this file prints what it found as
 JSON.
