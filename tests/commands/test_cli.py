@@ -162,6 +162,11 @@ def test_main_suggests_a_command_for_an_unknown_one() -> None:
     assert_refused(enter("--verison"), "did you mean '--version'?")
 
 
+def test_main_names_the_key_that_has_taken_the_place_of_others() -> None:
+    for former in ("train.attention_kernel=triton", "train.fused_loss=true"):
+        assert_refused(enter("train", former), "did you mean 'train.kernels'?")
+
+
 def test_main_refuses_alike_whatever_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     assert_refused(enter("average", "last=many"), "last")

@@ -241,9 +241,13 @@ def quote(value: str) -> str:
     return f'"{value}"'
 
 
+RENAMED = {"train.attention_kernel": "train.kernels", "train.fused_loss": "train.kernels"}  # as 1bd6cd8 had them
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A clause that names the known word that was meant, a key without its group or misspelt; or nothing."""
+    """A clause that names the known word that was meant, a key without its group, misspelt or renamed; or nothing."""
     known = list(known)
+    word = RENAMED.get(word, word)
     close = [key for key in known if key.endswith(f".{word}")] or difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
