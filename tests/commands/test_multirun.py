@@ -20,6 +20,7 @@ from transformer.cli import commands
 from transformer.config.settings import Metric
 from transformer.errors import InputError, NumericalError, Stopped
 from transformer.records import Results, Validation
+from transformer.terminal import PrintableFormatter
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -142,7 +143,8 @@ def test_train_tells_what_next_in_commands_that_a_shell_takes_as_they_are(
     monkeypatch.setattr("transformer.training.loop.train", lambda job: results)
     with caplog.at_level(logging.INFO):
         commands.run("train", job)
-    _, translate, tensorboard, report = caplog.messages[-1].split("\n")
+    shown = PrintableFormatter("%(message)s").format(caplog.records[-1])  # as the terminal shows it
+    _, translate, tensorboard, report = shown.split("\n")
     assert shlex.split(translate)[:3] == ["transformer", "translate", "run_dir=my runs/$(touch x)"]
     assert shlex.split(tensorboard) == ["tensorboard", "--logdir", "my runs"]
     assert shlex.split(report) == ["transformer", "report", "my runs/$(touch x)"]

@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")  # what a command finds
 
-WHAT_NEXT = """everything is in {run_dir}: checkpoints, logs, translations, results.json. What next:
-  transformer translate {setting} < in.txt > out.txt
-  tensorboard --logdir {folder}
-  {then}"""
+WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
+  transformer translate %s < in.txt > out.txt
+  tensorboard --logdir %s
+  %s"""
 AFTER_DEMO = "transformer train experiment=small run_dir=runs/mine data.train.src=.. data.train.tgt=.. data.dev.."
 
 
@@ -118,21 +118,17 @@ def _train(job: TrainJob) -> float | None:
         _write(format_results(run_dir, results))
         sys.stdout.flush()
         is_demo = Path(job.data.train.src).parent == shipped("data") / "demo"
-        log.info("%s", _what_next(run_dir, is_demo=is_demo))
+        log.info(WHAT_NEXT, *_what_next(run_dir, is_demo=is_demo))
 
     best = results.best_validation(job.train.metric).value(job.train.metric)
     return best if math.isfinite(best) else None
 
 
-def _what_next(run_dir: Path, *, is_demo: bool) -> str:
-    """Where everything is, and commands for it, as a shell takes them."""
+def _what_next(run_dir: Path, *, is_demo: bool) -> tuple[str, str, str, str]:
+    """Where everything is, and what WHAT_NEXT shows of commands for it, as a shell takes them."""
     report = f"transformer report {shlex.quote(str(run_dir))}"
-    return WHAT_NEXT.format(
-        run_dir=run_dir,
-        setting=shlex.quote(f"run_dir={run_dir}"),
-        folder=shlex.quote(str(run_dir.parent)),
-        then=AFTER_DEMO if is_demo else report,
-    )
+    folder = shlex.quote(str(run_dir.parent))
+    return str(run_dir), shlex.quote(f"run_dir={run_dir}"), folder, AFTER_DEMO if is_demo else report
 
 
 def _translate(job: TranslateJob) -> None:
