@@ -13,6 +13,8 @@ import pytest
 import transformer
 from support.corpora import finish, read, start
 from support.paths import ROOT, TESTS
+from transformer.config.primitives import from_json
+from transformer.config.settings import Kernels, TrainConfig
 
 JOB = [
     "experiment=small",
@@ -90,3 +92,24 @@ def test_old_run_goes_on(old_run: Path) -> None:
 def test_old_run_refuses_other_settings(old_run: Path) -> None:
     with pytest.raises(transformer.TransformerError, match=r"train.seed: 1 -> 2"):
         transformer.train(transformer.compose("train", [*JOB, "train.max_steps=620", "train.seed=2"]))
+
+
+@pytest.mark.parametrize(
+    ("stored", "kernels"),
+    [
+        ({"attention_kernel": "varlen", "fused_loss": False, "attention_images": True}, Kernels.torch),
+        ({"attention_kernel": "flex", "fused_loss": False}, Kernels.torch),
+        ({"attention_kernel": "auto"}, Kernels.torch),
+        ({"attention_kernel": "triton", "fused_loss": False}, Kernels.triton),
+        ({"attention_kernel": "varlen", "fused_loss": True}, Kernels.triton),
+        ({"kernels": "triton"}, Kernels.triton),
+    ],
+)
+def test_from_json_reads_the_kernels_of_earlier_versions(stored: dict[str, Any], kernels: Kernels) -> None:
+    assert from_json(TrainConfig, stored) == TrainConfig(kernels=kernels)
+
+
+@pytest.mark.parametrize("stored", [{"attention_kernel": "cudnn"}, {"fused_loss": "yes"}, {"attention_images": []}])
+def test_from_json_refuses_what_no_earlier_version_wrote(stored: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"^train\.{next(iter(stored))}="):
+        from_json(TrainConfig, stored)

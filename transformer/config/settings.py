@@ -487,10 +487,17 @@ class TrainConfig:
     @staticmethod
     def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
         """The settings that a run or checkpoint of an earlier version holds, under today's keys: see `from_json`."""
-        kernel = stored.get("attention_kernel")  # varlen, triton, or flex and auto, which are gone
-        gone = {"attention_kernel", "fused_loss", "attention_images"}
+        gone = {
+            "attention_kernel": ("varlen", "triton", "flex", "auto"),
+            "fused_loss": (False, True),
+            "attention_images": (False, True),
+        }
+        for key, values in gone.items():
+            value = stored.get(key, values[0])
+            require(value in values, f"train.{key}={value!r:.80} is not one of {values}")
+
         upgraded = {key: value for key, value in stored.items() if key not in gone}
-        if kernel == "triton" or stored.get("fused_loss") is True:
+        if stored.get("attention_kernel") == "triton" or stored.get("fused_loss") is True:
             upgraded.setdefault("kernels", "triton")
         return upgraded
 
