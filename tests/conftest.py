@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.translations import SEARCH, network, sentences
-from transformer.config.settings import Precision, TokenizerConfig
+from support.translations import network, sentences, translator_with
+from transformer.config.settings import TokenizerConfig
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
 from transformer.decoding.translator import Translator
 
@@ -56,8 +56,7 @@ def spm() -> bytes:
 @pytest.fixture
 def translator(spm: bytes) -> Translator:
     tokenizer = Tokenizer.from_bytes(spm)
-    model = network(tokenizer.vocab_size, 1, torch.float64)
-    return Translator(model, tokenizer, SEARCH, torch.device("cpu"), Precision.fp64)
+    return translator_with(network(tokenizer.vocab_size, 1, torch.float64), tokenizer)
 
 
 def pytest_configure() -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from steps import SIZES, make_corpus, sdpa_flags, wait_for
 
 from transformer.compute import avoid_cudnn_attention, dtype_of, resolve_device
 from transformer.config.settings import Device, Precision, SearchConfig
-from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.translator import Translator
+from transformer.decoding.batches import Batches
 from transformer.model.transformer import Transformer
 
 
@@ -96,19 +95,14 @@ def measure(
     model: Transformer, sources: list[list[int]], setting: Setting, *, device: torch.device, seconds: float
 ) -> Numbers:
     """All sentences by one setting, after a few that warm up."""
-    translator = Translator(
-        model=model,
-        tokenizer=cast(Tokenizer, None),  # sources are pieces, and hypotheses stay pieces
-        search=SearchConfig(beam_size=setting.beam_size, max_extra=1, batch_tokens=setting.batch_tokens),
-        device=device,
-        precision=Precision.bf16,
-    )
-    translator.hypotheses(sources[:8], n_best=1, check=Clock(seconds))
+    search = SearchConfig(beam_size=setting.beam_size, max_extra=1, batch_tokens=setting.batch_tokens)
+    batches = Batches.of(model, search, device=device, precision=Precision.bf16)
+    batches.hypotheses(sources[:8], n_best=1, check=Clock(seconds))
     wait_for(device)
     clock = Clock(seconds)
     begun = time.monotonic()
     try:
-        found = translator.hypotheses(sources, n_best=1, check=clock)
+        found = batches.hypotheses(sources, n_best=1, check=clock)
     except TimeIsOver:
         return {"seconds": time.monotonic() - begun, "finished": False, "batches": clock.batches}
     took = time.monotonic() - begun

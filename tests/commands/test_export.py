@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from support.corpora import as_a_command, reseal, run, run_command, tiny_job, write_corpus
+from support.translations import translator_with
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
     Activation,
@@ -131,7 +132,7 @@ def random_translator(config: ModelConfig, tokenizer_model: bytes, seed: int = 1
         norms = [weight for name, weight in model.named_parameters() if name.endswith("norm.bias")]
         model.output[EOS] += 4 * F.normalize(norms[-1], dim=0)
     search = SearchConfig(beam_size=4, length_penalty=0.6, max_extra=6)
-    return Translator(model.eval(), tokenizer, search, torch.device("cpu"), Precision.fp32)
+    return translator_with(model.eval(), tokenizer, search=search, precision=Precision.fp32)
 
 
 def original_of(
@@ -198,7 +199,7 @@ def test_export_to_marian_of_a_greedy_search_has_no_length_penalty(
     """Which transformers would refuse beside `num_beams=1`."""
     need(Target.marian)
     translator = random_translator(model_config("plain"), tokenizer_model)
-    greedy = replace(translator, search=replace(translator.search, beam_size=1))
+    greedy = translator.with_search(replace(translator.search, beam_size=1))
     parity = parity_of(original_of(greedy, tokenizer_model), Target.marian, tmp_path, text)
     assert parity.problems == []
     settings = json.loads((tmp_path / "generation_config.json").read_text("utf-8"))
@@ -310,7 +311,7 @@ class Twin:
 
     def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
         search = SearchConfig(beam_size=beam_size, max_extra=max_length - len(sources[0]))
-        translator = replace(self.translator, search=search)
+        translator = self.translator.with_search(search)
         found = translator.hypotheses(sources, n_best=1, penalty=self.penalty)
         return [best.tokens for [best] in found]
 
@@ -358,9 +359,10 @@ def test_compare_without_references_forces_our_translations(
 def test_compare_sees_one_weight_that_differs(
     name: str, place: tuple[int, ...], translator: Translator, tokenizer_model: bytes, text: list[tuple[str, str]]
 ) -> None:
-    other = replace(translator, model=copy.deepcopy(translator.model))
+    model = copy.deepcopy(translator.model)
     with torch.no_grad():
-        dict(other.model.named_parameters())[name][place] += 0.5
+        dict(model.named_parameters())[name][place] += 0.5
+    other = translator_with(model, translator.tokenizer, search=translator.search, precision=Precision.fp32)
     parity = compared(translator, Twin(other), tokenizer_model, text)
     assert re.match("log-probabilities differ by up to", parity.problems[0])
 
@@ -409,13 +411,16 @@ def test_compare_forgives_candidates_that_are_as_good_as_equal(
     """Of two pieces with the same weights, whichever a search takes, nobody is wrong."""
     translator = random_translator(model_config("untied"), tokenizer_model)
     sources = translator.tokenizer.encode([source for source, _ in text])
-    greedily = replace(translator, search=replace(translator.search, beam_size=1))
+    greedily = translator.with_search(replace(translator.search, beam_size=1))
     hypotheses = greedily.hypotheses(sources, n_best=1)
     [piece, *_] = next(best.tokens for [best] in hypotheses if best.tokens)
     other = 8 if piece == 7 else 7
     with torch.no_grad():
         for matrix in (translator.model.output, translator.model.target_embedding.matrix):
             matrix[other] = matrix[piece]
+    translator = translator_with(
+        translator.model, translator.tokenizer, search=translator.search, precision=Precision.fp32
+    )
 
     class Undecided(Twin):
         def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
@@ -552,7 +557,8 @@ def test_export_that_does_not_compute_the_same_is_not_written(
         model = copy.deepcopy(original.translator.model)
         with torch.no_grad():
             model.output *= 1.01
-        ctranslate2.write(replace(original, translator=replace(original.translator, model=model)), folder)
+        other = translator_with(model, original.translator.tokenizer, search=original.translator.search)
+        ctranslate2.write(replace(original, translator=other), folder)
 
     need(Target.ctranslate2)
     monkeypatch.setitem(FORMATS, Target.ctranslate2, replace(ctranslate2.FORMAT, write=write_another))

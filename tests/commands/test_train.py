@@ -58,8 +58,10 @@ from transformer.config.settings import (
     SweepConfig,
     TrainConfig,
 )
+from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.batches import Batches
+from transformer.decoding.search import Hypothesis
 from transformer.decoding.translate_stream import run as translate
-from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, Stopped
 from transformer.evaluation.sets import evaluate
 from transformer.records import Progress, Validation
@@ -115,7 +117,7 @@ def script(monkeypatch: pytest.MonkeyPatch, numbers: list[float]) -> None:
     left = iter(numbers)
     found = [numbers[-1]]
 
-    def scripted(objective: object, translator: object, dev: Any, *_: Any, step: int, **__: Any) -> Any:
+    def scripted(objective: object, batches: object, dev: Any, *_: Any, step: int, **__: Any) -> Any:
         found[0] = next(left, numbers[-1])
         return Validation(step, found[0], found[0], found[0], 0.0), [""] * len(dev.sources)
 
@@ -130,7 +132,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("a finished run trains, validates or decodes again")
 
     monkeypatch.setattr(Objective, "evaluate", refuse)
-    monkeypatch.setattr(Translator, "translate", refuse)
+    monkeypatch.setattr(Batches, "hypotheses", refuse)
     with before_each_pass(refuse):
         yield
 
@@ -217,6 +219,11 @@ def test_train_reads_an_extra_corpus_by_its_weight(corpus: DataConfig, tmp_path:
         run(replace(job, data=lighter))
 
 
+def echo(_: Batches, sources: list[list[int]], **__: Any) -> list[list[Hypothesis]]:
+    """Sources for their translations."""
+    return [[Hypothesis(ids, 0.0, finished=True)] for ids in sources]
+
+
 def test_train_scores_in_the_target_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chinese has no spaces: sacreBLEU's default takes a sentence for one word, and finds no word pair in it."""
     corpus = write_corpus(tmp_path / "text")
@@ -227,10 +234,13 @@ def test_train_scores_in_the_target_language(tmp_path: Path, monkeypatch: pytest
         Path(pair.tgt).write_text("".join(f"{line}\n" for line in targets), encoding="utf-8", newline="\n")
         references |= zip(lines_of(pair.src), targets, strict=True)
 
-    def give_references(_: Translator, texts: list[str], **__: Any) -> list[str]:
-        return [references[text] for text in texts]
+    decode = Tokenizer.decode
 
-    monkeypatch.setattr(Translator, "translate", give_references)
+    def give_references(tokenizer: Tokenizer, sources: list[list[int]]) -> list[str]:
+        return [references.get(text, text) for text in decode(tokenizer, sources)]
+
+    monkeypatch.setattr(Batches, "hypotheses", echo)
+    monkeypatch.setattr(Tokenizer, "decode", give_references)
     results = results_of(run(tiny_job(tmp_path / "a", replace(corpus, tgt_lang="zh"), max_steps=1)))
     assert [row["bleu"] for row in results["validations"]] == [pytest.approx(100.0)]
     for scores in results["test_sets"].values():
@@ -249,16 +259,16 @@ def test_train_counts_the_seconds_of_its_steps_alone(
         nonlocal passed
         passed += seconds
 
-    def translate_slowly(_: Translator, texts: list[str], **__: Any) -> list[str]:
+    def translate_slowly(batches: Batches, sources: list[list[int]], **options: Any) -> list[list[Hypothesis]]:
         let_pass(1e6)
-        return texts
+        return echo(batches, sources, **options)
 
     def write_slowly(file: int) -> None:
         let_pass(1e6)
         write(file)
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed)
-    monkeypatch.setattr(Translator, "translate", translate_slowly)
+    monkeypatch.setattr(Batches, "hypotheses", translate_slowly)
     monkeypatch.setattr(os, "fsync", write_slowly)
     with before_each_update(lambda: let_pass(1000.0)):
         run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=4, validate_every=2, save_every=3))

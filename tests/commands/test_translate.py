@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.corpora import run_command
-from support.translations import CONFIG, SEARCH, network, sentences, state_of
+from support.translations import CONFIG, SEARCH, network, sentences, state_of, translator_with
 from transformer.average import average
 from transformer.checkpoint import commit, find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, ScoredText, TrainJob, TranslateJob
@@ -86,13 +86,13 @@ def job(run_dir: Path, **changes: Any) -> TranslateJob:
 def test_translator_finds_the_same_in_any_batch_order_and_padding(translator: Translator) -> None:
     texts = sentences(80)
     sources = translator.tokenizer.encode(texts)
-    alone = replace(translator, search=replace(SEARCH, batch_tokens=1))
+    alone = translator.with_search(replace(SEARCH, batch_tokens=1))
     expected = alone.hypotheses(sources, n_best=2)
     assert len({tuple(best.tokens) for best, _ in expected}) > 60
     assert {best.finished for best, _ in expected} == {True, False}
     for batch_tokens in (300, 10**6):
         order = random.Random(batch_tokens).sample(range(80), 80)
-        other = replace(translator, search=replace(SEARCH, batch_tokens=batch_tokens))
+        other = translator.with_search(replace(SEARCH, batch_tokens=batch_tokens))
         found = other.hypotheses([sources[n] for n in order], n_best=2)
         for n, hypotheses in zip(order, found, strict=True):
             for one, wanted in zip(hypotheses, expected[n], strict=True):
@@ -102,8 +102,8 @@ def test_translator_finds_the_same_in_any_batch_order_and_padding(translator: Tr
 
 def test_translator_in_float32_agrees_up_to_its_rounding(translator: Translator) -> None:
     texts = sentences(60)
-    single = replace(translator, model=translator.model.float(), search=replace(SEARCH, batch_tokens=1))
-    together = replace(single, search=replace(SEARCH, batch_tokens=10**6))
+    single = translator_with(translator.model.float(), translator.tokenizer, search=replace(SEARCH, batch_tokens=1))
+    together = single.with_search(replace(SEARCH, batch_tokens=10**6))
     pairs = list(zip(single.translate(texts), together.translate(texts), strict=True))
     assert sum(one == other for one, other in pairs) == 60
 
@@ -119,7 +119,7 @@ def two_threads() -> Iterator[None]:
 def test_hypotheses_of_batches_side_by_side_are_those_of_one_after_the_other(
     translator: Translator, two_threads: None
 ) -> None:
-    many = replace(translator, search=replace(SEARCH, batch_tokens=100))
+    many = translator.with_search(replace(SEARCH, batch_tokens=100))
     ids = translator.tokenizer.encode(sentences(60))
     checks: list[int] = []
     found = many.hypotheses(ids, n_best=2, check=lambda: checks.append(torch.get_num_threads()))
@@ -134,7 +134,7 @@ def test_hypotheses_of_batches_side_by_side_are_those_of_one_after_the_other(
 
 
 def test_hypotheses_end_with_the_error_of_a_check(translator: Translator, two_threads: None) -> None:
-    many = replace(translator, search=replace(SEARCH, batch_tokens=100))
+    many = translator.with_search(replace(SEARCH, batch_tokens=100))
     calls: list[int] = []
 
     def fail_at_the_fifth() -> None:
@@ -175,7 +175,7 @@ def test_translator_equals_a_search_by_hand(translator: Translator) -> None:
 def test_hypotheses_are_ranked_by_the_penalty_that_is_given(translator: Translator) -> None:
     """A penalty that grows fast prefers long translations, as a large alpha does; without one, alpha decides."""
     sources = translator.tokenizer.encode(sentences(6))
-    steep = replace(translator, search=replace(translator.search, length_penalty=3.0))
+    steep = translator.with_search(replace(translator.search, length_penalty=3.0))
 
     def found(of: Translator, penalty: Callable[[int], float] | None = None) -> list[list[int]]:
         hypotheses = of.hypotheses(sources, n_best=1, penalty=penalty)
@@ -187,15 +187,15 @@ def test_hypotheses_are_ranked_by_the_penalty_that_is_given(translator: Translat
 
 def test_translator_keeps_batches_within_batch_tokens(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
-    encode = translator.model.encode
+    encode = translator.batches.ready[0].encode
 
     def noted(x: Tensor, layout: Padded) -> Tensor:
         shapes.append(tuple(x.shape))
         return encode(x, layout)
 
-    monkeypatch.setattr(translator.model, "encode", noted)
+    monkeypatch.setattr(translator.batches.ready[0], "encode", noted)
     texts = sentences(40)
-    found = replace(translator, search=replace(SEARCH, batch_tokens=200)).translate(texts)
+    found = translator.with_search(replace(SEARCH, batch_tokens=200)).translate(texts)
     assert len(found) == sum(rows for rows, _ in shapes) == 40
     assert all(rows * 4 * width <= 200 or rows == 1 for rows, width in shapes)
     assert len(shapes) < 40
@@ -203,7 +203,7 @@ def test_translator_keeps_batches_within_batch_tokens(translator: Translator, mo
 
 @pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16, Precision.fp16])
 def test_translator_translates_in_other_arithmetic(translator: Translator, precision: Precision) -> None:
-    fast = replace(translator, model=translator.model.float(), precision=precision)
+    fast = translator_with(translator.model.float(), translator.tokenizer, precision=precision)
     assert len([text for text in fast.translate(sentences(10)) if text]) > 5
 
 
@@ -221,10 +221,9 @@ class Casts(TorchDispatchMode):
 
 
 def test_translator_casts_weights_once_and_not_at_each_step(translator: Translator) -> None:
-    half = replace(
-        translator, model=translator.model.float(), precision=Precision.bf16, search=replace(SEARCH, batch_tokens=300)
-    )
+    small = replace(SEARCH, batch_tokens=300)
     with Casts() as casts:
+        half = translator_with(translator.model.float(), translator.tokenizer, search=small, precision=Precision.bf16)
         assert len(half.translate(sentences(8))) == 8
     matrices = [p.data_ptr() for name, p in half.model.named_parameters() if "W_" in name and p.dim() == 2]
     assert len(matrices) == 16  # of a layer of each kind: twelve of attention, four of feed-forward networks
@@ -237,11 +236,11 @@ def test_translator_casts_weights_once_and_not_at_each_step(translator: Translat
 def test_translate_sweep_gives_what_each_alpha_would_give_alone(translator: Translator) -> None:
     alphas = [1.4, 0.0, 0.6, 8.0]
     texts = [*sentences(60), "", "\u200b", *sentences(5)]
-    small = replace(translator, search=replace(SEARCH, batch_tokens=600))
+    small = translator.with_search(replace(SEARCH, batch_tokens=600))
     found = small.translate_sweep(texts, alphas)
     assert list(found) == alphas
     for alpha in alphas:
-        assert found[alpha] == replace(small, search=replace(small.search, length_penalty=alpha)).translate(texts)
+        assert found[alpha] == small.with_search(replace(small.search, length_penalty=alpha)).translate(texts)
         assert found[alpha][60:62] == ["", ""]
     assert len({tuple(translations) for translations in found.values()}) > 2
 
@@ -249,7 +248,7 @@ def test_translate_sweep_gives_what_each_alpha_would_give_alone(translator: Tran
 def test_translate_sweep_searches_once(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     searched: list[int] = []
-    encode = translator.model.encode
+    encode = translator.batches.ready[0].encode
 
     def noted(x: Tensor, layout: Padded) -> Tensor:
         rows.append(len(x))
@@ -259,9 +258,9 @@ def test_translate_sweep_searches_once(translator: Translator, monkeypatch: pyte
         searched.append(1)
         return sweep_penalties(*batch, **how)
 
-    monkeypatch.setattr(translator.model, "encode", noted)
-    monkeypatch.setattr("transformer.decoding.translator.sweep_penalties", counted)
-    small = replace(translator, search=replace(SEARCH, batch_tokens=600))
+    monkeypatch.setattr(translator.batches.ready[0], "encode", noted)
+    monkeypatch.setattr("transformer.decoding.batches.sweep_penalties", counted)
+    small = translator.with_search(replace(SEARCH, batch_tokens=600))
     small.translate_sweep(sentences(40), [0.0, 0.6, 1.0])
     assert sum(rows) == 40
     assert len(searched) == len(rows) > 1
@@ -291,7 +290,7 @@ def test_translate_sweep_refuses(translator: Translator, texts: Any, alphas: Any
 def test_translator_gives_blank_for_blank_without_the_model(
     translator: Translator, monkeypatch: pytest.MonkeyPatch, blank: str
 ) -> None:
-    monkeypatch.setattr(translator.model, "encode", None)
+    monkeypatch.setattr(translator.batches.ready[0], "encode", None)
     assert translator.translate([blank, "", blank]) == ["", "", ""]
     assert translator.translate([]) == []
 
@@ -312,18 +311,20 @@ def test_translator_cuts_a_source_too_long_and_reports_it(
 
 def test_translator_writes_no_more_than_the_model_can(translator: Translator) -> None:
     """Sources up to the model's last position, translations that never end."""
-    wordy = replace(translator, search=replace(SEARCH, max_extra=1_000))
+    model = translator.model
     norm = "decoder.0.feed_forward_norm"
     with torch.no_grad():
-        wordy.model.get_parameter(f"{norm}.weight").zero_()
-        wordy.model.get_parameter(f"{norm}.bias").fill_(1.0)
-        wordy.model.output[:] = torch.arange(wordy.model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
+        model.get_parameter(f"{norm}.weight").zero_()
+        model.get_parameter(f"{norm}.bias").fill_(1.0)
+        model.output[:] = torch.arange(model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
+    wordy = translator_with(model, translator.tokenizer, search=replace(SEARCH, max_extra=1_000))
     [[hypothesis]] = wordy.hypotheses([[5] * 59], n_best=1)
     assert (hypothesis.tokens, hypothesis.finished) == ([7] * 60, False)
 
 
 def test_translator_stops_when_asked_and_leaves_the_model_as_it_was(translator: Translator) -> None:
-    small = replace(translator, search=replace(SEARCH, batch_tokens=1))
+    model = translator.model.train()
+    small = translator_with(model, translator.tokenizer, search=replace(SEARCH, batch_tokens=1))
     asked: list[int] = []
 
     def at_the_third() -> None:
@@ -331,23 +332,22 @@ def test_translator_stops_when_asked_and_leaves_the_model_as_it_was(translator: 
         if len(asked) == 3:
             raise KeyboardInterrupt
 
-    small.model.train()
     with pytest.raises(KeyboardInterrupt):
         small.translate(sentences(9), check=at_the_third)
-    assert small.model.training
     assert len(asked) == 3
     expected = small.translate(sentences(9))
-    assert small.model.training
-    small.model.eval()
-    assert small.translate(sentences(9)) == expected  # no dropout while it translates
-    assert not small.model.training
+    assert model.training
+
+    evaluated = translator_with(model.eval(), translator.tokenizer, search=small.search)
+    assert evaluated.translate(sentences(9)) == expected  # no dropout while it translates
+    assert not model.training
 
 
 def test_translator_says_how_to_need_less_gpu_memory(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     def too_much(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(translator.model, "encode", too_much)
+    monkeypatch.setattr(translator.batches.ready[0], "encode", too_much)
     with pytest.raises(
         InputError, match=r"^out of GPU memory while translating: lower search.batch_tokens \(now \d+\)$"
     ):
@@ -785,7 +785,7 @@ def test_evaluate_sets_scores_what_was_written(translator: Translator, tmp_path:
         def hypotheses(self, sources: Sequence[Any], **options: Any) -> list[list[Hypothesis]]:
             return [[Hypothesis(ids, 0.0, True)] for ids in sources]
 
-    echo = Echo(*(getattr(translator, name) for name in ("model", "tokenizer", "search", "device", "precision")))
+    echo = Echo(translator.tokenizer, translator.batches)
     own = RunDir(tmp_path)
     write_sets(own, {"same": [(text, text) for text in sentences(20)]})
     scores = evaluate_sets(own, echo, read_sets(own), scorer=partial(score, tgt_lang="en"))

@@ -121,7 +121,7 @@ class Script:
         self.values, self.signals = values, signals
 
     def __call__(
-        self, _objective: object, _translator: object, dev: Any, _world: object, *, step: int, **_: Any
+        self, _objective: object, _batches: object, dev: Any, _world: object, *, step: int, **_: Any
     ) -> Any:
         if self.signals:
             signal.raise_signal(signal.SIGTERM)

@@ -20,7 +20,9 @@ from transformer.config.settings import (
     SearchConfig,
 )
 from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.batches import Batches
 from transformer.decoding.translate_stream import run as translate
+from transformer.decoding.translator import Translator
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.records import CheckpointState
 
@@ -44,6 +46,13 @@ def network(vocab_size: int, seed: int, dtype: torch.dtype = torch.float32) -> T
                 parameter.mul_(2.0)
         model.output.mul_(1.5)
     return model
+
+
+def translator_with(
+    model: Transformer, tokenizer: Tokenizer, *, search: SearchConfig = SEARCH, precision: Precision = Precision.fp64
+) -> Translator:
+    """A translator of the model as it is now: a change to its weights would come too late."""
+    return Translator(tokenizer, Batches.of(model, search, device=torch.device("cpu"), precision=precision))
 
 
 def state_of(vocab_size: int, averaged: list[int] | None = None) -> dict[str, Any]:

@@ -30,7 +30,9 @@ from transformer.average import average
 from transformer.checkpoint import load_checkpoint
 from transformer.config.jobs import AverageJob
 from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, SearchOverride, TrainConfig
+from transformer.decoding.batches import Batches
 from transformer.decoding.loading import load_translator
+from transformer.decoding.search import Hypothesis
 from transformer.decoding.translator import Translator
 from transformer.distributed import World
 from transformer.evaluation.score import measure
@@ -216,14 +218,15 @@ def test_validate_measures_the_moving_average(
     tokenizer = translator_of(finished, "last").tokenizer
     dev = DevSet.of(list(zip(*sides, strict=True)), tokenizer, max_pieces=1000)
     used: list[Transformer] = []
-    real = Translator.translate
+    real = Batches.hypotheses
+    dev_ids = tokenizer.encode(dev.sources)
 
-    def noted(translator: Translator, texts: Any, **options: Any) -> list[str]:
-        if list(texts) == dev.sources:
-            used.append(translator.model)
-        return real(translator, texts, **options)
+    def noted(batches: Batches, sources: list[list[int]], **options: Any) -> list[list[Hypothesis]]:
+        if sources == dev_ids:
+            used.extend(batches.models)
+        return real(batches, sources, **options)
 
-    monkeypatch.setattr(Translator, "translate", noted)
+    monkeypatch.setattr(Batches, "hypotheses", noted)
     again = run(tiny_job(tmp_path / "a", corpus, **RECIPE))
     assert len(used) == 2
     assert same(parameters_by_name(used[-1]), weights(again, 12, "ema"))

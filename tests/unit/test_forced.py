@@ -17,7 +17,7 @@ from torch import Tensor
 
 import transformer
 from support.searches import Prefixes, Table, all_same, exhaustive, step
-from support.translations import SEARCH, network, objects_of, output_of, sentences, write_run
+from support.translations import SEARCH, network, objects_of, output_of, sentences, translator_with, write_run
 from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.settings import Device, LineFormat, ModelConfig, Norm, Precision, SampleConfig, TokenizerConfig
 from transformer.data.tokenizer import train_tokenizer
@@ -64,7 +64,7 @@ def test_score_is_the_log_softmax_of_the_logits(translator: Translator) -> None:
     sources, targets = sentences(40), [*sentences(39)[::-1], "a"]
     encode = translator.tokenizer.encode
     for batch_tokens in (1, 400, 10**6):
-        found = replace(translator, search=replace(SEARCH, batch_tokens=batch_tokens)).score(sources, targets)
+        found = translator.with_search(replace(SEARCH, batch_tokens=batch_tokens)).score(sources, targets)
         for source, target, one in zip(sources, targets, found, strict=True):
             [ids] = encode([target])
             expected = log_probs_by_hand(translator.model, encode([source])[0], ids)
@@ -210,12 +210,13 @@ def test_translate_n_best_aligns_with_the_pieces(translator: Translator) -> None
 
 def test_translate_n_best_aligns_a_translation_as_long_as_the_model_can_write(translator: Translator) -> None:
     """It fills every position, so there is none in which to read its last piece."""
-    wordy = replace(translator, search=replace(SEARCH, max_extra=1_000, beam_size=1))
-    norm = wordy.model.decoder[-1].feed_forward_norm
+    model = translator.model
+    norm = model.decoder[-1].feed_forward_norm
     with torch.no_grad():
         norm.weight.zero_()  # type: ignore[union-attr, operator]
         norm.bias.fill_(1.0)  # type: ignore[union-attr, operator]
-        wordy.model.output[:] = torch.arange(wordy.model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
+        model.output[:] = torch.arange(model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
+    wordy = translator_with(model, translator.tokenizer, search=replace(SEARCH, max_extra=1_000, beam_size=1))
     [[one]] = wordy.translate_n_best(["a dog"], 1, align=True)
     assert one.alignment is not None
     assert len(one.alignment.source_of) == 60
@@ -361,7 +362,7 @@ def test_ensemble_finds_the_best_under_the_mean_of_probabilities(seed: int) -> N
 
 
 def test_ensemble_of_a_model_with_itself_is_that_model(translator: Translator) -> None:
-    twice = replace(translator, others=(translator.model,))
+    twice = replace(translator, batches=translator.batches.joined(translator.batches))
     texts = sentences(20)
     assert twice.translate(texts) == translator.translate(texts)
     for one, other in zip(twice.score(texts, texts), translator.score(texts, texts), strict=True):
@@ -370,7 +371,7 @@ def test_ensemble_of_a_model_with_itself_is_that_model(translator: Translator) -
 
 def test_ensemble_score_is_the_mean_of_the_probabilities(translator: Translator) -> None:
     other = network(translator.tokenizer.vocab_size, 9, torch.float64)
-    both = replace(translator, others=(other,))
+    both = replace(translator, batches=translator.batches.joined(translator_with(other, translator.tokenizer).batches))
     texts = sentences(10)
     for text, one in zip(texts, both.score(texts, texts), strict=True):
         [ids] = translator.tokenizer.encode([text])
@@ -411,9 +412,9 @@ def test_load_makes_each_model_of_an_ensemble_ready_once(
         made.append(model)
         return for_inference(model)
 
-    monkeypatch.setattr("transformer.decoding.translator.for_inference", counted)
+    monkeypatch.setattr("transformer.decoding.batches.for_inference", counted)
     translator = transformer.load(run_dir, ensemble=[write_run(tmp_path / "b", spm, seed=2)], device="cpu")
-    assert made == [translator.model, *translator.others]
+    assert made == list(translator.batches.models)
     assert translator.translate(["a dog"])
     assert len(made) == 2
 

@@ -152,7 +152,7 @@ def test_sample_begins_with_the_prefix() -> None:
 def test_translator_sample_is_the_same_whatever_the_batch(translator: Translator) -> None:
     texts = [*sentences(20), "", *sentences(5)]
     how: dict[str, Any] = {"temperature": 0.8, "top_k": 10, "top_p": 0.95, "seed": 5}
-    small = replace(translator, search=replace(SEARCH, batch_tokens=1))
+    small = translator.with_search(replace(SEARCH, batch_tokens=1))
     together = translator.sample(texts, 3, **how)
     assert [[one.text for one in of_one] for of_one in small.sample(texts, 3, **how)] == [
         [one.text for one in of_one] for of_one in together
@@ -169,7 +169,7 @@ def test_translator_sample_is_the_same_whatever_the_batch(translator: Translator
 
 
 def test_translator_sample_of_one_piece_is_greedy_search(translator: Translator) -> None:
-    greedy = replace(translator, search=replace(SEARCH, beam_size=1))
+    greedy = translator.with_search(replace(SEARCH, beam_size=1))
     texts = sentences(12)
     assert [one.text for [one] in translator.sample(texts, 1, top_k=1)] == greedy.translate(texts)
 

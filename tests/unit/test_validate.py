@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 from support.corpora import results_of, run, step_dir, tiny_job, write_corpus
 from support.ranks import ranks
 from transformer.config.settings import ModelConfig, Precision
+from transformer.decoding.search import Hypothesis
 from transformer.distributed import World, join_world
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 from transformer.records import Validation
 from transformer.training.step import Objective
-from transformer.training.validate import DevSet, dev_loss, validate
+from transformer.training.validate import DevSet, dev_loss, translate_dev, validate
 
 EOS, BOS = 3, 2
 EPS = 0.1
@@ -37,16 +38,22 @@ LETTERS: Any = Letters()  # in the place of a Tokenizer
 
 
 class Answers:
-    """A translator that gives these answers."""
+    """In the place of `Batches` and of a tokenizer: gives each of these sources its answer, which is one piece."""
 
-    device, precision = torch.device("cpu"), Precision.fp32
+    device, precision = torch.device("cpu"), Precision.fp64
 
-    def __init__(self, answers: list[str]) -> None:
-        self.answers = answers
+    def __init__(self, answers: dict[str, str]) -> None:
+        self.sources = LETTERS.encode(list(answers))
+        self.answers = list(answers.values())
+        self.asked: list[list[int]] = []
 
-    def translate(self, sources: list[str], **options: object) -> list[str]:
-        assert sources == ["a", "b", "c"]
-        return self.answers
+    def hypotheses(self, sources: list[list[int]], *, n_best: int, check: object) -> list[list[Hypothesis]]:
+        assert n_best == 1
+        self.asked += sources
+        return [[Hypothesis([self.sources.index(ids)], 0.0, finished=True)] for ids in sources]
+
+    def decode(self, hypotheses: list[list[int]]) -> list[str]:
+        return [self.answers[piece] for [piece] in hypotheses]
 
 
 @pytest.mark.parametrize(
@@ -61,12 +68,13 @@ def test_validate_scores_cased_text(answers: list[str], bleu: float) -> None:
     torch.manual_seed(0)
     model = Transformer(ModelConfig(n_layers=1, d_model=8, d_ff=8, n_heads=2), 54)
     dev = DevSet.of(list(zip("abc", REFERENCES, strict=True)), LETTERS, max_pieces=100)
-    answering: Any = Answers(answers)
+    answering: Any = Answers(dict(zip("abc", answers, strict=True)))
     validation, hypotheses = validate(
         Objective(model, 0.1),
         answering,
         dev,
         World(0, 1, {}),
+        tokenizer=answering,
         step=7,
         max_tokens=100,
         tgt_lang="de",
@@ -77,17 +85,12 @@ def test_validate_scores_cased_text(answers: list[str], bleu: float) -> None:
     assert validation.bleu == pytest.approx(bleu, abs=1e-4)
 
 
-class Upper:
-    """A translator that answers in capitals, and is told by which lines of these it is asked for."""
-
-    device, precision = torch.device("cpu"), Precision.fp64
-
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
-
-    def translate(self, sources: list[str], *, first_line: int, **options: object) -> list[str]:
-        assert sources == self.lines[first_line - 1 :][: len(sources)]
-        return [source.upper() for source in sources]
+def test_translate_dev_asks_for_what_is_not_blank_and_as_long_as_the_model_has_positions_for() -> None:
+    answering: Any = Answers({"aaa": "short", "bb": "B"})
+    sources = ["aaaaa", "", " ", "\u200b", "bb"]
+    dev = DevSet.of([(source, "x") for source in sources], LETTERS, max_pieces=3)
+    assert translate_dev(answering, dev, World(0, 1, {}), tokenizer=answering) == ["short", "", "", "", "B"]
+    assert answering.asked == LETTERS.encode(["aaa", "bb"])
 
 
 @pytest.mark.usefixtures("float64")
@@ -97,10 +100,20 @@ def test_validate_on_three_ranks_is_that_of_one(tmp_path: Path) -> None:
     objective = Objective(Transformer(ModelConfig(n_layers=1, d_model=8, d_ff=8, n_heads=2), 54), EPS)
     sources = [*REFERENCES, "ja", "Wo ist hier der Bahnhof?", "Es regnet.", "Ein Satz, der länger als die anderen ist."]
     dev = DevSet.of([(source, source.upper()) for source in sources], LETTERS, max_pieces=100)
-    upper: Any = Upper(sources)
+    upper: Any = Answers({source: source.upper() for source in sources})
 
     def validate_on(world: World) -> tuple[Validation, list[str]]:
-        return validate(objective, upper, dev, world, step=7, max_tokens=60, tgt_lang="de", check=lambda: None)
+        return validate(
+            objective,
+            upper,
+            dev,
+            world,
+            tokenizer=upper,
+            step=7,
+            max_tokens=60,
+            tgt_lang="de",
+            check=lambda: None,
+        )
 
     alone, hypotheses = validate_on(World(0, 1, {}))
     assert hypotheses == dev.references

@@ -21,6 +21,7 @@ from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
 from transformer.data.tokenizer import Tokenizer, read_model
 from transformer.decoding.arguments import search_override
+from transformer.decoding.batches import Batches
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, check_size, load_parameters
@@ -99,9 +100,8 @@ def load_translator(
     tokenizers differ; CheckpointError if a run is damaged.
     """
     first_checkpoint = find_checkpoint(run_dir, checkpoint)
-    first = _translator_of(run_dir, first_checkpoint, search=search, device=device, precision=precision)
+    translator = build_translator(run_dir, first_checkpoint, search=search, device=device, precision=precision)
 
-    other_models = []
     tokenizer_model = read_model(RunDir(run_dir).tokenizer)
     for other_dir in ensemble:
         other_checkpoint = find_checkpoint(other_dir, checkpoint)
@@ -110,10 +110,11 @@ def load_translator(
                 f"ensemble={other_dir}: its tokenizer is not that of {run_dir}: the pieces of one model mean nothing "
                 "to the other; train the runs on the same data, or with init_from"
             )
-        other = _translator_of(other_dir, other_checkpoint, search=search, device=device, precision=first.precision)
-        other_models.append(other.model)
-
-    return _ready(replace(first, others=tuple(other_models)))
+        other = build_translator(
+            other_dir, other_checkpoint, search=search, device=device, precision=translator.precision
+        )
+        translator = replace(translator, batches=translator.batches.joined(other.batches))
+    return translator
 
 
 def load_for(job: TranslateJob | ScoreJob) -> Translator:
@@ -138,20 +139,6 @@ def build_translator(
 
     Raises CheckpointError where the parts do not belong together or are damaged.
     """
-    return _ready(_translator_of(run_dir, checkpoint, search=search, device=device, precision=precision))
-
-
-def _ready(translator: Translator) -> Translator:
-    """The translator with its models made ready once: their weights stay as they are."""
-    with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
-        translator.keep_ready()
-    return translator
-
-
-def _translator_of(
-    run_dir: Path, checkpoint: Checkpoint, *, search: SearchOverride, device: Device, precision: Precision
-) -> Translator:
-    """The translator of one checkpoint, not made ready yet."""
     run = RunDir(run_dir)
     tokenizer_model = read_model(run.tokenizer)
     run.check_tokenizer(tokenizer_model)
@@ -175,10 +162,10 @@ def _translator_of(
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
 
-    # To its device.
+    # To its device, and ready to translate.
     with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
         model = model.to(torch_device, dtype_of(precision)).eval()
-    return Translator(model, tokenizer, settings, torch_device, precision)
+        return Translator(tokenizer, Batches.of(model, settings, device=torch_device, precision=precision))
 
 
 def _precision_of(run: RunDir, device: torch.device) -> Precision:

@@ -1,51 +1,31 @@
-"""Text in, text out: a model, its tokenizer and its search settings, over any number of sentences.
+"""Text in, text out: a tokenizer around `Batches`, which know ids alone.
 
-    texts -> _encode -> ids -> batches of like length -> search, sampling or forced -> ids -> _decode -> texts
+    texts -> _encode -> ids -> search, sampling or forced decoding in `Batches` -> ids -> _decode -> texts
 
-Results come back in the order of the texts. The other sentences of a batch change a translation by rounding alone: the
-shape of a batch decides the order in which its products are summed. A text without a visible character never reaches
-the model, which would make something up for it.
-
-`B` sentences of a batch, `S` source positions, `P` tokens of a prefix.
+Results come back in the order of the texts. A text without a visible character never reaches the model, which would
+make something up for it.
 """
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain
-from threading import Event
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from transformer.compute import autocast, default_batch_tokens, memory_errors_named
 from transformer.config.settings import MOST_BEAM, Precision, SearchConfig
-from transformer.data.batch import pad_rows
 from transformer.data.corpus import is_blank
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.arguments import check_length_penalties, check_list, check_whole, sampling_of
-from transformer.decoding.ensemble import EnsembleState, decode_step
-from transformer.decoding.forced import IdPair, align, piece_log_probs
+from transformer.decoding.batches import Batches
+from transformer.decoding.forced import IdPair
 from transformer.decoding.output import BLANK, UNSCORED, Alignment, Scored, Translation
-from transformer.decoding.parallel import MOST_AT_ONCE, in_parallel
-from transformer.decoding.sampling import Sampling, sample
-from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
+from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.errors import InputError
-from transformer.model.inference import for_inference
 from transformer.model.transformer import Transformer
-from transformer.vocabulary import BOS, EOS
+from transformer.vocabulary import EOS
 
 log = logging.getLogger(__name__)
-
-_MOST_HYPOTHESES = 8_192  # in a batch
-
-Result = TypeVar("Result")
-Models = tuple[Transformer, ...]
 
 
 @dataclass(frozen=True)
@@ -57,34 +37,39 @@ class _Prefix:
 
 
 @dataclass(frozen=True)
-class _Batch:
-    """Sources that are searched together, and what a search of them begins from: see `beam_search`."""
-
-    lines: list[int]  # of each source: what its samples are drawn by; empty where the caller names none
-    step: Callable[[Tensor, EnsembleState], tuple[Tensor, EnsembleState]]
-    state: EnsembleState
-    max_lengths: Tensor  # (B,)
-    prefixes: Tensor | None  # (B, P)
-
-
-@dataclass(frozen=True)
 class Translator:
     """A model with its tokenizer, its search settings, and where and in which arithmetic it computes.
 
-    With `others` it is an ensemble: at each step the probabilities of all models are averaged.
-
-    `load` makes one of a run directory; `translate` is its main method. The model may still be in training: each call
-    makes it ready for inference anew, unless `keep_ready` was called, and leaves it as it was. Two threads must not use
-    one translator at the same time: it divides torch's threads among its own.
+    `load` makes one of a run directory; `translate` is its main method. Two threads must not use one translator at the
+    same time: it divides torch's threads among its own.
     """
 
-    model: Transformer
     tokenizer: Tokenizer
-    search: SearchConfig
-    device: torch.device
-    precision: Precision
-    others: Models = ()
-    _ready: Models = field(default=(), init=False, repr=False, compare=False)
+    batches: Batches
+
+    @property
+    def model(self) -> Transformer:
+        """The model, of an ensemble the first, as it was before it was made ready to translate."""
+        return self.batches.models[0]
+
+    @property
+    def search(self) -> SearchConfig:
+        """The search settings."""
+        return self.batches.search
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.batches.device
+
+    @property
+    def precision(self) -> Precision:
+        """The arithmetic in which it computes."""
+        return self.batches.precision
+
+    def with_search(self, search: SearchConfig) -> "Translator":
+        """The same model under other search settings."""
+        return replace(self, batches=replace(self.batches, search=search))
 
     def translate(
         self,
@@ -136,16 +121,11 @@ class Translator:
         if not 1 <= n_best <= beam_size:
             raise InputError(f"n_best={n_best} must be from 1 to search.beam_size={beam_size}: raise that, or lower it")
 
-        find = partial(self._beam_search, n_best=n_best, penalty=length_penalty(self.search.length_penalty))
-        return self._translate_by(
-            find,
-            texts,
-            prefixes,
-            width=beam_size,
-            align=align,
-            first_line=first_line,
-            strict=strict,
+        sources, given = self._encode_all(texts, prefixes, first_line=first_line, strict=strict)
+        hypotheses = self.batches.hypotheses(
+            list(sources.values()), n_best=n_best, prefixes=[prefix.ids for prefix in given]
         )
+        return self._translations(sources, given, hypotheses, n_texts=len(texts), align=align)
 
     def sample(
         self,
@@ -176,15 +156,15 @@ class Translator:
         if not 1 <= n_samples <= MOST_BEAM:
             raise InputError(f"n_samples={n_samples} must be from 1 to {MOST_BEAM}")
 
-        return self._translate_by(
-            partial(self._sample, sampling=sampling, n_samples=n_samples),
-            texts,
-            prefixes,
-            width=n_samples,
-            align=align,
-            first_line=first_line,
-            strict=strict,
+        sources, given = self._encode_all(texts, prefixes, first_line=first_line, strict=strict)
+        hypotheses = self.batches.sample(
+            list(sources.values()),
+            sampling,
+            n_samples=n_samples,
+            lines=[first_line + index for index in sources],
+            prefixes=[prefix.ids for prefix in given],
         )
+        return self._translations(sources, given, hypotheses, n_texts=len(texts), align=align)
 
     def translate_sweep(self, texts: Sequence[str], length_penalties: Sequence[float]) -> dict[float, list[str]]:
         """For each of these alphas, what `translate` would give with it as `search.length_penalty`: from one search.
@@ -198,9 +178,7 @@ class Translator:
         penalties = [length_penalty(alpha) for alpha in length_penalties]
 
         sources = self._encode(texts, first_line=1, strict=False)
-        by_source = self._search(
-            list(sources.values()), partial(self._sweep, penalties=penalties), width=self.search.beam_size
-        )
+        by_source = self.batches.sweep(list(sources.values()), penalties)
 
         translations = {}
         for n, alpha in enumerate(length_penalties):
@@ -225,10 +203,7 @@ class Translator:
 
         Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where memory runs out.
         """
-        if penalty is None:
-            penalty = length_penalty(self.search.length_penalty)
-        find = partial(self._beam_search, n_best=n_best, penalty=penalty)
-        return self._search(sources, find, width=self.search.beam_size, check=check)
+        return self.batches.hypotheses(sources, n_best=n_best, penalty=penalty, check=check)
 
     def score(
         self,
@@ -247,12 +222,7 @@ class Translator:
         model has positions for: cut, it would be another sentence.
         """
         pairs = self._encode_pairs(sources, targets, first_line=first_line, origins=origins)  # by index
-        ids = list(pairs.values())
-
-        def score_batch(models: Models, batch: list[int], _: Event) -> list[list[float]]:
-            return piece_log_probs(models, [ids[n] for n in batch], self.device)
-
-        log_probs = self._in_batches(_lengths(ids), score_batch, width=1)
+        log_probs = self.batches.log_probs(list(pairs.values()))
 
         penalty = length_penalty(self.search.length_penalty)
         scored = {}
@@ -262,56 +232,29 @@ class Translator:
             scored[index] = Scored(total, score, self._pieces([*target, EOS]), by_piece)
         return [scored.get(index, UNSCORED) for index in range(len(sources))]
 
-    def keep_ready(self) -> None:
-        """Make the model ready for inference once: its weights will stay as they are."""
-        object.__setattr__(self, "_ready", self._make_ready())
-
     # ---- from texts to translations
-
-    def _translate_by(
-        self,
-        find: Callable[[_Batch], list[list[Hypothesis]]],
-        texts: Sequence[str],
-        prefix_texts: Sequence[str] | None,
-        *,
-        width: int,
-        align: bool,
-        first_line: int,
-        strict: bool,
-    ) -> list[list[Translation]]:
-        """The translations that `find` gives, with `width` hypotheses of each sentence at a time."""
-        sources = self._encode(texts, first_line=first_line, strict=strict)  # ids, by index among the texts
-        prefixes = self._encode_prefixes(prefix_texts, sources, n_texts=len(texts), first_line=first_line)
-        hypotheses = self._search(
-            list(sources.values()),
-            find,
-            width=width,
-            lines=[first_line + index for index in sources],
-            prefixes=[prefix.ids for prefix in prefixes],
-        )
-        alignments = self._align(list(sources.values()), hypotheses) if align else None
-
-        translations = self._translations(hypotheses, prefixes, alignments)
-        by_index = dict(zip(sources, translations, strict=True))
-        return [by_index.get(index, [BLANK]) for index in range(len(texts))]
 
     def _translations(
         self,
-        hypotheses: list[list[Hypothesis]],
+        sources: dict[int, list[int]],
         prefixes: list[_Prefix],
-        alignments: list[list[Alignment]] | None,
+        hypotheses: list[list[Hypothesis]],
+        *,
+        n_texts: int,
+        align: bool,
     ) -> list[list[Translation]]:
-        """The hypotheses of some sources, as text with scores.
+        """The hypotheses of these sources, as text with scores, each at its index in a list of `n_texts`.
 
         A translation begins with the text of its prefix as it was given, even if the pieces of the prefix do not spell
         it: an unknown character has no piece of its own.
         """
+        alignments = self._align(list(sources.values()), hypotheses) if align else None
         penalty = length_penalty(self.search.length_penalty)
         texts = iter(self.tokenizer.decode([hypothesis.tokens for n_best in hypotheses for hypothesis in n_best]))
         spelt_prefixes = self.tokenizer.decode([prefix.ids for prefix in prefixes])
 
-        translations = []
-        for n, n_best in enumerate(hypotheses):
+        by_index = {}
+        for n, (index, n_best) in enumerate(zip(sources, hypotheses, strict=True)):
             alignments_of_source = [None] * len(n_best) if alignments is None else alignments[n]
             of_source = []
             for hypothesis, alignment in zip(n_best, alignments_of_source, strict=True):
@@ -324,19 +267,15 @@ class Translator:
                     alignment=alignment,
                 )
                 of_source.append(translation)
-            translations.append(of_source)
-        return translations
+            by_index[index] = of_source
+        return [by_index.get(index, [BLANK]) for index in range(n_texts)]
 
     def _align(self, sources: Sequence[list[int]], hypotheses: Sequence[Sequence[Hypothesis]]) -> list[list[Alignment]]:
         """The alignment of each hypothesis with its source."""
         pairs = []
         for source, n_best in zip(sources, hypotheses, strict=True):
             pairs += [(source, hypothesis.tokens) for hypothesis in n_best]
-
-        def align_batch(models: Models, batch: list[int], _: Event) -> list[list[int]]:
-            return align(models, [pairs[n] for n in batch], self.device)
-
-        aligned = self._in_batches(_lengths(pairs), align_batch, width=1)
+        aligned = self.batches.align(pairs)
 
         # As many for each source as it has hypotheses.
         alignments = []
@@ -350,137 +289,14 @@ class Translator:
             start = end
         return alignments
 
-    # ---- three ways to search a batch
-
-    def _beam_search(self, batch: _Batch, *, n_best: int, penalty: Callable[[int], float]) -> list[list[Hypothesis]]:
-        return beam_search(
-            batch.step,
-            batch.state,
-            beam_size=self.search.beam_size,
-            n_best=n_best,
-            max_lengths=batch.max_lengths,
-            penalty=penalty,
-            bos=BOS,
-            eos=EOS,
-            prefixes=batch.prefixes,
-        )
-
-    def _sweep(self, batch: _Batch, *, penalties: Sequence[Callable[[int], float]]) -> list[list[Hypothesis]]:
-        return sweep_penalties(
-            batch.step,
-            batch.state,
-            beam_size=self.search.beam_size,
-            max_lengths=batch.max_lengths,
-            penalties=penalties,
-            bos=BOS,
-            eos=EOS,
-        )
-
-    def _sample(self, batch: _Batch, *, sampling: Sampling, n_samples: int) -> list[list[Hypothesis]]:
-        return sample(
-            batch.step,
-            batch.state,
-            sampling=sampling,
-            n_samples=n_samples,
-            sentences=batch.lines,
-            max_lengths=batch.max_lengths,
-            prefixes=batch.prefixes,
-            bos=BOS,
-            eos=EOS,
-        )
-
-    # ---- ids in batches
-
-    def _search(
-        self,
-        sources: Sequence[list[int]],
-        find: Callable[[_Batch], list[Result]],
-        *,
-        width: int,
-        check: Callable[[], None] = lambda: None,
-        lines: Sequence[int] | None = None,
-        prefixes: Sequence[list[int]] | None = None,
-    ) -> list[Result]:
-        """What `find`, one of the three ways, gives for each source, with `width` hypotheses of each at a time."""
-
-        def search_batch(models: Models, batch: list[int], cancelled: Event) -> list[Result]:
-            def step(tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
-                if cancelled.is_set():
-                    raise CancelledError
-                return decode_step(models, tokens, state)
-
-            batch_sources = [sources[n] for n in batch]
-            batch_prefixes = [] if prefixes is None else [prefixes[n] for n in batch]
-            max_lengths = [self._max_length(source) for source in batch_sources]
-            return find(
-                _Batch(
-                    lines=[] if lines is None else [lines[n] for n in batch],
-                    step=step,
-                    state=self._start(models, batch_sources, width=width),
-                    max_lengths=torch.tensor(max_lengths, device=self.device),
-                    prefixes=pad_rows(batch_prefixes, self.device)[0] if any(batch_prefixes) else None,
-                )
-            )
-
-        lengths = [len(source) + 1 for source in sources]  # EOS counted
-        return self._in_batches(lengths, search_batch, width=width, check=check)
-
-    def _in_batches(
-        self,
-        lengths: list[int],
-        work: Callable[[Models, list[int], Event], list[Result]],
-        *,
-        width: int,
-        check: Callable[[], None] = lambda: None,
-    ) -> list[Result]:
-        """What `work` returns for each item, called with a batch of items of like length at a time.
-
-        Each item has `width` rows in its batch. `work` is given the models, the indices of the items of a batch, and an
-        event that is set when it shall give up.
-
-        A CPU works on several batches at once, each with its share of the threads: two threads that share a batch wait
-        for each other at each of its small products.
-        """
-        batch_tokens = self.search.batch_tokens or default_batch_tokens(self.device)
-        remedy = f"lower search.batch_tokens (now {batch_tokens})"
-        batches = list(_batches(lengths, width=width, batch_tokens=batch_tokens))
-
-        with memory_errors_named("translating", remedy=remedy):
-            models = self._ready or self._make_ready()
-
-        def work_on(batch: list[int], cancelled: Event) -> list[tuple[int, Result]]:
-            with self._arithmetic(), memory_errors_named("translating", remedy=remedy):
-                return list(zip(batch, work(models, batch, cancelled), strict=True))
-
-        at_once = 1
-        if self.device.type == "cpu":
-            at_once = min(len(batches), torch.get_num_threads(), MOST_AT_ONCE)
-        results = dict(chain.from_iterable(in_parallel(work_on, batches, at_once=at_once, check=check)))
-        return [results[n] for n in range(len(lengths))]
-
-    def _make_ready(self) -> Models:
-        with self._arithmetic():
-            return tuple(for_inference(model) for model in (self.model, *self.others))
-
-    @contextmanager
-    def _arithmetic(self) -> Iterator[None]:
-        with torch.no_grad(), autocast(self.device, self.precision):
-            yield
-
-    def _start(self, models: Models, sources: list[list[int]], *, width: int) -> EnsembleState:
-        """The state from which the search of one batch begins, `width` rows for each source."""
-        source, layout = pad_rows([[*ids, EOS] for ids in sources], self.device)  # (B, S)
-        return EnsembleState([model.start(model.encode(source, layout), layout, beam_size=width) for model in models])
-
-    def _max_length(self, source: list[int]) -> int:
-        """The largest |Y| of a translation: none may be longer than a model has positions for."""
-        return min(len(source) + self.search.max_extra, self._max_positions)
-
-    @property
-    def _max_positions(self) -> int:
-        return min(model.config.max_positions for model in (self.model, *self.others))
-
     # ---- text to ids and back
+
+    def _encode_all(
+        self, texts: Sequence[str], prefixes: Sequence[str] | None, *, first_line: int, strict: bool
+    ) -> tuple[dict[int, list[int]], list[_Prefix]]:
+        """What `_encode` gives, and the prefix of each of these sources."""
+        sources = self._encode(texts, first_line=first_line, strict=strict)
+        return sources, self._encode_prefixes(prefixes, sources, n_texts=len(texts), first_line=first_line)
 
     def _encode(self, texts: Sequence[str], *, first_line: int, strict: bool) -> dict[int, list[int]]:
         """The ids of each text that is not blank, by its index among the texts."""
@@ -536,9 +352,9 @@ class Translator:
         encoded = self.tokenizer.encode(texts)
 
         for (index, source), ids in zip(sources.items(), encoded, strict=True):
-            most = self._max_length(source) - 1  # beside EOS
+            most = self.batches.max_length(source) - 1  # beside EOS
             if len(ids) > most:
-                is_bound_by_search = len(source) + self.search.max_extra < self._max_positions
+                is_bound_by_search = len(source) + self.search.max_extra < self.batches.max_positions
                 raise InputError(
                     f"line {first_line + index}: its prefix has {len(ids)} pieces, but a translation of this source "
                     f"has room for {most}: shorten the prefix{', or raise search.max_extra' * is_bound_by_search}"
@@ -551,7 +367,7 @@ class Translator:
 
     def _truncate(self, ids: list[int], line: int, *, strict: bool) -> list[int]:
         """The pieces of a source that the model has positions for, beside EOS; `strict` refuses a longer one."""
-        max_pieces = self._max_positions - 1
+        max_pieces = self.batches.max_positions - 1
         if len(ids) <= max_pieces:
             return ids
 
@@ -563,32 +379,9 @@ class Translator:
 
     def _check_length(self, ids: list[int], what: str) -> None:
         """Raise InputError for a text that the model has no positions for, beside EOS."""
-        most = self._max_positions - 1
+        most = self.batches.max_positions - 1
         if len(ids) > most:
             raise InputError(
                 f"{what} has {len(ids)} pieces, but model.max_positions has room for {most}: shorten it, or leave the "
                 "pair out"
             )
-
-
-def _lengths(pairs: Sequence[IdPair]) -> list[int]:
-    """How many positions each pair takes, EOS counted."""
-    return [max(len(source), len(target)) + 1 for source, target in pairs]
-
-
-def _batches(lengths: list[int], *, width: int, batch_tokens: int) -> Iterator[list[int]]:
-    """The indices of items of these lengths, the longest first, in batches that fit into memory.
-
-    A batch of `n` items has `n` x `width` rows, each as long as its longest item: at most `batch_tokens` positions, or
-    a single item. The longest go first, so that too little memory shows at once. For that, the short ones at the end
-    must not be so many that the logits of their rows take more memory than the long ones did: hence the limit of rows.
-    """
-    batch: list[int] = []
-    for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        rows = (len(batch) + 1) * width
-        if batch and (rows * lengths[batch[0]] > batch_tokens or rows > _MOST_HYPOTHESES):
-            yield batch
-            batch = []
-        batch.append(n)
-    if batch:
-        yield batch

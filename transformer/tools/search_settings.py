@@ -81,7 +81,7 @@ def sweep(job: EvaluateJob) -> Sweep:
     signature = ""
     for beam_size in beam_sizes:
         started = time.perf_counter()
-        of_beam = replace(translator, search=replace(translator.search, beam_size=beam_size))
+        of_beam = translator.with_search(replace(translator.search, beam_size=beam_size))
         trials_of_beam, signature = _try_alphas(of_beam, dev, alphas=alphas, tgt_lang=tgt_lang, lowercase=job.lowercase)
         trials += trials_of_beam
         log.info("beam %d: %d dev sentences in %.1f s", beam_size, len(dev), time.perf_counter() - started)

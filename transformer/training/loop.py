@@ -26,7 +26,7 @@ from transformer.config.settings import TrainConfig
 from transformer.cost import step_flops
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import sample_epoch
-from transformer.decoding.translator import Translator
+from transformer.decoding.batches import Batches
 from transformer.distributed import Vote, Wait, collective_errors_named, join_world
 from transformer.errors import InputError, NumericalError
 from transformer.evaluation.sets import write_sets
@@ -302,14 +302,14 @@ def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:
     job = run.job
     model = run.state.eval_model
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and it ranks checkpoints much alike
-    translator = Translator(model, run.tokenizer, greedy, run.device, run.resolved.precision)
     try:
         with memory_errors_named("measuring the dev loss", remedy=_smaller_batches(run)):
             validation, hypotheses = validate(
                 Objective(model, job.train.label_smoothing),
-                translator,
+                Batches.of(model, greedy, device=run.device, precision=run.resolved.precision),
                 run.dev,
                 run.world,
+                tokenizer=run.tokenizer,
                 step=run.progress.step,
                 max_tokens=run.resolved.max_tokens,
                 tgt_lang=job.data.tgt_lang,

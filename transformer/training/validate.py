@@ -15,11 +15,11 @@ import torch
 from transformer.compute import autocast
 from transformer.config.settings import Precision
 from transformer.data.batch import collate
-from transformer.data.corpus import Pair
+from transformer.data.corpus import Pair, is_blank
 from transformer.data.plan import split_step
 from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.translator import Translator
+from transformer.decoding.batches import Batches
 from transformer.distributed import World
 from transformer.evaluation.score import measure
 from transformer.evaluation.sets import digest_sets
@@ -33,16 +33,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DevSet:
-    """The sentences that training is validated on: ids for the loss, texts for BLEU."""
+    """The sentences that training is validated on: ids for the loss and to translate, texts for BLEU."""
 
-    store: Store  # ids
+    store: Store  # ids, as many of a sentence as the model has positions for
     sources: list[str]
     references: list[str]
     digest: str  # of the texts
 
     @classmethod
     def of(cls, pairs: Sequence[Pair], tokenizer: Tokenizer, *, max_pieces: int) -> "DevSet":
-        """The dev set of these sentence pairs; the loss sees the first `max_pieces` pieces of a side."""
+        """The dev set of these sentence pairs; the model sees the first `max_pieces` pieces of a side."""
         sources = [source for source, _ in pairs]
         references = [reference for _, reference in pairs]
         source_pieces = tokenizer.encode(sources)
@@ -51,12 +51,16 @@ class DevSet:
         for line, (source, target) in enumerate(zip(source_pieces, target_pieces, strict=True), 1):
             longest = max(len(source), len(target))
             if longest > max_pieces:
-                log.warning("dev line %d: %d pieces; its loss is that of the first %d", line, longest, max_pieces)
+                log.warning("dev line %d: %d pieces; the model sees the first %d", line, longest, max_pieces)
 
         truncated_sources = [ids[:max_pieces] for ids in source_pieces]
         truncated_targets = [ids[:max_pieces] for ids in target_pieces]
         store = Store.from_pieces(truncated_sources, truncated_targets)
         return cls(store, sources, references, digest=digest_sets({DEV: pairs}))
+
+    def source_ids(self, n: int) -> list[int]:
+        """The pieces of source `n`."""
+        return self.store.gather(np.array([n]), 0).pieces.tolist()
 
     @property
     def pairs(self) -> list[Pair]:
@@ -66,10 +70,11 @@ class DevSet:
 
 def validate(
     objective: Objective,
-    translator: Translator,
+    batches: Batches,
     dev: DevSet,
     world: World,
     *,
+    tokenizer: Tokenizer,
     step: int,
     max_tokens: int,
     tgt_lang: str,
@@ -84,25 +89,38 @@ def validate(
         dev.store,
         world,
         max_tokens=max_tokens,
-        device=translator.device,
-        precision=translator.precision,
+        device=batches.device,
+        precision=batches.precision,
         check=check,
     )
+    hypotheses = translate_dev(batches, dev, world, tokenizer=tokenizer, check=check)
+    scores = measure(hypotheses, dev.references, tgt_lang=tgt_lang)
+    return Validation(step, loss, nll, scores.bleu, scores.chrf), hypotheses
 
+
+def translate_dev(
+    batches: Batches, dev: DevSet, world: World, *, tokenizer: Tokenizer, check: Callable[[], None] = lambda: None
+) -> list[str]:
+    """The translation of each sentence; a blank one becomes "", and is not shown to the model.
+
+    Raises Interrupted on every rank if `check`, called before each batch, raised it on one.
+    """
     # Each rank translates a stretch of the dev set; their lengths differ by one sentence at most.
     start = world.rank * len(dev.sources) // world.size
     end = (world.rank + 1) * len(dev.sources) // world.size
+    sources = {n: ids for n in range(start, end) if not is_blank(dev.sources[n]) and (ids := dev.source_ids(n))}
     try:
-        share = translator.translate(dev.sources[start:end], check=check, first_line=start + 1)
+        found = batches.hypotheses(list(sources.values()), n_best=1, check=check)
+        texts = tokenizer.decode([best.tokens for [best] in found])
+        translations = dict(zip(sources, texts, strict=True))
+        share = [translations.get(n, "") for n in range(start, end)]
     except Interrupted:
         share = None
+
     shares = world.gather(share)
     if None in shares:
         raise Interrupted
-    hypotheses = list(chain.from_iterable(shares))
-
-    scores = measure(hypotheses, dev.references, tgt_lang=tgt_lang)
-    return Validation(step, loss, nll, scores.bleu, scores.chrf), hypotheses
+    return list(chain.from_iterable(shares))
 
 
 def dev_loss(

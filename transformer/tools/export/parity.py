@@ -287,7 +287,7 @@ def _score(log_probs: Tensor, peer: Peer) -> float:
 def _ours(translator: Translator, peer: Peer, sources: list[list[int]], *, beam_size: int) -> list[Hypothesis]:
     """The best translation of each source by our search, under the peer's penalty."""
     search = replace(translator.search, beam_size=beam_size)
-    searcher = replace(translator, search=search)
+    searcher = translator.with_search(search)
     n_best = searcher.hypotheses(sources, n_best=1, penalty=peer.penalty)
     return [best for [best] in n_best]
 
