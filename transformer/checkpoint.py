@@ -90,13 +90,18 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint: its place, its step and its two documents, which are verified. Tensors are read on demand."""
+    """A checkpoint: its place, its manifest and its two documents, which are verified. Tensors are read on demand."""
 
     path: Path
-    step: int
+    manifest: Manifest
     config: dict[str, Any]
     state: dict[str, Any]
     read: dict[str, Tensor] | None = field(default=None, repr=False, compare=False)  # its weights, where they were read
+
+    @property
+    def step(self) -> int:
+        """The step after which it was committed; of an average, the one that it stands for."""
+        return self.manifest.step
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors called MODEL, OPTIMIZER or EMA by sorted name, on the CPU; verified as they are read.
@@ -106,7 +111,7 @@ class Checkpoint:
         file_name = tensor_file(name)
         path = self.path / file_name
         with _open_folder(self.path) as folder, _errors_named(path):
-            expected = _read_manifest(self.path, folder).files.get(file_name)
+            expected = self.manifest.files.get(file_name)
             if expected is None:
                 raise ValueError("this checkpoint does not hold it")
             with open_regular(path, folder) as file:
@@ -120,8 +125,7 @@ class Checkpoint:
 
     def holds(self, name: str) -> bool:
         """Whether it has the tensors called MODEL, OPTIMIZER or EMA."""
-        with _open_folder(self.path) as folder:
-            return tensor_file(name) in _read_manifest(self.path, folder).files
+        return tensor_file(name) in self.manifest.files
 
     def weights(self) -> dict[str, Tensor]:
         """The weights to translate with and to average: the moving average where there is one, else the trained ones.
@@ -213,7 +217,7 @@ def commit(
         try:
             make_directories(target.parent)
             _check_space(target.parent, needed)
-            _fill(temporary, step, tensors=tensors, documents=documents)
+            manifest = _fill(temporary, step, tensors=tensors, documents=documents)
             _publish(temporary, target)
             break
         except OSError as error:
@@ -222,7 +226,7 @@ def commit(
             log.warning("%s: attempt %d to write it failed: %s", target, attempt, error.strerror)
         finally:
             remove(temporary)
-    return Checkpoint(target, step, config=json.loads(documents[CONFIG]), state=json.loads(documents[STATE]))
+    return Checkpoint(target, manifest, config=json.loads(documents[CONFIG]), state=json.loads(documents[STATE]))
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -250,7 +254,7 @@ def _check_space(folder: Path, needed: int) -> None:
 
 def _fill(
     folder: Path, step: int, *, tensors: Mapping[str, Mapping[str, Tensor]], documents: Mapping[str, bytes]
-) -> None:
+) -> Manifest:
     """Write all files of a checkpoint into a new directory, and the manifest last."""
     os.mkdir(folder)
     digests = {name: write_new(folder / name, data) for name, data in documents.items()}
@@ -262,6 +266,7 @@ def _fill(
     _check_names(manifest)
     write_new(folder / MANIFEST, encode_json(to_json(manifest)))
     sync(folder)
+    return manifest
 
 
 def _to_bytes(group: Mapping[str, Tensor]) -> bytes:
@@ -366,7 +371,7 @@ def newest_finite(run_dir: Path) -> Checkpoint | None:
     """The newest checkpoint that verifies and in which every number is finite; None if there is none."""
     for step in reversed(list_steps(run_dir)):
         try:
-            checkpoint = load_checkpoint(RunDir(run_dir).checkpoint(step))
+            checkpoint = open_checkpoint(RunDir(run_dir).checkpoint(step))
             tensors = [checkpoint.tensors(name) for name in (MODEL, EMA, OPTIMIZER) if checkpoint.holds(name)]
         except CheckpointError:
             continue
@@ -418,12 +423,11 @@ def _find_averaged(run_dir: Path, name: str) -> Checkpoint | None:
     if name != "auto" or not path.is_dir():
         return None
     try:
-        averaged = load_weights(path)
+        is_current = open_checkpoint(path).step >= max(list_steps(run_dir), default=0)
+        return load_weights(path) if is_current else None
     except CheckpointError as error:
         log.warning("%s; using the last checkpoint instead", error)
         return None
-    is_current = averaged.step >= max(list_steps(run_dir), default=0)
-    return averaged if is_current else None
 
 
 def _best_step(run_dir: Path) -> int:
@@ -486,7 +490,7 @@ def _load(path: Path, *, verifies_tensors: bool) -> Checkpoint:
                             raise ValueError("not a JSON object")
         with _errors_named(path / CONFIG):
             _refuse_active(documents[CONFIG])
-    return Checkpoint(path, manifest.step, config=documents[CONFIG], state=documents[STATE])
+    return Checkpoint(path, manifest, config=documents[CONFIG], state=documents[STATE])
 
 
 def _read_manifest(path: Path, folder: int) -> Manifest:

@@ -120,9 +120,7 @@ class Script:
     def __init__(self, values: Sequence[tuple[float, float]], *, signals: bool) -> None:
         self.values, self.signals = values, signals
 
-    def __call__(
-        self, _objective: object, _batches: object, dev: Any, _world: object, *, step: int, **_: Any
-    ) -> Any:
+    def __call__(self, _objective: object, _batches: object, dev: Any, _world: object, *, step: int, **_: Any) -> Any:
         if self.signals:
             signal.raise_signal(signal.SIGTERM)
         bleu, loss = self.values[step - 1]

@@ -137,6 +137,15 @@ def test_commit_replaces_the_averaged_one(run: Path) -> None:
     assert sorted(os.listdir(run)) == ["averaged", "checkpoints"]
 
 
+def test_checkpoint_that_is_replaced_gives_no_tensors_of_another(run: Path) -> None:
+    """Whose documents were read: it would be a model of one and settings of the other."""
+    commit(run, averaged=True, step=20, **content(20))
+    found = load_checkpoint(run / "averaged")
+    commit(run, averaged=True, step=20, **content(20, version=1))
+    with pytest.raises(CheckpointError, match=r"averaged/model\.safetensors: damaged"):
+        found.tensors("model")
+
+
 def test_commit_does_not_write_what_would_not_load(run: Path) -> None:
     before = snapshot(run)
     for config in ({"_target_": "os.system"}, {"a": [{"b": "${oc.env:HOME}"}]}):
