@@ -201,12 +201,10 @@ def commit(
     checkpoint already there stays, another verified one is replaced, a damaged one kept as `.bad-step-N`. With
     `averaged`, the place is the directory of that name, and `step` that of the run which the average stands for.
 
-    Raises StorageError where it cannot be written, and leaves everything as it was; InputError if `config` holds what
-    `load_checkpoint` would refuse.
+    Raises StorageError where it cannot be written, and leaves everything as it was.
     """
     run = RunDir(run_dir)
     target = run.averaged if averaged else run.checkpoint(step)
-    check_config(config)
     documents = {CONFIG: encode_json(dict(config)), STATE: encode_json(dict(state))}
     needed = sum(len(document) for document in documents.values())
     needed += sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
@@ -227,14 +225,6 @@ def commit(
         finally:
             remove(temporary)
     return Checkpoint(target, manifest, config=json.loads(documents[CONFIG]), state=json.loads(documents[STATE]))
-
-
-def check_config(config: Mapping[str, Any]) -> None:
-    """Raise InputError for a configuration that no checkpoint may hold."""
-    try:
-        _refuse_active(dict(config))
-    except ValueError as error:
-        raise InputError(f"the configuration cannot be stored: {error}") from error
 
 
 def check_space(run_dir: Path, needed: int) -> None:
@@ -488,8 +478,6 @@ def _load(path: Path, *, verifies_tensors: bool) -> Checkpoint:
                         documents[name] = parse_json(file)
                         if not isinstance(documents[name], dict):
                             raise ValueError("not a JSON object")
-        with _errors_named(path / CONFIG):
-            _refuse_active(documents[CONFIG])
     return Checkpoint(path, manifest, config=documents[CONFIG], state=documents[STATE])
 
 
@@ -522,22 +510,6 @@ def _check_names(manifest: Manifest) -> None:
     missing = _REQUIRED - names
     if missing:
         raise ValueError(f"{min(missing)!a:.80} is missing from the files of a checkpoint: {sorted(names)!a:.200}")
-
-
-def _refuse_active(config: Any) -> None:
-    """Raise ValueError for what a configuration framework could resolve or call, should it ever be handed this."""
-    unchecked: list[Any] = [config]
-    while unchecked:  # not recursion: nesting may be as deep as a hostile file likes
-        match unchecked.pop():
-            case dict() as table:
-                for key in table:
-                    if str(key).startswith("_"):
-                        raise ValueError(f"key {key!a:.80} begins with an underscore")
-                unchecked += [*table.keys(), *table.values()]
-            case list() | tuple() as items:
-                unchecked += items
-            case str(text) if "${" in text:
-                raise ValueError(f"value {text!a:.80} contains '${{'")
 
 
 @contextmanager

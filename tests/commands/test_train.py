@@ -504,15 +504,6 @@ def test_train_warns_of_an_average_that_begins_before_the_middle_of_the_run(
     assert ("the average begins at step 2 of 6, early in the run" in caplog.text) is warned
 
 
-def test_train_refuses_a_configuration_that_no_checkpoint_may_hold_before_it_begins(
-    corpus: DataConfig, tmp_path: Path
-) -> None:
-    """From Python; on the command line such a value is resolved, or refused."""
-    with pytest.raises(InputError, match=r"the configuration cannot be stored: value .* contains '\$\{'"):
-        run(tiny_job(tmp_path / "${HOME}", corpus))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_train_with_more_steps_goes_on_to_where_one_run_would_have_come(corpus: DataConfig, tmp_path: Path) -> None:
     short = tiny_job(tmp_path / "a", corpus, max_steps=6, save_every=2)
     assert results_of(run(short))["averaged"] == [2, 4, 6]

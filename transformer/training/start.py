@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from transformer.checkpoint import Checkpoint, check_config, load_checkpoint, newest
+from transformer.checkpoint import Checkpoint, load_checkpoint, newest
 from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
@@ -77,7 +77,6 @@ def open_run(job: TrainJob, world: World) -> Iterator[Run]:
     """
     # Before any time is spent.
     check_language(job.data.tgt_lang)
-    check_config(to_json(job))
 
     directory = RunDir(Path(job.run_dir))
     if not world.is_rank0:
