@@ -225,6 +225,8 @@ def test_compare_scores_short_and_long_sentences_apart(
     assert short["bleu"][0] < short["bleu"][1] == pytest.approx(100.0)
     assert long["bleu"][1] < long["bleu"][0] == pytest.approx(100.0)
     assert short["chrf"][0] < short["chrf"][1] == 100.0
+    assert long["bleu_half_width"] == pytest.approx([0.0, 0.0]), "there is one sentence to resample"
+    assert min(short["bleu_half_width"]) > 0
 
 
 def test_compare_counts_which_words_are_found(sentences: list[str], capsys: pytest.CaptureFixture[str]) -> None:

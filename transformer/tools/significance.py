@@ -45,8 +45,12 @@ def bootstrap_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tgt_
 
     The interval is about the choice of the sentences alone: another seed of the training may differ by more.
     """
-    bleu = bleu_metric(tgt_lang, lowercase=False)
-    score = bleu.corpus_score(hypotheses, [references], n_bootstrap=RESAMPLES)
+    return _bootstrap(bleu_metric(tgt_lang, lowercase=False), hypotheses, [references])
+
+
+def _bootstrap(bleu: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Interval:
+    """BLEU by a metric that nothing else is scored with."""
+    score = bleu.corpus_score(hypotheses, references, n_bootstrap=RESAMPLES)
     signature = str(bleu.get_signature())
 
     # The object keeps its interval in private fields; what it prints is sacreBLEU's public format.
@@ -89,6 +93,8 @@ class Metrics:
     Japanese have no spaces between words, so that TER counts their characters: `--ter-normalized --ter-asian-support`.
     """
 
+    tgt_lang: str
+    lowercase: bool
     bleu: Any  # sacreBLEU's BLEU; its `tokenizer` is set at run time
     chrf: CHRF
     ter: TER
@@ -98,10 +104,16 @@ class Metrics:
         """The metrics for a language. Raises InputError where sacreBLEU cannot score it."""
         has_no_spaces = language_of(tgt_lang, "data.tgt_lang") in ("zh", "ja")
         return cls(
+            tgt_lang=tgt_lang,
+            lowercase=lowercase,
             bleu=bleu_metric(tgt_lang, lowercase=lowercase),
             chrf=CHRF(lowercase=lowercase),
             ter=_Ter(by_character=has_no_spaces),
         )
+
+    def bleu_interval(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Interval:
+        """BLEU with a bootstrap interval; by a metric of its own, whose signature then names the resamples."""
+        return _bootstrap(bleu_metric(self.tgt_lang, lowercase=self.lowercase), hypotheses, references)
 
 
 class _Ter(TER):

@@ -2,7 +2,7 @@
 
 the text that finished runs keep, or files, by `texts`; nothing is decoded
   -> scores     BLEU, chrF and TER with their intervals and two tests of significance, by `significance`
-  -> lengths    BLEU and chrF of short and of long sentences
+  -> lengths    BLEU and chrF of short and of long sentences, by `lengths`
   -> rarity     how well frequent and rare words are translated, by `words`
   -> changes    the sentences whose chrF differs most
   -> a Comparison, which `format` makes readable
@@ -10,12 +10,12 @@ the text that finished runs keep, or files, by `texts`; nothing is decoded
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from transformer.tools import significance
 from transformer.tools.compare.job import CompareJob
+from transformer.tools.compare.lengths import LengthRow, score_by_length
 from transformer.tools.compare.texts import Texts, check_systems, read_files, read_runs
 from transformer.tools.compare.words import (
     RarityRow,
@@ -23,23 +23,11 @@ from transformer.tools.compare.words import (
     WordCounts,
     count_training_words,
     score_by_rarity,
-    sentences_by_length,
     word_splitter,
 )
 from transformer.tools.significance import MetricComparison, Metrics, compare_systems, resampling_seed
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LengthRow:
-    """Scores of the sentences whose reference has `least` to `most` words; one for each system."""
-
-    least: int
-    most: int | None
-    sentences: int
-    bleu: list[float]
-    chrf: list[float]
 
 
 @dataclass(frozen=True)
@@ -94,7 +82,7 @@ def compare(job: CompareJob) -> Comparison:
         check_systems(job.runs, "transformer compare runs/a runs/b")
         material = read_runs(job.runs, tgt_lang=job.data.tgt_lang)
     metrics = Metrics.of(tgt_lang=material.tgt_lang, lowercase=job.lowercase)
-    tokenise = word_splitter(metrics, lowercase=job.lowercase)
+    tokenise = word_splitter(metrics)
     word_counts = None
     if material.baseline is not None:
         word_counts = count_training_words(material.baseline, tokenise)
@@ -139,29 +127,11 @@ def _compare_set(
     return SetComparison(
         sentences=len(references),
         scores=compare_systems(texts.translations, texts.references, metrics=metrics),
-        by_length=_score_by_length(texts, metrics, [len(words) for words in references]),
+        by_length=score_by_length(texts, metrics, [len(words) for words in references]),
         counted_in=word_counts.place,
         by_rarity=score_by_rarity(translations, references, word_counts.words),
         changed={name: _changes(texts, metrics, baseline=baseline, system=name)[:most_changes] for name in others},
     )
-
-
-def _score_by_length(texts: Texts, metrics: Metrics, lengths: Sequence[int]) -> list[LengthRow]:
-    """The scores of each range of lengths that there are sentences of; `lengths` are those of the first reference."""
-    rows = []
-    for least, most, places in sentences_by_length(lengths):
-        references = [[lines[place] for place in places] for lines in texts.references]
-        systems = [[lines[place] for place in places] for lines in texts.translations.values()]
-        rows.append(
-            LengthRow(
-                least,
-                most,
-                sentences=len(places),
-                bleu=[metrics.bleu.corpus_score(lines, references).score for lines in systems],
-                chrf=[metrics.chrf.corpus_score(lines, references).score for lines in systems],
-            )
-        )
-    return rows
 
 
 def _changes(texts: Texts, metrics: Metrics, *, baseline: str, system: str) -> list[Change]:

@@ -6,7 +6,8 @@ Its tables have columns of one width, so that they can be read in a terminal, to
 from collections.abc import Sequence
 
 from transformer.terminal import printable
-from transformer.tools.compare.command import Change, Comparison, LengthRow, SetComparison
+from transformer.tools.compare.command import Change, Comparison, SetComparison
+from transformer.tools.compare.lengths import LengthRow
 from transformer.tools.compare.words import RarityRow
 from transformer.tools.significance import MetricComparison, SystemScore
 

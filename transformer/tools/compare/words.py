@@ -1,4 +1,4 @@
-"""Words, for `compare`: how long sentences are in them, and how well systems translate frequent and rare ones.
+"""Words, for `compare`: how well systems translate frequent and rare ones.
 
 the text that the baseline was trained on -> count_training_words -> how often each word occurs
 translations, references and that         -> score_by_rarity      -> a row for each range of frequencies
@@ -24,7 +24,6 @@ from transformer.tools.significance import Metrics
 
 log = logging.getLogger(__name__)
 
-LENGTHS = (0, 6, 11, 16, 21, 31, 51)  # words, the least of each range of sentences
 FREQUENCIES = (0, 1, 2, 5, 10, 100, 1000)  # occurrences, the least of each range of words
 MOST_LINES = 1_000_000  # training sentences whose words are counted
 
@@ -57,22 +56,14 @@ def ranges(least: Sequence[int]) -> Iterator[tuple[int, int | None]]:
     yield least[-1], None
 
 
-def word_splitter(metrics: Metrics, *, lowercase: bool) -> Tokenise:
+def word_splitter(metrics: Metrics) -> Tokenise:
     """A function that splits a text into the words that BLEU counts."""
 
     def split(text: str) -> Sequence[str]:
-        words: str = metrics.bleu.tokenizer(text.lower() if lowercase else text)
+        words: str = metrics.bleu.tokenizer(text.lower() if metrics.lowercase else text)
         return words.split()
 
     return split
-
-
-def sentences_by_length(lengths: Sequence[int]) -> Iterator[tuple[int, int | None, list[int]]]:
-    """The least and the most of each range of lengths that there are sentences of, and the places of the sentences."""
-    for number, (least, most) in enumerate(ranges(LENGTHS), 1):
-        places = [place for place, length in enumerate(lengths) if bisect(LENGTHS, length) == number]
-        if places:
-            yield least, most, places
 
 
 # ---- F1 -------------------------------------------------------------------------------------------------------------

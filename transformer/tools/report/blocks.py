@@ -6,12 +6,11 @@ Whatever comes from a file is shortened and has its controls escaped, and a tabl
 no run directory can make a page of any size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from transformer.terminal import printable
 from transformer.tools.page import Component
-from transformer.tools.significance import Interval
 
 UNKNOWN = "unknown"  # the text of a cell whose value no file of the run tells
 MOST_CHARACTERS = 400  # of a cell
@@ -35,10 +34,13 @@ class Scale:
     most: float
 
     @classmethod
-    def of(cls, intervals: Sequence[Interval]) -> "Scale":
-        """The scale on which all of these have room."""
-        lower_ends = [interval.bleu - interval.half_width for interval in intervals]
-        upper_ends = [interval.bleu + interval.half_width for interval in intervals]
+    def of(cls, intervals: Iterable[tuple[float, float]]) -> "Scale":
+        """The scale on which all of these have room: scores, each with the half-width of its interval."""
+        lower_ends = []
+        upper_ends = []
+        for score, half_width in intervals:
+            lower_ends.append(score - half_width)
+            upper_ends.append(score + half_width)
         return cls(min(lower_ends, default=0.0), max(upper_ends, default=1.0))
 
 
@@ -46,7 +48,8 @@ class Scale:
 class Score:
     """A cell with a score, its 95 % interval, and the scale that the interval is drawn on."""
 
-    interval: Interval
+    score: float
+    half_width: float
     scale: Scale
 
 
@@ -127,8 +130,8 @@ def _cell_data(cell: Cell) -> dict[str, object]:
             return {"text": shorten(cell.text), "is_marked": True}
         case Score():
             return {
-                "value": cell.interval.bleu,
-                "half_width": cell.interval.half_width,
+                "value": cell.score,
+                "half_width": cell.half_width,
                 "least": cell.scale.least,
                 "most": cell.scale.most,
             }

@@ -114,7 +114,7 @@ def _parts(units: Sequence[str], differs_by: Sequence[list[int]]) -> list[Part]:
     return parts
 
 
-def choose_samples(name: str, texts: Texts, metrics: Metrics, *, tgt_lang: str, count: int) -> SampleSet:
+def choose_samples(name: str, texts: Texts, metrics: Metrics, *, count: int) -> SampleSet:
     """`count` sentences of a test set, evenly spread from the best to the worst by the first run's sentence chrF.
 
     At most one translation that equals its reference is among them.
@@ -131,7 +131,7 @@ def choose_samples(name: str, texts: Texts, metrics: Metrics, *, tgt_lang: str, 
     ranked = sorted(range(len(scores)), key=lambda place: (not is_exact[place], -scores[place]))
     chosen = spread(ranked[max(0, sum(is_exact) - 1) :], count)
 
-    by_character = language_of(tgt_lang, "data.tgt_lang") in WITHOUT_SPACES
+    by_character = language_of(metrics.tgt_lang, "data.tgt_lang") in WITHOUT_SPACES
     units = "characters" if by_character else "words"
     return SampleSet(
         name=shorten(name),

@@ -1,6 +1,7 @@
 """The sections of a report with what `scores` computes: of the test sets, and of the dev set by checkpoint."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from transformer.loss import perplexity
 from transformer.records import Validation
@@ -10,7 +11,7 @@ from transformer.tools.page import Component
 from transformer.tools.report.blocks import Block, Cell, Marked, Note, Scale, Score, Table, section
 from transformer.tools.report.reading import RunReading
 from transformer.tools.report.scores import AVERAGED, CheckpointScore, Scored, SetScores
-from transformer.tools.significance import Interval, MetricComparison, SystemScore
+from transformer.tools.significance import SystemScore
 
 
 def scores_section(scored: Sequence[Scored], reasons: Sequence[str]) -> Component:
@@ -29,7 +30,7 @@ def scores_section(scored: Sequence[Scored], reasons: Sequence[str]) -> Componen
 def _score_table(group: Scored, test_set: SetScores) -> Table:
     """A row for each run: BLEU, whose interval is drawn, the other metrics, and the tests against the first run."""
     bleu, *others = test_set.scores
-    scale = Scale.of([_interval(bleu, system) for system in bleu.systems])
+    scale = Scale.of((system.score, system.half_width) for system in bleu.systems)
     has_tests = len(group.names) > 1
 
     head = ["", bleu.metric, *(other.metric for other in others)]
@@ -38,16 +39,13 @@ def _score_table(group: Scored, test_set: SetScores) -> Table:
 
     rows: list[list[Cell]] = []
     for number, name in enumerate(group.names):
-        row: list[Cell] = [name, Score(_interval(bleu, bleu.systems[number]), scale)]
+        of_run = bleu.systems[number]
+        row: list[Cell] = [name, Score(of_run.score, of_run.half_width, scale)]
         row += [_plain_score(other.systems[number]) for other in others]
         if has_tests:
             row += [_p_values(metric.systems[number], is_baseline=number == 0) for metric in test_set.scores]
         rows.append(row)
     return Table(f"{test_set.name}: {test_set.sentences:,} sentences", head, rows, is_numeric=True)
-
-
-def _interval(metric: MetricComparison, system: SystemScore) -> Interval:
-    return Interval(system.score, system.half_width, metric.signature)
 
 
 def _plain_score(system: SystemScore) -> str:
@@ -68,10 +66,11 @@ def _p_values(system: SystemScore, *, is_baseline: bool) -> Cell:
 
 def _length_table(group: Scored, test_set: SetScores) -> Table:
     """A row for each range of sentence lengths, with the BLEU of each run."""
-    scale = Scale.of([bleu for row in test_set.by_length for bleu in row.bleu])
+    intervals = [[*zip(row.bleu, row.bleu_half_width, strict=True)] for row in test_set.by_length]
+    scale = Scale.of(chain.from_iterable(intervals))
     rows: list[list[Cell]] = [
-        [format_range(row.least, row.most), f"{row.sentences:,}", *(Score(bleu, scale) for bleu in row.bleu)]
-        for row in test_set.by_length
+        [format_range(row.least, row.most), f"{row.sentences:,}", *(Score(*bleu, scale) for bleu in of_row)]
+        for row, of_row in zip(test_set.by_length, intervals, strict=True)
     ]
     names = ["BLEU"] if len(group.names) == 1 else [f"BLEU of {name}" for name in group.names]
     head = ["words", "sentences", *names]
@@ -139,9 +138,9 @@ def _checkpoint_table(run: RunReading, scores_now: Sequence[CheckpointScore]) ->
     rows = [_measured_then(step, then) for step in steps]
     if now:
         head.append("BLEU now")
-        scale = Scale.of(list(now.values()))
+        scale = Scale.of((bleu.bleu, bleu.half_width) for bleu in now.values())
         for step, row in zip(steps, rows, strict=True):
-            row.append(Score(now[step], scale) if step in now else "")
+            row.append(Score(now[step].bleu, now[step].half_width, scale) if step in now else "")
     return Table(f"{run.name}, dev set", head, rows, is_numeric=True)
 
 

@@ -16,8 +16,9 @@ from transformer.decoding.loading import load_translator
 from transformer.errors import InputError, TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.run_dir import DEV, STEP_PREFIX, list_steps
+from transformer.tools.compare.lengths import LengthRow, score_by_length
 from transformer.tools.compare.texts import Texts, read_runs
-from transformer.tools.compare.words import sentences_by_length, word_splitter
+from transformer.tools.compare.words import word_splitter
 from transformer.tools.report.job import ReportJob
 from transformer.tools.report.reading import RunReading
 from transformer.tools.report.samples import SampleSet, choose_samples, spread
@@ -30,23 +31,13 @@ AVERAGED = "averaged"
 
 
 @dataclass(frozen=True)
-class LengthScores:
-    """BLEU of each run on the sentences whose reference has `least` to `most` words."""
-
-    least: int
-    most: int | None
-    sentences: int
-    bleu: list[Interval]
-
-
-@dataclass(frozen=True)
 class SetScores:
     """One test set, with the scores of each run in their order, and samples."""
 
     name: str
     sentences: int
     scores: list[MetricComparison]
-    by_length: list[LengthScores]
+    by_length: list[LengthRow]
     samples: SampleSet | None
 
 
@@ -106,23 +97,24 @@ def _score(names: list[str], *, samples: int) -> Scored:
     notes = list(material.notes)
     for name, texts in list(material.sets.items())[:MOST_SETS]:
         log.info("%s: scoring the translations of %s", name, ", ".join(names))
-        sets.append(_score_set(name, texts, metrics, tgt_lang=material.tgt_lang, samples=samples))
+        sets.append(_score_set(name, texts, metrics, samples=samples))
     if len(material.sets) > MOST_SETS:
         notes.append(f"{len(material.sets) - MOST_SETS:,} more test sets are left out.")
     return Scored(names, sets, notes)
 
 
-def _score_set(name: str, texts: Texts, metrics: Metrics, *, tgt_lang: str, samples: int) -> SetScores:
+def _score_set(name: str, texts: Texts, metrics: Metrics, *, samples: int) -> SetScores:
     """Score the translations of one test set, and choose samples of them."""
     (references,) = texts.references
     if not references:
         raise InputError(f"{name}: the test set has no sentences")
 
-    by_length = _scores_by_length(texts, references, metrics=metrics, tgt_lang=tgt_lang)
+    split = word_splitter(metrics)
+    by_length = score_by_length(texts, metrics, [len(split(reference)) for reference in references])
     scores = compare_systems(texts.translations, texts.references, metrics=metrics)
     sample_set = None
     if samples:
-        sample_set = choose_samples(name, texts, metrics, tgt_lang=tgt_lang, count=samples)
+        sample_set = choose_samples(name, texts, metrics, count=samples)
     return SetScores(
         name=name,
         sentences=len(references),
@@ -130,24 +122,6 @@ def _score_set(name: str, texts: Texts, metrics: Metrics, *, tgt_lang: str, samp
         by_length=by_length,
         samples=sample_set,
     )
-
-
-def _scores_by_length(
-    texts: Texts, references: Sequence[str], *, metrics: Metrics, tgt_lang: str
-) -> list[LengthScores]:
-    """BLEU of each run on short, middling and long sentences, by the words of their references."""
-    split = word_splitter(metrics, lowercase=False)
-    lengths = [len(split(reference)) for reference in references]
-
-    rows = []
-    for least, most, chosen in sentences_by_length(lengths):
-        of_references = [references[place] for place in chosen]
-        bleus = []
-        for lines in texts.translations.values():
-            translations = [lines[place] for place in chosen]
-            bleus.append(bootstrap_bleu(translations, of_references, tgt_lang=tgt_lang))
-        rows.append(LengthScores(least, most, sentences=len(chosen), bleu=bleus))
-    return rows
 
 
 def score_checkpoints(run: RunReading, job: ReportJob) -> list[CheckpointScore]:
