@@ -1,10 +1,10 @@
 """What a machine takes for a FLOP, a byte and a parameter of a training step, and how well that predicts other models.
 
     python scripts/benchmark/predict.py --tokens 25000 --output rates.json
-    transformer summary experiment=base rates=rates.json
+    python scripts/benchmark/hours.py rates.json experiment=base
 
 Trains some models for a few steps each, on the same real sentences, as `transformer train` would with what `auto`
-settles on here. From most of them it fits the three rates of `transformer.tools.speed` (least squares of the relative
+settles on here. From most of them it fits the three rates of `speed` (least squares of the relative
 errors, none below 0); for the others it compares what the rates predict with what was measured. The rates hold for
 steps of the tokens that were measured.
 
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from contest import Program, among, fail, machine, positive, row, rule, started
 from peers import DROPOUT, Shape, Spec
+from speed import Rates, Work, step_work
 from train import configure
 
 from transformer.config.jobs import TrainJob
@@ -38,7 +39,6 @@ from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import TransformerError
 from transformer.records import Resolved
-from transformer.tools.speed import Rates, Work, step_work
 
 WARMUP = 2  # steps of each model, untimed
 

@@ -19,7 +19,7 @@ from transformer.model.transformer import Transformer
 
 FOLDER = ROOT / "scripts" / "benchmark"
 PROGRAMS = (
-    *("checkpoint", "decode", "gpu", "growth", "loader", "micro", "predict", "prepare"),
+    *("checkpoint", "decode", "gpu", "growth", "hours", "loader", "micro", "predict", "prepare"),
     *("rehearse", "safeguards", "startup", "steps", "train", "translate", "variants"),
 )
 

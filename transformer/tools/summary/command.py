@@ -28,7 +28,6 @@ from transformer.records import Resolved
 from transformer.run_dir import RunDir
 from transformer.tools.memory import Memory, estimate_memory
 from transformer.tools.metrics import SPEED, read_curves
-from transformer.tools.speed import read_rates, step_work
 from transformer.tools.summary.job import SummaryJob
 from transformer.training.resolve import resolve_settings
 
@@ -119,7 +118,7 @@ def summarise(job: SummaryJob) -> Summary:
         memory=_memory(subject, mean_length=MEAN_LENGTH),
         longest_memory=_memory(subject, mean_length=longest),
         resolved=subject.resolved,
-        paces=_paces(job, subject, flops),
+        paces=_paces(job, flops),
         paper=[
             _paper_cost("base", BASE, hours=12.0, steps=100_000),
             _paper_cost("big", BIG, hours=3.5 * 24, steps=300_000),
@@ -187,8 +186,8 @@ def _flops(model: ModelConfig, train: TrainConfig, vocab_size: int) -> Flops:
     )
 
 
-def _paces(job: SummaryJob, subject: _Subject, flops: Flops) -> list[Pace]:
-    """The training at the given rate, at the run's measured rate, at the predicted rate, and at those of a few GPUs."""
+def _paces(job: SummaryJob, flops: Flops) -> list[Pace]:
+    """The training at the given rate, at the run's measured rate, and at those of a few GPUs."""
     paces = []
 
     # Rates of this training.
@@ -197,9 +196,6 @@ def _paces(job: SummaryJob, subject: _Subject, flops: Flops) -> list[Pace]:
     if job.run is not None:
         speed, log_lines = _measured_speed(RunDir(Path(job.run)))
         paces.append(_pace(f"measured in {job.run} (median of {log_lines} log lines)", speed, flops))
-    if job.rates is not None:
-        speed = _predicted_speed(Path(job.rates), subject, flops)
-        paces.append(_pace(f"predicted from {job.rates}", speed, flops))
 
     # GPUs that reach the usual share of their peak.
     share = f"{100 * UTILISATION:.0f} %"
@@ -207,20 +203,6 @@ def _paces(job: SummaryJob, subject: _Subject, flops: Flops) -> list[Pace]:
         speed = UTILISATION * PEAK_FLOPS[name] / flops.target_token
         paces.append(_pace(f"one {name} at {share} of its bf16 or fp16 peak", speed, flops))
     return paces
-
-
-def _predicted_speed(path: Path, subject: _Subject, flops: Flops) -> float:
-    """Target tokens a second, from the rates of a machine that `scripts` measured. Raises InputError."""
-    rates = read_rates(path, subject.resolved, tokens_per_step=flops.tokens_per_step)
-    work = step_work(
-        subject.job.model,
-        subject.vocab_size,
-        resolved=subject.resolved,
-        source=flops.tokens_per_step,
-        target=flops.tokens_per_step,
-        mean_length=flops.mean_length,
-    )
-    return flops.tokens_per_step / rates.seconds(work)
 
 
 def _pace(source: str, tokens_per_second: float, flops: Flops) -> Pace:

@@ -15,9 +15,6 @@ class SummaryJob(TrainJob):
         None, "summarise this run directory, with the speed that it had, instead of these settings"
     )
     tokens_per_second: float | None = option(None, "target tokens a second, to estimate the hours from")
-    rates: str | None = option(
-        None, "file with the time of a FLOP, a byte and a parameter on a machine, from scripts/benchmark/predict.py"
-    )
     format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:

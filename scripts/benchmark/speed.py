@@ -3,9 +3,9 @@
     model and batch -> step_work -> Work
     a file          -> read_rates -> Rates of this machine      Rates.seconds(work) is the prediction
 
-The time of a step grows with three numbers that a summary knows: the FLOPs of its matrix products, the bytes that are
+The time of a step grows with three numbers that are known before: the FLOPs of its matrix products, the bytes that are
 written and read between them, and the parameters that are updated. How much a machine needs for each of them is
-measured once, by `scripts/benchmark/predict.py`, and holds for models that were not measured.
+measured once, by `predict.py`, and holds for models that were not measured.
 """
 
 import json
