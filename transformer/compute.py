@@ -108,6 +108,14 @@ def at_least_fp32(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
+def is_exporting() -> bool:
+    """Whether a graph is traced for another program, in which lengths are free.
+
+    torch.compile traces, too, and there some versions of torch answer the first question with yes.
+    """
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
 def has_compiler(device: torch.device) -> bool:
     """Whether torch.compile finds what it needs: a C++ compiler and Python's headers, and Triton for a GPU."""
     has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from transformer.compute import at_least_fp32
+from transformer.compute import at_least_fp32, is_exporting
 from transformer.config.settings import AttentionKernel, Score
 from transformer.kernels.attention import dense_attention
 from transformer.kernels.packed_attention import triton_attention
@@ -71,6 +71,9 @@ def additive_scores(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
     The sum over every pair of positions is K times as large as the scores. It is therefore made for a few queries at a
     time, and made again in the backward pass instead of being kept.
     """
+    if is_exporting():
+        return _additive(q, k, score_vector)  # a graph whose lengths are free has no number of chunks
+
     queries_at_once = max(1, _ADDITIVE_ELEMENTS // max(1, k.numel()))
     q_chunks: list[Tensor] = list(q.split(queries_at_once, dim=2))  # type: ignore[no-untyped-call]
 
@@ -128,8 +131,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
         has_groups = look.queries.groups is not None
         return _attend_in_groups(q, k, v, look) if has_groups else _attend_packed_kernel(q, k, v, look)
 
-    # One sentence a row. No kernel computes the additive score; the other rules are about speed.
-    if look.score_vector is not None or _has_few_queries(q):
+    # One sentence a row. No kernel computes the additive score, and none is in an exported graph; all else is speed.
+    if look.score_vector is not None or _has_few_queries(q) or is_exporting():
         return _attend_plain(q, k, v, look)
     if _prefers_dense(q):
         return _attend_dense(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), look).transpose(1, 2)

@@ -170,7 +170,7 @@ class Transformer(nn.Module):
         x = self.target_embedding(tokens.view(-1, beam_size), state.position)  # (B, K, D)
 
         # This position adds K keys, of which a hypothesis sees only its own.
-        sees_own = torch.eye(beam_size, dtype=torch.bool, device=x.device).expand(len(x), -1, -1)  # (B, K, K)
+        sees_own = torch.eye(beam_size, dtype=torch.bool, device=x.device).expand(x.shape[0], -1, -1)  # (B, K, K)
         is_past = torch.cat((state.is_past, sees_own), 2)  # (B, K, n + K)
 
         # Room for them.
@@ -178,7 +178,7 @@ class Transformer(nn.Module):
         if n_written == past[0].size:
             past = [cache.grow(2 * n_written or _FIRST_POSITIONS * beam_size) for cache in past]
 
-        queries = Padded.full_rows(len(x), beam_size, x.device)
+        queries = Padded.full_rows(x.shape[0], beam_size, x.device)
         for layer, cache, memory_kv in zip(self._decoder_layers(), past, state.memory_kv, strict=True):
             x = layer.step(
                 x,

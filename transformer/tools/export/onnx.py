@@ -3,8 +3,7 @@
     source -> encoder.onnx -> keys and values of the source, for every layer of the decoder
     last token, keys and values so far, those of the source -> decoder.onnx -> logits, keys and values with this token
 
-The operations are the model's own, so every kind of model can be exported exactly. Only attention is written here once
-more, as its formula on plain tensors, because a graph with free lengths has no layout. Search is not in the graphs: the
+The graphs are traced from the model itself, so every kind of model can be exported exactly. Search is not in them: the
 check uses ours.
 
 `N` layers of the decoder, `B` sentences, `R` hypotheses, `S` source positions, `T` targets read so far, `H` heads, `K`
@@ -14,7 +13,7 @@ head width.
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from transformer.decoding.search import beam_search, length_penalty
-from transformer.model.attention import MultiHeadAttention
-from transformer.model.layers import DecoderLayer, EncoderLayer
-from transformer.model.transformer import Transformer
+from transformer.layout import Padded
+from transformer.model.attention import KeyValueCache, KeyValues
+from transformer.model.layers import DecoderLayer
+from transformer.model.transformer import DecoderState, Transformer
 from transformer.run_dir import TOKENIZER
 from transformer.tools.export.peer import FLOAT32_BOUND, ExportFormat, Forced, Original, encode_with, forced_by, pad
 from transformer.vocabulary import BOS, EOS, PAD, UNK
@@ -93,11 +93,26 @@ A search takes the rows of `past_keys` and `past_values` that it goes on with, a
 
 
 @dataclass(frozen=True)
-class _KeyValues:
-    """What attention reads: keys and values `(B, H, S, K)`, with the positions of a head together."""
+class _Cache(KeyValueCache):
+    """Keys and values in a graph, where nothing is written in place: a cache that grows by what is written."""
 
-    keys: Tensor
-    values: Tensor
+    grown: list[KeyValueCache] = field(default_factory=list)  # what it is once it was written to
+
+    @property
+    def size(self) -> int:
+        """There is always room for one more."""
+        return self.keys.shape[2] + 1
+
+    def write(self, new: KeyValues, start: int) -> None:
+        """Put `new` behind what there is."""
+        keys = torch.cat((self.keys, new.keys.transpose(1, 2)), 2)
+        values = torch.cat((self.values, new.values.transpose(1, 2)), 2)
+        self.grown.append(KeyValueCache(keys, values))
+
+    def read(self, end: int) -> KeyValues:
+        """All of it: `end` is where it ends."""
+        held = self.grown[-1] if self.grown else self
+        return KeyValues(held.keys.transpose(1, 2), held.values.transpose(1, 2))
 
 
 class _Encoder(nn.Module):
@@ -109,14 +124,10 @@ class _Encoder(nn.Module):
 
     def forward(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Ids `(B, S)` and their lengths `(B,)` -> keys and values `(N, B, H, S, K)`."""
-        visible = _visible(source.shape[1], source_lengths)
-        x = self.model.source_embedding(source, torch.arange(source.shape[1]))  # (B, S, D)
-        for layer in self.model.encoder:
-            assert isinstance(layer, EncoderLayer)
-            x = _encoder_layer(layer, x, visible)
-
-        memory = self.model.encoder_norm(x)
-        return _stack([_keys_values(layer.cross_attention, memory) for layer in _decoder_layers(self.model)])
+        layout = Padded(source_lengths, source.shape[1], full=False)
+        memory = self.model.encode(source, layout)  # (B, S, D)
+        layers = cast(list[DecoderLayer], self.model.decoder)
+        return _stack([layer.cross_attention.keys_values(memory) for layer in layers])
 
 
 class _Decoder(nn.Module):
@@ -136,88 +147,28 @@ class _Decoder(nn.Module):
         source_lengths: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Ids `(R,)` -> logits `(R, V)`, and keys and values `(N, R, H, T + 1, K)`."""
-        visible = _visible(memory_keys.shape[3], source_lengths)  # (R, 1, 1, S)
-        tokens_before = past_keys.shape[3]
-        position = torch.arange(tokens_before, tokens_before + 1)  # (1,)
-        x = self.model.target_embedding(tokens.unsqueeze(1), position)  # (R, 1, D)
-
-        so_far = []  # of each layer, with this token
-        for index, layer in enumerate(_decoder_layers(self.model)):
-            past = _KeyValues(past_keys[index], past_values[index])
-            memory = _KeyValues(memory_keys[index], memory_values[index])
-            x, own = _decoder_layer(layer, x, past, memory=memory, visible=visible)
-            so_far.append(own)
-
-        logits = self.model.unembed(self.model.decoder_norm(x).squeeze(1))  # (R, V)
-        keys, values = _stack(so_far)
-        return logits, keys, values
+        _, rows, _, n_before, _ = past_keys.shape
+        past = _caches(past_keys, past_values)
+        state = DecoderState(
+            past=past,
+            is_past=torch.ones(rows, 1, n_before, dtype=torch.bool),  # each row is a sentence of one hypothesis
+            memory_kv=_caches(memory_keys, memory_values),
+            memory_layout=Padded(source_lengths, memory_keys.shape[3], full=False),
+        )
+        logits, _ = self.model.decode_step(tokens, state)
+        return logits, *_stack([cache.read(n_before + 1) for cache in past])
 
 
-def _encoder_layer(layer: EncoderLayer, x: Tensor, visible: Tensor) -> Tensor:
-    """As `EncoderLayer.forward`, by the formula: `(B, S, D)` to the same."""
-    y = layer.self_attention_norm.before(x)
-    y = _attend(layer.self_attention, y, _keys_values(layer.self_attention, y), visible=visible)
-    x = layer.self_attention_norm(x, y)
-
-    y = layer.feed_forward(layer.feed_forward_norm.before(x))
-    return layer.feed_forward_norm(x, y)
+def _caches(keys: Tensor, values: Tensor) -> list[KeyValueCache]:
+    """`(N, B, H, S, K)` each, layer by layer."""
+    return [_Cache(*layer) for layer in zip(keys, values, strict=True)]
 
 
-def _decoder_layer(
-    layer: DecoderLayer, x: Tensor, past: _KeyValues, *, memory: _KeyValues, visible: Tensor
-) -> tuple[Tensor, _KeyValues]:
-    """The output of the layer for one position, `(R, 1, D)`, and its keys and values so far, with this position's."""
-    y = layer.self_attention_norm.before(x)
-    new = _keys_values(layer.self_attention, y)
-    own = _KeyValues(
-        keys=torch.cat((past.keys, new.keys), 2),  # (R, H, T + 1, K)
-        values=torch.cat((past.values, new.values), 2),
-    )
-    y = _attend(layer.self_attention, y, own, visible=None)
-    x = layer.self_attention_norm(x, y)
-
-    y = layer.cross_attention_norm.before(x)
-    y = _attend(layer.cross_attention, y, memory, visible=visible)
-    x = layer.cross_attention_norm(x, y)
-
-    y = layer.feed_forward(layer.feed_forward_norm.before(x))
-    return layer.feed_forward_norm(x, y), own
-
-
-def _keys_values(attention: MultiHeadAttention, context: Tensor) -> _KeyValues:
-    """The keys and values that attention reads of `(B, S, D)`."""
-    kv = attention.keys_values(context)  # (B, S, H, K)
-    return _KeyValues(kv.keys.transpose(1, 2), kv.values.transpose(1, 2))
-
-
-def _attend(attention: MultiHeadAttention, x: Tensor, kv: _KeyValues, *, visible: Tensor | None) -> Tensor:
-    """Queries from `x` `(B, T, D)` -> `(B, T, D)`: what MultiHeadAttention computes, by the formula (eq. 1)."""
-    q = attention.W_q(x).unflatten(2, (attention.n_heads, -1)).transpose(1, 2)  # (B, H, T, K)
-    if attention.score_vector is None:
-        scores = attention.scale * (q @ kv.keys.transpose(2, 3))  # (B, H, T, S)
-    else:
-        sums = torch.tanh(q.unsqueeze(3) + kv.keys.unsqueeze(2))  # (B, H, T, S, K)
-        scores = (sums * attention.score_vector[:, None, None, :]).sum(4)
-    if visible is not None:
-        scores = scores.masked_fill(~visible, -torch.inf)
-
-    heads = torch.softmax(scores, 3) @ kv.values  # (B, H, T, K)
-    return attention.W_o(heads.transpose(1, 2).flatten(2))
-
-
-def _visible(width: int, lengths: Tensor) -> Tensor:
-    """Which keys are not padding, `(B, 1, 1, S)`."""
-    is_token = torch.arange(width) < lengths.unsqueeze(1)  # (B, S)
-    return is_token[:, None, None, :]
-
-
-def _stack(layers: list[_KeyValues]) -> tuple[Tensor, Tensor]:
-    """Keys and values of all layers, `(N, B, H, S, K)` each."""
-    return torch.stack([kv.keys for kv in layers]), torch.stack([kv.values for kv in layers])
-
-
-def _decoder_layers(model: Transformer) -> list[DecoderLayer]:
-    return cast(list[DecoderLayer], list(model.decoder))
+def _stack(layers: list[KeyValues]) -> tuple[Tensor, Tensor]:
+    """Keys and values of all layers, with the positions of a head together: `(N, B, H, S, K)` each."""
+    keys = torch.stack([kv.keys.transpose(1, 2) for kv in layers])
+    values = torch.stack([kv.values.transpose(1, 2) for kv in layers])
+    return keys, values
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
