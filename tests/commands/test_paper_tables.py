@@ -23,7 +23,10 @@ from transformer.cost import count_parameters, step_flops
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, StorageError
 from transformer.run_dir import lock_run
+from transformer.tools.paper.command import rows_of
+from transformer.tools.paper.conclusions import format_conclusions
 from transformer.tools.paper.layer_table import make_layer_table
+from transformer.tools.paper.published import TABLE_3
 from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import Interval, bootstrap_bleu
 from transformer.tools.tables import grid
@@ -32,7 +35,6 @@ from transformer.tools.tables.grid import describe_changes, differences, with_ch
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.make import make_table
 from transformer.tools.tables.measured import Measured, Table, TableRow
-from transformer.tools.tables.paper import TABLE_3
 from transformer.tools.tables.rows import output_of
 
 # Table 3 of the paper, copied by hand: N, d_model, d_ff, h, d_k, d_v, P_drop, label smoothing, millions of parameters.
@@ -138,9 +140,13 @@ def table_job(folder: Path, **settings: Any) -> TableJob:
     return TableJob(**{field.name: getattr(job, field.name) for field in fields(TrainJob)} | settings)
 
 
+def make(job: TableJob) -> tuple[Table, list[Exception]]:
+    return make_table(job, rows_of(job))
+
+
 def refuse(job: TableJob) -> str:
     with pytest.raises(InputError) as caught:
-        make_table(job)
+        make(job)
     return str(caught.value)
 
 
@@ -158,7 +164,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[TrainJob]:
 
 
 def test_table_scales_every_width_and_nothing_else(tmp_path: Path, asked: list[TrainJob]) -> None:
-    make_table(table_job(tmp_path, table="3", width=128, rows="base,B_dk16,C_d1024,big,D_ls2"))
+    make(table_job(tmp_path, table="3", width=128, rows="base,B_dk16,C_d1024,big,D_ls2"))
     jobs = {Path(job.run_dir).parent.name: job for job in asked}
 
     models = {name: job.model for name, job in jobs.items()}
@@ -178,9 +184,9 @@ def test_table_scales_every_width_and_nothing_else(tmp_path: Path, asked: list[T
 
 def test_make_table_sets_for_every_row_what_no_row_is_about(tmp_path: Path, asked: list[TrainJob]) -> None:
     job = table_job(tmp_path, table="3", width=128, rows="base,A_h1,D_p0")
-    plain, _ = make_table(job)
+    plain, _ = make(job)
     model = replace(job.model, norm=Norm.pre, activation=Activation.gelu, relu_dropout=0.1)
-    table, _ = make_table(replace(job, model=model))
+    table, _ = make(replace(job, model=model))
 
     set_for_all = [(job.model.norm, job.model.activation, job.model.relu_dropout) for job in asked]
     assert set_for_all == [(Norm.post, Activation.relu, 0.0)] * 3 + [(Norm.pre, Activation.gelu, 0.1)] * 3
@@ -281,9 +287,13 @@ def test_table_refuses_a_row_that_sets_what_the_table_decides_on(tmp_path: Path,
     assert "the table decides on it" in message
 
 
-@pytest.mark.parametrize(("table", "make"), [("1", make_layer_table), ("3", make_table)])
+@pytest.mark.parametrize(("table", "making"), [("1", make_layer_table), ("3", make)])
 def test_table_refuses_an_output_that_is_a_file_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[TrainJob], table: str, make: Callable[[TableJob], Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[TrainJob],
+    table: str,
+    making: Callable[[TableJob], Any],
 ) -> None:
     monkeypatch.setattr(
         "transformer.tools.paper.layer_table.time_layers", lambda **sizes: pytest.fail("it times layers")
@@ -291,13 +301,13 @@ def test_table_refuses_an_output_that_is_a_file_before_any_work(
     output = tmp_path / "output"
     output.write_text("")
     with pytest.raises(StorageError, match="output: cannot be made"):
-        make(table_job(tmp_path, table=table, output=str(output)))
+        making(table_job(tmp_path, table=table, output=str(output)))
     assert asked == []
 
 
 def test_table_has_one_store_for_all_its_rows(tmp_path: Path, asked: list[TrainJob]) -> None:
     job = table_job(tmp_path, table="3", rows="base,A_h1", seeds=2)
-    make_table(replace(job, data=replace(job.data, store_dir=None)))
+    make(replace(job, data=replace(job.data, store_dir=None)))
     assert {job.data.store_dir for job in asked} == {str(tmp_path / ".store")}
     assert len(asked) == 4
 
@@ -360,7 +370,7 @@ def test_grid_leaves_a_row_that_another_process_trains(grown: tuple[Path, TableJ
     output, job = grown
     Path(job.table).write_text("base: {}\nh1: {model: {n_heads: 1}}\n")
     with lock_run(output / "base" / "seed-1"):
-        table, errors = make_table(job)
+        table, errors = make(job)
     assert [len(row.runs) for row in table.rows] == [1, 2]
     assert "in use by process" in str(errors[0])
 
@@ -430,10 +440,10 @@ def test_table_reports_a_damaged_run_and_keeps_the_others(grown: tuple[Path, Tab
     report_kept = report.read_text()
     try:
         (run / "test.hyp").unlink()
-        table, errors = make_table(job)
+        table, errors = make(job)
         (run / "test.hyp").write_bytes(kept)
         report.write_text("{")
-        _, errors_of_report = make_table(job)
+        _, errors_of_report = make(job)
     finally:
         (run / "test.hyp").write_bytes(kept)
         report.write_text(report_kept)
@@ -454,7 +464,7 @@ def test_table_shows_a_perplexity_that_no_number_can_hold(grown: tuple[Path, Tab
     results["validations"][-1]["nll"] = 800.0
     try:
         path.write_text(json.dumps(results))
-        table, _ = make_table(replace(job, seeds=1))
+        table, _ = make(replace(job, seeds=1))
     finally:
         path.write_text(kept)
     assert table.rows[0].runs[0].perplexity == math.inf
@@ -465,7 +475,7 @@ def test_table_says_how_many_steps_were_done(grown: tuple[Path, TableJob]) -> No
     """A finished run stays as it is where train.max_steps is lowered, which a run may be."""
     _, job = grown
     Path(job.table).write_text("base: {}\nh1: {model: {n_heads: 1}}\n")
-    table, _ = make_table(replace(job, train=replace(job.train, max_steps=2)))
+    table, _ = make(replace(job, train=replace(job.train, max_steps=2)))
     assert "3 steps of 600 target tokens for every row" in table.notes[0]
 
 
@@ -484,7 +494,8 @@ def shown(*rows: tuple[str, float | list[float]]) -> str:
         scores = scores if isinstance(scores, list) else [scores]
         runs = [measured(score, 5.0, seed) for seed, score in enumerate(scores, 1)]
         table_rows.append(TableRow(name, "", TABLE_3[name], runs, []))
-    return format_markdown(Table("Table 3", ["Corpus: none."], table_rows))
+    table = Table("Table 3", ["Corpus: none."], table_rows)
+    return format_markdown(table) + format_conclusions(table)
 
 
 def verdicts(text: str) -> list[str]:
@@ -534,9 +545,9 @@ def test_write_table_writes_what_there_is(tmp_path: Path, scores: list[dict[str,
     """All rows may have failed, there may be no test set, and each row may have test sets of its own."""
     runs = [replace(measured(1.0, 2.0), scores=of_run) for of_run in scores]
     rows = [TableRow(f"row-{number}", "", None, [run], []) for number, run in enumerate(runs)]
-    write_table(tmp_path, Table("mine", [], rows or [TableRow("broken", "", None, [], ["no such file"])]))
+    write_table(tmp_path, Table("mine", [], rows or [TableRow("broken", "", None, [], ["no such file"])]), "text\n")
 
-    assert (tmp_path / "table.md").exists()
+    assert (tmp_path / "table.md").read_text() == "text\n"
     lines = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
     assert [line["row"] for line in lines] == [row.name for row in rows]
     assert all(line["perplexity"] == "2.0" for line in lines)
@@ -546,13 +557,13 @@ def test_write_table_without_a_score_has_no_plot(tmp_path: Path) -> None:
     """One row failed, the other has no test set."""
     unscored = Measured(1, "runs/x", 5.0, 10.0, {}, 65_000_000, 10, 1e15, 120.0)
     rows = [TableRow("a", "", None, [], ["out of space"]), TableRow("b", "", None, [unscored], [])]
-    write_table(tmp_path, Table("mine", [], rows))
+    write_table(tmp_path, Table("mine", [], rows), "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "table.json", "table.md"]
 
 
 def test_write_table_compares_with_the_first_row_that_has_a_score(tmp_path: Path) -> None:
     rows = [TableRow("a", "", None, [], ["out of space"]), TableRow("b", "", None, [measured(20.0, 5.0)], [])]
-    write_table(tmp_path, Table("mine", [], rows))
+    write_table(tmp_path, Table("mine", [], rows), "")
     assert "BLEU less that of b" in (tmp_path / "table.svg").read_text(encoding="utf-8")
 
 

@@ -1,6 +1,5 @@
 """`transformer table table=scores`: what is observed of attention, what scores cost, and what is said of both."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -31,10 +30,11 @@ from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.transformer import Transformer
 from transformer.tools.paper import command as tables
+from transformer.tools.paper.rows import score_rows
 from transformer.tools.paper.score_study import costs as costs_module
 from transformer.tools.paper.score_study import study as study_module
 from transformer.tools.paper.score_study.costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores, peak_bytes
-from transformer.tools.paper.score_study.findings import Verdict, findings
+from transformer.tools.paper.score_study.findings import findings
 from transformer.tools.paper.score_study.format import format_study, write_study
 from transformer.tools.paper.score_study.study import (
     AttentionState,
@@ -46,9 +46,7 @@ from transformer.tools.paper.score_study.study import (
 )
 from transformer.tools.plots import Panel, plot_panels
 from transformer.tools.significance import Interval
-from transformer.tools.tables import grid
 from transformer.tools.tables.job import TableJob
-from transformer.tools.tables.make import make_table
 from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.training.step import Objective
 
@@ -440,7 +438,7 @@ def test_cost_of_scores_measures_every_score_at_every_size(monkeypatch: pytest.M
 def cheap(patch: pytest.MonkeyPatch) -> None:
     """Six of the sixteen sentences are observed; costs are of a few tokens, measured once."""
     patch.setattr(study_module, "SENTENCES", 6)
-    for name, value in {"LENGTHS": (4, 16), "TOKENS": 64, "REPEATS": 1, "PAPER_WIDTH": 64}.items():
+    for name, value in {"LENGTHS": (4, 16), "TOKENS": 64, "REPEATS": 1, "WIDTH": 64}.items():
         patch.setattr(costs_module, name, value)
 
 
@@ -453,19 +451,6 @@ def scores_job(folder: Path, model: dict[str, Any] | None = None, **settings: An
     job = tiny_job(folder / "run", write_corpus(folder / "corpus"), model, **recipe)
     own = {field.name: getattr(job, field.name) for field in fields(TrainJob)}
     return TableJob(**own | {"table": "scores"} | settings)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[TrainJob]:
-    """The jobs that a table would train; none is trained."""
-    jobs: list[TrainJob] = []
-
-    def refuse_to_train(job: TrainJob) -> None:
-        jobs.append(job)
-        raise InputError("not trained")
-
-    monkeypatch.setattr(grid, "train", refuse_to_train)
-    return jobs
 
 
 SETTINGS_OF_32 = {
@@ -486,64 +471,42 @@ SETTINGS_OF_32 = {
     [{}, {"d_k": 4, "d_v": 12}, {"n_heads": 3, "d_k": 8, "d_v": 8}, {"score": Score.additive}],
     ids=["plain", "own widths", "heads that do not divide", "own score"],
 )
-def test_scores_rows_have_heads_that_fill_the_width(
-    tmp_path: Path, asked: list[TrainJob], model: dict[str, Any]
-) -> None:
+def test_score_rows_have_heads_that_fill_the_width(tmp_path: Path, model: dict[str, Any]) -> None:
     """Whatever of this the user's model has."""
-    table, _ = make_table(scores_job(tmp_path, model))
-    models = {Path(job.run_dir).parent.name: job.model for job in asked}
+    rows = score_rows(scores_job(tmp_path, model))
+    models = {row.name: row.job.model for row in rows.rows}
     assert {name: (m.n_heads, m.key_width, m.value_width, m.score.name) for name, m in models.items()} == SETTINGS_OF_32
-    assert [row.name for row in table.rows] == list(SETTINGS_OF_32)
-    assert table.rows[5].changes == "model.n_heads=2 model.score=additive"
-    assert table.title == "Scores of attention, in a model of width 32"
-    assert {Path(job.run_dir).parent.parent.name for job in asked} == {"run-scores"}
+    assert list(models) == list(SETTINGS_OF_32)
+    assert rows.rows[5].changes == "model.n_heads=2 model.score=additive"
+    assert rows.title == "Scores of attention, in a model of width 32"
 
 
 @pytest.mark.parametrize(
     ("d_model", "widths"), [(8, [8]), (24, [8]), (96, [8, 16, 32]), (128, [8, 16, 32, 64, 128]), (72, [8])]
 )
-def test_scores_rows_are_powers_of_two_that_divide_the_width(
-    tmp_path: Path, asked: list[TrainJob], d_model: int, widths: list[int]
-) -> None:
-    table, _ = make_table(scores_job(tmp_path, {"d_model": d_model}))
-    names = [f"dk{d_k}_{score}" for d_k in widths for score in ("scaled", "unscaled", "additive")]
-    assert [row.name for row in table.rows] == names
+def test_score_rows_are_powers_of_two_that_divide_the_width(tmp_path: Path, d_model: int, widths: list[int]) -> None:
+    rows = score_rows(scores_job(tmp_path, {"d_model": d_model})).rows
+    assert [row.name for row in rows] == [f"dk{d_k}_{score.name}" for d_k in widths for score in Score]
 
 
-@pytest.mark.parametrize(
-    ("rows", "names"),
-    [
-        ("dk16", ["dk16_scaled", "dk16_unscaled", "dk16_additive"]),
-        ("dk32_s,dk8_add", ["dk8_additive", "dk32_scaled"]),
-        ("dk8_unscaled", ["dk8_unscaled"]),
-    ],
-)
-def test_scores_rows_are_chosen_by_name(tmp_path: Path, asked: list[TrainJob], rows: str, names: list[str]) -> None:
-    table, _ = make_table(scores_job(tmp_path, rows=rows))
-    assert [row.name for row in table.rows] == names
-
-
-def test_scores_rows_that_are_not_there(tmp_path: Path, asked: list[TrainJob]) -> None:
-    with pytest.raises(InputError, match="rows=dk64: no row begins with 'dk64'; there are dk8_scaled, "):
-        make_table(scores_job(tmp_path, rows="dk64"))
-    assert asked == []
+def test_score_rows_are_chosen_by_name(tmp_path: Path) -> None:
+    rows = score_rows(scores_job(tmp_path, rows="dk32_s,dk8_add")).rows
+    assert [row.name for row in rows] == ["dk8_additive", "dk32_scaled"]
+    with pytest.raises(InputError, match="rows=dk64: no row begins with 'dk64'"):
+        score_rows(scores_job(tmp_path, rows="dk64"))
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["model.d_model=44", "model.n_heads=4"],
-            "model.d_model=44 must be a multiple of 8, the smallest d_k of table=scores",
-        ),
-        (["init_from=runs/a"], "table=scores compares trainings from their first step on: leave init_from out"),
-        (["width=128"], "width=128 is for the tables of the paper: set model.d_model for table=scores"),
+        (["model.d_model=44", "model.n_heads=4"], "model.d_model=44 must be a multiple of 8"),
+        (["init_from=runs/a"], "leave init_from out"),
+        (["width=128"], "set model.d_model"),
     ],
 )
 def test_scores_job_refuses(overrides: list[str], message: str) -> None:
     result = enter("table", "table=scores", *overrides)
-    assert result.status == 2
-    assert result.jobs == []
+    assert (result.status, result.jobs) == (2, [])
     (line,) = result.err.splitlines()
     assert message in line
 
@@ -658,20 +621,6 @@ def test_scores_command_trains_nothing_twice(
     assert capsys.readouterr().out == (output / "table.md").read_text()
 
 
-def test_scores_command_trains_a_damaged_step_again(
-    studied: tuple[Path, TableJob], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the checkpoint before it: `train` sees to that, and comes to the same weights."""
-    output, job = studied
-    cheap(monkeypatch)
-    observed = read(output / "table.json")["observed"]
-    (step_dir(output / "dk8_scaled" / "seed-1", 3) / "ema.safetensors").write_bytes(b"damage")
-    kept = (output / "table.json").read_bytes()
-    run_command("table", replace(job, rows="dk8_s"))
-    assert read(output / "table.json")["observed"] == observed[:1]
-    (output / "table.json").write_bytes(kept)
-
-
 @contextmanager
 def damaged(path: Path, content: bytes | None) -> Iterator[None]:
     """The file holds something else, or is not there."""
@@ -687,12 +636,12 @@ def damaged(path: Path, content: bytes | None) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "error", "message"),
+    ("name", "content", "error"),
     [
-        ("checkpoints/step-00000003/ema.safetensors", b"damage", CheckpointError, r"step-00000003/ema\.safetensors"),
-        ("checkpoints/step-00000003/MANIFEST.json", None, CheckpointError, r"step-00000003/MANIFEST\.json"),
-        ("tokenizer.model", b"damage", InputError, r"tokenizer\.model"),
-        ("hypotheses/dev.src", None, InputError, r"dev\.src"),
+        ("checkpoints/step-00000003/ema.safetensors", b"damage", CheckpointError),
+        ("checkpoints/step-00000003/MANIFEST.json", None, CheckpointError),
+        ("tokenizer.model", b"damage", InputError),
+        ("hypotheses/dev.src", None, InputError),
     ],
 )
 def test_study_reports_a_damaged_run_and_keeps_the_others(
@@ -702,7 +651,6 @@ def test_study_reports_a_damaged_run_and_keeps_the_others(
     name: str,
     content: bytes | None,
     error: type[Exception],
-    message: str,
 ) -> None:
     """The checkpoint of step 2 is whole, but is not what was trained."""
     output, job = studied
@@ -710,14 +658,14 @@ def test_study_reports_a_damaged_run_and_keeps_the_others(
     with damaged(output / "dk8_additive" / "seed-1" / name, content):
         study, errors = study_scores(job, table_of(output))
 
-    assert [type(one) for one in errors] == [error]
-    assert re.search(message, str(errors[0]))
-    assert "\n" not in str(errors[0])
+    (found,) = errors
+    assert isinstance(found, error)
+    assert name in str(found)
+    assert "\n" not in str(found)
     assert [one.row for one in study.observed] == ["dk8_scaled", "dk32_unscaled"]
-    assert {row.name: row.errors for row in study.table.rows} == {
-        row: [str(errors[0])] if row == "dk8_additive" else [] for row in ROWS
-    }
+    assert [row.errors for row in study.table.rows] == [[], [str(found)], []]
     assert [len(row.runs) for row in study.table.rows] == [1, 1, 1], "its BLEU is what it was"
+    assert f"\n- dk8_additive failed: {found}" in format_study(study)
 
 
 def test_scores_command_writes_the_study_before_it_reports_a_damaged_run(
@@ -726,7 +674,7 @@ def test_scores_command_writes_the_study_before_it_reports_a_damaged_run(
     output, job = studied
     cheap(monkeypatch)
     table = table_of(output)
-    monkeypatch.setattr(tables, "make_table", lambda job: (table, []))
+    monkeypatch.setattr(tables, "make_table", lambda job, asked: (table, []))
     kept = (output / "table.json").read_bytes()
     with (
         damaged(output / "dk8_additive" / "seed-1" / "tokenizer.model", b""),
@@ -741,15 +689,16 @@ def test_scores_command_writes_the_study_before_it_reports_a_damaged_run(
     (output / "table.json").write_bytes(kept)
 
 
-def test_study_without_a_single_run(tmp_path: Path, asked: list[TrainJob], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row failed: the table says so, what needs no run is measured, and the plot has nothing but its frame."""
+def test_study_without_a_single_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row failed: the table says so, and what needs no run is measured."""
     cheap(monkeypatch)
     job = scores_job(tmp_path, rows="dk8")
-    with pytest.raises(InputError, match="not trained"):
+    job = replace(job, data=replace(job.data, train=replace(job.data.train, src="nowhere.en")))
+    with pytest.raises(InputError, match=r"nowhere\.en"):
         run_command("table", job)
     text = (tmp_path / "run-scores" / "table.md").read_text()
-    assert text.count("failed: not trained") == 3
-    assert text.endswith("These are findings of no run, on this corpus, in this budget.\n")
+    assert text.count(" failed: ") == 3
+    assert "findings of no run" in text
 
 
 # ---- what is said of it ---------------------------------------------------------------------------------------------
@@ -790,82 +739,49 @@ def study_of(
     )
 
 
-def said(study: ScoreStudy, about: str) -> list[tuple[str, str, str, str]]:
-    return [
-        (one.d_k, one.measured, one.verdict.name, one.reason)
-        for one in findings(study)
-        if one.statement.startswith(about)
-    ]
+def verdicts(study: ScoreStudy, about: str) -> list[tuple[str, str]]:
+    """At each d_k, of the statement that begins like this."""
+    return [(one.d_k, one.verdict.name) for one in findings(study) if one.statement.startswith(about)]
 
 
-@pytest.mark.parametrize(
-    ("additive", "verdict", "reason"),
-    [
-        (20.0, "yes", "no difference that counts"),
-        (20.84, "yes", "no difference that counts"),
-        (20.86, "no", "they differ"),
-        (19.0, "no", "they differ"),
-    ],
-)
-def test_findings_of_small_widths_ask_for_no_difference(additive: float, verdict: str, reason: str) -> None:
+SMALL, LARGER, SCALING = "for small values of d_k", "for larger values of d_k additive", "for larger values of d_k scal"
+
+
+@pytest.mark.parametrize(("additive", "verdict"), [(20.0, "yes"), (20.84, "yes"), (20.86, "no"), (19.0, "no")])
+def test_findings_of_small_widths_ask_for_no_difference(additive: float, verdict: str) -> None:
     """Two intervals of 0.6 make 0.85 of their difference."""
     study = study_of({"additive 32": [additive], "unscaled 32": [20.0], "scaled 32": [30.0]})
-    difference = f"additive less unscaled: {additive - 20:+.2f} ± 0.85 BLEU"
-    assert said(study, "for small values of d_k") == [("32", difference, verdict, reason)]
-    assert said(study, "for larger values") == [], "the paper says nothing of scaling where d_k is small"
+    assert verdicts(study, SMALL) == [("32", verdict)]
+    assert f"{additive - 20:+.2f} ± 0.85 BLEU" in findings(study)[0].measured
+    assert verdicts(study, "for larger values") == [], "the paper says nothing of scaling where d_k is small"
 
 
-@pytest.mark.parametrize(
-    ("score", "about"), [("additive", "for larger values of d_k additive"), ("scaled", "for larger values of d_k scal")]
-)
-@pytest.mark.parametrize(
-    ("bleu", "verdict", "reason"),
-    [
-        (23.0, "yes", ""),
-        (20.5, "undecided", "the difference is too small"),
-        (18.0, "no", "the other way round"),
-    ],
-)
-def test_findings_of_larger_widths_ask_who_is_better(
-    score: str, about: str, bleu: float, verdict: str, reason: str
-) -> None:
+@pytest.mark.parametrize(("score", "about"), [("additive", LARGER), ("scaled", SCALING)])
+@pytest.mark.parametrize(("bleu", "verdict"), [(23.0, "yes"), (20.5, "undecided"), (18.0, "no")])
+def test_findings_of_larger_widths_ask_who_is_better(score: str, about: str, bleu: float, verdict: str) -> None:
     study = study_of({f"{score} 64": [bleu], "unscaled 64": [20.0]})
-    difference = f"{score} less unscaled: {bleu - 20:+.2f} ± 0.85 BLEU"
-    assert said(study, about) == [("64", difference, verdict, reason)]
-    assert said(study, "for small") == []
+    assert verdicts(study, about) == [("64", verdict)]
+    assert verdicts(study, SMALL) == []
 
 
-@pytest.mark.parametrize("d_k", [16, 64])
-def test_findings_of_models_that_do_not_translate_yet(d_k: int) -> None:
+@pytest.mark.parametrize(("d_k", "about", "if_one_learnt"), [(16, SMALL, "no"), (64, LARGER, "yes")])
+def test_findings_of_models_that_do_not_translate_yet(d_k: int, about: str, if_one_learnt: str) -> None:
     """Two scores of 0 are alike, which tells nothing of attention."""
-    study = study_of({f"additive {d_k}": [0.0], f"unscaled {d_k}": [0.9]})
-    (finding,) = findings(study)[:1]
-    assert (finding.verdict, finding.reason) == (Verdict.undecided, "neither translates yet")
-    one_learnt = study_of({f"additive {d_k}": [9.0], f"unscaled {d_k}": [0.9]})
-    assert findings(one_learnt)[0].verdict is (Verdict.yes if d_k == 64 else Verdict.no)
+    for bleu, verdict in ((0.0, "undecided"), (9.0, if_one_learnt)):
+        study = study_of({f"additive {d_k}": [bleu], f"unscaled {d_k}": [0.9]})
+        assert verdicts(study, about) == [(str(d_k), verdict)]
 
 
 def test_findings_take_the_seeds_into_account() -> None:
     """Means 25 and 22, sd 2.83 each: the standard error of the difference is 2.83, twice that is more than 3."""
     study = study_of({"scaled 64": [23.0, 27.0], "unscaled 64": [20.0, 24.0]})
-    assert said(study, "for larger values of d_k scal") == [
-        ("64", "scaled less unscaled: +3.00 ± 5.66 BLEU", "undecided", "the difference is too small")
-    ]
-    assert "These are findings of 2 seeds, on this corpus, in this budget." in format_study(study)
+    assert verdicts(study, SCALING) == [("64", "undecided")]
+    assert "+3.00 ± 5.66 BLEU" in format_study(study)
+    assert "findings of 2 seeds" in format_study(study)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "verdict", "reason"),
-    [
-        (0.09, "yes", ""),
-        (0.11, "partly", "smaller, not extremely small"),
-        (0.49, "partly", "smaller, not extremely small"),
-        (0.51, "no", "more than half is left"),
-    ],
-)
-def test_findings_of_the_softmax_compare_its_gradient_with_the_scaled_one(
-    ratio: float, verdict: str, reason: str
-) -> None:
+@pytest.mark.parametrize(("ratio", "verdict"), [(0.09, "yes"), (0.11, "partly"), (0.49, "partly"), (0.51, "no")])
+def test_findings_of_the_softmax_compare_its_gradient_with_the_scaled_one(ratio: float, verdict: str) -> None:
     """The gradient of the weights is told, too: it may be larger all the same."""
     states = {
         "scaled 64": state(softmax=0.8, weights=0.001),
@@ -874,12 +790,9 @@ def test_findings_of_the_softmax_compare_its_gradient_with_the_scaled_one(
         "unscaled 32": state(softmax=0.001),
     }
     study = study_of({name: [20.0] for name in states}, states)
-    measured = (
-        f"at the start the softmax's gradient is {ratio:.2f} times that with a scale, and the loss's gradient in "
-    )
-    assert said(study, "for large values") == [
-        ("64", f"{measured}W_q and W_k is 16 times that with a scale", verdict, reason)
-    ]
+    assert verdicts(study, "for large values") == [("64", verdict)]
+    assert f"gradient is {ratio:.2f} times" in format_study(study)
+    assert "W_q and W_k is 16 times" in format_study(study)
 
 
 @pytest.mark.parametrize(
@@ -894,10 +807,11 @@ def test_findings_of_the_softmax_compare_its_gradient_with_the_scaled_one(
 def test_findings_of_the_variance_ask_for_its_growth(variances: list[float], measured: str, verdict: str) -> None:
     states = {f"unscaled {d_k}": state(value) for d_k, value in zip((8, 16, 64), variances, strict=True)}
     study = study_of({name: [20.0] for name in states}, states)
-    assert [one[:3] for one in said(study, "q.k")] == [("8 to 64", f"at the start {measured}", verdict)]
+    assert verdicts(study, "q.k") == [("8 to 64", verdict)]
+    assert measured in format_study(study)
 
 
-def test_findings_of_costs_name_each_length() -> None:
+def test_findings_of_costs_ask_every_length() -> None:
     dot = {("scaled", d_k, n): (10.0, 10.0) for d_k in (8, 64, 128) for n in (16, 256)}
     additive = {
         ("additive", 8, 16): (30.0, 11.0),
@@ -908,52 +822,19 @@ def test_findings_of_costs_name_each_length() -> None:
         ("additive", 128, 256): (10.0, 10.4),
     }
     study = study_of({}, costs=dot | additive)
-    assert said(study, "dot-product attention is much faster") == [
-        ("8", "additive takes 3.0 and 9.0 times as long at n = 16 and 256", "yes", ""),
-        ("64", "additive takes 1.9 and 2.0 times as long at n = 16 and 256", "partly", "at 1 of 2 lengths"),
-        ("128", "additive takes 0.5 and 1.0 times as long at n = 16 and 256", "no", ""),
-    ]
-    assert said(study, "dot-product attention is more space-efficient") == [
-        ("8", "additive takes 1.1 and 2.0 times the memory at n = 16 and 256", "yes", ""),
-        ("64", "additive takes 1.0 and 2.0 times the memory at n = 16 and 256", "partly", "at 1 of 2 lengths"),
-        ("128", "additive takes 0.9 and 1.0 times the memory at n = 16 and 256", "no", ""),
-    ]
+    expected = [("8", "yes"), ("64", "partly"), ("128", "no")]
+    assert verdicts(study, "dot-product attention is much faster") == expected
+    assert verdicts(study, "dot-product attention is more space-efficient") == expected
+    assert "3.0 and 9.0 times as long at n = 16 and 256" in format_study(study)
 
 
 @pytest.mark.parametrize(
-    ("multiply_adds", "milliseconds", "verdict", "reason"),
-    [
-        (1000, 124.0, "yes", ""),
-        (1000, 126.0, "partly", "counted it is, timed it is not"),
-        (1000, 50.0, "yes", ""),
-        (1300, 100.0, "no", ""),
-    ],
+    ("multiply_adds", "milliseconds", "verdict"),
+    [(1000, 124.0, "yes"), (1000, 126.0, "partly"), (1000, 50.0, "yes"), (1300, 100.0, "no")],
 )
-def test_findings_of_heads_ask_for_both_costs(
-    multiply_adds: int, milliseconds: float, verdict: str, reason: str
-) -> None:
+def test_findings_of_heads_ask_for_both_costs(multiply_adds: int, milliseconds: float, verdict: str) -> None:
     heads = [HeadsCost(8, 64, multiply_adds, milliseconds), HeadsCost(1, 512, 1000, 100.0)]
-    (one,) = said(study_of({}, heads=heads), "the total cost of 8 heads")
-    costs = f"{multiply_adds / 1000:.2f} times its multiply-adds, {milliseconds / 100:.2f} times its time"
-    assert one == ("64 and 512", costs, verdict, reason)
-
-
-def test_findings_stand_in_the_papers_order() -> None:
-    bleu: dict[str, list[float | None]] = {
-        f"{score} {d_k}": [20.0] for d_k in (16, 64) for score in ("scaled", "unscaled", "additive")
-    }
-    heads = [HeadsCost(8, 64, 1, 1.0), HeadsCost(1, 512, 1, 1.0)]
-    study = study_of(bleu, costs={("scaled", 8, 16): (1, 1), ("additive", 8, 16): (2, 2)}, heads=heads)
-    assert [" ".join(one.statement.split()[:4]) for one in findings(study)] == [
-        "dot-product attention is much",
-        "dot-product attention is more",
-        "for small values of",
-        "for larger values of",
-        "for large values of",
-        "q.k has a variance",
-        "for larger values of",
-        "the total cost of",
-    ]
+    assert verdicts(study_of({}, heads=heads), "the total cost of 8 heads") == [("64 and 512", verdict)]
 
 
 def test_findings_of_what_is_missing() -> None:
@@ -963,95 +844,60 @@ def test_findings_of_what_is_missing() -> None:
     assert findings(study_of({})) == []
 
 
-def test_write_study_of_a_single_row(tmp_path: Path) -> None:
-    """No pair, no slope: there is a table and a plot, and nothing that the paper says."""
-    write_study(tmp_path, study_of({"additive 16": [20.0]}, {"additive 16": state(0.5)}))
-    assert {path.name for path in tmp_path.iterdir()} == {"table.json", "table.md", "table.csv", "table.svg"}
-    text = (tmp_path / "table.md").read_text()
-    assert "| 16 |  |  | 0.5 → 2 |" in text
-    assert text.endswith("\n## In short\n\nThese are findings of one seed, on this corpus, in this budget.\n")
-    assert json.loads((tmp_path / "table.json").read_text())["observed"][0]["score"] == "additive"
-
-
-def test_format_study_shows_each_quantity_before_and_after() -> None:
-    """Means over seeds; d_k down, scores across."""
-    study = study_of({"scaled 8": [20.0, 21.0], "unscaled 16": [20.0]}, {"scaled 8": state(12.34, 0.9876, 0.00123)})
-    second = study.observed[1]
-    study.observed[1] = replace(second, at_start=replace(second.at_start, variance=14.34))
-    text = format_study(study)
-    for caption, first, other in (
-        ("Variance of q.k before any scale (additive: of the score)", "13.3 → 2", "1 → 2"),
-        ("Entropy of the weights, as a share of that of equal weights", "0.750 → 0.750", "0.750 → 0.750"),
-        ("Gradient of the softmax (the trace of its Jacobian), as a share", "0.988 → 0.500", "0.500 → 0.500"),
-        ("Gradient of the loss in W_q and W_k (root mean square)", "1.2e-03 → 2.5e-01", "2.5e-01 → 2.5e-01"),
-    ):
-        table = text.partition(caption)[2].split("\n")[2:6]
-        assert table == [
-            "| d_k | scaled | unscaled | additive |",
-            "| ---: | ---: | ---: | ---: |",
-            f"| 8 | {first} |  |  |",
-            f"| 16 |  | {other} |  |",
-        ]
-
-
-def test_format_study_shows_the_costs() -> None:
-    costs = {("scaled", 8, 16): (1.25, 9.0), ("unscaled", 8, 16): (1.0, 9.0), ("additive", 8, 16): (3.5, 52.06)}
-    text = format_study(study_of({}, costs=costs))
-    assert "| n | d_k | scaled | unscaled | additive |\n| ---: | ---: | ---: | ---: | ---: |\n" in text
-    assert "| 16 | 8 | 1.2 ms, 9.0 MiB | 1.0 ms, 9.0 MiB | 3.5 ms, 52.1 MiB |" in text
-
-
-def test_format_study_says_in_a_paragraph_what_held_where() -> None:
-    bleu: dict[str, list[float | None]] = {"unscaled 8": [20.0], "unscaled 16": [20.0], "unscaled 32": [20.0]}
-    bleu |= {"unscaled 64": [20.0], "unscaled 128": [20.0], "unscaled 256": [20.0]}
-    bleu |= {"additive 8": [20.0], "additive 16": [20.1], "additive 32": [25.0]}
-    bleu |= {"additive 64": [20.1], "additive 128": [25.0], "additive 256": [15.0]}
-    states = {name: state(float(name.split()[1])) for name in bleu}
-    text = format_study(study_of(bleu, states))
-    assert text.partition("## In short\n\n")[2] == (
-        "For small values of d_k additive attention and dot products without scaling perform similarly: this held at "
-        "d_k 8 and 16, and did not hold at d_k 32. "
-        "For larger values of d_k additive attention outperforms dot products without scaling: this held at d_k 128, "
-        "and was left undecided at d_k 64, and did not hold at d_k 256. "
-        "Q.k has a variance of d_k where the components of q and k have a variance of 1: this held at d_k 8 to 256. "
-        "These are findings of one seed, on this corpus, in this budget.\n"
-    )
-    assert "| 128 | additive less unscaled: +5.00 ± 0.85 BLEU | yes |" in text
-    assert "| 32 | additive less unscaled: +5.00 ± 0.85 BLEU | no: they differ |" in text
-
-
-# ---- the plot -------------------------------------------------------------------------------------------------------
-
-
-def panel(title: str, lines: dict[str, list[tuple[int, float]]]) -> Panel:
-    return Panel(title, lines, is_logarithmic=True)
-
-
-def test_plot_panels_names_its_lines() -> None:
-    panels = [panel("variance", {"theory": [(8, 8.0), (64, 64.0)], "none": []}), panel("BLEU", {"a": [(8, 20.0)]})]
-    plot = plot_panels(panels, x_label="d_k")
-    assert plot is not None
-    assert plot.startswith(b"<?xml")
-    text = plot.decode()
-    for label in ("variance", "theory", "BLEU", "d_k"):
-        assert f"<!-- {label} -->" in text
-    assert "<!-- none -->" not in text
-
-
-@pytest.mark.parametrize("lines", [{}, {"none": []}, {"one": [(8, 2.0)]}], ids=["no line", "no point", "one point"])
-def test_plot_panels_of_one_panel(lines: dict[str, list[tuple[int, float]]]) -> None:
-    """Of whatever there is, and without a warning."""
-    plot = plot_panels([panel("variance", lines)], x_label="d_k")
-    assert plot is not None
-    assert b"<!-- variance -->" in plot
+# ---- how it is shown ------------------------------------------------------------------------------------------------
 
 
 def test_write_study_writes_the_same_bytes_for_the_same_study(tmp_path: Path) -> None:
-    study = study_of({"scaled 8": [20.0], "unscaled 8": [19.0], "scaled 64": [21.0], "unscaled 64": [20.0]})
-    contents = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_study(tmp_path / name, study)
-        contents.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    assert contents[0] == contents[1]
-    assert len(contents[0]) == 4
+    """Of one row, too, where there is no pair and no slope, and the paper says nothing."""
+    for bleu in ({"additive 16": [20.0]}, {"scaled 8": [20.0], "unscaled 8": [19.0], "unscaled 64": [20.0]}):
+        contents = []
+        for _ in range(2):
+            write_study(tmp_path, study_of({name: [*scores] for name, scores in bleu.items()}))
+            contents.append({path.name: path.read_bytes() for path in tmp_path.iterdir()})
+        assert contents[0] == contents[1]
+        assert contents[0].keys() == {"table.json", "table.md", "table.csv", "table.svg"}
+
+
+def test_format_study_shows_each_quantity_before_and_after_and_the_costs() -> None:
+    """Means over seeds; d_k down, scores across."""
+    costs = {("scaled", 8, 16): (1.25, 9.0), ("unscaled", 8, 16): (1.0, 9.0), ("additive", 8, 16): (3.5, 52.06)}
+    before = {"scaled 8": state(12.34, 0.9876, 0.00123)}
+    study = study_of({"scaled 8": [20.0, 21.0], "unscaled 16": [20.0]}, before, costs)
+    second = study.observed[1]
+    study.observed[1] = replace(second, at_start=replace(second.at_start, variance=14.34))
+    text = format_study(study)
+    for row in (
+        *("| 8 | 13.3 → 2 |  |  |", "| 16 |  | 1 → 2 |  |"),  # the variance
+        *("| 8 | 0.750 → 0.750 |  |  |", "| 8 | 0.988 → 0.500 |  |  |", "| 8 | 1.2e-03 → 2.5e-01 |  |  |"),
+        "| 16 | 8 | 1.2 ms, 9.0 MiB | 1.0 ms, 9.0 MiB | 3.5 ms, 52.1 MiB |",
+    ):
+        assert row in text
+
+
+def test_format_study_says_in_a_paragraph_what_held_where() -> None:
+    bleu: dict[str, list[float | None]] = {f"unscaled {d_k}": [20.0] for d_k in (8, 16, 32, 64, 128, 256)}
+    bleu |= {"additive 8": [20.0], "additive 16": [20.1], "additive 32": [25.0]}
+    bleu |= {"additive 64": [20.1], "additive 128": [25.0], "additive 256": [15.0]}
+    text = format_study(study_of(bleu, {name: state(float(name.split()[1])) for name in bleu}))
+    paragraph = text.partition("## In short\n\n")[2]
+    assert "perform similarly: this held at d_k 8 and 16, and did not hold at d_k 32. For larger" in paragraph
+    assert "this held at d_k 128, and was left undecided at d_k 64, and did not hold at d_k 256. Q.k" in paragraph
+    assert "this held at d_k 8 to 256. These are findings of one seed" in paragraph
+    assert "| 32 | additive less unscaled: +5.00 ± 0.85 BLEU | no: they differ |" in text
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [{}, {"none": []}, {"one": [(8, 2.0)]}, {"theory": [(8, 8.0), (64, 64.0)], "none": []}],
+    ids=["no line", "no point", "one point", "lines"],
+)
+def test_plot_panels_names_the_lines_that_there_are(lines: dict[str, list[tuple[int, float]]]) -> None:
+    """Without a warning, whatever there is."""
+    plot = plot_panels([Panel("variance", lines, is_logarithmic=True)], x_label="d_k")
+    assert plot is not None
+    text = plot.decode()
+    assert text.startswith("<?xml")
+    assert "<!-- variance -->" in text
+    for name, points in lines.items():
+        assert not points or len(lines) == 1 or f"<!-- {name} -->" in text
+    assert "<!-- none -->" not in text

@@ -93,6 +93,16 @@ def test_modules_import_without_cycles() -> None:
     assert list(TopologicalSorter(graph).static_order())
 
 
+def test_tools_import_one_another_without_cycles() -> None:
+    """As packages, which is more than as modules: of two tools at most one needs the other."""
+    graph: dict[str, set[str]] = {}
+    for found in imports():
+        names = [name.split(".")[1] for name in (found.module.name, found.ours) if name.startswith("tools.")]
+        if len(names) == 2 and names[0] != names[1]:
+            graph.setdefault(names[0], set()).add(names[1])
+    assert list(TopologicalSorter(graph).static_order())
+
+
 def test_packages_import_nothing() -> None:
     """The package itself apart: its public names are imported when they are used, and type checkers see them all."""
     found = [i for i in imports() if i.module.path.name == "__init__.py"]

@@ -1,4 +1,4 @@
-"""Table 1 of the paper: layers counted by `complexity` and timed by `layer_times`; nothing is trained."""
+"""Table 1 of the paper: layers counted by `complexity`, and timed by `layer_times`; nothing is trained."""
 
 import csv
 import io
@@ -13,11 +13,12 @@ from transformer.files import make_output, write_file, write_json
 from transformer.machine import resolve_threads
 from transformer.tools.paper.complexity import Complexity, complexity_rows, format_complexity
 from transformer.tools.paper.layer_times import LayerTime, format_times, time_layers
+from transformer.tools.paper.published import WIDTH
 from transformer.tools.plots import plot_times
 from transformer.tools.tables.job import TableJob
-from transformer.tools.tables.rows import PAPER_WIDTH, output_of
+from transformer.tools.tables.rows import output_of
 
-PAPER_HEADS = 8
+HEADS = 8
 
 # Sizes of Table 1 where layers are counted, under the paper's names.
 SENTENCE = 64  # n: a long sentence
@@ -46,14 +47,14 @@ def make_layer_table(job: TableJob) -> LayerTable:
     threads = resolve_threads(job.train.threads)
     torch.set_num_threads(threads)
 
-    width = job.width or PAPER_WIDTH
+    width = job.width or WIDTH
     return LayerTable(
         n=SENTENCE,
         d=width,
         k=KERNEL,
         r=NEIGHBOURHOOD,
         counted=complexity_rows(n=SENTENCE, d=width, k=KERNEL, r=NEIGHBOURHOOD),
-        timed=time_layers(d_model=width, n_heads=PAPER_HEADS, k=KERNEL, r=NEIGHBOURHOOD, device=device),
+        timed=time_layers(d_model=width, n_heads=HEADS, k=KERNEL, r=NEIGHBOURHOOD, device=device),
         notes=[f"{device.type}, {threads} threads, torch {torch.__version__}, fp32; medians of interleaved runs."],
     )
 

@@ -1,14 +1,13 @@
 """A measured table as Markdown, as CSV, as JSON and as a plot.
 
 write_table          all of them, as OUTPUT/table.*
-format_markdown      what it depends on, the rows, and what the paper concludes beside what these runs say
+format_markdown      what it depends on, and the rows
 format_csv           a line for each run and test set
 """
 
 import csv
 import io
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,7 @@ from transformer.files import write_file, write_json
 from transformer.tools.markdown import markdown_table
 from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import RESAMPLES, Interval
-from transformer.tools.tables.measured import Measured, Table, TableRow
-from transformer.tools.tables.paper import CONCLUSIONS, Conclusion, Published
+from transformer.tools.tables.measured import Measured, Published, Table, TableRow
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +30,13 @@ RUN_COLUMNS = ("perplexity", "word_perplexity", "parameters", "steps", "flops", 
 TEXT_COLUMNS = 2  # of the Markdown table: the first columns, which are not figures
 
 
-def write_table(output: Path, table: Table) -> None:
-    """Write table.json, .md, .csv and, with matplotlib, .svg into a directory that is there. Raises StorageError."""
+def write_table(output: Path, table: Table, text: str) -> None:
+    """Write table.json, .md, .csv and, with matplotlib, .svg into a directory that is there. Raises StorageError.
+
+    `text` is what `format_markdown` gives, and whatever is to be said below it.
+    """
     write_json(output / "table.json", to_json(table))
-    write_file(output / "table.md", format_markdown(table).encode())
+    write_file(output / "table.md", text.encode())
     write_file(output / "table.csv", format_csv(table).encode())
 
     plot = _plot(table)
@@ -59,9 +60,9 @@ def _plot(table: Table) -> bytes | None:
 
 
 def format_markdown(table: Table) -> str:
-    """The table for people: its title, what it depends on, its rows, and the paper's conclusions."""
+    """The table for people: its title, what it depends on, and its rows."""
     notes = "".join(f"- {note}\n" for note in [*table.notes, _about_intervals(table)])
-    return f"# {table.title}\n\n{notes}\n{_format_rows(table)}{_format_signatures(table)}{_format_conclusions(table)}"
+    return f"# {table.title}\n\n{notes}\n{_format_rows(table)}{_format_signatures(table)}"
 
 
 def format_csv(table: Table) -> str:
@@ -205,98 +206,3 @@ def _format_signatures(table: Table) -> str:
     runs = [run for row in table.rows for run in row.runs]
     signatures = dict.fromkeys(score.signature for run in runs for score in run.scores.values())
     return "".join(f"\nBLEU signature: `{signature}`\n" for signature in signatures)
-
-
-# ---- conclusions ----------------------------------------------------------------------------------------------------
-
-
-def _format_conclusions(table: Table) -> str:
-    """The paper's conclusions, each with the difference that the paper saw and the one that these runs show."""
-    rows = {row.name: row for row in table.rows if row.published is not None and row.runs}
-    cells = [
-        _conclusion_cells(conclusion, rows[conclusion.row], rows[conclusion.other])
-        for conclusion in CONCLUSIONS
-        if conclusion.row in rows and conclusion.other in rows
-    ]
-    if not cells:
-        return ""
-
-    paper_and_here = ("BLEU, paper", "BLEU, here", "PPL, paper", "PPL, here")
-    titles = ("the paper says", "rows", *paper_and_here, "do these runs say so?")
-    lines = markdown_table(titles, cells, left={0, 1, 6})
-    body = "".join(f"{line}\n" for line in lines)
-    return (
-        "\n## What the paper concludes\n\n"
-        "Each line compares two rows: the first less the second. A difference in BLEU counts where it is larger than "
-        "what sampling the test sentences explains (the two intervals added as independent errors), and, with several "
-        "seeds, than twice the standard error of the difference of means.\n\n"
-        f"{body}"
-    )
-
-
-def _conclusion_cells(conclusion: Conclusion, row: TableRow, other: TableRow) -> list[str]:
-    """A row of the conclusions; both rows are of the paper."""
-    # The differences that these runs show.
-    bleu = mean_bleu(row) - mean_bleu(other)
-    error = error_of_difference(row, other)
-    perplexity = _mean_perplexity(row) - _mean_perplexity(other)
-
-    # Those of the paper.
-    assert row.published is not None
-    assert other.published is not None
-    paper_bleu = f"{row.published.bleu - other.published.bleu:+.1f}"
-    paper_perplexity = ""
-    if row.published.perplexity is not None and other.published.perplexity is not None:
-        paper_perplexity = f"{row.published.perplexity - other.published.perplexity:+.2f}"
-
-    return [
-        conclusion.statement,
-        f"{row.name}, {other.name}",
-        paper_bleu,
-        f"{bleu:+.2f} ± {error:.2f}",
-        paper_perplexity,
-        f"{perplexity:+.2f}",
-        _verdict(bleu, error, alike=conclusion.alike),
-    ]
-
-
-def mean_bleu(row: TableRow) -> float:
-    """BLEU on the first test set, as the mean over seeds."""
-    return fmean(_first_score(run).bleu for run in row.runs)
-
-
-def _mean_perplexity(row: TableRow) -> float:
-    return fmean(run.perplexity for run in row.runs)
-
-
-def _first_score(run: Measured) -> Interval:
-    return next(iter(run.scores.values()))
-
-
-def error_of_difference(row: TableRow, other: TableRow) -> float:
-    """What a difference in BLEU must exceed: the sampling of the sentences, or of the seeds, whichever is larger."""
-    sampling = math.hypot(_mean_half_width(row), _mean_half_width(other))
-    if min(len(row.runs), len(other.runs)) < 2:
-        return sampling
-
-    variance = _variance_of_mean(row) + _variance_of_mean(other)
-    return max(sampling, 2 * math.sqrt(variance))
-
-
-def _mean_half_width(row: TableRow) -> float:
-    return fmean(_first_score(run).half_width for run in row.runs)
-
-
-def _variance_of_mean(row: TableRow) -> float:
-    """The variance of the mean BLEU over seeds, of which there are two or more."""
-    return stdev(_first_score(run).bleu for run in row.runs) ** 2 / len(row.runs)
-
-
-def _verdict(difference: float, error: float, *, alike: bool) -> str:
-    """Whether a difference in BLEU says what the paper says: that the rows are alike, or that the first is better."""
-    is_small = abs(difference) <= error
-    if alike:
-        return "yes: no difference that counts" if is_small else "no: they differ"
-    if is_small:
-        return "undecided: the difference is too small"
-    return "yes" if difference > 0 else "no: the other way round"

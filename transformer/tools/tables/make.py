@@ -1,11 +1,8 @@
-"""Makes the paper's tables, or one of your own, on any corpus: published figures beside measured ones.
+"""Makes a table: trains its rows on the same corpus, and measures what was trained.
 
-    rows        a job for each row
-    grid        a training for each row and each seed, in OUTPUT/ROW/seed-N
-    measured    perplexity, BLEU with its interval, parameters, FLOPs and time of each run
-
-Table 3 is scored as the paper scores it: the last checkpoint, without averaging, on the development set. Table 2 and a
-table of your own are scored as `train` does it: the averaged model, on the test sets.
+Rows        a job for each row, from `rows` or from `tools/paper`
+grid        a training for each row and each seed, in OUTPUT/ROW/seed-N
+measured    perplexity, BLEU with its interval, parameters, FLOPs and time of each run
 """
 
 import logging
@@ -18,21 +15,19 @@ from transformer.data.source import store_beside
 from transformer.errors import TransformerError
 from transformer.files import make_output
 from transformer.records import Results
-from transformer.tools.tables.grid import describe_changes, run_grid
-from transformer.tools.tables.job import PAPER_TABLES, SCORES, TableJob
+from transformer.tools.tables.grid import run_grid
+from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.measured import Measured, Table, TableRow, measure
-from transformer.tools.tables.rows import PAPER_WIDTH, Row, beside_the_rows, output_of, rows_of
+from transformer.tools.tables.rows import Row, Rows, output_of
 
 log = logging.getLogger(__name__)
 
 
-def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
+def make_table(job: TableJob, asked: Rows) -> tuple[Table, list[Exception]]:
     """Train what is missing, and measure every row; also returns the errors of the runs that failed.
 
-    Raises InputError for an unknown table or row, a width that does not fit, or bad settings in a file of rows;
-    StorageError where the output cannot be made.
+    Raises StorageError where the output cannot be made.
     """
-    rows = rows_of(job)
     output = output_of(job)
     make_output(output)  # before any time is spent
 
@@ -40,16 +35,17 @@ def make_table(job: TableJob) -> tuple[Table, list[Exception]]:
     seeds = range(job.train.seed, job.train.seed + job.seeds)
     store_dir = store_beside(job.run_dir)
     jobs = {}
-    for row in rows:
+    for row in asked.rows:
         for seed in seeds:
             jobs[_run_name(row, seed)] = _run_job(row, seed, output=output, store_dir=store_dir)
     outcomes = run_grid(jobs)
 
     # Measure what was trained.
     measured = {name: _measure_outcome(jobs[name], outcome) for name, outcome in outcomes.items()}
-    table_rows = [_table_row(row, [measured[_run_name(row, seed)] for seed in seeds]) for row in rows]
+    table_rows = [_table_row(row, [measured[_run_name(row, seed)] for seed in seeds]) for row in asked.rows]
     errors = [error for error in measured.values() if isinstance(error, Exception)]
-    return Table(title=_title(job), notes=_notes(job, table_rows), rows=table_rows), errors
+    notes = [*_notes(job, table_rows), *asked.notes]
+    return Table(title=asked.title, notes=notes, rows=table_rows), errors
 
 
 def _run_name(row: Row, seed: int) -> str:
@@ -87,18 +83,6 @@ def _measure_outcome(job: TrainJob, outcome: Results | Exception) -> Measured | 
 # ---- what the figures depend on -------------------------------------------------------------------------------------
 
 
-def _title(job: TableJob) -> str:
-    if job.table == SCORES:
-        return f"Scores of attention, in a model of width {job.model.d_model}"
-    if job.table not in PAPER_TABLES:
-        return Path(job.table).stem
-
-    width = job.width or PAPER_WIDTH
-    if width == PAPER_WIDTH:
-        return f"Table {job.table} of the paper"
-    return f"Table {job.table} of the paper, at width {width}: d_model, d_ff, d_k and d_v times {width}/{PAPER_WIDTH}"
-
-
 def _notes(job: TableJob, rows: Sequence[TableRow]) -> list[str]:
     """What the figures depend on, beside the rows' own settings."""
     # The corpus and the budget: steps that were taken, which may be others than the job asks for.
@@ -110,31 +94,12 @@ def _notes(job: TableJob, rows: Sequence[TableRow]) -> list[str]:
     else:
         budget = f"{steps[0]:,} to {steps[-1]:,} steps of {train.tokens_per_step:,} target tokens"
     seeds = f"seed {train.seed}" if job.seeds == 1 else f"{job.seeds} seeds, from {train.seed} on"
-    notes = [f"Corpus: {Path(*corpus.parts[-2:])}; {budget}; {seeds}."]
 
     # What is measured, and how.
     search = job.search
-    notes += [
+    return [
+        f"Corpus: {Path(*corpus.parts[-2:])}; {budget}; {seeds}.",
         f"Beam {search.beam_size}, length penalty {search.length_penalty}. Perplexities are of the development set; "
         "a word ends at a space, and the end of a sentence counts as one.",
         "FLOPs are those of the model's matrix products, forward and backward; minutes are of training alone.",
     ]
-    if job.table == "3":
-        notes.append("BLEU: sacreBLEU of the last checkpoint, without averaging, on the development set.")
-    else:
-        notes.append(
-            f"BLEU: sacreBLEU of the mean of the last checkpoints ({train.average} at most), on the test sets."
-        )
-
-    # How it compares with the paper, or with the settings above.
-    if rows[0].published is None:
-        notes.append("What a row changes overrides all of this.")
-        return notes
-    notes.append(
-        "The paper's figures are of WMT 2014 English-German, in tokenised BLEU: compare differences between rows. "
-        "Its big model had three times the steps of the others; here every row has the same number."
-    )
-    in_every_row = beside_the_rows(job.model)
-    if in_every_row:
-        notes.append(f"Unlike the paper's, every row has {describe_changes({'model': in_every_row})}.")
-    return notes

@@ -14,7 +14,16 @@ from transformer.loss import perplexity
 from transformer.records import Results
 from transformer.run_dir import DEV, HYPOTHESIS, RunDir
 from transformer.tools.significance import Interval, bootstrap_bleu
-from transformer.tools.tables.paper import Published
+
+
+@dataclass(frozen=True)
+class Published:
+    """The figures that the paper prints of one row; None where it prints nothing."""
+
+    perplexity: float | None  # per piece, on newstest2013
+    bleu: float  # tokenised, not sacreBLEU: newstest2013 in Table 3, newstest2014 in Table 2
+    millions: float | None  # of parameters
+    flops: float | None  # training cost as the paper counts it: time x GPUs x sustained FLOP/s
 
 
 @dataclass(frozen=True)

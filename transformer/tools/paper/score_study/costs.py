@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from transformer.config.settings import Score
 from transformer.tools.paper.layer_times import SelfAttention, forward_and_backward, time_in_turns
-from transformer.tools.tables.rows import PAPER_WIDTH
+from transformer.tools.paper.published import WIDTH
 
 LENGTHS = (16, 64, 256)
 TOKENS = 2048  # of a measurement, in sentences of one length
@@ -87,10 +87,10 @@ def _cost_of_scores_at(d_k: int, x: Tensor) -> list[ScoreCost]:
 
 def cost_of_heads(device: torch.device) -> list[HeadsCost]:
     """8 heads of width 64 and one of 512, counted and timed."""
-    x = torch.randn(TOKENS // HEADS_LENGTH, HEADS_LENGTH, PAPER_WIDTH, device=device, requires_grad=True)
+    x = torch.randn(TOKENS // HEADS_LENGTH, HEADS_LENGTH, WIDTH, device=device, requires_grad=True)
     layers: dict[str, nn.Module] = {}
     for n_heads in (8, 1):
-        layers[str(n_heads)] = SelfAttention(PAPER_WIDTH, n_heads, score=Score.scaled, block=None).to(device)
+        layers[str(n_heads)] = SelfAttention(WIDTH, n_heads, score=Score.scaled, block=None).to(device)
 
     costs = []
     for time in time_in_turns(layers, x, repeats=REPEATS):
@@ -98,7 +98,7 @@ def cost_of_heads(device: torch.device) -> list[HeadsCost]:
         costs.append(
             HeadsCost(
                 n_heads=n_heads,
-                d_k=PAPER_WIDTH // n_heads,
+                d_k=WIDTH // n_heads,
                 multiply_adds=_multiply_adds(layers[time.layer], x),
                 milliseconds=time.forward_backward,
             )

@@ -12,9 +12,9 @@ from enum import Enum
 from statistics import fmean
 
 from transformer.config.settings import Score
+from transformer.tools.paper.conclusions import error_of_difference, mean_bleu
 from transformer.tools.paper.score_study.costs import ScoreCost
 from transformer.tools.paper.score_study.study import Observed, ScoreStudy
-from transformer.tools.tables.format import error_of_difference, mean_bleu
 from transformer.tools.tables.measured import TableRow
 
 # Numbers for words of the paper.

@@ -15,6 +15,7 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Score
 from transformer.files import write_file, write_json
 from transformer.tools.markdown import markdown_table
+from transformer.tools.paper.conclusions import mean_bleu
 from transformer.tools.paper.score_study.costs import TOKENS, ScoreCost
 from transformer.tools.paper.score_study.findings import (
     FLAT,
@@ -30,7 +31,7 @@ from transformer.tools.paper.score_study.findings import (
 )
 from transformer.tools.paper.score_study.study import SENTENCES, AttentionState, Observed, ScoreStudy
 from transformer.tools.plots import Panel, plot_panels
-from transformer.tools.tables.format import format_csv, format_markdown, mean_bleu
+from transformer.tools.tables.format import format_csv, format_markdown
 
 
 def write_study(output: Path, study: ScoreStudy) -> None:
