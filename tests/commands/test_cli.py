@@ -44,6 +44,7 @@ from support.corpora import finish, overrides, start, tiny_job, write_corpus
 from support.paths import ROOT
 from transformer import __version__, errors
 from transformer.cli import commands
+from transformer.cli.application import _name_of
 from transformer.cli.completion import complete
 from transformer.cli.overrides import parse_arguments
 from transformer.config.compose import composing_error
@@ -882,8 +883,25 @@ def test_multirun_takes_any_path_that_is_one(monkeypatch: pytest.MonkeyPatch) ->
     assert [(job.data.dev.src, job.data.dev.tgt) for job in jobs] == [("a=b/c d.en", "/home/me/[x]{y}.de")] * 2
     assert [job.data.train.dataset for job in jobs] == ["a.tsv", "b/c.tsv"]
     assert [job.run_dir for job in jobs] == [
-        f"/home/me/my runs/data.train.dataset-{end}" for end in ("a.tsv", "b-c.tsv")
+        f"/home/me/my runs/data.train.dataset-{end}" for end in ("a.tsv", "b-c.tsv-c9d78f53")
     ]
+
+
+def test_multirun_gives_two_runs_two_folders_whatever_the_values() -> None:
+    jobs = enter("train", "-m", "experiment=small", "data.dev.src=a-b,a/b,'语料一','语料二'").jobs
+    assert [job.run_dir for job in jobs] == [
+        f"runs/small/data.dev.src-{end}" for end in ("a-b", "a-b-306e0c38", "----bd240a6a", "----995c5838")
+    ]
+
+
+def test_name_of_tells_all_values_apart_and_quotes_make_no_difference() -> None:
+    values = ["", "a", "a-b", "a/b", "a b", "a=b", "a,b", 'a"b', "a'b", "a\nb"]
+    values += ["x" * 200 + end for end in ("", "/", "-")]
+    names = [_name_of([f"data.dev.src={value}", "train.seed=1"]) for value in values]
+    assert len(set(names)) == len(values)
+    assert max(map(len, names)) < 200
+    assert not [name for name in names if "/" in name]
+    assert _name_of(['data.dev.src="a/b"']) == _name_of(["data.dev.src='a/b'"]) == _name_of(["data.dev.src=a/b"])
 
 
 def test_multirun_over_run_dirs_keeps_them() -> None:

@@ -41,6 +41,7 @@ from transformer.seeding import seed_for
 log = logging.getLogger(__name__)
 
 LONGEST_NAME = 150  # characters of a run's directory in a sweep; a hash tells longer names apart
+EXACT = r"[A-Za-z0-9._+-]+=[A-Za-z0-9._+-]*"  # a setting that such a name has letter by letter
 
 OPTUNA = "hydra/sweeper=optuna"
 OPTUNA_GRID = "hydra/sweeper/sampler=grid"
@@ -153,12 +154,21 @@ def _set_run_dir(command: str, job: Job, given: Sequence[str]) -> None:
 
     key = "run_dir" if getattr(job, "output", None) is None else "output"
     changed = [override for override in _changed_overrides(given) if not override.startswith(f"{key}=")]
-    changes = ",".join(changed).replace('"', "")
-    name = re.sub(r"[^A-Za-z0-9._,+-]", "-", changes)
-    if len(name) > LONGEST_NAME:
-        name = f"{name[:LONGEST_NAME]}-{seed_for(*name.encode()):08x}"
-    if name:
-        setattr(job, key, f"{getattr(job, key)}/{name}")
+    if changed:
+        setattr(job, key, f"{getattr(job, key)}/{_name_of(changed)}")
+
+
+def _name_of(changed: Sequence[str]) -> str:
+    """A name for a run that changes these settings: no other run of the sweep has it."""
+    settings = [re.sub(r"""=(["'])(.*)\1$""", r"=\2", override, flags=re.DOTALL) for override in changed]
+    told = ",".join(settings)
+    name = re.sub(r"[^A-Za-z0-9._,+-]", "-", told)
+
+    # Only a hash knows what a replaced or missing character was.
+    is_exact = all(re.fullmatch(EXACT, setting) for setting in settings)
+    if is_exact and len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[:LONGEST_NAME]}-{seed_for(*(name if is_exact else told).encode()):08x}"
 
 
 def _changed_overrides(given: Sequence[str]) -> list[str]:
