@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,13 @@ from transformer.config.settings import (
 from transformer.data.corpus import read_pairs
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
 from transformer.decoding.translator import Translator
-from transformer.errors import InputError
+from transformer.errors import InputError, StorageError
 from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
 from transformer.tools.export import ctranslate2
-from transformer.tools.export.command import FORMATS, Exported, ParityError, export, format_exported
+from transformer.tools.export.command import FORMATS, Exported, ParityError, _renamed_when_done, export, format_exported
 from transformer.tools.export.job import ExportJob, Quantization, Target
 from transformer.tools.export.parity import (
     Difference,
@@ -587,6 +588,22 @@ def test_export_refuses_an_output_that_is_there(run_dir: Path, tmp_path: Path) -
         assert refusal(run_dir, tmp_path / name) == (
             f"{tmp_path / name}: exists already and is not empty: choose another output, or remove it"
         )
+
+
+def test_export_clears_what_killed_exports_to_the_same_output_left(tmp_path: Path) -> None:
+    """And no other's: not that of one which is alive, nor what only has a similar name."""
+    kept = [".tmp-a[b]-1-00000000", ".tmp-model-12", ".tmp-model.old-1-00000000", ".tmp-model-3-00000000"]
+    for name in (".tmp-model-1-0123abcd", *kept):
+        (tmp_path / name / "sub").mkdir(parents=True)
+    (tmp_path / kept[-1]).rename(tmp_path / "elsewhere")
+    (tmp_path / kept[-1]).symlink_to("elsewhere")
+
+    with _renamed_when_done(tmp_path / "model") as alive:
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "elsewhere", alive.name])
+        with suppress(StorageError), _renamed_when_done(tmp_path / "model"):
+            assert alive.is_dir()
+            raise StorageError("full")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "elsewhere", "model"])
 
 
 @pytest.mark.parametrize("target", Target)

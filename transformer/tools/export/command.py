@@ -8,9 +8,11 @@
 folds. A folder with the final name is complete, and was checked.
 """
 
+import fcntl
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -184,12 +186,20 @@ def _check_output(output: Path) -> None:
 
 @contextmanager
 def _renamed_when_done(output: Path) -> Iterator[Path]:
-    """A new directory that gets the name `output` at the end of the block, or is removed. Raises StorageError."""
+    """A new directory that gets the name `output` at the end of the block, or is removed. Raises StorageError.
+
+    What exports to `output` left that were killed is removed: an export that is alive holds a lock on its directory.
+    """
     temporary = temporary_name(output.absolute(), UNFINISHED)  # "." has no name
+    lock = None
     try:
         with _disk_errors_named(output):
             make_directories(output.parent)
+            _clear_killed(output.absolute())
             temporary.mkdir()
+            lock = os.open(temporary, os.O_RDONLY)
+            with suppress(OSError):  # some file systems have no locks: then nothing is ever cleared
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield temporary
         with _disk_errors_named(output):
             for path in temporary.iterdir():
@@ -199,6 +209,22 @@ def _renamed_when_done(output: Path) -> Iterator[Path]:
             sync(output.parent)
     finally:
         remove(temporary)
+        if lock is not None:
+            os.close(lock)
+
+
+def _clear_killed(output: Path) -> None:
+    """Remove the unfinished directories of exports to `output` that nobody holds. Raises StorageError."""
+    unfinished = re.compile(rf"{re.escape(UNFINISHED + output.name)}-[0-9]+-[0-9a-f]{{8}}")  # of `temporary_name`
+    for name in filter(unfinished.fullmatch, list_names(output.parent)):
+        path = output.with_name(name)
+        with suppress(OSError):  # an export that is alive
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(path)
+            finally:
+                os.close(lock)
 
 
 @contextmanager
