@@ -218,17 +218,32 @@ def _read(path: Path, kind: type[T], *, version: int | None = None, complete: bo
 def lock_run(run_dir: Path) -> Iterator[None]:
     """Hold `run_dir` (made if missing) against other writers, and clear what a killed one left in it.
 
-    The kernel frees the lock when the process dies, however it dies. Raises LockedError at once, naming the holder, if
-    another process has it; StorageError if the directory cannot be made or written.
+    Raises what `lock_folder` does, and StorageError where it cannot be cleared.
     """
-    # Open the lock file.
     run = RunDir(run_dir)
     run.check_folders()
+    with lock_folder(run_dir, key="run_dir"):
+        try:
+            for folder in (run.path, run.checkpoints, run.hypotheses):
+                clear_leftovers(folder)
+        except OSError as error:
+            raise StorageError(f"{run_dir}: cannot be cleared: {error.strerror}") from error
+        yield
+
+
+@contextmanager
+def lock_folder(folder: Path, *, key: str) -> Iterator[None]:
+    """Hold the folder (made if missing) that the setting `key` names against other processes.
+
+    The kernel frees the lock when the process dies, however it dies. Raises LockedError at once, naming the holder, if
+    another process has it; StorageError if the folder cannot be made or written.
+    """
+    # Open the lock file.
     try:
-        make_directories(run_dir)
-        file = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        make_directories(folder)
+        file = os.open(RunDir(folder).lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise StorageError(f"{error.filename or run_dir}: cannot be written: {error.strerror}") from error
+        raise StorageError(f"{error.filename or folder}: cannot be written: {error.strerror}") from error
 
     # Lock it. The lock ends when the file is closed. It is never unlocked: a forked child would free its parent's lock.
     with os.fdopen(file, "r+b", buffering=0) as lock:
@@ -236,13 +251,11 @@ def lock_run(run_dir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lock.truncate(0)
             lock.write(f"{_this_process()}, since {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
-            for folder in (run.path, run.checkpoints, run.hypotheses):
-                clear_leftovers(folder)
         except BlockingIOError:
             holder = lock.read(1000).decode(errors="replace").strip()
-            raise LockedError(f"{run_dir}: in use by {holder}; stop it, or choose another run_dir") from None
+            raise LockedError(f"{folder}: in use by {holder}; stop it, or choose another {key}") from None
         except OSError as error:
-            raise StorageError(f"{run_dir}: cannot be locked: {error.strerror}") from error
+            raise StorageError(f"{folder}: cannot be locked: {error.strerror}") from error
 
         try:
             yield

@@ -21,7 +21,7 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Activation, Norm, TrainConfig
 from transformer.cost import count_parameters, step_flops
 from transformer.data.tokenizer import Tokenizer
-from transformer.errors import InputError, StorageError
+from transformer.errors import InputError, LockedError, StorageError
 from transformer.run_dir import lock_run
 from transformer.tools.paper.command import rows_of
 from transformer.tools.paper.conclusions import format_conclusions
@@ -303,6 +303,26 @@ def test_table_refuses_an_output_that_is_a_file_before_any_work(
     with pytest.raises(StorageError, match="output: cannot be made"):
         making(table_job(tmp_path, table=table, output=str(output)))
     assert asked == []
+
+
+def test_table_refuses_a_folder_that_another_table_trains_in_and_that_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = table_job(tmp_path, table="3", rows="base", width=64, output=str(tmp_path / "table"))
+    trained: list[str] = []
+
+    def train_beside_another(job_of_row: TrainJob) -> None:
+        trained.append(job_of_row.run_dir)
+        with pytest.raises(
+            LockedError, match=r"table: in use by process \d+ on .*; stop it, or choose another output$"
+        ):
+            make_table(job)
+        raise InputError("not trained")
+
+    monkeypatch.setattr(grid, "train", train_beside_another)
+    _, errors = make_table(job)
+    assert [Path(path).parent.name for path in trained] == ["base"]
+    assert [str(error) for error in errors] == ["not trained"]
 
 
 def test_table_has_one_store_for_all_its_rows(tmp_path: Path, asked: list[TrainJob]) -> None:

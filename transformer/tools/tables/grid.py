@@ -4,8 +4,7 @@
     run_grid        a job for each run -> the results of each, or the error that ended it
 
 A run that is finished is not trained again, one that was interrupted goes on, and one that fails is reported while the
-others go on: the same call, again, does what is left. Several processes may share a grid: a run that one of them holds
-fails for the others, which go on with the next.
+others go on: the same call, again, does what is left. A run that another process holds is one that fails.
 """
 
 import logging

@@ -7,14 +7,17 @@ measured    perplexity, BLEU with its interval, parameters, FLOPs and time of ea
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from transformer.config.jobs import TrainJob
 from transformer.data.source import store_beside
+from transformer.distributed import is_rank0
 from transformer.errors import TransformerError
 from transformer.files import make_output
 from transformer.records import Results
+from transformer.run_dir import lock_folder
 from transformer.tools.tables.grid import run_grid
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.measured import Measured, Table, TableRow, measure
@@ -26,7 +29,7 @@ log = logging.getLogger(__name__)
 def make_table(job: TableJob, asked: Rows) -> tuple[Table, list[Exception]]:
     """Train what is missing, and measure every row; also returns the errors of the runs that failed.
 
-    Raises StorageError where the output cannot be made.
+    Raises StorageError where the output cannot be made, LockedError where another process trains its rows.
     """
     output = output_of(job)
     make_output(output)  # before any time is spent
@@ -38,7 +41,8 @@ def make_table(job: TableJob, asked: Rows) -> tuple[Table, list[Exception]]:
     for row in asked.rows:
         for seed in seeds:
             jobs[_run_name(row, seed)] = _run_job(row, seed, output=output, store_dir=store_dir)
-    outcomes = run_grid(jobs)
+    with lock_folder(output, key="output") if is_rank0() else nullcontext():
+        outcomes = run_grid(jobs)
 
     # Measure what was trained.
     measured = {name: _measure_outcome(jobs[name], outcome) for name, outcome in outcomes.items()}
