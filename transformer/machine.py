@@ -11,19 +11,35 @@ import subprocess
 import time
 from pathlib import Path
 
+from transformer.errors import InputError
+
 # How many matrix products the libraries below torch keep prepared for their shapes on a CPU. By default each keeps
 # 1,024, at 0.3 to 0.4 MB apiece, and a training with its searches has that many shapes.
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "32"}  # oneDNN's own; ideep's above it
 
+MOST_THREADS_A_CORE = 4
 TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 CONTROL_GROUP = "/sys/fs/cgroup"  # a container's own is mounted there
 
 
 def resolve_threads(threads: int | None) -> int:
-    """The number of threads that is set; None: this rank's share of the cores that this process may use."""
-    if threads is not None:
-        return threads
-    return max(1, _cores() // _local_world_size())
+    """The number of threads that is set; None: this rank's share of the cores that this process may use.
+
+    Raises InputError for more than `most_threads`.
+    """
+    if threads is None:
+        return max(1, _cores() // _local_world_size())
+    if threads > most_threads():
+        raise InputError(
+            f"{threads} threads are more than {MOST_THREADS_A_CORE} times the {_cores()} cores that this process may "
+            f"use: set {most_threads()} at most, or null for one each"
+        )
+    return threads
+
+
+def most_threads() -> int:
+    """The most threads that may be set: each needs memory, and of tens of thousands the libraries crash."""
+    return MOST_THREADS_A_CORE * _cores()
 
 
 def _cores() -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,6 +88,19 @@ def test_replay_runs_the_step_that_was(
     assert f"step {step} " in format_replay(found)
     assert "every number in it is finite" in format_replay(found)
     assert content(run_dir) == before
+
+
+def test_replay_of_a_run_with_more_threads_than_this_machine_may_have_takes_one_for_each_core(
+    copied: Callable[[LayoutKind], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    run_dir = copied(LayoutKind.packed)
+    record = read(run_dir / "run.json")
+    record["config"]["train"]["threads"] = record["resolved"]["threads"] = 60_000
+    (run_dir / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    found = replay(ReplayJob(run_dir=str(run_dir), step=2))
+    (logged,) = [row for row in metrics_of(run_dir) if row["step"] == 2 and "train/loss" in row]
+    assert found.loss == logged["train/loss"]
 
 
 def test_replay_of_muon_runs_the_step_that_was(tmp_path: Path, corpus: DataConfig) -> None:

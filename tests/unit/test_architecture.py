@@ -26,6 +26,7 @@ PEERS = {
     ("cost", "config"),
     ("distributed", "liveness"),
     ("files", "errors"),
+    ("machine", "errors"),
     ("checkpoint", "records"),
     ("checkpoint", "run_dir"),
     ("run_dir", "records"),

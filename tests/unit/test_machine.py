@@ -14,6 +14,7 @@ from support.observers import PeakMemory
 from transformer import machine
 from transformer.compute import resolve_precision
 from transformer.config.settings import Precision
+from transformer.errors import InputError
 from transformer.machine import (
     KERNEL_CACHES,
     describe_processor,
@@ -36,6 +37,9 @@ def test_resolve_threads_takes_a_share_of_the_cores_this_process_may_use(
     else:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     assert resolve_threads(given) == threads
+    assert resolve_threads(32) == 32
+    with pytest.raises(InputError, match=r"^33 threads are more than 4 times the 8 cores .*: set 32 at most"):
+        resolve_threads(33)
 
 
 @pytest.mark.parametrize(

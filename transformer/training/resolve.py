@@ -190,9 +190,9 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
     if job.train.fit_memory:
         log.info("train.fit_memory was for the first start: micro-batches still have %d tokens", max_tokens)
 
-    threads = job.train.threads
-    if threads is None:
-        threads = min(before.threads, resolve_threads(None))
+    threads = resolve_threads(job.train.threads)
+    if job.train.threads is None:
+        threads = min(before.threads, threads)
         if threads < before.threads:  # on another machine, or with more ranks on it: they would wait for each other
             log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
 

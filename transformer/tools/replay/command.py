@@ -30,6 +30,7 @@ from transformer.data.prepare import prepare
 from transformer.distributed import World
 from transformer.errors import CheckpointError, InputError
 from transformer.layout import Packed
+from transformer.machine import most_threads
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.run_dir import RunDir, list_steps
 from transformer.tools.replay.job import ReplayJob
@@ -167,6 +168,8 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
     job = replace(record.config, run_dir=str(directory.path))
     if checkpoint is not None:
         job = replace(job, train=checkpoint.settings("train", TrainConfig))
+    if job.train.threads is not None and job.train.threads > most_threads():  # of a larger machine, or damaged
+        job = replace(job, train=replace(job.train, threads=None))
     resolved = replace(resolve_again(job, record.resolved), compile=False)
 
     # Its corpus, which must be the same.
