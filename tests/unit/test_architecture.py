@@ -219,6 +219,17 @@ def test_modules_call_nothing_unsafe_or_loud() -> None:
         assert keyword(call, "weights_only") is None, place(module, call)
 
 
+STARTS = ("subprocess.", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "pty.", "multiprocessing.")
+
+
+def test_modules_start_no_process_but_git_of_this_checkout() -> None:
+    """So nothing that a run directory, a checkpoint or a data set holds is ever run as a command."""
+    assert [(module.name, name) for module, _, name in calls() if name.startswith(STARTS)] == [
+        ("machine", "subprocess.run")
+    ]
+    assert {found.module.name for found in imports() if found.target.startswith(("subprocess", "pty"))} == {"machine"}
+
+
 def test_modules_call_zip_strict() -> None:
     for module, call, name in calls():
         if name == "zip":
