@@ -317,5 +317,5 @@ def collective_errors_named() -> Iterator[None]:
 
 
 def _summary(error: RuntimeError) -> str:
-    """What gloo or NCCL says, without its source lines."""
-    return str(error).partition("\n")[0].rpartition("] ")[2]
+    """What gloo or NCCL says, without its source lines and gloo's wish of good luck."""
+    return str(error).partition("\n")[0].rpartition("] ")[2].partition(" GLHF!")[0]

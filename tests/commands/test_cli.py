@@ -1003,6 +1003,15 @@ def test_main_turns_an_error_into_one_line_and_its_status(name: str) -> None:
     assert result.err == "transformer: error: somewhere.txt: it went wrong (ü)\n"
 
 
+@pytest.mark.parametrize("override", ["train.seed={}", "{}=1", "experiment={}"])
+def test_main_shortens_a_line_of_100_000_letters(override: str) -> None:
+    result = enter("train", override.format("x" * 100_000))
+    assert result.err.startswith("transformer: error: ")
+    assert " [...] " in result.err
+    assert len(result.err) < 4_100
+    assert (result.status, result.jobs) == (2, [])
+
+
 @pytest.mark.parametrize("command", JOBS)
 def test_main_says_at_an_interrupt_whether_the_command_can_go_on(command: str) -> None:
     def interrupt() -> None:

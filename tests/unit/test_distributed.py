@@ -40,7 +40,7 @@ from transformer import distributed, files
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, Device, LayoutKind, OptimizerKind, Precision
 from transformer.data import prepare, store
-from transformer.distributed import Vote, Wait, World, join_world
+from transformer.distributed import Vote, Wait, World, _summary, join_world
 from transformer.errors import InputError, PeerError
 from transformer.training.step import Objective
 
@@ -418,3 +418,9 @@ def test_world_of_one_rank_has_no_group() -> None:
     assert world.wrap(module) is module
     with contextlib.redirect_stdout(io.StringIO()), join_world(torch.device("cpu")) as found:
         assert found == world
+
+
+def test_summary_says_what_gloo_says_and_no_more() -> None:
+    told = "Connection closed by peer [127.0.0.1]:23987. Check the logs of the remote worker."
+    found = _summary(RuntimeError(f"[/pytorch/gloo/transport/tcp/pair.cc:553] {told} GLHF! \U0001f3d6\ufe0f\nmore"))
+    assert found == told

@@ -28,6 +28,7 @@ from transformer.config.keys import did_you_mean
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
 from transformer.terminal import TIMED, PrintableFormatter, printable
 
+LONGEST_MESSAGE = 4_000  # characters of an error line; of a longer one, its beginning and its end are shown
 BUG = 1  # the exit status of an exception that nobody expected; Python's own
 
 # The errors of a file system that cannot be written. Any other OSError that arrives here is a bug: errors about paths
@@ -207,6 +208,9 @@ def _fail(error: BaseException, message: str, status: int) -> int:
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         message = f"{message} (rank {os.environ.get('RANK')}: exit status {status})"
+    if len(message) > LONGEST_MESSAGE:
+        half = LONGEST_MESSAGE // 2
+        message = f"{message[:half]} [...] {message[-half:]}"
     with contextlib.suppress(OSError):  # where the disk is full, the status still tells
         if os.environ.get("TRANSFORMER_DEBUG") == "1":
             sys.stderr.write(printable("".join(traceback.format_exception(error)), keep="\n"))
