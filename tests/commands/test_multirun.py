@@ -79,6 +79,7 @@ def test_multirun_ends_where_it_is_stopped(error: BaseException) -> None:
 # ---- runs that are finished, and several ranks ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_multirun_trains_on_two_ranks_and_skips_what_is_finished(tmp_path: Path) -> None:
     """The second command has one seed more, and one process."""
     job = tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=2, save_every=2, average=1)

@@ -316,11 +316,11 @@ def test_table_refuses_a_folder_that_another_table_trains_in_and_that_one_goes_o
         with pytest.raises(
             LockedError, match=r"table: in use by process \d+ on .*; stop it, or choose another output$"
         ):
-            make_table(job)
+            make_table(job, rows_of(job))
         raise InputError("not trained")
 
     monkeypatch.setattr(grid, "train", train_beside_another)
-    _, errors = make_table(job)
+    _, errors = make_table(job, rows_of(job))
     assert [Path(path).parent.name for path in trained] == ["base"]
     assert [str(error) for error in errors] == ["not trained"]
 

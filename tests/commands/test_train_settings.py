@@ -17,13 +17,11 @@ import transformer
 from support.corpora import (
     assert_same_end,
     assert_same_tensors,
-    finish,
+    in_a_child,
     metrics_of,
-    overrides,
     read,
     results_of,
     run,
-    start,
     step_dir,
     steps_of,
     tiny_job,
@@ -403,7 +401,7 @@ def test_train_makes_no_run_directory_for_bad_input(
 def test_train_ends_with_the_documented_statuses(
     corpus: DataConfig, own_text: DataConfig, copy: TrainJob, tmp_path: Path
 ) -> None:
-    """One line on standard error and the documented status, three processes at once."""
+    """One line on standard error and the documented status."""
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     not_utf8(own_text)
     cases = [
@@ -411,10 +409,10 @@ def test_train_ends_with_the_documented_statuses(
         (4, "train.seed: 1 -> 2", with_value(copy, "train.seed", 2)),
         (5, "Not a directory", tiny_job(tmp_path / "file" / "a", corpus)),
     ]
-    started = [start("train", *overrides(job), cwd=tmp_path) for _, _, job in cases]
-    for (status, words, _), process in zip(cases, started, strict=True):
-        _, err = finish(process, status)
-        (line,) = [line for line in err.splitlines() if "error" in line]
+    for status, words, job in cases:
+        found = in_a_child("train", job, tmp_path)
+        assert found.status == status
+        (line,) = [line for line in found.said.splitlines() if "error" in line]
         assert line.startswith("transformer: error: ")
         assert words in line
     assert not (tmp_path / "runs" / "a").exists()

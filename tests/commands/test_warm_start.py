@@ -16,13 +16,11 @@ from support.corpora import (
     as_a_command,
     assert_same_end,
     assert_same_tensors,
-    finish,
+    in_a_child,
     metrics_of,
-    overrides,
     progress_of,
     read,
     run,
-    start,
     step_dir,
     tiny_job,
     write_corpus,
@@ -328,20 +326,22 @@ def test_init_from_takes_no_other_tokenizer_beside_it(other: DataConfig, source:
     run(with_value(job, "tokenizer.model", str(tmp_path / "same.model")))
 
 
-def test_init_from_is_refused_in_one_line_by_the_commands(other: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_init_from_is_refused_in_one_line_by_the_commands(
+    other: DataConfig, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One line and status 2; the paths as they are typed."""
     os.symlink(source, tmp_path / "source")
+    monkeypatch.chdir(tmp_path)
     missing = warm(Path("b"), other, "missing")
     jobs = {
         "prepare": (missing, "init_from=missing: no run directory"),
         "train": (warm(Path("b"), other, "source", {"d_ff": 32}), "init_from=source: another model (model.d_ff"),
     }
-    started = [(start(name, *overrides(job), cwd=tmp_path), words) for name, (job, words) in jobs.items()]
-    for process, words in started:
-        _, err = finish(process, InputError.exit_status)
-        assert err.count("\n") == 1
-        assert f"transformer: error: {words}" in err
-    finish(start("train", *overrides(warm(Path("b"), other, "source", **STILL)), cwd=tmp_path), 0)
+    for name, (job, words) in jobs.items():
+        found = in_a_child(name, job, tmp_path)
+        assert (found.status, found.said.count("\n")) == (InputError.exit_status, 1)
+        assert f"transformer: error: {words}" in found.said
+    run(warm(Path("b"), other, "source", **STILL))
     assert_near(step_dir(tmp_path / "b", 1) / "model.safetensors", source / "averaged" / "model.safetensors")
 
 

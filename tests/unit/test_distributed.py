@@ -119,6 +119,7 @@ def assert_equal(left: Path, right: Path) -> None:
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-9
 
 
+@pytest.mark.faults
 def test_train_stops_every_rank_at_a_signal_to_torchrun(tmp_path: Path, corpus: DataConfig) -> None:
     """torchrun passes SIGTERM on: the ranks commit the step in progress together, and the same command goes on."""
     settings = overrides(job(tmp_path / "a", corpus, max_steps=4000, save_every=4000, validate_every=4000))
