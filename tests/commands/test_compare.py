@@ -429,25 +429,18 @@ def test_compare_refuses_test_sets_of_another_text(runs: Path, capsys: pytest.Ca
     ("overrides", "message"),
     [
         ([], "^there must be two systems or more to compare: transformer compare runs/a runs/b"),
-        (["runs=[a]"], "^there must be two systems or more"),
         (["runs=[a,a]"], "^a is named twice"),
-        (["runs=[a,a/]"], "^a is named twice"),
         (["runs=[a,nowhere]"], "^nowhere: no such run directory"),
-        (["runs=[a,b]", "data.tgt_lang=german"], "^data.tgt_lang=german: not a code"),
         (["runs=[a,b]", "hypotheses=[a,b]", "references=c"], "^runs and hypotheses: choose one"),
         (["hypotheses=[a,b]"], "^hypotheses and references belong together"),
-        (["hypotheses=[a,b]", "references=c"], "^data.tgt_lang is not set"),
-        (["hypotheses=[one]", "references=one", "data.tgt_lang=de"], "^there must be two systems or more"),
         (["hypotheses=[one,two]", "references=one", "data.tgt_lang=de"], "^one has 1 lines, two has 2"),
-        (["hypotheses=[empty,also]", "references=empty", "data.tgt_lang=de"], "^empty: there are no sentences"),
-        (["hypotheses=[one,pieces]", "references=one", "data.tgt_lang=de"], "^pieces: the hypotheses are in subwords"),
         (["runs=[a,b]", "changed=-1"], "^changed=-1 must be"),
     ],
 )
 def test_compare_refuses_what_is_not_two_systems(
     runs: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], message: str
 ) -> None:
-    texts = {"one": ["eins"], "two": ["eins", "zwei"], "empty": [], "also": [], "pieces": ["▁ei ns"]}
+    texts = {"one": ["eins"], "two": ["eins", "zwei"]}
     for name, lines in texts.items():
         write(runs / name, lines)
     with pytest.raises(InputError, match=message) as refused:

@@ -155,6 +155,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_experiment_of_english_german_is_prepared_and_trained(twin: Path, tmp_path: Path) -> None:
     arguments = ["experiment=wmt14_en_de_base", f"data.root={twin}", "run_dir=runs/wmt", "train.threads=1"]
     _, err = finish(start("prepare", *arguments, cwd=tmp_path), 0)

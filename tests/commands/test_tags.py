@@ -366,6 +366,7 @@ def test_translate_warns_of_a_tag_that_the_run_does_not_know(
     )
 
 
+@pytest.mark.slow
 def test_tags_decide_the_language(languages: DataConfig, tmp_path: Path) -> None:
     """One model, two languages: each test set is translated into its own."""
     job = tiny_job(

@@ -132,6 +132,7 @@ print((resident() - before) // 1_000_000)
 MULTIPLIES_BF16 = resolve_precision(Precision.auto, torch.device("cpu")) is Precision.bf16
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MULTIPLIES_BF16, reason="the caches fill where bf16 is multiplied in hardware")
 def test_limit_kernel_caches_bounds_what_new_shapes_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in KERNEL_CACHES:
