@@ -138,7 +138,7 @@ def test_commands_read_no_device(job: TrainJob, name: str) -> None:
     command, status = READ[name]
     found = enter(command, job, "one\n")
     assert_refused(found, status, name)
-    assert found.megabytes < 2000
+    assert found.megabytes < 1500
 
 
 # ---- text that takes a terminal over --------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_translate_refuses_forged_settings_before_it_builds_a_model(
     reseal(folder)
     found = enter("translate", job, "one two\n", "averaged")
     assert_refused(found, 4, "averaged")
-    assert found.megabytes < 1500
+    assert found.megabytes < 1000
 
 
 @pytest.mark.parametrize("extra", tiers([10**9], [2**62]))
@@ -493,7 +493,7 @@ def test_prepare_survives_a_gzip_bomb_of_one_line(corpus: DataConfig, tmp_path: 
     found = enter("prepare", tiny_job(tmp_path / "a", data))
     assert found.status == 0, found
     assert "too_long 1" in found.said
-    assert found.megabytes < 1200
+    assert found.megabytes < 700
 
 
 # ---- prepared corpora -----------------------------------------------------------------------------------------------

@@ -228,7 +228,7 @@ class Ended:
     status: int
     printed: str
     said: str
-    megabytes: int = 0  # the most that it had in memory, those included that it shares with the tests
+    megabytes: int = 0  # the most that it had in memory, beyond what it shares with the tests
     seconds: float = 0.0  # of a processor
 
 
@@ -246,7 +246,14 @@ def ended(child: int, folder: Path) -> Ended:
     _, status, usage = os.wait4(child, 0)
     printed, said = ((folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
     seconds = usage.ru_utime + usage.ru_stime
-    return Ended(os.waitstatus_to_exitcode(status), printed, said, usage.ru_maxrss // 1024, seconds)
+    own = usage.ru_maxrss // 1024 - shared_megabytes()
+    return Ended(os.waitstatus_to_exitcode(status), printed, said, own, seconds)
+
+
+def shared_megabytes() -> int:
+    """What this process has in memory, with which a child of it begins: as much as the tests before have left."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() >> 20
 
 
 def begin_in_a_child(command: str, job: Job, folder: Path, text: str = "") -> int:
