@@ -21,8 +21,7 @@ for set in train dev tune; do
 done
 
 # pyproject.toml's dependencies and those of its tests, with what they need in turn; not datasets and its own, which
-# only data sets of the hub need, nor grpcio, which TensorBoard needs to show and not to write, nor pillow, which only
-# pictures in TensorBoard need: gpu.py trains with train.attention_images=false.
+# only data sets of the hub need, nor grpcio and pillow, which TensorBoard needs to show and not to write.
 packages=(
   'hydra-core>=1.3.8,<1.4' 'omegaconf>=2.3,<2.4' PyYAML packaging
   'sacrebleu>=2.4' colorama lxml portalocker regex tabulate

@@ -343,7 +343,6 @@ def training(place: Place, corpus: Corpus, *settings: str) -> Found:
         write_tiny_corpus(data, corpus)
     command = [sys.executable, "-m", "transformer", "train", f"experiment={corpus.experiment}", f"data.root={data}"]
     command += ["run_dir=run", f"train.device={place.device}", "train.precision=bf16", *settings]
-    command += ["train.attention_images=false"]  # which need Pillow, and gather.sh leaves that out
     if place.dry:
         command += ["model.n_layers=1", "model.d_model=32", "model.d_ff=64", "model.n_heads=4"]
         command += ["tokenizer.vocab_size=400", "train.max_steps=20", "train.save_every=5", "train.validate_every=10"]

@@ -196,7 +196,7 @@ LINES = (  # of the log, and the stage that begins with each
     (r"training the tokenizer ", "tokenizer"),
     (r"encoding ", "encode"),
     (r"data ready: ", "build"),
-    (r"micro-batches a step: ", "first"),
+    (r"the first epoch: ", "first"),
     (r"step \d+: dev ", "save"),
     (r"averaged ", "test"),
 )

@@ -12,12 +12,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformer.compute import product_dtype
 from transformer.config.primitives import from_json
 from transformer.config.settings import Device, ModelConfig, Precision, require
 from transformer.cost import count_parameters, step_flops
 from transformer.errors import InputError
 from transformer.records import Resolved
-from transformer.tools.memory import estimate_memory, logit_bytes
+from transformer.tools.memory import estimate_memory
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,12 @@ def step_work(
         mean_length=mean_length,
         has_ema=False,
     )
+    logits = (
+        target * vocab_size * product_dtype(resolved.precision).itemsize
+    )  # of which training holds a block at a time
     return Work(
         flops=step_flops(config, vocab_size, source=source, target=target, mean_length=mean_length),
-        bytes=memory.activations + logit_bytes(vocab_size, resolved.precision, targets=target),
+        bytes=memory.activations + logits,
         parameters=count_parameters(config, vocab_size).total,
     )
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.corpora import write_corpus
+from support.corpora import run as train
+from support.corpora import tiny_job, write_corpus
 from support.paths import ROOT
 from support.scripts import load_script
+from transformer.cli.commands import COMMANDS
+from transformer.config.keys import keys_of
 from transformer.config.settings import ModelConfig
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
@@ -109,3 +113,27 @@ def test_results_name_no_folder_of_a_machine() -> None:
     for path in (FOLDER / "results").iterdir():
         text = path.read_text(encoding="utf-8")
         assert [folder for folder in (" /tmp/", "/home/", "/root/", "/work/") if folder in text] == [], path.name
+
+
+def test_scripts_set_only_keys_that_there_are() -> None:
+    """What a program types on the command line of the package is text, which no type checker sees."""
+    known = {key for command in COMMANDS.values() for key in keys_of(command.job)}
+    named = [
+        (path.name, key)
+        for path in (ROOT / "scripts").rglob("*")
+        if path.suffix in (".py", ".sh", ".sbatch")
+        for key in re.findall(r"(?<![\w.])((?:data|model|search|tokenizer|train)\.[a-z_]+)=", path.read_text("utf-8"))
+    ]
+    assert len(named) > 30, "the test no longer sees them"
+    assert [(name, key) for name, key in named if not any(f"{other}.".startswith(f"{key}.") for other in known)] == []
+
+
+def test_rehearse_knows_the_stages_of_a_real_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rehearse = load_script("benchmark/rehearse")
+    caplog.set_level("INFO", logger="transformer")
+    train(tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=4, log_every=1, save_every=2))
+    stages = ["start"]
+    for line in caplog.messages:
+        stages.append(rehearse.stage_after(line, stages[-1]))
+    found = list(dict.fromkeys(stages))
+    assert found[:6] == ["start", "tokenizer", "encode", "build", "first", "step"], found

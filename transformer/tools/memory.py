@@ -73,11 +73,6 @@ def estimate_memory(
     )
 
 
-def logit_bytes(vocab_size: int, precision: Precision, *, targets: int) -> int:
-    """All logits of so many target tokens together. Training only ever holds a block of them."""
-    return targets * vocab_size * product_dtype(precision).itemsize
-
-
 def _widths(config: ModelConfig, precision: Precision) -> _Widths:
     parameter = dtype_of(precision).itemsize
     activation = product_dtype(precision).itemsize
