@@ -17,24 +17,41 @@ from transformer.errors import InputError
 # 1,024, at 0.3 to 0.4 MB apiece, and a training with its searches has that many shapes.
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "32"}  # oneDNN's own; ideep's above it
 
+# How often a thread of GNU's OpenMP looks for work before it sleeps. By default it spins for milliseconds: beside other
+# programs, that is the time of the very thread that it waits for. This is OpenMP's own number for a process with more
+# threads than cores.
+SPIN_COUNT = "1000"
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the environment variables that decide on it
+
 MOST_THREADS_A_CORE = 4
 TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 CONTROL_GROUP = "/sys/fs/cgroup"  # a container's own is mounted there
 
 
 def resolve_threads(threads: int | None) -> int:
-    """The number of threads that is set; None: this rank's share of the cores that this process may use.
+    """The number of threads that is set; None: this rank's share of the cores, and no more than OMP_NUM_THREADS.
 
     Raises InputError for more than `most_threads`.
     """
     if threads is None:
-        return max(1, _cores() // _local_world_size())
+        share = max(1, _cores() // _local_world_size())
+        return min(share, _threads_in_environment() or share)
     if threads > most_threads():
         raise InputError(
             f"{threads} threads are more than {MOST_THREADS_A_CORE} times the {_cores()} cores that this process may "
             f"use: set {most_threads()} at most, or null for one each"
         )
     return threads
+
+
+def _threads_in_environment() -> int | None:
+    """What OMP_NUM_THREADS asks for, a number or a list of which the first counts; None where it asks for nothing.
+
+    torchrun sets it to 1 for several ranks on a machine, unless it is set: its 1 means nothing.
+    """
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    is_torchruns = first == "1" and "TORCHELASTIC_RUN_ID" in os.environ and _local_world_size() > 1
+    return int(first) if first.isdecimal() and int(first) > 0 and not is_torchruns else None
 
 
 def most_threads() -> int:
@@ -120,6 +137,15 @@ def limit_kernel_caches() -> None:
     """
     for name, capacity in KERNEL_CACHES.items():
         os.environ.setdefault(name, capacity)
+
+
+def let_threads_sleep() -> None:
+    """Let OpenMP's threads sleep soon after there is no work, unless the user has said how: before torch is loaded.
+
+    Only for a process of our own, such as a command: it stays in its environment.
+    """
+    if not any(name in os.environ for name in WAITING):
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 def trim_heap() -> None:

@@ -23,8 +23,8 @@ from transformer.model.transformer import Transformer
 
 FOLDER = ROOT / "scripts" / "benchmark"
 PROGRAMS = (
-    *("checkpoint", "decode", "gpu", "growth", "hours", "loader", "micro", "predict", "prepare"),
-    *("rehearse", "safeguards", "startup", "steps", "train", "translate", "variants"),
+    *("checkpoint", "decode", "gpu", "growth", "hours", "loader", "micro", "neighbours", "predict"),
+    *("prepare", "rehearse", "safeguards", "startup", "steps", "train", "translate", "variants"),
 )
 
 initial, peers = (load_script(f"benchmark/{name}") for name in ("initial", "peers"))

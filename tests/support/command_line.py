@@ -83,7 +83,7 @@ def enter(*arguments: str, then: Callable[[], float | None] = lambda: None) -> R
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("HYDRA_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "1"))  # what the dispatcher sets, undone
-        for name in KERNEL_CACHES:
+        for name in (*KERNEL_CACHES, "GOMP_SPINCOUNT"):
             patch.setenv(name, "1")
         patch.setattr(commands, "run", run)
         patch.setattr(sys, "argv", ["transformer", *arguments])

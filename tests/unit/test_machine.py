@@ -18,6 +18,7 @@ from transformer.errors import InputError
 from transformer.machine import (
     KERNEL_CACHES,
     describe_processor,
+    let_threads_sleep,
     limit_kernel_caches,
     resolve_threads,
     source_commit,
@@ -40,6 +41,32 @@ def test_resolve_threads_takes_a_share_of_the_cores_this_process_may_use(
     assert resolve_threads(32) == 32
     with pytest.raises(InputError, match=r"^33 threads are more than 4 times the 8 cores .*: set 32 at most"):
         resolve_threads(33)
+
+
+@pytest.mark.parametrize(
+    ("variable", "torchrun", "threads"),
+    [
+        ("3", False, 3),
+        ("1", False, 1),
+        ("6,2", False, 6),
+        ("100", False, 8),
+        ("1", True, 4),  # torchrun's own, which it sets for each of several ranks
+        ("2", True, 2),
+        ("", False, 8),
+        ("0", False, 8),
+        ("many", False, 8),
+    ],
+)
+def test_resolve_threads_takes_no_more_than_openmp_is_told_to(
+    variable: str, torchrun: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(machine, "CONTROL_GROUP", "nowhere")
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2" if torchrun else "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert resolve_threads(None) == threads
+    assert resolve_threads(5) == 5
 
 
 @pytest.mark.parametrize(
@@ -167,3 +194,27 @@ def test_train_of_a_small_model_stays_small(tmp_path: Path) -> None:
 def test_prepare_imports_no_torch() -> None:
     code = "import sys, transformer.data.prepare; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "spin_count"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
+)
+def test_let_threads_sleep_leaves_what_the_user_has_set(
+    given: dict[str, str], spin_count: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in machine.WAITING:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    let_threads_sleep()
+    assert os.environ.get("GOMP_SPINCOUNT") == spin_count
+
+
+def test_a_command_lets_its_threads_sleep() -> None:
+    """As OpenMP itself says when it is loaded, with torch: later would be too late."""
+    shows = {name: value for name, value in os.environ.items() if name not in machine.WAITING}
+    command = [sys.executable, "-m", "transformer", "average", "run_dir=nowhere"]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**shows, "OMP_DISPLAY_ENV": "VERBOSE"})
+    if "GOMP_SPINCOUNT" not in ended.stderr:
+        pytest.skip("torch is built with another OpenMP here")
+    assert "GOMP_SPINCOUNT = '1000'" in ended.stderr

@@ -159,11 +159,14 @@ def _enter(command: str, arguments: list[str]) -> None:
         return
     _set_volume(parsed)
 
-    from transformer.cli.application import run_application  # Hydra takes a third of a second, which help does not
-    from transformer.machine import limit_kernel_caches
+    from transformer.machine import let_threads_sleep, limit_kernel_caches
 
+    let_threads_sleep()
     if COMMANDS[command].goes_on:  # a search alone has few shapes, and uses each of them many times
         limit_kernel_caches()
+
+    from transformer.cli.application import run_application  # Hydra takes a third of a second, which help does not
+
     run_application(command, parsed)
 
 

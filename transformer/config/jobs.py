@@ -90,7 +90,7 @@ class DecodeJob(Job):
     precision: Precision = option(
         Precision.auto, "arithmetic of the forward pass (auto: as the run was trained, on a device of the same kind)"
     )
-    threads: int | None = option(None, "CPU threads (null: one for each core that it may use)")
+    threads: int | None = option(None, "CPU threads (null: one for each core that it may use, OMP_NUM_THREADS at most)")
     search: SearchOverride = field(default_factory=SearchOverride)
 
     def __post_init__(self) -> None:

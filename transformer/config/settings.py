@@ -467,7 +467,9 @@ class TrainConfig:
         "run yet",
         on_resume=OnResume.note,
     )
-    threads: int | None = option(None, "CPU threads (null: this rank's share of the cores)", on_resume=OnResume.note)
+    threads: int | None = option(
+        None, "CPU threads (null: this rank's share of the cores, OMP_NUM_THREADS at most)", on_resume=OnResume.note
+    )
     deterministic: bool = option(False, "bit-identical runs on a GPU, slower")
     prefetch: int = option(4, "steps that the loader prepares ahead", on_resume=OnResume.allow)
     log_every: int = option(100, "steps between log lines", on_resume=OnResume.allow)
