@@ -81,8 +81,24 @@ class MemoryCheck:
 
 
 @dataclass(frozen=True)
+class Proof:
+    """What comparing this device with the plain computation has found: see `training.proof`.
+
+    Ways of computing are named as `training.proof.name_of` does. A way that is left in `trying` has ended its process.
+    """
+
+    device: str
+    torch: str
+    way: str | None = None  # that was found sound, and is taken; None: none yet
+    deviation: float | None = None  # of its gradient from the plain one, relative to that
+    trying: str | None = None
+    failures: dict[str, str] = field(default_factory=dict)  # ways that are not taken, and why
+    search: str | None = None  # the way of searches that was found sound: see `decoding.proof`
+
+
+@dataclass(frozen=True)
 class RunRecord:
-    """run.json: written when the run starts, when its memory has been checked, and when it resumes with other settings.
+    """run.json: written when the run starts, as its device is tried, and when it resumes with other settings.
 
     `config` and the digests of the development and test sets are those of the last start, all else is of the first.
     """
@@ -102,6 +118,7 @@ class RunRecord:
     commit: str | None = None  # of this package's source, where it is a git checkout
     dev_digest: str | None = None  # of the development set's text
     test_digest: str | None = None  # of the test sets' texts
+    proof: Proof | None = None  # None: nothing was compared, as on a CPU
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ import torch
 from support.corpora import finish, run, run_command, start, tiny_job, write_corpus, write_pair
 from support.interventions import before_each_pass, before_each_update
 from support.paths import ROOT
-from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     DataConfig,
     Device,
@@ -43,7 +42,9 @@ from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_
 from transformer.tools.doctor.findings import Level, Place, measured
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.text import is_double_encoded
-from transformer.tools.doctor.training import check_cost, check_overfit, largest_leak
+from transformer.tools.doctor.training import check_cost, check_overfit
+from transformer.training.memory import Trial
+from transformer.training.proof import largest_leak
 from transformer.training.resolve import resolve_settings
 from transformer.training.step import StepResult, train_step
 
@@ -460,11 +461,15 @@ class Clock:
 def test_check_cost_times_the_micro_batches_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU on which 200 tokens fit; by the clock, each micro-batch takes 10 seconds."""
 
-    def fit(job: TrainJob, resolved: Resolved, *_: object, **__: object) -> tuple[Resolved, MemoryCheck]:
-        return replace(resolved, max_tokens=200), MemoryCheck(200, is_estimate=False, needed=1, available=2)
+    def fit(trial: Trial, resolved: Resolved, objective: object) -> Resolved:
+        return replace(resolved, max_tokens=200)
+
+    def check(trial: Trial, resolved: Resolved, objective: object) -> MemoryCheck:
+        return MemoryCheck(resolved.max_tokens, is_estimate=False, needed=1, available=2)
 
     monkeypatch.setattr("transformer.tools.doctor.training.can_try", lambda device: True)
-    monkeypatch.setattr("transformer.tools.doctor.training.check_memory", fit)
+    monkeypatch.setattr(Trial, "fit", fit)
+    monkeypatch.setattr(Trial, "check", check)
     clock = Clock()
     monkeypatch.setattr("transformer.tools.doctor.training.time", clock)
     slots: list[int] = []
@@ -508,7 +513,7 @@ def test_check_cost_says_what_helps_where_no_step_fits(tmp_path: Path, monkeypat
         raise InputError("out of GPU memory in the trial before the first step")
 
     monkeypatch.setattr("transformer.tools.doctor.training.can_try", lambda device: True)
-    monkeypatch.setattr("transformer.tools.doctor.training.check_memory", fail)
+    monkeypatch.setattr(Trial, "fit", fail)
     job = tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"))
     resolved = resolve_settings(job, world_size=1)
     (check,) = check_cost(job, prepare(job), resolved=resolved, vocab_size=60)

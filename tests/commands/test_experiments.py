@@ -86,7 +86,10 @@ NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
         f"train.{key}"
         for key in ("seed", "max_tokens", "fit_memory", "precision", "device", "layout", "compile", "threads")
     ),
-    *(f"train.{key}" for key in ("deterministic", "prefetch", "log_every", "validate_every", "keep_last", "keep_best")),
+    *(
+        f"train.{key}"
+        for key in ("deterministic", "prefetch", "proof", "log_every", "validate_every", "keep_last", "keep_best")
+    ),
     *("train.metric", "train.samples", "search.batch_tokens"),
     "train.kernels",
 }

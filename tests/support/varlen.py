@@ -14,8 +14,9 @@ JSON.
 import argparse
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -29,18 +30,22 @@ from torch._dynamo.utils import counters
 from torch.nn.attention import varlen
 from torch.nn.parallel import DistributedDataParallel
 
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 from transformer.compute import autocast
-from transformer.config.settings import AttentionKernel, ModelConfig, Precision, TokenizerConfig
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import AttentionKernel, Device, LayoutKind, ModelConfig, Precision, TokenizerConfig
 from transformer.data.batch import Batch
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
-from transformer.distributed import join_world, unsynchronised
+from transformer.distributed import World, join_world, unsynchronised
 from transformer.layout import Packed
 from transformer.model.transformer import Transformer
+from transformer.records import Resolved
+from transformer.training import proof as training_proof
 from transformer.training.memory import try_step
+from transformer.training.proof import Prover, prove
 from transformer.training.step import Objective
 
 CPU = torch.device("cpu")
@@ -339,9 +344,57 @@ def ranks(kernel: AttentionKernel) -> dict[str, Any]:
     }
 
 
+def proof() -> dict[str, str]:
+    """The way that the proof of a device takes, with a sound kernel and with each fault of one, in bf16."""
+    store = real_sentences()
+    training_proof.COMPARED = 1_000  # the stand-in has weights of all slots
+    resolved = Resolved(
+        device=Device.cpu,
+        precision=Precision.bf16,
+        threads=1,
+        max_tokens=4_096,
+        layout=LayoutKind.packed,
+        compile=False,
+        micro_batch_multiple=1,
+        attention_kernel=AttentionKernel.varlen,
+    )
+    sound = _weights
+
+    def way(weights: Callable[..., Tensor]) -> str:
+        globals()["_weights"] = weights
+        prover = Prover(CPU, World(0, 1, {}), known=None, keep=lambda found: None)
+        prove(prover, TrainJob(model=SMALL), resolved, model=build(SMALL).model, store=store)
+        return prover.proof.way or ""
+
+    def raises(*given: Any, **how: Any) -> Tensor:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def dropped(q: Tensor, k: Tensor, q_offsets: Tensor, k_offsets: Tensor, **how: Any) -> Tensor:
+        """The last key of each sentence, as by a block that is cut too short."""
+        weights = sound(q, k, q_offsets, k_offsets, **how).clone()
+        weights[:, :, k_offsets[1:].long() - 1] = 0.0
+        return weights / weights.sum(-1, keepdim=True).clamp_min(1e-9)
+
+    return {
+        "sound": way(sound),
+        "raises": way(raises),
+        "NaN": way(lambda *given, **how: sound(*given, **how) * torch.nan),
+        "not causal": way(lambda *given, is_causal, scale: sound(*given, is_causal=False, scale=scale)),
+        "scale": way(lambda *given, is_causal, scale: sound(*given, is_causal=is_causal, scale=1.05 * scale)),
+        "keys dropped": way(dropped),
+    }
+
+
+def start_part(part: str) -> Any:
+    """What `part` finds, in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(TESTS / "support" / "varlen.py"), part]
+    return json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="The packed path of a GPU, on a CPU.")
-    parser.add_argument("part", choices=["packed", "uneven", "ranks", "ranks_triton"])
+    parser.add_argument("part", choices=["packed", "uneven", "ranks", "ranks_triton", "proof"])
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -356,6 +409,8 @@ def main() -> None:
             found = {"bf16": packed(Precision.bf16, 50), "fp32": packed(Precision.fp32, 5)}
         case "uneven":
             found = uneven(50)
+        case "proof":
+            found = proof()
         case "ranks":
             found = ranks(AttentionKernel.varlen)
     json.dump(found, sys.stdout)

@@ -366,6 +366,7 @@ ON_RESUME = {
     "train.threads": "n",
     "train.deterministic": "r",
     "train.prefetch": "a",
+    "train.proof": "a",
     "train.log_every": "a",
     "train.save_every": "a",
     "train.validate_every": "a",

@@ -467,6 +467,12 @@ class TrainConfig:
         "run yet",
         on_resume=OnResume.note,
     )
+    proof: bool | None = option(
+        None,
+        "before the first step, compare how this device computes with the plain way, and leave what it computes wrong "
+        "(null: on a GPU)",
+        on_resume=OnResume.allow,
+    )
     threads: int | None = option(
         None, "CPU threads (null: this rank's share of the cores, OMP_NUM_THREADS at most)", on_resume=OnResume.note
     )

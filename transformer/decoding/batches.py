@@ -10,7 +10,7 @@ shape of a batch decides the order in which its products are summed.
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from threading import Event
@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transformer.compute import autocast, default_batch_tokens, memory_errors_named
 from transformer.config.settings import Precision, SearchConfig
@@ -62,6 +63,7 @@ class Batches:
     search: SearchConfig
     device: torch.device
     precision: Precision
+    is_plain: bool = False  # attention by products and a softmax, where torch would choose a fused kernel
 
     @classmethod
     def of(cls, model: Transformer, search: SearchConfig, *, device: torch.device, precision: Precision) -> "Batches":
@@ -249,7 +251,12 @@ class Batches:
         batches = list(_cut(lengths, width=width, batch_tokens=batch_tokens))
 
         def work_on(batch: list[int], cancelled: Event) -> list[tuple[int, Result]]:
-            with _arithmetic(self.device, self.precision), memory_errors_named("translating", remedy=remedy):
+            plainly = sdpa_kernel(SDPBackend.MATH) if self.is_plain else nullcontext()
+            with (
+                _arithmetic(self.device, self.precision),
+                plainly,
+                memory_errors_named("translating", remedy=remedy),
+            ):
                 return list(zip(batch, work(batch, cancelled), strict=True))
 
         at_once = 1

@@ -22,6 +22,7 @@ from transformer.config.settings import Device, ModelConfig, Precision, SearchCo
 from transformer.data.tokenizer import Tokenizer, read_model
 from transformer.decoding.arguments import search_override
 from transformer.decoding.batches import Batches
+from transformer.decoding.proof import in_way, known_way, prove_search
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, check_size, load_parameters
@@ -165,7 +166,13 @@ def build_translator(
     # To its device, and ready to translate.
     with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
         model = model.to(torch_device, dtype_of(precision)).eval()
-        return Translator(tokenizer, Batches.of(model, settings, device=torch_device, precision=precision))
+        batches = Batches.of(model, settings, device=torch_device, precision=precision)
+
+    # On a GPU, in a way that is sound there.
+    if torch_device.type == "cuda":
+        way = known_way(run, torch_device)
+        batches = prove_search(batches)[0] if way is None else in_way(batches, way)
+    return Translator(tokenizer, batches)
 
 
 def _precision_of(run: RunDir, device: torch.device) -> Precision:

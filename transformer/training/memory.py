@@ -1,8 +1,8 @@
 """Whether a step fits into a GPU's memory, tried before the first one; `train.fit_memory` finds the largest that does.
 
-    check_memory    what a step needs     try_step
-                    what is available     the GPU's memory
-                    under fit_memory      largest_that_fits, by bisection
+    Trial.fit      under train.fit_memory      largest_that_fits, by bisection
+    Trial.check    what a step needs           try_step
+                   what is available           the GPU's memory
 
 A trial is a forward and a backward pass of the largest possible micro-batch, of invented sentences, beside the
 gradients of another one and room for the optimizer's moments. It changes neither weights nor moments, and no sentence
@@ -12,7 +12,7 @@ of the corpus is used.
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -45,59 +45,62 @@ def can_try(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def check_memory(
-    job: TrainJob,
-    resolved: Resolved,
-    objective: Objective,
-    parallel: nn.Module,
-    *,
-    batching: Callable[[Resolved], Batching],
-    longest: tuple[int, int],
-    device: torch.device,
-    world: World,
-) -> tuple[Resolved, MemoryCheck]:
-    """What a step needs; under `train.fit_memory` with the largest `max_tokens` that fits on every rank.
+@dataclass(frozen=True)
+class Trial:
+    """Whether steps fit into the memory of a GPU, on every rank.
 
-    `parallel` is the objective as it is trained: on several ranks under DDP, whose buckets take memory, and which the
-    compiler must know of when it compiles. `longest` are the lengths of the corpus' longest sentences.
-
-    Raises InputError, on every rank, where the trial runs out of memory.
+    `longest` are the lengths of the corpus' longest sentences, source and target, EOS counted.
     """
-    available = torch.cuda.get_device_properties(device).total_memory
 
-    def bytes_of(max_tokens: int, tried: nn.Module) -> float:
-        """The bytes that a step needs; infinity if the trial runs out of memory."""
-        batch = largest_batch(
-            batching(replace(resolved, max_tokens=max_tokens)),
-            longest,
-            is_quadratic=job.model.score is Score.additive,
-        )
-        return try_step(tried, batch, device=device, precision=resolved.precision)
+    job: TrainJob
+    batching: Callable[[Resolved], Batching]
+    longest: tuple[int, int]
+    device: torch.device
+    world: World
 
-    # The largest micro-batches that fit.
-    if job.train.fit_memory:
-        # The sizes are tried without the compiler, which would take minutes for each of them.
-        eager = Objective(objective.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
-        limit = USABLE * available
-        max_tokens = _largest_max_tokens(
-            job,
-            longest,
-            lambda max_tokens: not world.any(bytes_of(max_tokens, eager) > limit),
-            ranks=world.size,
-        )
-        resolved = replace(resolved, max_tokens=max_tokens)
+    def fit(self, resolved: Resolved, objective: Objective) -> Resolved:
+        """The settings, under `train.fit_memory` with the largest `max_tokens` that fits on every rank.
+
+        `objective` is not compiled: that would take minutes for each size. Raises InputError where not even one
+        sentence fits.
+        """
+        if not self.job.train.fit_memory:
+            return resolved
+        limit = USABLE * self._available
+
+        def fits(max_tokens: int) -> bool:
+            return not self.world.any(self._needed(replace(resolved, max_tokens=max_tokens), objective) > limit)
+
+        max_tokens = _largest_max_tokens(self.job, self.longest, fits, ranks=self.world.size)
         log.info("train.fit_memory: micro-batches of %d tokens fit", max_tokens)
+        return replace(resolved, max_tokens=max_tokens)
 
-    # What a step needs with the micro-batches to be used.
-    needed = bytes_of(resolved.max_tokens, parallel)
-    if world.any(math.isinf(needed)):
-        remedy = f"lower train.max_tokens (now {resolved.max_tokens}), or let train.fit_memory=true find it"
-        if job.train.fit_memory:  # the compiled step takes more than the eager one that was tried
-            remedy = f"set train.max_tokens below {resolved.max_tokens} in place of train.fit_memory"
-        raise InputError(f"out of GPU memory in the trial before the first step: {remedy}")
+    def check(self, resolved: Resolved, parallel: nn.Module) -> MemoryCheck:
+        """What a step needs.
 
-    log.info("memory of a step: %.2f GiB in a trial; there are %.2f GiB", needed / 2**30, available / 2**30)
-    return resolved, MemoryCheck(resolved.max_tokens, is_estimate=False, needed=int(needed), available=available)
+        `parallel` is the objective as it is trained: on several ranks under DDP, whose buckets take memory, and which
+        the compiler must know of when it compiles. Raises InputError, on every rank, where memory runs out.
+        """
+        needed = self._needed(resolved, parallel)
+        if self.world.any(math.isinf(needed)):
+            remedy = f"lower train.max_tokens (now {resolved.max_tokens}), or let train.fit_memory=true find it"
+            if self.job.train.fit_memory:  # the compiled step takes more than the eager one that was tried
+                remedy = f"set train.max_tokens below {resolved.max_tokens} in place of train.fit_memory"
+            raise InputError(f"out of GPU memory in the trial before the first step: {remedy}")
+
+        available = self._available
+        log.info("memory of a step: %.2f GiB in a trial; there are %.2f GiB", needed / 2**30, available / 2**30)
+        return MemoryCheck(resolved.max_tokens, is_estimate=False, needed=int(needed), available=available)
+
+    @property
+    def _available(self) -> int:
+        return torch.cuda.get_device_properties(self.device).total_memory
+
+    def _needed(self, resolved: Resolved, tried: nn.Module) -> float:
+        """The bytes that a step of the largest micro-batches needs; infinity if the trial runs out of memory."""
+        is_quadratic = self.job.model.score is Score.additive
+        batch = largest_batch(self.batching(resolved), self.longest, is_quadratic=is_quadratic)
+        return try_step(tried, batch, device=self.device, precision=resolved.precision)
 
 
 # ---- a trial --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import platform
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -28,11 +29,11 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Decay, Device, OnResume
 from transformer.data.plan import PLAN_VERSION
 from transformer.data.prepare import PREPARE_VERSION, Prepared
-from transformer.errors import CheckpointError
+from transformer.errors import CheckpointError, StorageError
 from transformer.evaluation.sets import digest_sets
 from transformer.files import MANIFEST, remove, write_file, write_json
 from transformer.machine import describe_processor, source_commit
-from transformer.records import RUN_FORMAT, Origin, Resolved, RunRecord
+from transformer.records import RUN_FORMAT, Origin, Proof, Resolved, RunRecord
 from transformer.run_dir import DEV, RunDir
 from transformer.training.resolve import resolve_again, resolve_settings
 
@@ -66,11 +67,19 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
         commit=source_commit(PACKAGE.parent),
         dev_digest=digest_sets({DEV: prepared.dev}),
         test_digest=digest_sets(prepared.test),
+        proof=_earlier_proof(run),
     )
 
     _write(run, record, prepared)
     write_file(run.tokenizer, prepared.tokenizer_model)
     return resolved
+
+
+def _earlier_proof(run: RunDir) -> Proof | None:
+    """What a start before this one has found of its device, and perhaps did not come back from."""
+    with suppress(CheckpointError, StorageError):  # there was none, or nothing that can be read
+        return run.read_record().proof
+    return None
 
 
 def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Resolved:

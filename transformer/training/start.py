@@ -1,7 +1,7 @@
 """From a job to a run: its data prepared, its directory locked, and its training started, or resumed where it stands.
 
     open_run     prepare -> lock -> newest checkpoint -> start_run or resume_run -> build_run
-    build_run    TrainState -> objective, compiled and wrapped -> does a step fit into memory? -> Run
+    build_run    TrainState -> the way that is sound here -> objective, compiled and wrapped -> does a step fit? -> Run
 
 Rank 0 goes first at each stage, and the other ranks take over what it found: the same settings, the same checkpoint.
 """
@@ -30,11 +30,12 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.distributed import Wait, World, local_device
 from transformer.errors import CheckpointError, StorageError
 from transformer.evaluation.score import check_language
-from transformer.records import MemoryCheck, Progress, Resolved
+from transformer.records import MemoryCheck, Progress, Proof, Resolved, TrainingRecord
 from transformer.run_dir import RunDir, list_steps, lock_run
 from transformer.tracking import log_to
-from transformer.training.memory import can_try, check_memory
+from transformer.training.memory import Trial, can_try
 from transformer.training.process import set_up_process
+from transformer.training.proof import Prover, prove, prove_compiled
 from transformer.training.record import resume_run, start_run
 from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState
@@ -62,6 +63,7 @@ class Run:
     data_digest: str
     state: TrainState
     objective: nn.Module  # the model under its loss as it is trained: compiled or not, wrapped for several ranks
+    prover: Prover | None  # of searches, too; None: nothing is to be compared
 
     @property
     def progress(self) -> Progress:
@@ -108,6 +110,7 @@ def open_run(job: TrainJob, world: World) -> Iterator[Run]:
             source=source,
             world=world,
             tries_memory=checkpoint is None,
+            proves=True,
         )
 
 
@@ -174,10 +177,14 @@ def build_run(
     source: Checkpoint | None,
     world: World,
     tries_memory: bool,
+    proves: bool,
 ) -> Run:
     """The run at its first step, with the weights of `source` if there is one, or as the checkpoint left it.
 
-    `tries_memory`: on a GPU, a step is tried, and run.json keeps what it needed; raises InputError if it does not fit.
+    `proves`: where that is due, the device is compared with the plain way, and what it computes wrong is not taken.
+    `tries_memory`: on a GPU, a step is tried. run.json keeps what was found.
+
+    Raises InputError where no way is sound, or a step does not fit, and Stopped where the GPU breaks down.
     """
     set_up_process(threads=resolved.threads, deterministic=job.train.deterministic)
     directory = RunDir(Path(job.run_dir))
@@ -186,15 +193,49 @@ def build_run(
     avoid_cudnn_attention(device)
 
     # The state: new, from other weights, or from a checkpoint.
-    state = TrainState.at_start(
-        job.model,
-        job.train,
-        vocab_size=tokenizer.vocab_size,
-        device=device,
-        precision=resolved.precision,
-        source=source,
-    )
-    record = None if checkpoint is None else state.restore(checkpoint, rank=world.rank)
+    def build_state() -> tuple[TrainState, TrainingRecord | None]:
+        state = TrainState.at_start(
+            job.model,
+            job.train,
+            vocab_size=tokenizer.vocab_size,
+            device=device,
+            precision=resolved.precision,
+            source=source,
+        )
+        return state, None if checkpoint is None else state.restore(checkpoint, rank=world.rank)
+
+    state, record = build_state()
+
+    # How to compute it: in a way that this device is sound in.
+    stores = epoch_stores(prepared.store, tokenizer, rate=job.train.subword_sampling, seed=job.train.seed)
+    prover = _prover(job, directory, device=device, world=world) if proves else None
+    if prover is not None and not prover.knows(resolved):
+        wanted = resolved
+        resolved = prove(prover, job, wanted, model=state.model, store=stores.corpus)
+        if resolved.precision is not wanted.precision:  # its scale of the loss, too
+            state, record = build_state()
+
+    # Micro-batches that fit into memory.
+    batching = partial(batching_of, job, lengths=stores.lengths, mixture=prepared.mixture)
+    trial = Trial(job, batching, longest=stores.corpus.longest, device=device, world=world)
+    tries_memory = tries_memory and can_try(device)
+    if tries_memory:
+        resolved = trial.fit(resolved, _objective(job, resolved, state))
+
+    # The model under its loss, as it will be trained.
+    objective = _objective(job, resolved, state)
+    parallel = world.wrap(objective)
+    if prover is not None and resolved.compile and not prover.knows(resolved):
+        sound = prove_compiled(
+            prover, resolved, objective=objective, parallel=parallel, store=stores.corpus, batching=batching(resolved)
+        )
+        if not sound:
+            del objective, parallel  # DDP's hooks go with it
+            resolved = replace(resolved, compile=False)
+            parallel = world.wrap(_objective(job, resolved, state))
+    memory = trial.check(resolved, parallel) if tries_memory else None
+    if checkpoint is None and (memory or prover):
+        world.from_rank0(partial(_update_record, directory, resolved=resolved, memory=memory))
 
     settings = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items() if value is not None)
     log.info("%s parameters; %s", f"{count_parameters(job.model, tokenizer.vocab_size).total:,}", settings)
@@ -205,28 +246,6 @@ def build_run(
     dev = DevSet.of(prepared.dev, tokenizer, max_pieces=job.model.max_positions - 1)
     if record is not None and record.dev_digest != dev.digest:
         log.warning("the text of data.dev has changed: its scores cannot be compared with the earlier ones")
-
-    # The model under its loss, as it will be trained.
-    objective = Objective(state.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
-    if resolved.compile:
-        objective.compile()
-    parallel = world.wrap(objective)
-
-    # Its micro-batches, which fit into memory.
-    stores = epoch_stores(prepared.store, tokenizer, rate=job.train.subword_sampling, seed=job.train.seed)
-    batching = partial(batching_of, job, lengths=stores.lengths, mixture=prepared.mixture)
-    if tries_memory and can_try(device):
-        resolved, check = check_memory(
-            job,
-            resolved,
-            objective,
-            parallel,
-            batching=batching,
-            longest=stores.corpus.longest,
-            device=device,
-            world=world,
-        )
-        world.from_rank0(partial(_record_memory, directory, resolved, check))
 
     return Run(
         job=job,
@@ -242,9 +261,45 @@ def build_run(
         data_digest=prepared.report.digest,
         state=state,
         objective=parallel,
+        prover=prover,
     )
 
 
-def _record_memory(directory: RunDir, resolved: Resolved, check: MemoryCheck) -> None:
-    """Write to run.json what a step needs, and the `max_tokens` that fits."""
-    directory.write_record(replace(directory.read_record(), resolved=resolved, memory=check))
+def _objective(job: TrainJob, resolved: Resolved, state: TrainState) -> Objective:
+    """The model under its loss, compiled or not."""
+    objective = Objective(state.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
+    if resolved.compile:
+        objective.compile()
+    return objective
+
+
+def _prover(job: TrainJob, directory: RunDir, *, device: torch.device, world: World) -> Prover | None:
+    """What compares ways to compute, and writes to run.json what it finds; None where that is not wanted."""
+    is_wanted = device.type == "cuda" if job.train.proof is None else job.train.proof
+    if not is_wanted:
+        return None
+    known = world.share(
+        lambda: directory.read_record().proof,
+        pack=lambda proof: None if proof is None else to_json(proof),
+        unpack=lambda stored: None if stored is None else from_json(Proof, stored),
+    )
+    return Prover(device, world, known=known, keep=lambda proof: _update_record(directory, proof=proof))
+
+
+def _update_record(
+    directory: RunDir,
+    *,
+    resolved: Resolved | None = None,
+    memory: MemoryCheck | None = None,
+    proof: Proof | None = None,
+) -> None:
+    """Write to run.json what was found out before the first step."""
+    record = directory.read_record()
+    directory.write_record(
+        replace(
+            record,
+            resolved=resolved or record.resolved,
+            memory=memory or record.memory,
+            proof=proof or record.proof,
+        )
+    )

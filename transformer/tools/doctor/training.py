@@ -12,12 +12,10 @@ import shutil
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from transformer.compute import autocast, dtype_of, loss_scaler, resolve_device
 from transformer.config.jobs import TrainJob
@@ -29,15 +27,15 @@ from transformer.data.prepare import Prepared
 from transformer.data.store import Store
 from transformer.distributed import World
 from transformer.errors import InputError
-from transformer.layout import Packed
 from transformer.machine import free_memory
 from transformer.model.transformer import Transformer
 from transformer.records import MemoryCheck, Resolved
 from transformer.tools.doctor.findings import Check, Level, failed, measured, passed
 from transformer.tools.memory import estimate_memory
 from transformer.tools.preview import Preview, preview_epoch
-from transformer.training.memory import can_try, check_memory
+from transformer.training.memory import Trial, can_try
 from transformer.training.optimizer import build_optimizer, rate_of, updates_applied
+from transformer.training.proof import MOST_LEAK, largest_leak
 from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState, draw_model
 from transformer.training.step import Objective, train_step
@@ -50,7 +48,6 @@ WARMUP = 20  # updates
 RATE = 0.005  # times d_model^-0.5: low enough for six post-norm layers without dropout
 LEARNED = 1 / 3  # of the loss at the start; to know only how often each piece occurs in the pairs leaves half of it
 NOT_FINITE = 1e9  # in place of a share of the loss that is infinite or NaN, which JSON cannot hold
-MOST_LEAK = 1e-3  # by which a log-probability may change with a later token: rounding, if anything
 
 
 # ---- what the model sees --------------------------------------------------------------------------------------------
@@ -74,53 +71,6 @@ def check_leak(job: TrainJob, store: Store, *, vocab_size: int, batching: Batchi
         remedy="the decoder sees the tokens that it is to predict: undo what was changed in the attention's mask",
         places=[],
     )
-
-
-def largest_leak(model: Transformer, batch: Batch) -> float:
-    """The largest change of a log-probability when the target tokens after the middle of each sentence are changed.
-
-    `model` and `batch` are on one device; only what is predicted before the changed tokens is compared.
-    """
-    # Other tokens in the second half of each target.
-    is_later = _is_in_later_half(batch)
-    changed = batch.target_in.clone()
-    changed[is_later] = (changed[is_later] + 1) % model.vocab_size
-
-    with torch.no_grad():
-        memory = model.encode(batch.source, batch.source_layout)
-        log_probs = _log_probs(model, batch.target_in, batch, memory)  # (B, T, V)
-        log_probs_changed = _log_probs(model, changed, batch, memory)
-
-    # What that changes in the first half.
-    difference = (log_probs - log_probs_changed).abs().amax(-1)  # (B, T)
-    return float(difference[~is_later & _is_token(batch)].max())
-
-
-def _log_probs(model: Transformer, tokens: Tensor, batch: Batch, memory: Tensor) -> Tensor:
-    """What the model predicts behind these target tokens of the batch, `(B, T, V)`."""
-    decoded = model.decode(tokens, batch.target_layout, memory=memory, memory_layout=batch.source_layout)
-    return model.unembed(decoded).float().log_softmax(-1)
-
-
-def _is_in_later_half(batch: Batch) -> Tensor:
-    """The slots in the second half of each target sentence: bool, in the layout's shape."""
-    layout = batch.target_layout
-    if isinstance(layout, Packed):
-        is_later = torch.zeros_like(batch.target_in, dtype=torch.bool)
-        for start, end in pairwise(layout.offsets.tolist()):
-            is_later[(start + end + 1) // 2 : end] = True
-        return is_later & _is_token(batch)
-
-    half = (layout.lengths + 1) // 2
-    return (layout.positions() >= half.unsqueeze(1)) & layout.visible()
-
-
-def _is_token(batch: Batch) -> Tensor:
-    """The slots that hold a target token."""
-    layout = batch.target_layout
-    if isinstance(layout, Packed):
-        return batch.target_out != PAD
-    return layout.visible()
 
 
 def _pairs_to_learn(store: Store, batching: Batching) -> Batch:
@@ -226,16 +176,9 @@ def check_cost(job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_s
     batching_with = partial(batching_of, job, lengths=prepared.store.lengths, mixture=prepared.mixture)
     if can_try(device):
         try:
-            resolved, memory = check_memory(
-                job,
-                resolved,
-                objective,
-                objective,
-                batching=batching_with,
-                longest=longest,
-                device=device,
-                world=World(0, 1, {}),
-            )
+            trial = Trial(job, batching_with, longest=longest, device=device, world=World(0, 1, {}))
+            resolved = trial.fit(resolved, objective)
+            memory = trial.check(resolved, objective)
         except InputError as error:
             remedy = "lower train.max_tokens, set train.fit_memory=true, or choose a smaller model"
             return [failed("memory", "machine", found=str(error), level=Level.error, remedy=remedy, places=[])]

@@ -189,6 +189,7 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
         source=find_source(job) if checkpoint is None else None,
         world=World(0, 1, {}),
         tries_memory=False,
+        proves=False,
     )
 
 

@@ -1,0 +1,301 @@
+"""The proof of a device: whatever computes wrong is left, and the training is the one of the way that is taken.
+
+A CPU stands in for a GPU, with faults in the form of attention that packed sentences take there; what a GPU's own
+kernel may do wrong, in half precision, is tried with the stand-in of support/varlen.py.
+"""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo import register_backend
+
+from support.corpora import read, run, tiny_job, write_corpus
+from support.ranks import ranks
+from support.varlen import start_part
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import DataConfig, LayoutKind, Precision
+from transformer.decoding.loading import load
+from transformer.decoding.proof import FULL, FUSED, PLAIN, in_way, prove_search, search_deviation
+from transformer.errors import InputError
+from transformer.layout import Histories
+from transformer.model import attention
+from transformer.run_dir import RunDir
+from transformer.training import proof
+from transformer.training.step import Objective
+
+PACKED = "packed, not compiled, fp32"
+PADDED = "padded, not compiled, fp32"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def padded(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The losses of the plain way."""
+    return losses(run(job(tmp_path_factory.mktemp("padded") / "a", corpus, layout=LayoutKind.padded, proof=None)))
+
+
+def job(folder: Path, corpus: DataConfig, **recipe: Any) -> TrainJob:
+    settings = {"proof": True, "max_steps": 4, "validate_every": 4, "average": 1}
+    return tiny_job(folder, corpus, **settings | recipe)
+
+
+def losses(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{key: value for key, value in row.items() if "loss" in key or key == "step"} for row in rows]
+
+
+def found(folder: Path) -> Any:
+    return read(folder / "run.json")["proof"]
+
+
+# ---- what may go wrong in a step ------------------------------------------------------------------------------------
+
+Attend = Callable[..., Tensor]
+
+
+def raises(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
+    raise RuntimeError("CUDA error: no kernel image is available\nfor execution on the device")
+
+
+def gives_nan(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
+    return attend(q, k, v, look) * math.nan
+
+
+def forgets_the_mask(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
+    return attend(q, k, v, replace(look, causal=False))
+
+
+def scales_wrong(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
+    return attend(q, k, v, replace(look, scale=1.05 * look.scale))
+
+
+def drops_keys(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
+    kept = (torch.arange(len(k)) % 8 != 7)[:, None, None]
+    return attend(q, torch.where(kept, k, 0.0), torch.where(kept, v, 0.0), look)
+
+
+@contextmanager
+def faulty(fault: Callable[..., Tensor]) -> Iterator[None]:
+    """Attention over packed sentences, with this fault."""
+    sound = attention._attend_in_groups
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_attend_in_groups", lambda *given: fault(sound, *given))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (raises, "RuntimeError: CUDA error: no kernel image is available"),
+        (gives_nan, "the loss is nan where it should be "),
+        (forgets_the_mask, "the loss is "),
+        (scales_wrong, "the loss is "),
+        (drops_keys, "the loss is "),
+    ],
+)
+def test_proof_leaves_what_computes_wrong_for_the_plain_way(
+    fault: Callable[..., Tensor],
+    said: str,
+    padded: list[dict[str, Any]],
+    corpus: DataConfig,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The loss curve is that of a training that never took the faulty way; one line says which, and why."""
+    with faulty(fault):
+        folder = run(job(tmp_path / "a", corpus))
+        kept = found(folder)
+        assert kept["way"] == PADDED
+        assert list(kept["failures"]) == [PACKED]
+        assert said in kept["failures"][PACKED]
+        assert (kept["trying"], kept["search"]) == (None, FUSED)
+        assert losses(folder) == padded
+        warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and PACKED in r.getMessage()]
+        assert len(warnings) == 1
+
+        # A resume takes the same way, and compares nothing again.
+        run(job(tmp_path / "a", corpus, max_steps=5))
+        assert found(folder) == kept
+
+
+def test_proof_finds_a_sound_way_sound_and_changes_nothing(corpus: DataConfig, tmp_path: Path) -> None:
+    proven = run(job(tmp_path / "a", corpus))
+    plain = run(job(tmp_path / "b", corpus, proof=None))
+    assert losses(proven) == losses(plain)
+    assert found(plain) is None
+    assert found(proven)["way"] == PACKED
+    assert 0.0 < found(proven)["deviation"] < 1e-4
+
+
+def test_proof_sees_a_leak_that_the_gradient_does_not_show(
+    monkeypatch: pytest.MonkeyPatch, corpus: DataConfig, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(proof, "largest_leak", lambda model, batch: 0.5 if batch.source.dim() == 1 else 0.0)
+    kept = found(run(job(tmp_path / "a", corpus)))
+    assert kept["failures"] == {PACKED: "what is predicted depends on later tokens (by 0.5)"}
+
+
+def test_proof_ends_in_words_where_no_way_is_sound(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "largest_leak", lambda model, batch: math.nan)
+    with pytest.raises(InputError, match=r"computes no step as it should \(packed.*; padded.*\): set train.device=cpu"):
+        run(job(tmp_path / "a", corpus))
+
+
+def test_proof_takes_another_way_after_one_that_ended_the_process(
+    padded: list[dict[str, Any]], corpus: DataConfig, tmp_path: Path
+) -> None:
+    def end(*_: Any) -> Tensor:
+        os._exit(9)
+
+    child = os.fork()
+    if child == 0:
+        with faulty(end):
+            run(job(tmp_path / "a", corpus))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert found(tmp_path / "a")["trying"] == PACKED
+
+    folder = run(job(tmp_path / "a", corpus))
+    assert found(folder)["way"] == PADDED
+    assert found(folder)["failures"] == {PACKED: "the process ended while it was tried"}
+    assert losses(folder) == padded
+
+
+def test_proof_does_not_hold_a_signal_against_a_way(corpus: DataConfig, tmp_path: Path) -> None:
+    def interrupt(*_: Any) -> Tensor:
+        raise KeyboardInterrupt
+
+    with faulty(interrupt), pytest.raises(KeyboardInterrupt):
+        run(job(tmp_path / "a", corpus))
+    assert (found(tmp_path / "a")["trying"], found(tmp_path / "a")["failures"]) == (None, {})
+
+
+def test_proof_takes_the_same_way_on_every_rank(corpus: DataConfig, tmp_path: Path) -> None:
+    """Of two ranks, the second one's attention raises."""
+
+    def train() -> None:
+        with faulty(raises if os.environ["RANK"] == "1" else lambda attend, *given: attend(*given)):
+            run(job(tmp_path / "a", corpus))
+
+    assert ranks(2, train, tmp_path) == [0, 0]
+    kept = found(tmp_path / "a")
+    assert (kept["way"], kept["failures"]) == (PADDED, {PACKED: "it failed on another rank"})
+    plain = job(tmp_path / "b", corpus, proof=None, layout=LayoutKind.padded)
+    assert ranks(2, lambda: run(plain), tmp_path) == [0, 0]
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_proof_of_kernels_in_half_precision() -> None:
+    """The stand-in of a GPU's kernel in bf16, sound and with each fault: see support/varlen.py."""
+    packed, padded = "packed (varlen), not compiled, bf16", "padded, not compiled, bf16"
+    ways = start_part("proof")
+    assert ways == {"sound": packed, **dict.fromkeys(("raises", "NaN", "not causal", "scale", "keys dropped"), padded)}
+
+
+# ---- what may go wrong in a compiler --------------------------------------------------------------------------------
+
+
+@register_backend
+def failing(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    raise OSError("undefined symbol: cuModuleGetFunction")
+
+
+@register_backend
+def doubling(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    return lambda *given: [2.0 * output if output.is_floating_point() else output for output in graph(*given)]
+
+
+@register_backend
+def sound(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    return graph.forward
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_kept", "said"),
+    [("failing", False, "undefined symbol"), ("doubling", False, "the loss is "), ("sound", True, "")],
+)
+def test_proof_leaves_a_compiler_that_fails(
+    backend: str, is_kept: bool, said: str, corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded batches, which a CPU compiles, too; what is then trained is the uncompiled step."""
+    torch._dynamo.reset()
+    compile_by = Objective.compile
+    monkeypatch.setattr(Objective, "compile", lambda self: compile_by(self, backend=backend))
+    monkeypatch.setattr("transformer.training.resolve.has_compiler", lambda device: True)
+    folder = run(job(tmp_path / "a", corpus, layout=LayoutKind.padded, compile=True))
+
+    compiled = "padded, compiled, fp32"
+    assert found(folder)["way"] == (compiled if is_kept else PADDED)
+    assert said in found(folder)["failures"].get(compiled, "")
+    assert RunDir(folder).read_record().resolved.compile is is_kept
+    if not is_kept:
+        plain = run(job(tmp_path / "b", corpus, layout=LayoutKind.padded, proof=None))
+        assert losses(folder) == losses(plain)
+
+
+# ---- what may go wrong in a search ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(job(tmp_path_factory.mktemp("trained") / "a", corpus, proof=None))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_search_deviation_is_rounding(trained: Path, precision: Any) -> None:
+    batches = load(trained, precision=precision).batches
+    deviation = search_deviation(batches)
+    assert deviation < {"fp32": 1e-5, "bf16": 0.03, "fp64": 1e-12}[precision]
+    assert search_deviation(in_way(batches, FULL)) < 1e-5
+
+
+def test_prove_search_leaves_a_fused_kernel_that_computes_wrong(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the plain way does not use gives noise: torch is told not to take it, and the translations are right."""
+    translator = load(trained, precision="fp32")
+    texts = ["one two three", "four five six seven", "eight nine"]
+    expected = translator.translate(texts)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def noisy(*given: Any, **how: Any) -> Tensor:
+        out = sdpa(*given, **how)
+        return out + torch.randn_like(out) if torch.backends.cuda.flash_sdp_enabled() else out
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noisy)
+    batches, way = prove_search(translator.batches)
+    assert way == PLAIN
+    assert replace(translator, batches=batches).translate(texts) == expected
+
+
+def test_prove_search_ends_in_words_where_the_search_itself_is_wrong(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that does not see the position before it."""
+
+    def short(self: Histories) -> Tensor:
+        visible = self.is_past.clone()
+        visible[:, :, -2:-1] &= visible.shape[2] < 3
+        return visible.unsqueeze(1)
+
+    monkeypatch.setattr(Histories, "visible", short)
+    with pytest.raises(InputError, match=r"searches as it should in no way \(fused attention: .*\): set device=cpu"):
+        prove_search(load(trained, precision="fp64", beam_size=1).batches)
+
+
+def test_train_in_half_precision_has_its_searches_proven(corpus: DataConfig, tmp_path: Path) -> None:
+    kept = found(run(job(tmp_path / "a", corpus, precision=Precision.bf16)))
+    assert (kept["way"], kept["search"], kept["failures"]) == ("packed, not compiled, bf16", FUSED, {})

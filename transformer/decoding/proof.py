@@ -1,0 +1,97 @@
+"""The proof of a search: the log-probabilities that it adds up, compared with those of plain forced decoding.
+
+A search computes one position after the other, with kept keys and values and masks of its own, and on a GPU by fused
+kernels. The plain way computes all positions at once, in full precision, with attention by products and a softmax. So
+translations are found of a few made-up sources, and their pieces scored in the plain way. A search that raises,
+deviates or is not finite is made to compute more plainly.
+"""
+
+import logging
+import math
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from transformer.compute import HALF
+from transformer.config.settings import Precision
+from transformer.decoding.batches import Batches
+from transformer.decoding.forced import piece_log_probs
+from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
+from transformer.records import Proof
+from transformer.run_dir import RunDir
+from transformer.vocabulary import UNK
+
+log = logging.getLogger(__name__)
+
+SOURCES = 8
+LONGEST = 24  # pieces of the longest of them
+MOST = {True: 0.1, False: 0.001}  # by which the mean log-probability of a piece may deviate; is it half precision?
+
+FUSED = "fused attention"
+PLAIN = "plain attention"
+FULL = "plain attention, fp32"
+SEARCHES = (FUSED, PLAIN, FULL)  # each with less that can go wrong
+
+
+def in_way(batches: Batches, way: str) -> Batches:
+    """The same models and settings, computing as `way` says: FUSED, PLAIN or FULL."""
+    if way == FULL and batches.precision in HALF:
+        (model,) = batches.models
+        batches = Batches.of(model, batches.search, device=batches.device, precision=Precision.fp32)
+    return replace(batches, is_plain=way != FUSED)
+
+
+def prove_search(batches: Batches) -> tuple[Batches, str]:
+    """The first sound way to search with one model, and its name. Raises InputError where there is none."""
+    failures = []
+    for way in SEARCHES:
+        made = in_way(batches, way)
+        try:
+            deviation = search_deviation(made)
+            if deviation <= MOST[made.precision in HALF]:
+                log.info("searches compute as the plain way does: a piece's log-probability differs by %.2g", deviation)
+                return made, way
+            failure = f"the log-probability of a piece differs by {deviation:.2g}"
+        except (TransformerError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a driver or a kernel raises
+            failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        log.warning("searches with %s: not taken: %.300s", way, failure)
+        failures.append(f"{way}: {failure}")
+    raise InputError(f"{batches.device} searches as it should in no way ({'; '.join(failures)}): set device=cpu")
+
+
+def search_deviation(batches: Batches) -> float:
+    """How far the mean log-probability of a piece is from that of plain forced decoding, in the worst translation."""
+    (model,) = batches.models
+    draw = np.random.default_rng(0)
+    longest = max(1, min(LONGEST, batches.max_positions // 2))
+    lengths = np.linspace(1, longest, SOURCES).astype(int).tolist()
+    sources = [draw.integers(UNK, model.vocab_size, size=length).tolist() for length in lengths]
+    best = [found[0] for found in batches.hypotheses(sources, n_best=1)]
+
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        pairs = [(source, hypothesis.tokens) for source, hypothesis in zip(sources, best, strict=True)]
+        plain = piece_log_probs([model], pairs, batches.device)
+    model.train(was_training)
+
+    # The maximum of Python would pass over NaN.
+    deviations = [
+        abs(hypothesis.log_prob - sum(log_probs[: hypothesis.length])) / max(1, hypothesis.length)
+        for hypothesis, log_probs in zip(best, plain, strict=True)
+    ]
+    return math.nan if any(map(math.isnan, deviations)) else max(deviations)
+
+
+def known_way(run: RunDir, device: torch.device) -> str | None:
+    """The way to search that a run has found sound on this device with this torch; None where it has not."""
+    with suppress(CheckpointError, StorageError):  # run.json is optional for inference
+        proof: Proof | None = run.read_record().proof
+        if proof is not None and (proof.device, proof.torch) == (torch.cuda.get_device_name(device), torch.__version__):
+            return proof.search
+    return None

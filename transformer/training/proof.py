@@ -1,0 +1,486 @@
+"""The proof of a device: the way that a training will take, compared with the plain one before the first step.
+
+    prove                 the first sound one of `ways_of`, compared without dropout and without the compiler
+    prove_compiled        the compiled step as it will train, compared with the same step uncompiled
+    Prover.prove_search   at the first validation: see `decoding.proof`
+
+The plain way is padded, uncompiled, in full precision, with attention by products and a softmax, and the loss by its
+formula. Loss, gradients, and what the causal mask hides are compared on sentence pairs of the corpus, of all lengths,
+with the weights that the training begins with. A way that raises, deviates or is not finite is left for the next, on
+all ranks alike. What is being tried is written down before it is tried: a way that ends the process is not taken again.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from transformer.compute import HALF, autocast, dtype_of, product_dtype
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import LayoutKind, ModelConfig, Precision
+from transformer.data.batch import Batch, collate
+from transformer.data.plan import SLOTS, Batching, split_step
+from transformer.data.store import Ids, Store
+from transformer.decoding.batches import Batches
+from transformer.decoding.proof import SEARCHES, in_way, prove_search
+from transformer.distributed import World, unsynchronised
+from transformer.errors import InputError, Stopped, TransformerError
+from transformer.layout import Packed
+from transformer.loss import smoothed_cross_entropy
+from transformer.machine import describe_processor
+from transformer.model.attention import Look, attend
+from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
+from transformer.records import Proof, Resolved
+from transformer.training.step import Objective
+from transformer.vocabulary import PAD
+
+log = logging.getLogger(__name__)
+
+COMPARED = 4_096  # tokens of a side that are compared, about
+SLICE = 2_000  # tokens of a side that the plain way computes at once, so that it fits wherever a step does
+SAMPLED = 100_000  # pairs among which those that are compared are chosen
+FP16_SCALE = 2.0**12  # of the loss: without it, gradients in fp16 would vanish
+MOST_LEAK = 1e-3  # by which a log-probability may change with a later token: rounding, if anything
+ANOTHER_MASK = 1.5  # a compiled step may differ by so many times as much as other dropout masks make
+
+
+class Tolerance(NamedTuple):
+    """How far a way may be from the plain one, relative to that.
+
+    Largest deviations seen in bf16 (packed, on a CPU; the models of the demo and of Multi30k): loss 7e-5, a matrix's
+    gradient 0.026 and its norm 0.0064, that of a vector 0.37; in fp16 a third of it.
+    """
+
+    loss: float
+    norm: float  # of the gradient of one matrix
+    gradient: float  # of one matrix: the norm of the difference
+
+
+ATTENTION = {True: 0.02, False: 1e-4}  # by which a kernel's output and gradients may differ; seen in bf16: 0.004
+VECTORS = 0.75  # by which the gradient of a vector may differ
+TOLERANCES = {True: Tolerance(loss=0.005, norm=0.03, gradient=0.15), False: Tolerance(1e-4, 0.002, 0.01)}  # is it half?
+
+
+class _DeviatesError(Exception):
+    """A way computes something else than the plain one; the message says what, and by how much."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The loss of some sentences, a mean over target tokens, and its gradient by the name of a parameter."""
+
+    loss: float
+    by_name: dict[str, Tensor]
+
+    def distance(self, other: "Gradient") -> float:
+        """The norm of the difference, relative to the norm of `other`."""
+        difference = sum(float((self.by_name[name] - plain).norm()) ** 2 for name, plain in other.by_name.items())
+        return math.sqrt(difference) / other.norm
+
+    @property
+    def norm(self) -> float:
+        """Of all parameters."""
+        return math.sqrt(sum(float(gradient.norm()) ** 2 for gradient in self.by_name.values()))
+
+
+# ---- the ways, and their names --------------------------------------------------------------------------------------
+
+
+def name_of(way: Resolved) -> str:
+    """What decides on how a step is computed, in words: `packed (varlen), compiled, bf16`."""
+    kernels = [] if way.attention_kernel is None else [way.attention_kernel.value]
+    kernels += [] if way.loss_rows is None else ["loss in Triton"]
+    layout = way.layout.value + (f" ({', '.join(kernels)})" if kernels else "")
+    return f"{layout}, {'compiled' if way.compile else 'not compiled'}, {way.precision.value}"
+
+
+def ways_of(resolved: Resolved) -> list[Resolved]:
+    """The uncompiled ways to compute, each with less that can go wrong: as resolved, plainly, and in fp32."""
+    as_resolved = replace(resolved, compile=False)
+    plain = replace(as_resolved, layout=LayoutKind.padded, attention_kernel=None, loss_rows=None)
+    full = replace(plain, precision=Precision.fp32) if plain.precision in HALF else plain
+    return list(dict.fromkeys([as_resolved, plain, full]))
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else describe_processor()
+
+
+# ---- which of them are sound ----------------------------------------------------------------------------------------
+
+
+class Prover:
+    """Tries ways on every rank, and keeps what was found: `keep` writes it down, on rank 0."""
+
+    def __init__(
+        self, device: torch.device, world: World, *, known: Proof | None, keep: Callable[[Proof], None]
+    ) -> None:
+        self.device = device
+        self.world = world
+        self.proof = Proof(_device_name(device), torch.__version__)
+        self._keep_on_rank0 = keep
+
+        # What an earlier start on this device has found. A way that it did not come back from is not tried again.
+        if known is not None and (known.device, known.torch) == (self.proof.device, self.proof.torch):
+            self.proof = known
+            if known.trying is not None:
+                log.warning("%s: not taken: an earlier start ended while it was tried", known.trying)
+                failures = {**known.failures, known.trying: "the process ended while it was tried"}
+                self._keep(replace(self.proof, trying=None, failures=failures))
+
+    def knows(self, way: Resolved) -> bool:
+        """Whether this way has been found sound here, and is to be taken."""
+        return self.proof.way == name_of(way)
+
+    def prove_search(self, batches: Batches) -> Batches:
+        """The same search in a way that is sound on every rank: proven once, and known from then on."""
+        if self.proof.search is None:
+            _, way = prove_search(batches)
+            self._keep(replace(self.proof, search=max(self.world.gather(way), key=SEARCHES.index)))
+        assert self.proof.search is not None
+        return in_way(batches, self.proof.search)
+
+    def holds(self, way: Resolved, deviation: Callable[[], float]) -> bool:
+        """Whether a way is sound on every rank: `deviation` compares it, and raises where it is not.
+
+        Raises InputError where memory runs out, and Stopped where the device does not answer any more.
+        """
+        name = name_of(way)
+        if name in self.proof.failures:
+            return False
+
+        self._keep(replace(self.proof, trying=name))
+        found = math.inf
+        failure = None
+        try:
+            found = deviation()
+        except torch.OutOfMemoryError as error:
+            self._keep(replace(self.proof, trying=None))
+            raise InputError(f"out of GPU memory while the device is tried: lower train.max_tokens ({name})") from error
+        except TransformerError:
+            self._keep(replace(self.proof, trying=None))
+            raise
+        except Exception as error:  # whatever a compiler, a driver or a kernel raises
+            log.debug("%s", name, exc_info=True)
+            text = " ".join(str(error).split("\n")[:2]).strip()  # a compiler names its own error in the second line
+            failure = text if isinstance(error, _DeviatesError) else f"{type(error).__name__}: {text}"
+        except BaseException:  # a signal says nothing about the way
+            self._keep(replace(self.proof, trying=None))
+            raise
+
+        if not self.world.any(failure is not None):
+            self._keep(replace(self.proof, trying=None, way=name, deviation=found))
+            return True
+
+        failure = failure or "it failed on another rank"
+        log.warning("%s: not taken: %.300s (TRANSFORMER_DEBUG=1 --verbose shows more)", name, failure)
+        self._keep(replace(self.proof, trying=None, failures={**self.proof.failures, name: failure}))
+        self._check_device(name)
+        return False
+
+    def _keep(self, found: Proof) -> None:
+        self.proof = found
+        if self.world.is_rank0:
+            self._keep_on_rank0(found)
+
+    def _check_device(self, name: str) -> None:
+        """Raise Stopped, on every rank, where the failure has left a GPU that computes nothing any more."""
+        is_broken = False
+        try:
+            float(torch.ones(2, device=self.device).sum())
+        except RuntimeError:
+            is_broken = True
+        if self.world.any(is_broken):
+            raise Stopped(f"the GPU does not answer after a failure ({name}): the same command takes another way")
+
+
+def prove(prover: Prover, job: TrainJob, resolved: Resolved, *, model: Transformer, store: Store) -> Resolved:
+    """The settings with the first way that is sound, uncompiled; if it is as resolved, `compile` stays as it is.
+
+    `model` stays as it is. Raises InputError where no way is sound.
+    """
+    copy = _without_dropout(model, precision=resolved.precision, device=prover.device)
+    ids = _pairs_of_all_lengths(store, COMPARED)
+    plain = _plain_gradient(copy, store, ids, label_smoothing=job.train.label_smoothing, device=prover.device)
+
+    def deviation(way: Resolved) -> float:
+        if way.attention_kernel is not None:
+            _compare_kernel(way, job.model, store, ids, device=prover.device)
+        batch = _compared_batch(way, store, ids).to(prover.device)
+        objective = Objective(copy, job.train.label_smoothing, loss_rows=way.loss_rows).train()
+        found = _gradient(objective, batch, device=prover.device, precision=way.precision)
+        _compare(found, plain, TOLERANCES[way.precision in HALF])
+        with autocast(prover.device, way.precision):
+            leak = largest_leak(copy, batch)
+        if not leak <= MOST_LEAK:
+            raise _DeviatesError(f"what is predicted depends on later tokens (by {leak:.2g})")
+        return found.distance(plain)
+
+    for way in ways_of(resolved):
+        if prover.holds(way, lambda way=way: deviation(way)):  # type: ignore[misc]
+            is_first = way == replace(resolved, compile=False)
+            log.info(
+                "%s computes as the plain way does: its gradient differs by %.2g",
+                prover.proof.device,
+                prover.proof.deviation,
+            )
+            return resolved if is_first else way
+    failures = "; ".join(f"{name}: {why}" for name, why in prover.proof.failures.items())
+    remedy = "set train.device=cpu, or train.proof=false if you know better"
+    raise InputError(f"{prover.proof.device} computes no step as it should ({failures}): {remedy}")
+
+
+def prove_compiled(
+    prover: Prover, resolved: Resolved, *, objective: Objective, parallel: nn.Module, store: Store, batching: Batching
+) -> bool:
+    """Whether the compiled step is sound: `parallel` as it will train, against the same step uncompiled.
+
+    The two draw other dropout masks. So they may differ about as much as two uncompiled steps with other masks do.
+    """
+    ids = batching.split(
+        _pairs_of_all_lengths(store, min(batching.capacities or [batching.max_tokens])), store.lengths
+    )[0]
+    batch = collate(store, ids, batching.capacities, kernel=batching.kernel).to(prover.device)
+    eager = Objective(objective.model, objective.label_smoothing, loss_rows=objective.loss_rows).train()
+
+    def gradient(module: nn.Module, seed: int) -> Gradient:
+        torch.manual_seed(seed)
+        return _gradient(module, batch, device=prover.device, precision=resolved.precision)
+
+    def deviation() -> float:
+        compiled = gradient(parallel, 1)
+        wanted = gradient(eager, 1)
+        other = gradient(eager, 2)
+        tolerance = TOLERANCES[resolved.precision in HALF]
+
+        _compare_losses(compiled, wanted, tolerance.loss + ANOTHER_MASK * abs(other.loss / wanted.loss - 1.0))
+        distance = compiled.distance(wanted)
+        limit = tolerance.gradient + ANOTHER_MASK * other.distance(wanted)
+        if not distance <= limit:
+            raise _DeviatesError(f"its gradient differs by {distance:.2g} from the uncompiled one (limit {limit:.2g})")
+        return distance
+
+    return prover.holds(resolved, deviation)
+
+
+# ---- what is compared -----------------------------------------------------------------------------------------------
+
+
+def _without_dropout(model: Transformer, *, precision: Precision, device: torch.device) -> Transformer:
+    """A copy of the model that computes the same without dropout."""
+    config = replace(model.config, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0)
+    random_state = torch.get_rng_state()
+    copy = Transformer(config, model.vocab_size).to(device, dtype_of(precision))
+    torch.set_rng_state(random_state)
+    load_parameters(copy, parameters_by_name(model))
+    return copy
+
+
+def _pairs_of_all_lengths(store: Store, tokens: int) -> Ids:
+    """Pairs from the longest to the shortest at even steps: about so many tokens on either side, or one pair."""
+    stride = -(-len(store) // SAMPLED)
+    sample = store.lengths[::stride]
+    longest_first = np.argsort(sample.max(axis=1), kind="stable")[::-1]
+
+    # Every n-th of them: the longest is among them, and they are a little fewer than fit.
+    longest = int(sample.max())
+    every = int(sample.sum(axis=0, dtype=np.int64).max()) // max(1, tokens - longest) + 1
+    return stride * longest_first[::every]
+
+
+def _compared_batch(way: Resolved, store: Store, ids: Ids) -> Batch:
+    """The pairs in the layout of this way."""
+    if way.layout is LayoutKind.padded:
+        return collate(store, ids)
+    totals = store.lengths[ids].sum(axis=0)
+    source, target = (np.ceil(totals / SLOTS).astype(int) * SLOTS).tolist()
+    return collate(store, ids, (source, target), kernel=way.attention_kernel)
+
+
+def _plain_gradient(
+    model: Transformer, store: Store, ids: Ids, *, label_smoothing: float, device: torch.device
+) -> Gradient:
+    """The loss and its gradient in the plain way, a slice of the pairs after the other."""
+    model.zero_grad(set_to_none=True)
+    lengths = store.lengths
+    tokens = int(lengths[ids, 1].sum())
+    total = 0.0
+    for part in split_step(ids, lengths, max_tokens=max(SLICE, int(lengths[ids].max())), micro_batch_multiple=1):
+        batch = collate(store, part).to(device)
+        layouts = {"source_layout": batch.source_layout, "target_layout": batch.target_layout}
+        with sdpa_kernel(SDPBackend.MATH):
+            logits = model(batch.source, batch.target_in, **layouts).flatten(0, 1)[batch.target_rows]  # (N, V)
+            loss, _ = smoothed_cross_entropy(logits, batch.target_out, label_smoothing=label_smoothing)
+            torch.autograd.backward(loss / tokens)
+        total += float(loss.detach())
+    return _taken(model, total / tokens)
+
+
+def _gradient(module: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> Gradient:
+    """The loss of a batch and its gradient as `module` computes them; no rank waits for another."""
+    tokens = int((batch.target_out != PAD).sum())
+    scale = FP16_SCALE if precision is Precision.fp16 else 1.0
+    module.zero_grad(set_to_none=True)
+    with unsynchronised(module):
+        with autocast(device, precision):
+            loss, _ = module(batch)
+        torch.autograd.backward(loss * (scale / tokens))
+    return _taken(module, float(loss.detach()) / tokens, scale=scale)
+
+
+def _taken(module: nn.Module, loss: float, *, scale: float = 1.0) -> Gradient:
+    """The gradient, which the module then has no more."""
+    by_name = {
+        name.removeprefix("module.").removeprefix("model."): parameter.grad.detach() / scale  # a copy
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+    module.zero_grad(set_to_none=True)
+    return Gradient(loss, by_name)
+
+
+def _compare(found: Gradient, plain: Gradient, tolerance: Tolerance) -> None:
+    """Raise _DeviatesError where a gradient is too far from the plain one."""
+    _compare_losses(found, plain, tolerance.loss)
+    if found.by_name.keys() != plain.by_name.keys():
+        raise _DeviatesError("some parameters have no gradient")
+
+    # Each parameter by itself, but for those whose gradient is next to nothing. The gradient of a vector is a sum over
+    # all tokens that nearly cancel: rounding alone changes much of it.
+    for name, wanted in plain.by_name.items():
+        norm = float(wanted.norm())
+        if norm < 1e-4 * plain.norm:
+            continue
+        own = float((found.by_name[name] - wanted).norm()) / norm
+        ratio = float(found.by_name[name].norm()) / norm
+        is_vector = wanted.dim() < 2
+        is_close = own <= VECTORS if is_vector else own <= tolerance.gradient and abs(ratio - 1.0) <= tolerance.norm
+        if not is_close:
+            raise _DeviatesError(f"the gradient of {name} differs by {own:.2g}, and its norm by {abs(ratio - 1.0):.2g}")
+
+
+def _compare_losses(found: Gradient, wanted: Gradient, limit: float) -> None:
+    deviation = abs(found.loss / wanted.loss - 1.0)
+    if not deviation <= limit:
+        raise _DeviatesError(f"the loss is {found.loss:.5g} where it should be {wanted.loss:.5g}")
+
+
+# ---- a kernel of attention ------------------------------------------------------------------------------------------
+
+
+class _Role(NamedTuple):
+    """What attention is for (section 3.2.3): whose queries read whose keys."""
+
+    name: str
+    queries: Packed
+    keys: Packed
+    causal: bool
+
+
+def _compare_kernel(way: Resolved, config: ModelConfig, store: Store, ids: Ids, *, device: torch.device) -> None:
+    """Raise _DeviatesError unless the kernel attends to packed sentences as the formula does, in its three roles.
+
+    Queries, keys and values are random, so that scores vary: with those of a new model, attention is nearly uniform,
+    and hardly depends on its scale.
+    """
+    batch = _compared_batch(way, store, ids).to(device)
+    in_groups = _compared_batch(replace(way, attention_kernel=None), store, ids).to(device)
+    limit = ATTENTION[way.precision in HALF]
+
+    for role, role_in_groups in zip(_roles(batch), _roles(in_groups), strict=True):
+        found = _attend_randomly(role, config, dtype=product_dtype(way.precision))
+        with sdpa_kernel(SDPBackend.MATH):
+            plain = _attend_randomly(role_in_groups, config, dtype=dtype_of(way.precision))
+        for name, given, wanted in zip(("output", "dq", "dk", "dv"), found, plain, strict=True):
+            distance = float((given.to(wanted.dtype) - wanted).norm() / wanted.norm())
+            if not distance <= limit:
+                raise _DeviatesError(f"{role.name}: its {name} differs by {distance:.2g}")
+
+
+def _roles(batch: Batch) -> list[_Role]:
+    """The roles of attention in a packed batch."""
+    source = batch.source_layout
+    target = batch.target_layout
+    assert isinstance(source, Packed)
+    assert isinstance(target, Packed)
+    return [
+        _Role("self-attention", source, source, causal=False),
+        _Role("masked self-attention", target, target, causal=True),
+        _Role("encoder-decoder attention", target, source, causal=False),
+    ]
+
+
+def _attend_randomly(role: _Role, config: ModelConfig, *, dtype: torch.dtype) -> list[Tensor]:
+    """What attention gives for random queries `(N, H, d_k)`, keys and values, and the gradients of the three."""
+    scale = config.key_width**-0.5
+    look = Look(queries=role.queries, keys=role.keys, causal=role.causal, scale=scale, score_vector=None, dropout=0.0)
+
+    draw = torch.Generator().manual_seed(0)
+    of_queries, of_keys = (len(layout.positions()) for layout in (role.queries, role.keys))
+    widths = ((of_queries, config.key_width), (of_keys, config.key_width), (of_keys, config.value_width))
+    q, k, v = (
+        torch.randn(slots, config.n_heads, width, generator=draw)
+        .to(role.queries.offsets.device, dtype)
+        .requires_grad_()
+        for slots, width in widths
+    )
+    out = attend(q, k, v, look)
+    upstream = torch.randn(out.shape, generator=draw).to(out.device, dtype)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), upstream)]
+
+
+# ---- the causal mask ------------------------------------------------------------------------------------------------
+
+
+def largest_leak(model: Transformer, batch: Batch) -> float:
+    """The largest change of a log-probability when the target tokens after the middle of each sentence are changed.
+
+    `model` and `batch` are on one device; only what is predicted before the changed tokens is compared.
+    """
+    # Other tokens in the second half of each target.
+    is_later = _is_in_later_half(batch)
+    changed = batch.target_in.clone()
+    changed[is_later] = (changed[is_later] + 1) % model.vocab_size
+
+    with torch.no_grad():
+        memory = model.encode(batch.source, batch.source_layout)
+        log_probs = _log_probs(model, batch.target_in, batch, memory)  # (B, T, V)
+        log_probs_changed = _log_probs(model, changed, batch, memory)
+
+    # What that changes in the first half.
+    difference = (log_probs - log_probs_changed).abs().amax(-1)  # (B, T)
+    return float(difference[~is_later & _is_token(batch)].max())
+
+
+def _log_probs(model: Transformer, tokens: Tensor, batch: Batch, memory: Tensor) -> Tensor:
+    """What the model predicts behind these target tokens of the batch, `(B, T, V)`."""
+    decoded = model.decode(tokens, batch.target_layout, memory=memory, memory_layout=batch.source_layout)
+    return model.unembed(decoded).float().log_softmax(-1)
+
+
+def _is_in_later_half(batch: Batch) -> Tensor:
+    """The slots in the second half of each target sentence: bool, in the layout's shape."""
+    layout = batch.target_layout
+    if isinstance(layout, Packed):
+        is_later = torch.zeros_like(batch.target_in, dtype=torch.bool)
+        for start, end in pairwise(layout.offsets.tolist()):
+            is_later[(start + end + 1) // 2 : end] = True
+        return is_later & _is_token(batch)
+
+    half = (layout.lengths + 1) // 2
+    return (layout.positions() >= half.unsqueeze(1)) & layout.visible()
+
+
+def _is_token(batch: Batch) -> Tensor:
+    """The slots that hold a target token."""
+    layout = batch.target_layout
+    if isinstance(layout, Packed):
+        return batch.target_out != PAD
+    return layout.visible()
