@@ -67,6 +67,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "three heads": {"n_heads": 3, "d_k": 5, "d_v": 8},
     "untied": {"tie_embeddings": False},
     "GELU": {"activation": Activation.gelu},
+    "swish": {"activation": Activation.swish},
     "deep encoder": {"n_layers": 3, "n_decoder_layers": 1},
     "everything": {
         **{"norm": Norm.pre, "positions": Positions.learned, "score": Score.additive, "tie_embeddings": False},

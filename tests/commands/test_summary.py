@@ -165,6 +165,8 @@ VARIANTS = {
     "every dropout": replace(SMALL, attention_dropout=0.1, relu_dropout=0.1),
     "GELU": replace(SMALL, activation=Activation.gelu),
     "GELU, every dropout": replace(SMALL, activation=Activation.gelu, attention_dropout=0.1, relu_dropout=0.1),
+    "swish": replace(SMALL, activation=Activation.swish),
+    "swish, every dropout": replace(SMALL, activation=Activation.swish, attention_dropout=0.1, relu_dropout=0.1),
     "widths": replace(SMALL, d_k=8, d_v=24),
     "deep encoder": replace(SMALL, n_layers=5, n_decoder_layers=1),
     "additive": replace(SMALL, score=Score.additive),

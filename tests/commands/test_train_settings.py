@@ -74,6 +74,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the paper's rate": ({}, {"learning_rate": None}),
     "deep encoder": ({"n_layers": 3, "n_decoder_layers": 1}, {}),
     "GELU": ({"activation": Activation.gelu}, {}),
+    "swish": ({"activation": Activation.swish}, {}),
     "pre-norm": ({"norm": Norm.pre}, {}),
     "learned positions": ({"positions": Positions.learned}, {}),
     "untied": ({"tie_embeddings": False}, {}),

@@ -34,6 +34,7 @@ CONFIGS = {
     "additive": replace(BASE, score=Score.additive),
     "additive, pre": replace(BASE, score=Score.additive, norm=Norm.pre, n_heads=3, d_k=5, d_v=2),
     "gelu": replace(BASE, activation=Activation.gelu),
+    "swish": replace(BASE, activation=Activation.swish),
     "deep encoder": replace(BASE, n_layers=3, n_decoder_layers=1),
     "deep decoder, pre": replace(BASE, n_layers=1, n_decoder_layers=3, norm=Norm.pre),
     "all": replace(BASE, norm=Norm.pre, n_heads=3, d_k=2, d_v=5, tie_embeddings=False, positions=Positions.learned),
@@ -139,6 +140,8 @@ def paper_feed_forward(w: dict[str, Tensor], name: str, x: Tensor, activation: A
             inner = inner.clamp(min=0.0)
         case Activation.gelu:  # x times the share of a normal distribution that is below x
             inner = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
+        case Activation.swish:  # x times its logistic function
+            inner = inner / (1 + (-inner).exp())
     return inner @ w[f"{name}.W_2.weight"].T + w[f"{name}.W_2.bias"]
 
 

@@ -50,13 +50,15 @@ class Score(Enum):
 
 
 class Activation(Enum):
-    """What is between the two maps of a feed-forward network: `max(0, x)` (section 3.3), or `x Phi(x)`.
+    """What is between the two maps of a feed-forward network: `max(0, x)` (section 3.3), `x Phi(x)`, or `x sigmoid(x)`.
 
-    Phi is the normal distribution, by the error function and not approximated (Hendrycks and Gimpel, 2016).
+    Phi is the normal distribution, by the error function and not approximated (Hendrycks and Gimpel, 2016). The last is
+    also called SiLU (Ramachandran et al., 2017, with beta 1).
     """
 
     relu = "relu"
     gelu = "gelu"
+    swish = "swish"
 
 
 class Decay(Enum):
@@ -246,7 +248,9 @@ class ModelConfig:
     d_k: int | None = option(None, "width of a head's queries and keys (null: d_model / n_heads)")
     d_v: int | None = option(None, "width of a head's values (null: d_model / n_heads)")
     score: Score = option(Score.scaled, "attention score of a query and a key: q.k / sqrt(d_k), q.k, or v.tanh(q + k)")
-    activation: Activation = option(Activation.relu, "activation inside the feed-forward network (gelu: exact, by erf)")
+    activation: Activation = option(
+        Activation.relu, "activation inside the feed-forward network (gelu: exact, by erf; swish: x * sigmoid(x))"
+    )
     dropout: float = option(0.1, "dropout rate on each sub-layer's output and on the sum of embedding and position")
     attention_dropout: float = option(0.0, "dropout rate on the attention weights (not in the paper)")
     relu_dropout: float = option(0.0, "dropout rate inside the feed-forward network (not in the paper)")

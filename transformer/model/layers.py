@@ -65,11 +65,11 @@ class Embedding(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """`max(0, x W_1 + b_1) W_2 + b_2` at each position (eq. 2), or with GELU in place of the maximum."""
+    """`max(0, x W_1 + b_1) W_2 + b_2` at each position (eq. 2), or with GELU or Swish in place of the maximum."""
 
     def __init__(self, d_model: int, d_ff: int, *, activation: Activation, dropout: float) -> None:
         super().__init__()
-        self.is_gelu = activation is Activation.gelu
+        self.activation = activation
         self.W_1 = nn.Linear(d_model, d_ff)
         self.W_2 = nn.Linear(d_ff, d_model)
         self.dropout = Dropout(dropout)
@@ -81,8 +81,19 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(..., D)` -> `(..., D)`."""
         inner = self.W_1(x)  # (..., d_ff)
-        inner = F.gelu(inner) if self.is_gelu else F.relu(inner, inplace=True)
+        inner = _activate(inner, self.activation)
         return self.W_2(self.dropout(inner))
+
+
+def _activate(x: Tensor, activation: Activation) -> Tensor:
+    """The activation of each number; ReLU in place."""
+    match activation:
+        case Activation.relu:
+            return F.relu(x, inplace=True)
+        case Activation.gelu:
+            return F.gelu(x)
+        case Activation.swish:
+            return F.silu(x)
 
 
 class AddNorm(nn.LayerNorm):

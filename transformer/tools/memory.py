@@ -149,13 +149,13 @@ def _pair_bytes(config: ModelConfig, resolved: Resolved, widths: _Widths) -> int
 
 
 def _feed_forward(config: ModelConfig, device: Device, *, widths: _Widths, slots: int) -> int:
-    """What W_2 reads; before it, what GELU read or what ReLU gave to dropout; and the mask of dropout.
+    """What W_2 reads; before it, what GELU or Swish read or what ReLU gave to dropout; and the mask of dropout.
 
     ReLU works in place, and needs nothing but its result.
     """
     inner = slots * config.d_ff
     mask = (widths.activation if device is Device.cpu else 1) if config.relu_dropout else 0
-    copies = 2 if config.relu_dropout or config.activation is Activation.gelu else 1
+    copies = 2 if config.relu_dropout or config.activation is not Activation.relu else 1
     return inner * (copies * widths.activation + mask)
 
 

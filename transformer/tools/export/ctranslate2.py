@@ -110,13 +110,12 @@ def n_positions(config: ModelConfig) -> int:
 
 def _specification(model: Transformer) -> Any:
     """The model as a `TransformerSpec`, complete but for its vocabularies and its config."""
-    from ctranslate2.specs import common_spec, transformer_spec
+    from ctranslate2.specs import transformer_spec
 
     config = model.config
     heads = ctranslate2_heads(config)
     pre_norm = config.norm is Norm.pre
-    is_gelu = config.activation is Activation.gelu
-    activation = common_spec.Activation.GELU if is_gelu else common_spec.Activation.RELU  # GELU: the exact one
+    activation = _activation(config.activation)
     is_default_width = heads.width == config.d_model // config.n_heads
     head_dim = None if is_default_width else heads.width
 
@@ -138,6 +137,19 @@ def _specification(model: Transformer) -> Any:
     )
     _Filler(fold(model, heads), config).fill(spec)
     return spec
+
+
+def _activation(activation: Activation) -> Any:
+    """CTranslate2's member for it."""
+    from ctranslate2.specs import common_spec
+
+    match activation:
+        case Activation.relu:
+            return common_spec.Activation.RELU
+        case Activation.gelu:
+            return common_spec.Activation.GELU  # the exact one
+        case Activation.swish:
+            return common_spec.Activation.SWISH
 
 
 @dataclass(frozen=True)
