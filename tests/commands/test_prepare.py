@@ -1,6 +1,5 @@
 """Raw text to a prepared corpus: checked before anything is written, built once, rebuilt when damaged."""
 
-import gzip
 import json
 import logging
 import multiprocessing
@@ -20,6 +19,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from support.compressed import compressed
 from support.corpora import overrides, texts
 from support.corpora import start as start_command
 from transformer.config.jobs import TrainJob
@@ -54,7 +54,7 @@ def spell(number: int, words: list[str]) -> str:
 
 def write(path: Path, lines: list[str]) -> str:
     content = "".join(f"{line}\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    path.write_bytes(compressed(content, path.suffix))
     return str(path)
 
 
@@ -615,10 +615,10 @@ def test_prepare_makes_the_same_of_compressed_files_in_small_blocks(
 ) -> None:
     plain = prepare(job)
     monkeypatch.setattr("transformer.data.prepare.BLOCK", 7)
-    for side in ("src", "tgt"):
+    for side, suffix in (("src", ".gz"), ("tgt", ".zst")):
         path = getattr(job.data.train, side)
-        Path(f"{path}.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
-        setattr(job.data.train, side, f"{path}.gz")
+        Path(f"{path}{suffix}").write_bytes(compressed(Path(path).read_bytes(), suffix))
+        setattr(job.data.train, side, f"{path}{suffix}")
     packed = prepare(job)
     assert packed.tokenizer_model == plain.tokenizer_model
     assert texts(packed) == texts(plain)

@@ -4,7 +4,6 @@ Each pair carries its number in both texts, and faults that have shifted corpora
 them must be refused is written beside each of them; all others must be read through.
 """
 
-import gzip
 import json
 import random
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.compressed import compressed
 from support.corpora import Shell, write_pair
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig, TrainConfig
@@ -24,7 +24,7 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError
 
 TRIALS = 100
-KINDS = ("txt", "txt.gz", "tsv", "tsv.gz", "jsonl", "jsonl.gz")
+KINDS = ("txt", "txt.gz", "txt.zst", "tsv", "tsv.gz", "tsv.zst", "jsonl", "jsonl.gz", "jsonl.zst")
 NUMBERS = [str(number) for number in range(100, 140)]
 STRANGE = {
     "carriage return": "\r",
@@ -44,9 +44,10 @@ NOT_UTF8 = (b"\xff", b"\xe9 ", b"\xc0\x80", b"\xed\xa0\x80", b"\xe2\x82", b"\xf5
 BAD_BYTE = r":\d+: not UTF-8: byte \d+ of the line is 0x[89a-f][0-9a-f]: "
 UNEQUAL = r" has \d+ lines, \S+ has \d+: each line must translate the same line of the other file"
 NOTHING = r": no sentence pair is left to train on \((the files are empty|empty 1)\)"
-# until damage is found, what comes out of a gzip file may be anything
+# until damage is found, what comes out of a compressed file may be anything
 DAMAGED = (
-    r":\d+: (damaged gzip file \(|not UTF-8: |not valid JSON|expected one JSON object|\d+ columns, not 2)|" + UNEQUAL
+    r":\d+: (damaged \.(?:gz|zst) file \(|not UTF-8: |not valid JSON|expected one JSON object|\d+ columns, not 2)|"
+    + UNEQUAL
 )
 
 
@@ -84,10 +85,8 @@ class Corpus:
     def _write(self, path: Path, lines: list[bytes], side: int) -> str:
         content = self.end.join([*lines, b""] if self.last_end and lines else lines)
         content = (b"\xef\xbb\xbf" if self.boms[side] else b"") + content
-        if path.suffix == ".gz":
-            content = gzip.compress(content, mtime=0)
-            content = self.spoil(content) if self.spoil is not None and side == self.spoilt else content
-        path.write_bytes(content)
+        content = compressed(content, path.suffix)
+        path.write_bytes(self.spoil(content) if self.spoil is not None and side == self.spoilt else content)
         return str(path)
 
 
@@ -149,21 +148,24 @@ def crlf(corpus: Corpus, draw: random.Random) -> None:
     corpus.end = b"\r\n"
 
 
-def cut_gzip(corpus: Corpus, draw: random.Random) -> None:
+def cut_stream(corpus: Corpus, draw: random.Random) -> None:
     spoil(corpus, draw, lambda content: content[: draw.randrange(1, len(content))])
 
 
-def damaged_gzip(corpus: Corpus, draw: random.Random) -> None:
+def damaged_stream(corpus: Corpus, draw: random.Random) -> None:
     def change(content: bytes) -> bytes:
         """A bit of the magic number, the text, its checksum or its length: not those that mean nothing."""
         bad = bytearray(content)
-        bad[draw.choice([0, 1, 2, *range(10, len(bad) - 9), *range(len(bad) - 8, len(bad))])] ^= 1 << draw.randrange(8)
+        places = [0, 1, 2, *range(10, len(bad) - 9), *range(len(bad) - 8, len(bad))]
+        if corpus.kind.endswith(".zst"):  # the magic number, and the checksum
+            places = [*range(4), *range(len(bad) - 4, len(bad))]
+        bad[draw.choice(places)] ^= 1 << draw.randrange(8)
         return bytes(bad)
 
     spoil(corpus, draw, change)
 
 
-def rubbish_behind_gzip(corpus: Corpus, draw: random.Random) -> None:
+def rubbish_behind_stream(corpus: Corpus, draw: random.Random) -> None:
     spoil(corpus, draw, lambda content: content + draw.randbytes(50).translate(None, b"\0\x1f"))
 
 
@@ -189,16 +191,16 @@ REFUSED: dict[str, Fault] = {
     "one line less": one_line_less,
     "one side empty": one_side_empty,
     "both empty": both_empty,
-    "cut gzip": cut_gzip,
-    "damaged gzip": damaged_gzip,
-    "rubbish behind gzip": rubbish_behind_gzip,
+    "cut stream": cut_stream,
+    "damaged stream": damaged_stream,
+    "rubbish behind stream": rubbish_behind_stream,
 }
 FAULTS = READ | REFUSED
 EXCLUSIVE = (  # two of these could undo each other
     {"one line more", "one line less", "one side empty", "both empty"},
-    {"cut gzip", "damaged gzip", "rubbish behind gzip"},
+    {"cut stream", "damaged stream", "rubbish behind stream"},
 )
-ONLY = {"one line more": "txt", "one line less": "txt", "one side empty": "txt"} | dict.fromkeys(EXCLUSIVE[1], "gz")
+ONLY = {"one line more": "txt", "one line less": "txt", "one side empty": "txt"} | dict.fromkeys(EXCLUSIVE[1], ".")
 
 
 def choose(trial: int) -> tuple[str, list[str]]:

@@ -3,7 +3,6 @@ disks. No command follows, waits, grows or ends in a traceback."""
 
 import errno
 import fcntl
-import gzip
 import io
 import logging
 import os
@@ -19,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import safetensors
 import torch
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from support.compressed import compressed
 from support.corpora import forge_tensors, overrides, reseal, start, step_dir, tiny_job, write_pair
 from support.hostile_runs import LAST, RAW, assert_refused, edit, enter
 from support.observers import PeakMemory
@@ -461,7 +462,7 @@ def test_translate_refuses_a_long_line_under_strict(finished: TrainJob) -> None:
         translated(finished.run_dir, f"one\n{BEGINNING}x", strict=True)
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("length", [MOST - 1, MOST, MOST + 1, MOST + 2, 2 * MOST - 1, 3 * MOST, 5 * MOST + 3])
 def test_read_lines_keeps_a_bounded_part_of_a_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, length: int, suffix: str
@@ -471,18 +472,19 @@ def test_read_lines_keeps_a_bounded_part_of_a_line(
     for lines in (["a", long, "b"], [long, "b"], ["a", long], ["a" * (MOST - 3), long, "b", long, "ccc"]):
         path = tmp_path / f"text{suffix}"
         content = "\n".join(lines).encode()
-        path.write_bytes(gzip.compress(content, 1) if suffix else content)
+        path.write_bytes(compressed(content, suffix))
         expected = [line.encode()[:MOST].decode("utf-8", "ignore") for line in lines]
         caplog.clear()
         assert list(read_lines(path)) == expected
         assert (f"{path}:{lines.index(long) + 1}: longer than {MOST} bytes" in caplog.text) is (length > MOST)
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("size", tiers([64], [1024]))
-def test_prepare_survives_a_gzip_bomb_of_one_line(corpus: DataConfig, tmp_path: Path, size: int) -> None:
-    """A pair whose source is so many megabytes long is dropped as too long; a kilobyte of it is on the disk."""
-    bomb = tmp_path / "train.en.gz"
-    with gzip.open(bomb, "wb") as file:
+def test_prepare_survives_a_bomb_of_one_line(corpus: DataConfig, tmp_path: Path, size: int, suffix: str) -> None:
+    """A pair whose source is so many megabytes long is dropped as too long; a few kilobytes of it are on the disk."""
+    bomb = tmp_path / f"train.en{suffix}"
+    with pyarrow.output_stream(bomb) as file:  # compressed as the name says
         file.write(Path(str(corpus.train.src)).read_bytes())
         for _ in range(size):
             file.write(b"one " * (MB // 4))

@@ -1,6 +1,5 @@
 """Pairs from files: never a shifted pair, never a bare traceback, every dropped pair counted."""
 
-import gzip
 import os
 import random
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.compressed import compressed
 from transformer.config.settings import FilterConfig
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, read_lines, read_pairs, screen_pairs, with_tag
 from transformer.errors import InputError
@@ -24,7 +24,7 @@ def numbered(count: int, language: str) -> list[bytes]:
 
 def write(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
     content = b"".join(line + end for line in lines)
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    path.write_bytes(compressed(content, path.suffix))
     return path
 
 
@@ -46,7 +46,7 @@ def test_read_pairs_shifts_no_pair_whatever_strange_thing_is_in_one(tmp_path: Pa
             "behind": " ".join(words) + strange,
         }
         sides[side][line] = text[at].encode()
-        suffix = state.choice(["", ".gz"])
+        suffix = state.choice(["", ".gz", ".zst"])
         end = state.choice([b"\n", b"\r\n"])
         paths = [
             write(tmp_path / f"{trial}.{name}{suffix}", lines, end) for name, lines in zip("ab", sides, strict=True)
@@ -58,7 +58,7 @@ def test_read_pairs_shifts_no_pair_whatever_strange_thing_is_in_one(tmp_path: Pa
         assert kept == (text[at].removeprefix("\ufeff") if line == 0 else text[at])
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -76,12 +76,12 @@ def test_read_pairs_shifts_no_pair_whatever_strange_thing_is_in_one(tmp_path: Pa
 )
 def test_read_lines_by_hand(content: bytes, expected: list[str], suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"text{suffix}"
-    path.write_bytes(gzip.compress(content) if suffix else content)
+    path.write_bytes(compressed(content, suffix))
     assert list(read_lines(path)) == expected
 
 
 @pytest.mark.parametrize("difference", [-19, -1, 1, 25])
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("size", [16, 1 << 20])
 def test_read_pairs_refuses_unequal_files_with_both_counts(
     difference: int, suffix: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +119,7 @@ def test_read_lines_names_what_is_not_utf8_by_line_and_byte(
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_read_lines_gives_the_same_however_they_lie_in_blocks(
     size: int, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,26 +140,37 @@ def lines_or_message(path: Path) -> list[str] | str:
         return str(error)
 
 
-def test_read_lines_refuses_every_cut_or_damaged_gzip_file(tmp_path: Path) -> None:
-    state, good, path = random.Random(2), gzip.compress(b"\n".join(numbered(500, "de"))), tmp_path / "a.gz"
+def test_read_lines_takes_frames_of_zstd_end_to_end(tmp_path: Path) -> None:
+    """As the zstd program writes them, and pzstd, which puts a frame to be skipped before each."""
+    frame = bytes.fromhex("28b52ffd046851000065696e730a7a7765690ae1de44fc")
+    skipped = bytes.fromhex("502a4d18040000000f000000")
+    path = tmp_path / "a.zst"
+    path.write_bytes(frame + skipped + frame)
+    assert list(read_lines(path)) == ["eins", "zwei"] * 2
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_read_lines_refuses_every_cut_or_damaged_compressed_file(suffix: str, tmp_path: Path) -> None:
+    state, path = random.Random(2), tmp_path / f"a{suffix}"
+    good = compressed(b"\n".join(numbered(500, "de")), suffix)
     whole = [line.decode() for line in numbered(500, "de")]
     for size in [*range(1, 30), *state.sample(range(30, len(good)), 30)]:
         path.write_bytes(good[:size])
-        with pytest.raises(InputError, match=r"a\.gz:\d+: damaged gzip file"):
+        with pytest.raises(InputError, match=rf"a\{suffix}:\d+: damaged \{suffix} file"):
             list(read_lines(path))
     for _ in range(100):
         bad = bytearray(good)
         bad[state.randrange(len(bad))] ^= 1 << state.randrange(8)
         path.write_bytes(bad)
-        outcome = lines_or_message(path)  # the header holds a time and a name: there a changed bit is no damage
+        outcome = lines_or_message(path)  # headers hold what means nothing: there a changed bit is no damage
         assert outcome == whole or str(outcome).startswith(f"{path}:")
     path.write_bytes(b"plain text\n")
-    with pytest.raises(InputError, match=r"a\.gz:1: damaged gzip file"):
+    with pytest.raises(InputError, match=rf"a\{suffix}:1: damaged \{suffix} file"):
         list(read_lines(path))
 
 
 def test_read_lines_names_what_cannot_be_opened(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing", tmp_path, tmp_path / "missing.gz"):
+    for path in (tmp_path / "missing", tmp_path, tmp_path / "missing.gz", tmp_path / "missing.zst"):
         with pytest.raises(InputError) as caught:
             list(read_lines(path))
         assert str(caught.value).startswith(f"{path}: cannot be read (")

@@ -1,7 +1,6 @@
 """Data sets of the hub: a twin of wmt/wmt14 in a folder, and the same behind a server that plays the hub."""
 
 import copy
-import gzip
 import hashlib
 import json
 import multiprocessing
@@ -21,6 +20,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from support.compressed import compressed
 from support.corpora import Shell, read, run, steps_of, tiny_job, write_corpus
 from support.observers import watch_disk
 from transformer.config.jobs import EvaluateJob, TrainJob
@@ -452,6 +452,7 @@ def test_resolve_source_names_what_is_neither_a_data_set_nor_a_table(
         ("a.tsv", {"src": "en", "tgt": "de"}, ("en", "de")),
         ("a.jsonl", {}, ("en", "de")),
         ("a.tsv.jsonl.gz", {}, ("en", "de")),
+        ("a.tsv.zst", {}, ("1", "2")),
         ("a.parquet", {"tgt": "german"}, ("en", "german")),
     ],
 )
@@ -459,7 +460,7 @@ def test_resolve_source_knows_the_usual_columns_of_a_table(
     name: str, given: dict[str, str], columns: tuple[str, str], tmp_path: Path
 ) -> None:
     path = tmp_path / name
-    path.write_bytes(gzip.compress(b"a\tb\tc\n") if path.suffix == ".gz" else b"a\tb\n")
+    path.write_bytes(compressed(b"a\tb\tc\n", path.suffix))
     found = resolve_source(PairConfig(dataset=str(path), **given), "data.dev", languages=LANGUAGES, store_dir=tmp_path)
     assert found == Source({"dataset": path}, columns)
 

@@ -1,6 +1,5 @@
 """Pairs from tables: whatever is in a cell stays in its pair, and whatever is wrong is one line that says where."""
 
-import gzip
 import json
 import random
 from pathlib import Path
@@ -10,6 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from support.compressed import compressed
 from transformer.data.corpus import Pair
 from transformer.data.table import is_table, read_table
 from transformer.errors import InputError
@@ -33,7 +33,7 @@ PAIRS = [(f"{text} {n}", f"{n} {text}") for n, text in enumerate(STRANGE)]
 
 
 def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    path.write_bytes(compressed(content, path.suffix))
     return path
 
 
@@ -53,12 +53,16 @@ def refusal(path: Path, columns: tuple[str, str] = COLUMNS) -> str:
     [
         ("a.tsv", True),
         ("b/a.tsv.gz", True),
+        ("b/a.tsv.zst", True),
         ("a.jsonl", True),
         ("a.jsonl.gz", True),
+        ("a.jsonl.zst", True),
         ("a.parquet", True),
         ("a.parquet.gz", False),
+        ("a.parquet.zst", False),
         ("a.json", False),
         ("a.en.gz", False),
+        ("a.en.zst", False),
         ("tsv", False),
         ("wmt/wmt14", False),
         ("a.tsv.en", False),
@@ -71,7 +75,7 @@ def test_is_table_goes_by_the_name(name: str, expected: bool) -> None:
 # ---- TSV ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".tsv.zst"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
 def test_read_table_takes_cells_of_a_tsv_as_they_are(bom: bytes, end: bytes, suffix: str, tmp_path: Path) -> None:
@@ -120,16 +124,17 @@ def test_read_table_names_the_line_of_a_bad_tsv(
     assert refusal(write(tmp_path / "a.tsv", content), columns).startswith(message)
 
 
-def test_read_table_refuses_a_cut_tsv(tmp_path: Path) -> None:
-    path = tmp_path / "a.tsv.gz"
-    path.write_bytes(gzip.compress(b"a\tb\n" * 9)[:-3])
-    assert ": damaged gzip file (" in refusal(path, ("1", "2"))
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_read_table_refuses_a_cut_tsv(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.tsv{suffix}"
+    path.write_bytes(compressed(b"a\tb\n" * 9, suffix)[:-3])
+    assert f": damaged {suffix} file (" in refusal(path, ("1", "2"))
 
 
 # ---- JSON lines -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
 @pytest.mark.parametrize("escaped", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
 def test_read_table_keeps_texts_of_json_lines_in_their_pair(
@@ -275,7 +280,7 @@ def test_read_table_refuses_what_is_no_parquet_file(content: bytes, tmp_path: Pa
     assert refusal(path).startswith(": cannot be read as Parquet (")
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.tsv", "a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.tsv", "a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
 def test_read_table_names_a_file_that_is_not_there(name: str, tmp_path: Path) -> None:
     absent = refusal(tmp_path / name, ("1", "2"))
     assert "No such file" in absent

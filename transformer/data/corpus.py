@@ -43,10 +43,10 @@ log = logging.getLogger(__name__)
 
 
 def read_lines(path: Path) -> Generator[str, None, None]:
-    """The lines of a UTF-8 file, plain or gzip (named `.gz`), without their ends and without a BOM at the start.
+    """The lines of a UTF-8 file, plain, `.gz` or `.zst`, without their ends and without a BOM at the start.
 
     Of a line longer than LONGEST_LINE only the beginning is read, and the log says so. Raises InputError where the file
-    cannot be opened, is a damaged gzip file, or is not UTF-8.
+    cannot be opened, does not decompress to its end, or is not UTF-8.
     """
     with closing(_read_line_blocks(path)) as blocks:
         for lines in blocks:
@@ -92,10 +92,11 @@ def _read_line_blocks(path: Path) -> Generator[list[str], None, None]:
                 if "\r" in text:
                     lines = [line.removesuffix("\r") for line in lines]
                 yield lines
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}:{lines_read + 1}: damaged gzip file ({error}): fetch or compress it again") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}): check the path") from error
+    except (EOFError, OSError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the system's; those of gzip and pyarrow have none
+            raise InputError(f"{path}: cannot be read ({error.strerror}): check the path") from error
+        place = f"{path}:{lines_read + 1}"
+        raise InputError(f"{place}: damaged {path.suffix} file ({error}): fetch or compress it again") from error
 
 
 def _read_byte_blocks(path: Path) -> Generator[bytes, None, None]:
@@ -120,9 +121,16 @@ def _read_byte_blocks(path: Path) -> Generator[bytes, None, None]:
 
 
 def _open(path: Path) -> io.BufferedReader:
-    if path.suffix == ".gz":
-        return io.BufferedReader(gzip.GzipFile(path, "rb"), _BUFFER)
-    return path.open("rb")
+    match path.suffix:
+        case ".gz":
+            return io.BufferedReader(gzip.GzipFile(path, "rb"), _BUFFER)
+        case ".zst":
+            import pyarrow
+
+            # A file of Python's, so that what the system says of it comes as for every other file.
+            return io.BufferedReader(pyarrow.CompressedInputStream(path.open("rb"), "zstd"), _BUFFER)
+        case _:
+            return path.open("rb")
 
 
 def _cut_first_line(block: bytes, path: Path, *, before: int) -> bytes:

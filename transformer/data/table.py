@@ -19,8 +19,8 @@ from transformer.errors import InputError
 
 BLOCK = 10_000  # rows in memory at a time
 NESTED = "translation"
-TSV = (".tsv", ".tsv.gz")
-JSON_LINES = (".jsonl", ".jsonl.gz")
+TSV = (".tsv", ".tsv.gz", ".tsv.zst")
+JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 PARQUET = (".parquet",)
 
 Columns = tuple[str, str]  # of the source and of the target
