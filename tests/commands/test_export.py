@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from support.corpora import as_a_command, reseal, run, run_command, tiny_job, write_corpus
 from support.translations import translator_with
+from support.variants import untried
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
     Activation,
@@ -164,6 +165,10 @@ def parity_of(original: Original, target: Target, folder: Path, text: list[tuple
 
 
 # ---- what each format can express -----------------------------------------------------------------------------------
+
+
+def test_variants_try_every_choice_of_a_switch() -> None:
+    assert untried(map(model_config, VARIANTS)) == set()
 
 
 def exact_cells() -> list[Any]:

@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from support.command_line import enter
 from support.corpora import metrics_of, run, run_command, tiny_job, write_corpus
+from support.variants import untried
 from transformer.cli.commands import compose
 from transformer.compute import autocast, dtype_of
 from transformer.config.settings import (
@@ -170,10 +171,15 @@ VARIANTS = {
     "widths": replace(SMALL, d_k=8, d_v=24),
     "deep encoder": replace(SMALL, n_layers=5, n_decoder_layers=1),
     "additive": replace(SMALL, score=Score.additive),
+    "unscaled": replace(SMALL, score=Score.unscaled),
     "untied, learned": replace(SMALL, tie_embeddings=False, positions=Positions.learned),
 }
 LENGTHS = [(25 + i % 4, 28 - i % 4) for i in range(48)]  # 26.5 on average
 VOCABULARY = 60
+
+
+def test_variants_try_every_choice_of_a_switch() -> None:
+    assert untried(VARIANTS.values()) == set()
 
 
 def saved_bytes(config: ModelConfig, precision: Precision, capacities: tuple[int, int] | None) -> int:

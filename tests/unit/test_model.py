@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.variants import untried
 from transformer.config.settings import Activation, ModelConfig, Norm, Positions, Score
 from transformer.data.packing import pack
 from transformer.layout import Packed, Padded
@@ -177,6 +178,10 @@ def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], t
         x = feed_forward(f"decoder.{i}.feed_forward", x)
     x = paper_norm(w, "decoder_norm", x) if pre else x
     return x @ (w["embedding"] if config.tie_embeddings else w["output"]).T
+
+
+def test_configs_try_every_choice_of_a_switch() -> None:
+    assert untried(CONFIGS.values()) == set()
 
 
 @every_config
