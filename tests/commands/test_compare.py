@@ -21,6 +21,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.records import Results
 from transformer.run_dir import RunDir
 from transformer.tools import significance
+from transformer.tools.significance import SystemScore
 
 DEMO = ROOT / "data" / "demo"
 FIGURES = re.compile(r"(\d+\.\d\d) \((\d+\.\d\d) ± (\d+\.\d\d)\)")
@@ -93,15 +94,26 @@ def test_compare_prints_the_figures_of_the_sacrebleu_command_line(files: Path) -
 
     assert FIGURES.findall(out) == FIGURES.findall(bootstrap)
     assert len(FIGURES.findall(out)) == 6
-    by_bootstrap, by_randomisation = (
-        re.findall(r"\d\.\d{4}", line) for line in out.split("\n") if line.startswith("| p, ")
+    by_randomisation, by_bootstrap = (
+        re.findall(r"\d\.\d{4}\*?", line) for line in out.split("\n") if line.startswith("| p, ")
     )
-    assert by_bootstrap == p_values(bootstrap)
-    assert by_randomisation == p_values(randomisation)
+    assert by_bootstrap == p_values(bootstrap), "without a star"
+    assert by_randomisation == [p + "*" * (float(p) <= 0.05) for p in p_values(randomisation)]
     assert len({*by_bootstrap, *by_randomisation}) > 2, "not all of them are the smallest there is"
     signatures = re.findall(r"`(nrefs:.*)`", out)
     assert signatures == re.findall(r"(nrefs:\S+)", bootstrap)
     assert [of.replace("bs:1000", "ar:10000") for of in signatures] == re.findall(r"(nrefs:\S+)", randomisation)
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "randomisation", "is_significant"),
+    [(0.0010, 0.0501, False), (0.2, 0.05, True), (None, None, False)],
+)
+def test_system_score_is_significant_by_randomisation_alone(
+    bootstrap: float | None, randomisation: float | None, is_significant: bool
+) -> None:
+    score = SystemScore(30.0, 30.0, 1.0, p_bootstrap=bootstrap, p_randomisation=randomisation)
+    assert score.is_significant is is_significant
 
 
 @pytest.mark.usefixtures("few_samples")
@@ -238,6 +250,20 @@ def test_compare_counts_which_words_are_found(sentences: list[str], capsys: pyte
     assert (several["least"], several["most"], several["words"]) == (2, 4, 11)
     assert once["f1"] == pytest.approx([100.0, 100 * 2 * 1 / (1 + 5)])  # b has only schläft
     assert several["f1"] == pytest.approx([100 * 2 * 10 / (10 + 11), 100 * 2 * 9 / (9 + 11)])
+
+
+def test_compare_counts_a_word_as_often_as_a_sentence_has_it(
+    files: Path, few_samples: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The references have seven words that occur several times: der four times, Hund three times."""
+    write(files / "ref", ["der Hund der Katze der Maus der", "ein Hund Hund"])
+    write(files / "a", ["der Hund der", "Hund Hund"])
+    write(files / "b", ["der der der der der", "der"])
+    found = compared(capsys, "hypotheses=[a,b]", "references=ref", "data.tgt_lang=de")
+    once, several = found["test_sets"]["ref"]["by_rarity"]
+    assert (once["words"], several["words"]) == (3, 7)
+    assert once["f1"] == [0.0, 0.0]
+    assert several["f1"] == pytest.approx([100 * 2 * 5 / (5 + 7), 100 * 2 * 4 / (6 + 7)])
 
 
 def test_compare_shows_the_sentences_that_changed_most(

@@ -214,7 +214,7 @@ def test_report_compares_runs_as_compare_does(browser: Browser, runs: Path, caps
         one, other = metric["systems"]
         assert of_a[column_number] == f"{one['score']:.2f} ± {one['half_width']:.2f}"
         assert of_b[column_number] == f"{other['score']:.2f} ± {other['half_width']:.2f}"
-        assert of_b[column_number + 3] == f"{other['p_bootstrap']:.4f}, {other['p_randomisation']:.4f}"
+        assert of_b[column_number + 3] == f"{other['p_randomisation']:.4f}, {other['p_bootstrap']:.4f}"
     assert of_a[4:] == ["baseline"] * 3
 
     assert ["model.d_ff", "2048", "64", "96"] in table(browser, "Different from the paper's base")

@@ -9,9 +9,7 @@ from transformer.terminal import printable
 from transformer.tools.compare.command import Change, Comparison, SetComparison
 from transformer.tools.compare.lengths import LengthRow
 from transformer.tools.compare.words import RarityRow
-from transformer.tools.significance import MetricComparison, SystemScore
-
-SIGNIFICANT = 0.05  # p-values up to here are marked, as sacreBLEU marks them
+from transformer.tools.significance import ABOUT_BOOTSTRAP, SIGNIFICANT, MetricComparison, SystemScore
 
 
 def format_comparison(comparison: Comparison) -> str:
@@ -55,8 +53,9 @@ def _format_scores(systems: Sequence[str], scores: Sequence[MetricComparison]) -
         of_system = [of_metric.systems[number] for of_metric in scores]
         rows.append([system, *(_format_score(score) for score in of_system)])
         if number > 0:
+            marked = [_format_p(score.p_randomisation) + "*" * score.is_significant for score in of_system]
+            rows.append(["p, approximate randomisation", *marked])
             rows.append(["p, paired bootstrap", *(_format_p(score.p_bootstrap) for score in of_system)])
-            rows.append(["p, approximate randomisation", *(_format_p(score.p_randomisation) for score in of_system)])
     return _format_table(rows)
 
 
@@ -65,18 +64,15 @@ def _format_score(score: SystemScore) -> str:
 
 
 def _format_p(p: float | None) -> str:
-    if p is None:
-        return "same text"
-    mark = "*" if p <= SIGNIFICANT else ""
-    return f"{p:.4f}{mark}"
+    return "same text" if p is None else f"{p:.4f}"
 
 
 def _about_tests(comparison: Comparison) -> str:
     return (
         f"p is the probability of a difference from {comparison.systems[0]} at least as large as this one by chance, "
-        f"if both were the same system; * marks {SIGNIFICANT} or less. A lower TER is better. The tests are "
-        f"sacreBLEU's, with {comparison.resamples:,} resamples and {comparison.trials:,} randomisations, "
-        f"seed {comparison.seed}."
+        f"if both were the same system, by approximate randomisation; * marks {SIGNIFICANT} or less. {ABOUT_BOOTSTRAP} "
+        f"A lower TER is better. The tests are sacreBLEU's, with {comparison.resamples:,} resamples and "
+        f"{comparison.trials:,} randomisations, seed {comparison.seed}."
     )
 
 

@@ -6,12 +6,12 @@ from itertools import chain
 from transformer.loss import perplexity
 from transformer.records import Validation
 from transformer.tools import significance
-from transformer.tools.compare.format import SIGNIFICANT, format_range
+from transformer.tools.compare.format import format_range
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import Block, Cell, Marked, Note, Scale, Score, Table, section
 from transformer.tools.report.reading import RunReading
 from transformer.tools.report.scores import AVERAGED, CheckpointScore, Scored, SetScores
-from transformer.tools.significance import SystemScore
+from transformer.tools.significance import ABOUT_BOOTSTRAP, SIGNIFICANT, SystemScore
 
 
 def scores_section(scored: Sequence[Scored], reasons: Sequence[str]) -> Component:
@@ -53,15 +53,14 @@ def _plain_score(system: SystemScore) -> str:
 
 
 def _p_values(system: SystemScore, *, is_baseline: bool) -> Cell:
-    """The p of the paired bootstrap and of approximate randomisation; marked where both find a difference."""
+    """The p of approximate randomisation and of the paired bootstrap; marked where the first finds a difference."""
     if is_baseline:
         return "baseline"
     if system.p_bootstrap is None or system.p_randomisation is None:
         return "same text"
 
-    text = f"{system.p_bootstrap:.4f}, {system.p_randomisation:.4f}"
-    is_significant = max(system.p_bootstrap, system.p_randomisation) <= SIGNIFICANT
-    return Marked(text) if is_significant else text
+    text = f"{system.p_randomisation:.4f}, {system.p_bootstrap:.4f}"
+    return Marked(text) if system.is_significant else text
 
 
 def _length_table(group: Scored, test_set: SetScores) -> Table:
@@ -85,9 +84,9 @@ def _about_scores(scored: Sequence[Scored]) -> str:
     )
     if any(len(group.names) > 1 for group in scored):
         text += (
-            " p is the probability of a difference from the first run at least as large as this one by chance: first "
-            f"by paired bootstrap, then by approximate randomisation with {significance.TRIALS:,} trials. "
-            f"It stands out where both are {SIGNIFICANT} or less."
+            " p is the probability of a difference from the first run at least as large as this one by chance, by "
+            f"approximate randomisation with {significance.TRIALS:,} trials; it stands out where it is {SIGNIFICANT} "
+            f"or less. Behind it is that of the paired bootstrap. {ABOUT_BOOTSTRAP}"
         )
 
     metrics = [metric for group in scored for test_set in group.sets for metric in test_set.scores]
