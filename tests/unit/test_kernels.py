@@ -313,6 +313,17 @@ def test_linear_cross_entropy_is_exact_but_for_rounding(
         assert relative(a, b) < 3 * unit
 
 
+def test_linear_cross_entropy_rounds_no_factor_to_the_type_of_the_hidden_states() -> None:
+    """In bf16, 1 / 1003 would be larger by 0.24 %: a gradient that is a sum over tokens is divided by such numbers."""
+    hidden, matrix = leaf(200, 16, seed=1, dtype=torch.bfloat16), leaf(V, 16, seed=2, dtype=torch.float32)
+    targets = torch.arange(200) % (V - 4) + 4
+    ours, _ = linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1)
+    (whole,) = torch.autograd.grad(ours, hidden, retain_graph=True)
+    (divided,) = torch.autograd.grad(ours / 1003, hidden)
+    assert divided.dtype is torch.bfloat16
+    assert (divided.double().abs().sum() / whole.double().abs().sum()).item() == pytest.approx(1 / 1003, rel=5e-4)
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_linear_cross_entropy_lowers_the_products_alone_under_autocast(dtype: torch.dtype) -> None:
     targets = torch.tensor(TARGETS["some empty"])

@@ -60,6 +60,8 @@ def test_multi_bleu_ignores_case_only_if_told() -> None:
         ("a - b -c d-", "a - b -c d-"),
         ("Nord-Süd-Achse", "Nord ##AT##-##AT## Süd ##AT##-##AT## Achse"),
         ("a-b-c", "a ##AT##-##AT## b-c"),  # as Perl's s{(\S)-(\S)}{}g, which does not look at the b twice
+        ("ä-ö-ü", "ä ##AT##-##AT## ö ##AT##-##AT## ü"),  # of two bytes each, which is what Perl sees
+        ("a\u00a0-b", "a\u00a0 ##AT##-##AT## b"),  # no space in bytes
     ],
 )
 def test_split_hyphens_as_the_perl_line_does(text: str, split: str) -> None:

@@ -17,7 +17,7 @@ from transformer.errors import InputError
 from transformer.evaluation.score import Scorer, check_language, score
 from transformer.records import PaperScores
 
-_HYPHEN = re.compile(r"(\S)-(\S)")
+_HYPHEN = re.compile(rb"(\S)-(\S)")  # of bytes, as Perl reads its input: a letter of two of them is two
 
 
 def choose_scorer(*, tgt_lang: str, lowercase: bool, paper_bleu: bool) -> Scorer:
@@ -61,7 +61,7 @@ def _score_both(
 
 def split_hyphens(text: str) -> str:
     """Tokenised text with each hyphen inside a word as a token of its own, in the spelling of Stanford's WMT data."""
-    return _HYPHEN.sub(r"\1 ##AT##-##AT## \2", text)
+    return _HYPHEN.sub(rb"\1 ##AT##-##AT## \2", text.encode()).decode()
 
 
 def multi_bleu(hypotheses: Sequence[str], *references: Sequence[str], lowercase: bool) -> tuple[BLEUScore, str]:

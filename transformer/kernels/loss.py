@@ -117,4 +117,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_matrix = ctx.saved_tensors
-        return d_hidden * gradient.to(d_hidden.dtype), d_matrix * gradient, None, None
+        return times(d_hidden, gradient), d_matrix * gradient, None, None
+
+
+def times(tensor: Tensor, factor: Tensor) -> Tensor:
+    """The tensor times one number of a wider type, each product rounded once, to the type of the tensor.
+
+    In bf16 the number itself, the reciprocal of a step's tokens, would be off by up to 0.4 %: the gradient of the
+    hidden states, not that of the matrix.
+    """
+    return (tensor * factor.view(1, 1)).to(tensor.dtype)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from transformer.compute import to_autocast_dtype
+from transformer.kernels.loss import times
 from transformer.vocabulary import PAD
 
 _SHARE = 8  # the block of logits takes one part in so many of the memory that is free
@@ -100,7 +101,7 @@ class _TritonLinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_matrix = ctx.saved_tensors
-        return d_hidden * gradient.to(d_hidden.dtype), d_matrix * gradient, None, None, None
+        return times(d_hidden, gradient), d_matrix * gradient, None, None, None
 
 
 def wide_product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
