@@ -40,7 +40,7 @@ CAUGHT, SURVIVED = 1, 0  # what pytest returns where a test failed, and where al
 
 @dataclass(frozen=True)
 class Mutant:
-    """A defect: `old` becomes `new` in a file of the package, and the test must fail."""
+    """A defect: `old` becomes `new` in a file, named as seen from the package, and the test must fail."""
 
     name: str
     file: str
@@ -507,6 +507,76 @@ FOUND = (
         "    if not is_finished(run):\n        run.directory.write_results(",
         '    if not (run.directory.hypotheses / "test.hyp").exists():\n        run.directory.write_results(',
         "faults/test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[results.json]",
+    ),
+    Mutant(
+        "F1 counts a word once a sentence",
+        "tools/compare/words.py",
+        "Counter(translation) & Counter(reference)",
+        "Counter(set(translation) & set(reference))",
+        "commands/test_compare.py::test_compare_counts_a_word_as_often_as_a_sentence_has_it",
+    ),
+    Mutant(
+        "a run that diverged is the best of a table",
+        "tools/tables/runs.py",
+        "math.isfinite(run.best_dev) else math.inf",
+        "math.isfinite(run.best_dev) else -math.inf",
+        "commands/test_run_table.py::test_table_of_a_folder_has_a_run_that_diverged_last",
+    ),
+    Mutant(
+        "the own position of a query is rounded down",
+        "tools/attention/heads.py",
+        ".round().long()",
+        ".long()",
+        "commands/test_heads.py::test_head_meter_rounds_the_own_position_of_a_query_to_the_nearest_key",
+    ),
+    Mutant(
+        "alignments take no layer that the encoder lacks",
+        "decoding/forced.py",
+        "last = model.config.decoder_layers - 1",
+        "last = min(model.config.decoder_layers, model.config.n_layers) - 1",
+        "unit/test_forced.py::test_align_is_the_largest_mean_weight_of_the_last_layer",
+    ),
+    Mutant(
+        "pieces that BPE cannot reach are cut",
+        "data/subwords.py",
+        "spelling.without(merges.unreachable(spelling))",
+        "spelling",
+        "unit/test_subwords.py::test_sampler_of_bpe_keeps_a_piece_that_no_merges_lead_to",
+    ),
+    Mutant(
+        "IBM model 1 without the expectation's denominator",
+        "tools/doctor/lexicon.py",
+        "            weights /= sums_of(links.tokens, weights, size=0)[links.tokens]\n",
+        "",
+        "commands/test_doctor.py::test_lexicon_learns_ibm_model_1",
+    ),
+    Mutant(
+        "a prediction counts the positions of both sides on each",
+        "../scripts/benchmark/speed.py",
+        "slots=(source + target) // 2",
+        "slots=source + target",
+        "commands/test_hours.py::test_step_work_has_the_logits_of_all_targets",
+    ),
+    Mutant(
+        "ranks leave the remainder of the dev set out",
+        "training/validate.py",
+        "    end = (world.rank + 1) * len(dev.sources) // world.size\n",
+        "    end = start + len(dev.sources) // world.size\n",
+        "unit/test_validate.py::test_validate_on_three_ranks_is_that_of_one",
+    ),
+    Mutant(
+        "a loss divides by a rounded number",
+        "kernels/loss.py",
+        "(tensor * factor.view(1, 1)).to(tensor.dtype)",
+        "tensor * factor.to(tensor.dtype)",
+        "unit/test_kernels.py::test_linear_cross_entropy_rounds_no_factor_to_the_type_of_the_hidden_states",
+    ),
+    Mutant(
+        "the bootstrap's p marks a difference",
+        "tools/significance.py",
+        "self.p_randomisation is not None and self.p_randomisation <= SIGNIFICANT",
+        "self.p_bootstrap is not None and self.p_bootstrap <= SIGNIFICANT",
+        "commands/test_compare.py::test_system_score_is_significant_by_randomisation_alone",
     ),
 )
 

@@ -4,14 +4,17 @@ Short slices by default; the whole corpora, through the public command, behind `
 """
 
 import json
+import math
 import os
 import random
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +44,7 @@ from transformer.records import MemoryCheck, Resolved
 from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
 from transformer.tools.doctor.findings import Level, Place, measured
 from transformer.tools.doctor.job import DoctorJob
+from transformer.tools.doctor.lexicon import Bags, Lexicon
 from transformer.tools.doctor.text import is_double_encoded
 from transformer.tools.doctor.training import check_cost, check_overfit
 from transformer.training.memory import Trial
@@ -383,6 +387,33 @@ def test_doctor_refuses_text_that_cannot_be_read(demo: DoctorJob) -> None:
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
+
+
+def test_lexicon_learns_ibm_model_1() -> None:
+    """Brown et al. (1993), section 4.1, written with dictionaries; the probabilities are read off from `gains`."""
+    pairs = [("das Haus", "the house"), ("das Buch", "the book"), ("ein Buch", "a book"), ("das", "the that")]
+    t: dict[tuple[str, str], float] = defaultdict(lambda: 1.0)
+    for _ in range(4):
+        counts: dict[tuple[str, str], float] = defaultdict(float)
+        totals: dict[str, float] = defaultdict(float)
+        for source, target in pairs:
+            for f in target.split():
+                normal = sum(t[e, f] for e in source.lower().split())
+                for e in source.lower().split():
+                    counts[e, f] += t[e, f] / normal
+                    totals[e] += t[e, f] / normal
+        t = {(e, f): count / totals[e] for (e, f), count in counts.items()}
+
+    numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    sides = [Bags.of(side, numbers[n], has_null=False) for n, side in enumerate(zip(*pairs, strict=True))]
+    every = np.arange(len(pairs))
+    lexicon = Lexicon.learn(*sides, left=every, right=every, vocabulary=10)
+    words = [word for _, target in pairs for word in target.split()]
+    for (e, f), probability in t.items():
+        alone = [Bags.of([word], numbers[n], has_null=False) for n, word in enumerate((e, f))]
+        (gain,) = lexicon.gains(*alone, left=every[:1], right=every[:1])
+        explained = (math.exp(gain) - 0.1) / 0.9 * words.count(f) / len(words)
+        assert explained == pytest.approx(probability if probability >= 0.01 else 0.0, abs=1e-9), (e, f)
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])

@@ -67,6 +67,14 @@ def test_head_meter_tells_what_simple_heads_do() -> None:
         assert shown == pytest.approx(measures), key
 
 
+def test_head_meter_rounds_the_own_position_of_a_query_to_the_nearest_key() -> None:
+    """Four queries of six keys stand at 0, 1.67, 3.33 and 5."""
+    plain = torch.ones(1, 1, 1, 1)
+    meter = HeadMeter()
+    meter.add(AttentionMaps(plain, plain, one_hot([0, 2, 3, 5], 6).view(1, 1, 4, 6)))
+    assert (meter.heads()[-1].role, meter.heads()[-1].same) == ("cross", 1.0)
+
+
 def test_head_meter_weighs_sentences_by_their_positions() -> None:
     def maps(length: int, place: int) -> AttentionMaps:
         weights = one_hot([place] * length, length).view(1, 1, length, length)

@@ -10,6 +10,7 @@ from support.scripts import load_script
 from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig
 from transformer.errors import InputError
 from transformer.records import Resolved
+from transformer.tools.memory import estimate_memory
 from transformer.tools.summary.job import SummaryJob
 
 speed, hours = (load_script(f"benchmark/{name}") for name in ("speed", "hours"))
@@ -36,6 +37,8 @@ def test_step_work_has_the_logits_of_all_targets() -> None:
         return speed.step_work(config, vocab_size, resolved=resolved, source=200, target=300, mean_length=20.0)
 
     small, large = work(1_000), work(2_000)
+    per_side = estimate_memory(config, 1_000, resolved=resolved, slots=250, mean_length=20.0, has_ema=False)
+    assert small.bytes == per_side.activations + 300 * 1_000 * 2  # of (200 + 300) / 2 positions a side
     assert large.bytes - small.bytes == 300 * 1_000 * 2
     assert large.parameters - small.parameters == 64_000
     assert large.flops - small.flops == 6 * 300 * 1_000 * 64

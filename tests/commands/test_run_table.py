@@ -1,6 +1,7 @@
 """`transformer table table=DIR`: the runs of a sweep, measured as they are."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,23 @@ def test_table_of_a_folder_sorts_by_the_metric_of_the_runs(runs: Path, capsys: p
     assert "| loss, dev |" in out
     assert "- Sorted by the dev loss of" in out
     assert (runs / "out" / "table.md").exists()
+
+
+def test_table_of_a_folder_has_a_run_that_diverged_last(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in BLEU:
+        directory = RunDir(runs / name)
+        record = directory.read_record()
+        train = replace(record.config.train, metric=Metric.loss)
+        directory.write_record(replace(record, config=replace(record.config, train=train)))
+    directory = RunDir(runs / "wide")
+    results = directory.read_results()
+    validations = [replace(validation, loss=math.nan) for validation in results.validations]
+    directory.write_results(replace(results, validations=validations))
+
+    run_command("table", TableJob(table=str(runs)))
+    rows = [line.split(" | ") for line in capsys.readouterr().out.split("\n") if line.startswith(("| 1 |", "| 2 |"))]
+    assert [row[1] for row in rows] == ["`model.d_ff=64`", "`model.d_ff=96`"]
+    assert rows[1][2].strip() == "nan"
 
 
 def test_table_of_a_folder_sorts_runs_of_both_metrics_by_bleu(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

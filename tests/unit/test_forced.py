@@ -162,7 +162,7 @@ def test_score_command_names_the_line(run_dir: Path, given: bytes, message: str)
 # --- alignments
 
 
-@pytest.mark.parametrize(("norm", "encoder_layers"), [(Norm.post, 2), (Norm.pre, 2), (Norm.post, 3)])
+@pytest.mark.parametrize(("norm", "encoder_layers"), [(Norm.post, 2), (Norm.pre, 2), (Norm.post, 3), (Norm.post, 1)])
 def test_align_is_the_largest_mean_weight_of_the_last_layer(norm: Norm, encoder_layers: int) -> None:
     """The layer's own inputs are caught on their way, and equation 1 is written out: the second of two layers."""
     torch.manual_seed(3)

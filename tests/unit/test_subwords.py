@@ -194,6 +194,16 @@ def test_sampler_keeps_a_piece_whose_characters_have_no_pieces(algorithm: str) -
         assert ["".join(vocabulary[piece].text for piece in pieces) for pieces in found] == ["".join(t) for t in spelt]
 
 
+def test_sampler_of_bpe_keeps_a_piece_that_no_merges_lead_to() -> None:
+    """A vocabulary that somebody has cut may have `abc` without `ab` and `bc`: cut, it would never come again."""
+    texts = ["abc", "ca", "a", "b", "c"]
+    vocabulary = [*SPECIAL, *(Piece(text, -float(rank), True) for rank, text in enumerate(texts, 1))]
+    sentences = [[4], [4, 5], [8, 6, 4]]
+    for rate in (0.0, 0.3, 1.0):
+        found = draw(SubwordSampler(vocabulary, rate), sentences)
+        assert [pieces.count(4) for pieces in found] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sampler_takes_selections_and_sentences_of_nothing(algorithm: str) -> None:
     tokenizer = trained(algorithm, "demo")
