@@ -113,7 +113,9 @@ def build(config: ModelConfig, vocab_size: int) -> TrainState:
 def save(state: TrainState, config: ModelConfig, vocab_size: int, *, folder: Path, step: int) -> None:
     """As a training commits."""
     state.progress.step = step
-    record = CheckpointState(vocab_size, data_digest="", training=state.to_record(WindowTotals(), dev_digest=""))
+    record = CheckpointState(
+        vocab_size, data_digest="", training=state.to_record(WindowTotals(), dev_digest="", plan_version=1)
+    )
     commit(folder, step=step, tensors=state.tensors(), state=to_json(record), config={"model": to_json(config)})
 
 

@@ -27,11 +27,13 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     Algorithm,
     DataConfig,
+    ExtraConfig,
     LayoutKind,
     Precision,
     SearchConfig,
     TokenizerConfig,
 )
+from transformer.data.plan import plan_version
 from transformer.errors import CheckpointError, InputError
 from transformer.tools.replay.command import replay
 from transformer.tools.replay.job import ReplayJob
@@ -137,6 +139,36 @@ def test_train_takes_the_tokenizer_that_is_given(
         for path in (job.run_dir, straight.run_dir)
     ]
     assert losses[0] == losses[1][:4]
+
+
+def test_train_draws_the_pieces_of_each_copy_and_resumes_on_them(corpus: DataConfig, tmp_path: Path) -> None:
+    """A run in whose epochs the copies were alike, as once they were, does not go on."""
+    more = ExtraConfig(corpus.test["test"].src, corpus.test["test"].tgt, weight=3.0)
+    copies = replace(corpus, extra={"more": more})
+    straight = run(sampling_job(tmp_path / "straight", copies))
+    job = sampling_job(tmp_path / "a", copies)
+    stop_at(job, steps_by_epoch(straight)[1][0])
+    run(job)
+    assert_same_end(Path(job.run_dir), straight)
+
+    alike = sampling_job(tmp_path / "b", copies)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformer.training.loop.plan_version", lambda _: 1)
+        stop_at(alike, 4)
+    with pytest.raises(CheckpointError, match=r"the order of the data and its pieces: version 1 -> 2"):
+        run(alike)
+    with pytest.raises(InputError, match=r"version 1 -> 2: replay it with the version"):
+        replay(ReplayJob(run_dir=alike.run_dir, step=5))
+
+
+@pytest.mark.parametrize(
+    ("weight", "rate", "version"), [(None, 0.1, 1), (1.0, 0.1, 1), (0.5, 0.1, 1), (1.5, None, 1), (1.5, 0.1, 2)]
+)
+def test_plan_version_rises_only_where_copies_draw_their_own_pieces(
+    weight: float | None, rate: float | None, version: int, corpus: DataConfig, tmp_path: Path
+) -> None:
+    extra = {} if weight is None else {"more": ExtraConfig("a", "b", weight=weight)}
+    assert plan_version(sampling_job(tmp_path, replace(corpus, extra=extra), subword_sampling=rate)) == version
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.1, "0.1"), (None, "null")])

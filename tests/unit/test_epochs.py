@@ -11,7 +11,7 @@ import pytest
 
 from transformer.data import epochs
 from transformer.data.epochs import EpochStores
-from transformer.data.store import Ids, Sentences, Store
+from transformer.data.store import Ids, Mixture, Sentences, Store
 from transformer.data.subwords import SubwordSampler
 from transformer.data.tokenizer import Piece
 from transformer.errors import InputError
@@ -42,12 +42,17 @@ CORPUS = make_corpus()
 EVERY = np.arange(PAIRS)
 
 
-def make_stores(corpus: Store = CORPUS, sampler: SubwordSampler | None = None, *, seed: int = 3) -> EpochStores:
-    return EpochStores(corpus, sampler or SubwordSampler(VOCABULARY, 0.2), seed=seed)
+WHOLE = [(PAIRS, 1.0)]
+
+
+def make_stores(
+    corpus: Store = CORPUS, sampler: SubwordSampler | None = None, *, mixture: Mixture = WHOLE, seed: int = 3
+) -> EpochStores:
+    return EpochStores(corpus, sampler or SubwordSampler(VOCABULARY, 0.2), mixture=mixture, seed=seed)
 
 
 def sentences_of(store: Store, side: int) -> list[list[int]]:
-    pieces, counts = store.gather(EVERY, side)
+    pieces, counts = store.gather(np.arange(len(store)), side)
     ends = counts.cumsum()
     return [pieces[end - count : end].tolist() for end, count in zip(ends, counts, strict=True)]
 
@@ -58,9 +63,11 @@ def spell(sentences: list[list[int]]) -> list[str]:
 
 def test_epoch_stores_without_a_sampler_are_the_corpus() -> None:
     before = threading.active_count()
-    stores = EpochStores(CORPUS, None, seed=1)
+    stores = EpochStores(CORPUS, None, mixture=[(1_000, 1.0), (1_345, 2.5)], seed=1)
     assert all(stores(epoch) is CORPUS for epoch in (0, 1, 7))
-    assert stores.lengths is CORPUS.lengths
+    assert stores.lengths is CORPUS.lengths is stores.plain_lengths
+    assert stores.mixture == [(1_000, 1.0), (1_345, 2.5)]
+    assert np.array_equal(stores.corpus_ids(EVERY), EVERY)
     assert threading.active_count() == before
     stores.close()
 
@@ -87,6 +94,26 @@ def test_epoch_stores_sample_both_sides_apart() -> None:
     source, target = (sentences_of(store, side)[1_000:1_100] for side in range(2))
     assert sum(a == b for a, b in zip(source, target, strict=True)) < 80
     assert len({tuple(pieces) for pieces in source}) > 5
+
+
+def test_epoch_stores_draw_the_pieces_of_each_copy() -> None:
+    """600 pairs once, 1,345 three times in every second epoch, 400 twice; the first of each as without copies."""
+    stores = make_stores(mixture=[(600, 0.5), (1_345, 2.5), (400, 2.0)])
+    assert stores.mixture == [(600, 0.5), (1_345, 1.0), (400, 1.0), (1_345, 1.0), (400, 1.0), (1_345, 0.5)]
+    store = stores.make(0)
+    ids = stores.corpus_ids(np.arange(len(store)))
+    second = [*range(600, 2_345), *range(600, 1_945)]
+    assert ids.tolist() == [*range(PAIRS), *second]
+    assert np.array_equal(stores.plain_lengths, CORPUS.lengths[ids])
+    for side in range(2):
+        plain, found = sentences_of(CORPUS, side), sentences_of(store, side)
+        assert found[:PAIRS] == sentences_of(make_stores().make(0), side)
+        assert spell(found[PAIRS:]) == spell([plain[n] for n in second])
+        same = sum(found[n] == copy for n, copy in zip(second, found[PAIRS:], strict=True))
+        assert same < 0.6 * len(second)
+        again = sum(a == b for a, b in zip(found[PAIRS : PAIRS + 1_345], found[PAIRS + 1_745 :], strict=True))
+        assert again < 0.6 * 1_345
+    stores.close()
 
 
 def test_epoch_stores_depend_on_the_seed() -> None:
@@ -124,7 +151,7 @@ def test_epoch_stores_make_an_epoch_beside_those_that_are_asked_for() -> None:
         assert sentences_of(again, side) == sentences_of(make_stores().make(0), side)
         assert sentences_of(ahead, side) == sentences_of(make_stores().make(2), side)
     stores.close()
-    assert make_stores(sampler=None).corpus is EpochStores(CORPUS, None, seed=1).make(5)
+    assert make_stores(sampler=None).corpus is EpochStores(CORPUS, None, mixture=WHOLE, seed=1).make(5)
 
 
 def test_epoch_stores_have_no_sentence_that_is_longer_than_the_longest_of_its_side() -> None:

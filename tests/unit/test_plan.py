@@ -131,7 +131,7 @@ def test_plan_epoch_keeps_the_order_of_equal_random_numbers(monkeypatch: pytest.
 
 
 def test_plan_epoch_of_a_tiny_corpus_is_what_it_was_on_the_day_it_was_written() -> None:
-    """A change here breaks every resume in mid-epoch: PLAN_VERSION must then rise."""
+    """A change here breaks every resume in mid-epoch: `plan_version` must then rise."""
     lengths = np.array([[3, 4], [5, 2], [9, 9], [1, 1], [4, 4], [2, 7], [6, 6], [8, 3]], dtype=np.int32)
     plans = [as_lists(plan(lengths, seed=1, epoch=epoch, tokens_per_step=12)) for epoch in (0, 1)]
     # one pool, sorted to 3 0 4 | 1 6 | 5 7 | 2 and cut there (worked out by hand); the order of steps is the seed's

@@ -4,10 +4,14 @@
 
 The loader asks for the epochs in turn. While it reads one, a thread makes the next: a single thread, because several
 would compete for Python's lock with one another and with the training. A store with other pieces takes as much memory
-on each rank as the ids of the corpus take on disk, and that of the next epoch as much again.
+on each rank as the ids of its pairs take on disk, and that of the next epoch as much again.
+
+Where a corpus has a weight above 1, each copy of a pair draws its own pieces. It is then a pair of its own: an epoch's
+store has all pairs of the corpus, under their numbers, and behind them the second copies, the third ones, and so on.
 """
 
 import logging
+import math
 import threading
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -16,7 +20,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from transformer.data.store import SIDES, Ids, Lengths, Sentences, Store
+from transformer.data.store import SIDES, Ids, Lengths, Mixture, Sentences, Store
 from transformer.data.subwords import SubwordSampler
 from transformer.data.tokenizer import Tokenizer
 
@@ -26,10 +30,12 @@ SAMPLE = 50_000  # pairs at most that tell, before the first epoch, how long sam
 log = logging.getLogger(__name__)
 
 
-def epoch_stores(corpus: Store, tokenizer: Tokenizer, *, rate: float | None, seed: int) -> "EpochStores":
+def epoch_stores(
+    corpus: Store, tokenizer: Tokenizer, *, mixture: Mixture, rate: float | None, seed: int
+) -> "EpochStores":
     """The stores of a run's epochs, with `train.subword_sampling` at this rate; None: without."""
     sampler = None if rate is None else SubwordSampler(tokenizer.vocabulary(), rate)
-    return EpochStores(corpus, sampler, seed=seed)
+    return EpochStores(corpus, sampler, mixture=mixture, seed=seed)
 
 
 class EpochStores:
@@ -39,10 +45,18 @@ class EpochStores:
     has room for the corpus has room for every epoch.
     """
 
-    def __init__(self, corpus: Store, sampler: SubwordSampler | None, *, seed: int) -> None:
+    def __init__(self, corpus: Store, sampler: SubwordSampler | None, *, mixture: Mixture, seed: int) -> None:
         self.corpus = corpus
         self._sampler = sampler
         self._seed = seed
+
+        # The parts of an epoch's store, and where each begins there and in the corpus.
+        parts = _copies_apart(mixture) if sampler is not None else [(0, len(corpus), 1.0)]
+        self.mixture = mixture if sampler is None else [(count, weight) for _, count, weight in parts]
+        counts = [count for _, count, _ in parts]
+        self._starts = np.cumsum([0, *counts[:-1]])
+        self._corpus_starts = np.array([start for start, _, _ in parts])
+        self._count = sum(counts)
 
         self._maker = ThreadPoolExecutor(1, "epoch")  # which starts no thread before it has work
         self._made: dict[int, Future[Store]] = {}  # that of the epoch in progress, and of the next one
@@ -67,6 +81,18 @@ class EpochStores:
         """The store of this epoch, made by the calling thread whatever others wait for."""
         return self.corpus if self._sampler is None else self._make(epoch)
 
+    def corpus_ids(self, ids: Ids) -> Ids:
+        """The pairs of the corpus that these pairs of an epoch's store are, or are copies of."""
+        part = self._starts.searchsorted(ids, side="right") - 1
+        return ids - self._starts[part] + self._corpus_starts[part]
+
+    @property
+    def plain_lengths(self) -> Lengths:
+        """Lengths `(m, 2)` of the pairs of an epoch's store, as they would be without sampling."""
+        if self._count == len(self.corpus):
+            return self.corpus.lengths
+        return self.corpus.lengths[self.corpus_ids(np.arange(self._count))]
+
     @cached_property
     def lengths(self) -> Lengths:
         """Lengths `(n, 2)` as the first epoch has them: of some pairs, and of the longest sentences of the corpus."""
@@ -89,8 +115,8 @@ class EpochStores:
 
     def _make(self, epoch: int) -> Store:
         began = time.perf_counter()
-        starts = range(0, len(self.corpus), BLOCK)
-        blocks = [np.arange(start, min(start + BLOCK, len(self.corpus))) for start in starts]
+        starts = range(0, self._count, BLOCK)
+        blocks = [np.arange(start, min(start + BLOCK, self._count)) for start in starts]
 
         sides = []
         for side in range(len(SIDES)):
@@ -110,7 +136,7 @@ class EpochStores:
             return
         self._is_logged = True
         tokens = store.lengths.sum(axis=0, dtype=np.int64)
-        source, target = (tokens / self.corpus.lengths.sum(axis=0, dtype=np.int64)).tolist()
+        source, target = (tokens / self.plain_lengths.sum(axis=0, dtype=np.int64)).tolist()
         log.info(
             "subword sampling: an epoch has %.2f times the source and %.2f times the target tokens of the corpus; "
             "made in %.1f s, %s tokens/s",
@@ -126,11 +152,26 @@ class EpochStores:
         if self._is_closed.is_set():
             raise CancelledError
 
-        plain = self.corpus.gather(ids, side)
+        plain = self.corpus.gather(self.corpus_ids(ids), side)
         sampled = self._sampler.sample(plain, ids, seed=self._seed, epoch=epoch, side=side)
         is_too_long = sampled.counts + 1 > self.corpus.longest[side]  # (b,) with EOS
         pieces, counts = _choose(is_too_long, plain, sampled)
         return Sentences(pieces.astype(self.corpus.dtype), counts)
+
+
+def _copies_apart(mixture: Mixture) -> list[tuple[int, int, float]]:
+    """The parts of a store with a pair for each copy: the first pair of each in the corpus, its pairs, and its weight.
+
+    First every corpus, then those with a second copy, and so on; a weight of 2.5 becomes 1, 1 and 0.5.
+    """
+    parts = []
+    for copy in range(math.ceil(max(weight for _, weight in mixture))):
+        start = 0  # of the corpus
+        for count, weight in mixture:
+            if weight > copy:
+                parts.append((start, count, min(1.0, weight - copy)))
+            start += count
+    return parts
 
 
 def _choose(is_first: npt.NDArray[np.bool_], first: Sentences, second: Sentences) -> Sentences:

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from transformer.config.jobs import TrainJob
 from transformer.config.settings import AttentionKernel
 from transformer.data.store import Ids, Lengths, Mixture
 from transformer.errors import InputError
 from transformer.seeding import seed_for
 
-PLAN_VERSION = 1
 POOL_STEPS = 100  # sorted by length inside pools of about this many steps: "approximate sequence length" (section 5.1)
 SLOTS = 128  # packed capacities are multiples of this, which tiles of a GPU divide
 SLACK = 1.1  # a packed batch has this many times the slots that its shorter side takes on average over the corpus
@@ -69,6 +69,15 @@ class Batching:
             micro_batch_multiple=self.micro_batch_multiple,
             capacities=self.capacities,
         )
+
+
+def plan_version(job: TrainJob) -> int:
+    """The version of the order and the pieces of a run's data: a run goes on only under the one that it began with.
+
+    In version 1, the copies of a pair had the same pieces in an epoch. So it is still that of all runs without copies.
+    """
+    has_copies = any(extra.weight > 1.0 for extra in job.data.extra.values())
+    return 2 if has_copies and job.train.subword_sampling is not None else 1
 
 
 @dataclass(frozen=True)

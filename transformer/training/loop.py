@@ -25,7 +25,7 @@ from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import TrainConfig
 from transformer.cost import step_flops
 from transformer.data.loader import Position, Step, load_steps
-from transformer.data.plan import sample_epoch
+from transformer.data.plan import plan_version, sample_epoch
 from transformer.decoding.batches import Batches
 from transformer.distributed import Vote, Wait, collective_errors_named, join_world
 from transformer.errors import InputError, NumericalError
@@ -187,7 +187,7 @@ def _log_first_epoch(run: Run) -> None:
     with suppress(
         InputError
     ):  # the loader plans the same epoch, and says what is wrong, unless the sample was too small
-        log.info("%s", sample_epoch(run.stores.corpus.lengths, run.batching).describe())
+        log.info("%s", sample_epoch(run.stores.plain_lengths, run.batching).describe())
 
 
 def _steps(run: Run) -> Generator[Step, None, None]:
@@ -348,7 +348,7 @@ def _commit(run: Run, tracker: Tracker) -> None:
         state = CheckpointState(
             vocab_size=run.tokenizer.vocab_size,
             data_digest=run.data_digest,
-            training=run.state.to_record(window, dev_digest=run.dev.digest),
+            training=run.state.to_record(window, dev_digest=run.dev.digest, plan_version=plan_version(run.job)),
         )
         commit(
             run.directory.path,

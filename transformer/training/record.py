@@ -27,7 +27,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.keys import PACKAGE, as_typed, generic_key, keys_of, leaves
 from transformer.config.primitives import to_json
 from transformer.config.settings import Decay, Device, OnResume
-from transformer.data.plan import PLAN_VERSION
+from transformer.data.plan import plan_version
 from transformer.data.prepare import PREPARE_VERSION, Prepared
 from transformer.errors import CheckpointError, StorageError
 from transformer.evaluation.sets import digest_sets
@@ -155,7 +155,7 @@ def _compare(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint
         for key in changed
         if _policy(key, job) is OnResume.refuse
     ]
-    refused += _changed_data(prepared, record, checkpoint)
+    refused += _changed_data(job, prepared, record=record, checkpoint=checkpoint)
     if refused:
         raise CheckpointError(
             f"{job.run_dir}: cannot be resumed under other settings ({'; '.join(refused)}): "
@@ -176,7 +176,7 @@ def _compare(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint
         log.info("other versions than at the start: %s; numbers may differ in the last bits", versions)
 
 
-def _changed_data(prepared: Prepared, record: RunRecord, checkpoint: Checkpoint) -> list[str]:
+def _changed_data(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint: Checkpoint) -> list[str]:
     """What differs of the training data, its pieces and its order: a run goes on with the same only."""
     changed = []
     if record.data_digest != prepared.report.digest:
@@ -189,12 +189,15 @@ def _changed_data(prepared: Prepared, record: RunRecord, checkpoint: Checkpoint)
         before = record.versions.get("sentencepiece")
         now = sentencepiece.__version__
         changed.append(f"the tokenizer: SentencePiece {before} trained another one than {now} does")
+    return changed + changed_order(job, checkpoint)
 
+
+def changed_order(job: TrainJob, checkpoint: Checkpoint) -> list[str]:
+    """What differs of the order of the data since the checkpoint was written, as one item or none."""
     training = checkpoint.run_state().training
-    version = None if training is None else training.plan_version
-    if version != PLAN_VERSION:
-        changed.append(f"the order of the data: version {version} -> {PLAN_VERSION}")
-    return changed
+    before = None if training is None else training.plan_version
+    now = plan_version(job)
+    return [] if before == now else [f"the order of the data and its pieces: version {before} -> {now}"]
 
 
 def _policy(key: str, job: TrainJob) -> OnResume:

@@ -207,7 +207,13 @@ def build_run(
     state, record = build_state()
 
     # How to compute it: in a way that this device is sound in.
-    stores = epoch_stores(prepared.store, tokenizer, rate=job.train.subword_sampling, seed=job.train.seed)
+    stores = epoch_stores(
+        prepared.store,
+        tokenizer,
+        mixture=prepared.mixture,
+        rate=job.train.subword_sampling,
+        seed=job.train.seed,
+    )
     prover = _prover(job, directory, device=device, world=world) if proves else None
     if prover is not None and not prover.knows(resolved):
         wanted = resolved
@@ -216,7 +222,7 @@ def build_run(
             state, record = build_state()
 
     # Micro-batches that fit into memory.
-    batching = partial(batching_of, job, lengths=stores.lengths, mixture=prepared.mixture)
+    batching = partial(batching_of, job, lengths=stores.lengths, mixture=stores.mixture)
     trial = Trial(job, batching, longest=stores.corpus.longest, device=device, world=world)
     tries_memory = tries_memory and can_try(device)
     if tries_memory:

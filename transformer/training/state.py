@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from transformer.checkpoint import Checkpoint, check_weights, first_not_finite
 from transformer.compute import dtype_of, loss_scaler
 from transformer.config.settings import ModelConfig, Precision, TrainConfig
-from transformer.data.plan import PLAN_VERSION
 from transformer.errors import CheckpointError, NumericalError
 from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
 from transformer.records import LossScale, Progress, TrainingRecord, WindowTotals
@@ -114,7 +113,7 @@ class TrainState:
                 raise NumericalError(f"step {self.progress.step} is not saved: the numbers in {bad} are not finite")
         return tensors
 
-    def to_record(self, window: WindowTotals, *, dev_digest: str) -> TrainingRecord:
+    def to_record(self, window: WindowTotals, *, dev_digest: str, plan_version: int) -> TrainingRecord:
         """What a checkpoint holds beside tensors; `window` are the sums over all ranks."""
         scaler = self.scaler.state_dict()  # empty where the loss is not scaled
         return TrainingRecord(
@@ -122,7 +121,7 @@ class TrainState:
             window=window,
             loss_scale=LossScale(scaler["scale"], scaler["_growth_tracker"]) if scaler else None,
             dev_digest=dev_digest,
-            plan_version=PLAN_VERSION,
+            plan_version=plan_version,
         )
 
     def restore(self, checkpoint: Checkpoint, *, rank: int) -> TrainingRecord:

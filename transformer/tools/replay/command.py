@@ -36,6 +36,7 @@ from transformer.run_dir import RunDir, list_steps
 from transformer.tools.replay.job import ReplayJob
 from transformer.training.optimizer import rate_of
 from transformer.training.process import process_settings_restored
+from transformer.training.record import changed_order
 from transformer.training.resolve import resolve_again
 from transformer.training.start import Run, build_run
 from transformer.training.state import TrainState
@@ -180,6 +181,8 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
             "replay it"
         )
     directory.check_tokenizer(prepared.tokenizer_model)
+    for change in [] if checkpoint is None else changed_order(job, checkpoint):
+        raise InputError(f"{directory.path}: {change}: replay it with the version that it was trained with")
 
     return build_run(
         job,
@@ -365,6 +368,7 @@ def _finding(run: Run, step: Step, seen: _Seen) -> Finding:
     ids = micro_batches[micro_batch]
     if seen.rows is not None:
         ids = ids[seen.rows]
+    ids = run.stores.corpus_ids(ids)
 
     return Finding(
         seen.phase,
