@@ -5,6 +5,7 @@ What is expected is what that commit gave: its numbers, but for the rounding of 
 
 import json
 import shutil
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,23 @@ def test_old_run_goes_on(old_run: Path) -> None:
     ][-1:]
     assert validation["step"] == 620
     assert validation["loss"] == pytest.approx(3.4323608756414954, rel=1e-4)
+
+
+def test_old_run_of_a_table_goes_on(old_run: Path) -> None:
+    """Its digest was of the table's bytes; now it is of the text, and the same as that of text files."""
+    rows = zip(lines_of("train.en", 3_000), lines_of("train.de", 3_000), strict=True)
+    Path("train.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in rows), encoding="utf-8")
+    record = read(old_run / "run.json")
+    of_text = record["data_digest"]
+    columns_and_bytes = [["1", "2"], sha256(Path("train.tsv").read_bytes()).hexdigest()]
+    parts = [3, 1, [columns_and_bytes], record["config"]["data"]["filter"], record["config"]["tokenizer"]]
+    record["data_digest"] = sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    (old_run / "run.json").write_text(json.dumps(record), encoding="utf-8")
+
+    table = ["data.train.src=''", "data.train.tgt=''", "data.train.dataset=train.tsv"]
+    transformer.train(transformer.compose("train", [*JOB, *table, "train.max_steps=602"]))
+    assert read(old_run / "run.json")["data_digest"] == of_text
+    assert read(old_run / "data.json")["digest"] == of_text
 
 
 def test_old_run_refuses_other_settings(old_run: Path) -> None:

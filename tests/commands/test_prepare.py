@@ -35,7 +35,7 @@ from transformer.config.settings import (
     TokenizerConfig,
     TrainConfig,
 )
-from transformer.data.corpus import Pair
+from transformer.data.corpus import Pair, digest_pairs
 from transformer.data.prepare import prepare
 from transformer.data.report import DataReport
 from transformer.data.round_trip import Change, RoundTrip
@@ -461,20 +461,51 @@ def test_prepare_digests_an_extra_corpus_but_not_its_weight(job: TrainJob) -> No
 
 
 def test_prepare_finds_the_same_corpus_in_each_form(job: TrainJob) -> None:
-    """Text, TSV, JSON lines and Parquet; the digest differs, since files are what it is of."""
-    plain, folder, digests = prepare(job), Path(job.data.train.src).parent, set()
+    """Text, TSV, JSON lines and Parquet have one digest, and so one store; their bytes differ."""
+    plain, folder = prepare(job), Path(job.data.train.src).parent
     rows = [{"en": spell(n, WORDS), "de": spell(n, ZAHLEN)} for n in range(500)]
     write(folder / "a.tsv", [f"{row['en']}\t{row['de']}" for row in rows])
     write(folder / "a.jsonl.gz", [json.dumps({"translation": row}) for row in rows])
     parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "a.parquet", row_group_size=99)
-    for name in ("a.tsv", "a.jsonl.gz", "a.parquet"):
-        job.data.train = PairConfig(dataset=str(folder / name))
+    for side in (job.data.train.src, job.data.train.tgt):
+        Path(f"{side}.gz").write_bytes(gzip.compress(Path(side).read_bytes()))
+    tables = [PairConfig(dataset=str(folder / name)) for name in ("a.tsv", "a.jsonl.gz", "a.parquet")]
+    for train in (*tables, PairConfig(f"{job.data.train.src}.gz", job.data.train.tgt)):
+        job.data.train = train
         job.data.test = {"first": job.data.train}
         prepared = prepare(job)
         assert texts(prepared) == texts(plain) == prepared.test["first"]
-        assert prepared.tokenizer_model == plain.tokenizer_model
-        digests.add(prepared.report.digest)
-    assert len(digests | {plain.report.digest}) == 4
+        assert prepared.report.digest == plain.report.digest == prepare(job).report.digest
+        assert prepared.path == plain.path == store_of(job)
+
+
+def test_prepare_reads_a_table_for_its_digest_once(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again where another has its name, or what was remembered is damaged."""
+    table = Path(job.data.train.src).parent / "a.tsv"
+    write(table, [f"{spell(n, WORDS)}\t{spell(n, ZAHLEN)}" for n in range(500)])
+    job.data.train = PairConfig(dataset=str(table))
+    digested = []
+
+    def count(pairs: Iterable[Pair]) -> list[str]:
+        digested.append(1)
+        return digest_pairs(pairs)
+
+    monkeypatch.setattr("transformer.data.prepare.digest_pairs", count)
+    first = prepare(job)
+    assert prepare(job).report == first.report
+    assert digested == [1]
+
+    (remembered,) = store_of(job).parent.glob("*.json")
+    known = json.loads(remembered.read_text(encoding="utf-8"))
+    for damage in ("", "{}", json.dumps(known | {"of_text": "../" * 21 + "a"}), json.dumps(known | {"of_files": "0"})):
+        remembered.write_text(damage, encoding="utf-8")
+        assert prepare(job).report == first.report
+        assert json.loads(remembered.read_text(encoding="utf-8")) == known
+    assert digested == [1] * 5
+
+    write(table, [f"{spell(n, WORDS)}\t{spell(n, ZAHLEN)}" for n in range(499)])
+    assert prepare(job).report.digest != first.report.digest
+    assert digested == [1] * 6
 
 
 def test_prepare_takes_other_columns_of_a_table_for_other_data(job: TrainJob) -> None:

@@ -5,13 +5,24 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from support.compressed import compressed
 from transformer.config.settings import FilterConfig
-from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, read_lines, read_pairs, screen_pairs, with_tag
+from transformer.data.corpus import (
+    DUPLICATE,
+    EMPTY,
+    IDENTICAL,
+    KEPT,
+    digest_pairs,
+    read_lines,
+    read_pairs,
+    screen_pairs,
+    with_tag,
+)
 from transformer.errors import InputError
 
 # What Python, Unicode or a text editor may take for the end of a line, and what else has shifted corpora before.
@@ -265,3 +276,23 @@ def test_screen_pairs_keeps_the_first_of_many_duplicates() -> None:
 def test_read_pairs_of_real_corpora_has_their_published_sizes(source: str, target: str, count: int) -> None:
     root = Path(os.environ["TRANSFORMER_DATA"])
     assert sum(1 for _ in read_pairs(root / source, root / target)) == count
+
+
+# ---- digests --------------------------------------------------------------------------------------------------------
+
+
+def test_digest_pairs_is_that_of_two_text_files(tmp_path: Path) -> None:
+    one, other = (
+        write(tmp_path / "a", [b"a b", b"", b"\xc3\xa4 \xef\xbb\xbf."]),
+        write(tmp_path / "b", [b"x", b"y", b"\r z"]),
+    )
+    assert digest_pairs(read_pairs(one, other)) == [sha256(path.read_bytes()).hexdigest() for path in (one, other)]
+    assert digest_pairs([]) == [sha256(b"").hexdigest()] * 2
+
+
+@pytest.mark.parametrize("text", ["a\r", "\ufeffa", "a" * 300_000])
+def test_digest_pairs_of_a_line_that_no_text_file_gives_back_is_that_of_none(text: str, tmp_path: Path) -> None:
+    """A table can have such lines: a file of the same bytes is read as others."""
+    path = write(tmp_path / "a", [text.encode()])
+    assert list(read_lines(path)) != [text]
+    assert digest_pairs([(text, "b")])[0] != sha256(path.read_bytes()).hexdigest()

@@ -166,6 +166,21 @@ def _decode(block: bytes, path: Path, *, before: int) -> str:
         ) from error
 
 
+def digest_pairs(pairs: Iterable[Pair]) -> list[str]:
+    """The SHA-256 of each side as a text file that `read_lines` gives it back from: every line ends in a newline.
+
+    So the same text has the same digest in whatever it is kept. A line that no text file gives back is marked by a byte
+    that is not UTF-8.
+    """
+    sides = (hashlib.sha256(), hashlib.sha256())
+    for pair in pairs:
+        for side, text in zip(sides, pair, strict=True):
+            line = text.encode()
+            is_plain = len(line) <= LONGEST_LINE and not text.endswith("\r") and not text.startswith("\ufeff")
+            side.update(line + b"\n" if is_plain else b"\xff" + line + b"\n")
+    return [side.hexdigest() for side in sides]
+
+
 # ---- tags -----------------------------------------------------------------------------------------------------------
 
 

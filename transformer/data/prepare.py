@@ -5,21 +5,22 @@
     second reading       train the tokenizer on a sample of the lines    -> tokenizer.model
     third reading        encode, filter by the number of pieces, write   -> the store, and report.json
 
-A prepared corpus is named by a digest of the training text, the filters, the tokenizer's settings and the versions of
-the formats, so it is built once and shared by every run that agrees on these. Whoever builds holds a file lock; others
-wait, then use it. Nothing but copies of hub data sets is written before every text has been read to its end. Training
-text is read once for its digest, and three times more to build, because memory must not grow with the corpus.
+A prepared corpus is named by a digest of the training text, whatever files have it, the filters, the tokenizer's
+settings and the versions of the formats, so it is built once and shared by every run that agrees on these. Whoever
+builds holds a file lock; others wait, then use it. Nothing but copies of hub data sets is written before every text has
+been read to its end. Text is read once for its digest, and three times more to build: memory must not grow with it.
 """
 
 import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain, compress, islice
 from pathlib import Path
@@ -31,14 +32,14 @@ from transformer.config.jobs import TrainJob
 from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
-from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, screen_pairs
+from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, digest_pairs, screen_pairs
 from transformer.data.report import BuildReport, DataReport, FileReport, PairCounts, SetReport, TokenCounts
 from transformer.data.round_trip import RoundTrip, warn_of_changes
 from transformer.data.source import Source, is_hub_dataset, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter
 from transformer.data.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
 from transformer.errors import InputError, StorageError
-from transformer.files import build_once, digest_file, read_json
+from transformer.files import build_once, digest_file, read_json, write_json
 from transformer.machine import resolve_threads, trim_heap
 from transformer.run_dir import TOKENIZER, RunDir, list_steps
 from transformer.vocabulary import UNK
@@ -74,6 +75,11 @@ class Prepared:
     report: DataReport
     dev: list[Pair]
     test: dict[str, list[Pair]]
+    digest_of_files: str  # what the digest once was: another one, unless all of the training text is in plain files
+
+    def is_of(self, digest: str) -> bool:
+        """Whether a run whose record has this digest was trained on the same data."""
+        return digest in (self.report.digest, self.digest_of_files)
 
     def to_share(self) -> "SharedPrepared":
         """What another process needs to open the same, as data that can be sent to it."""
@@ -84,6 +90,7 @@ class Prepared:
             report=self.report,
             dev_sources=[source for source, _ in self.dev],
             dev_references=[reference for _, reference in self.dev],
+            digest_of_files=self.digest_of_files,
         )
 
 
@@ -97,6 +104,7 @@ class SharedPrepared:
     report: DataReport
     dev_sources: list[str]
     dev_references: list[str]
+    digest_of_files: str
 
     def open(self) -> Prepared:
         """The same corpus in this process: mapped, without reading it or the raw text again.
@@ -116,6 +124,7 @@ class SharedPrepared:
             report=self.report,
             dev=list(zip(self.dev_sources, self.dev_references, strict=True)),
             test={},
+            digest_of_files=self.digest_of_files,
         )
 
 
@@ -223,12 +232,13 @@ def prepare(job: TrainJob) -> Prepared:
         tokenizer_model=tokenizer_model,
         threads=resolve_threads(job.train.threads),
     )
-    digest = _identity(corpus)
-    built = _open_or_build(store_dir / digest[:16], corpus)
+    digests = _digest_corpus(corpus, store_dir)
+    built = _open_or_build(store_dir / digests.of_text[:16], corpus)
+    digests.remember(store_dir)
     counts = dict(zip(mixture_weights, built.report.sources, strict=True))
 
     # Report, and warn of references that no translation can match.
-    report = _data_report(job.data, digest, sets, counts=counts, mixture_weights=mixture_weights, built=built)
+    report = _data_report(job.data, digests.of_text, sets, counts=counts, mixture_weights=mixture_weights, built=built)
     round_trips = {f"data.{name}": set_report.references for name, set_report in report.sets.items()}
     round_trips["a sample of the training targets"] = report.targets
     warn_of_changes(round_trips, job.tokenizer, is_given=tokenizer_model is not None)
@@ -245,6 +255,7 @@ def prepare(job: TrainJob) -> Prepared:
         report=report,
         dev=sets["dev"].pairs or [],
         test={name: sets[f"test.{name}"].pairs or [] for name in job.data.test},
+        digest_of_files=digests.of_files,
     )
 
 
@@ -400,25 +411,71 @@ def _tokenizer_run_dir(run_dir: str, init_from: str) -> RunDir:
     )
 
 
-# ---- building -------------------------------------------------------------------------------------------------------
+# ---- the digest -----------------------------------------------------------------------------------------------------
 
 
-def _identity(corpus: _Corpus) -> str:
-    """The SHA-256 of everything that the prepared corpus depends on."""
+@dataclass(frozen=True)
+class _Digests:
+    """The SHA-256 of everything that a prepared corpus depends on, with its text, and with the files that have it.
+
+    The second is known at once. The first takes another reading where the files are no plain text, so it is kept.
+    """
+
+    of_text: str
+    of_files: str
+
+    @classmethod
+    def recall(cls, of_files: str, store_dir: Path) -> "_Digests | None":
+        """What `remember` has written of these files, if it is there and whole."""
+        try:
+            found = from_json(cls, read_json(store_dir / f"{of_files[:16]}.json"), complete=True)
+        except (OSError, ValueError):
+            return None
+        is_whole = found.of_files == of_files and re.fullmatch("[0-9a-f]{64}", found.of_text) is not None
+        return found if is_whole else None
+
+    def remember(self, store_dir: Path) -> None:
+        """Write them beside the prepared corpus, unless they are the same or there already; no harm if that fails."""
+        if self.of_text != self.of_files and self.recall(self.of_files, store_dir) is None:
+            with suppress(StorageError):
+                write_json(store_dir / f"{self.of_files[:16]}.json", to_json(self))
+
+
+def _digest_corpus(corpus: _Corpus, store_dir: Path) -> _Digests:
+    """Both digests of the corpus. Raises InputError where its text has to be read, and cannot be."""
+    texts: list[list[object]] = [
+        [text_set.columns, *(file.sha256 for file in text_set.files.values())] for text_set in corpus.sets
+    ]
+    of_files = _digest(corpus, texts)
+    if all(text_set.source.is_plain_text for text_set in corpus.sets):
+        return _Digests(of_files, of_files)
+
+    known = _Digests.recall(of_files, store_dir)
+    if known is not None:
+        return known
+
+    log.info("reading the training text for its digest")
+    for number, text_set in enumerate(corpus.sets):
+        if not text_set.source.is_plain_text:
+            texts[number] = [None, *digest_pairs(text_set.source.pairs())]
+    return _Digests(_digest(corpus, texts), of_files)
+
+
+def _digest(corpus: _Corpus, texts: Sequence[Sequence[object]]) -> str:
+    """The digest of all that the prepared corpus depends on; `texts` says which text each of its sets has."""
     if corpus.tokenizer_model is not None:
         tokenizer: object = hashlib.sha256(corpus.tokenizer_model).hexdigest()
     else:
         tokenizer = to_json(corpus.tokenizer)
-    text = [_identity_of_text(text_set) for text_set in corpus.sets]
-    parts = [PREPARE_VERSION, STORE_VERSION, text, to_json(corpus.filters), tokenizer]
+
+    # A set without a tag has no entry for one.
+    tags = [text_set.source.tag for text_set in corpus.sets]
+    tagged = [[*text, *([] if tag is None else [{"tag": tag}])] for text, tag in zip(texts, tags, strict=True)]
+    parts = [PREPARE_VERSION, STORE_VERSION, tagged, to_json(corpus.filters), tokenizer]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _identity_of_text(text_set: _TextSet) -> list[object]:
-    """What says which text a training set has; a set without a tag has no entry for one."""
-    tag = text_set.source.tag
-    digests = [file.sha256 for file in text_set.files.values()]
-    return [text_set.columns, *digests, *([] if tag is None else [{"tag": tag}])]
+# ---- building -------------------------------------------------------------------------------------------------------
 
 
 def _open_or_build(path: Path, corpus: _Corpus) -> _Built:

@@ -74,6 +74,11 @@ class Source:
     origin: DatasetOrigin | None = None  # of the copy of a hub data set
     tag: str | None = None  # that a model reads in front of each source
 
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the bytes of the files are the text."""
+        return self.columns is None and all(path.suffix != ".gz" for path in self.files.values())
+
     def pairs(self) -> Iterator[Pair]:
         """The pairs as the files have them, in order.
 

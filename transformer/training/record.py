@@ -92,7 +92,13 @@ def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Res
     _compare(job, prepared, record=record, checkpoint=checkpoint)
 
     dev_digest = digest_sets({DEV: prepared.dev})
-    now = replace(record, config=job, dev_digest=dev_digest, test_digest=digest_sets(prepared.test))
+    now = replace(
+        record,
+        config=job,
+        data_digest=prepared.report.digest,
+        dev_digest=dev_digest,
+        test_digest=digest_sets(prepared.test),
+    )
     if now != record:
         _write(run, now, prepared)
     return resolve_again(job, record.resolved)
@@ -179,7 +185,7 @@ def _compare(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint
 def _changed_data(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint: Checkpoint) -> list[str]:
     """What differs of the training data, its pieces and its order: a run goes on with the same only."""
     changed = []
-    if record.data_digest != prepared.report.digest:
+    if not prepared.is_of(record.data_digest):
         changed.append(
             "the training data, its filters or the tokenizer's settings"
             if record.prepare_version == PREPARE_VERSION

@@ -175,7 +175,7 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
 
     # Its corpus, which must be the same.
     prepared = prepare(job)
-    if prepared.report.digest != record.data_digest:
+    if not prepared.is_of(record.data_digest):
         raise InputError(
             f"{directory.path}: the training data or the filters have changed since this run began: restore them to "
             "replay it"
