@@ -565,6 +565,13 @@ FOUND = (
         "unit/test_validate.py::test_validate_on_three_ranks_is_that_of_one",
     ),
     Mutant(
+        "a line of several sentences is passed over in silence",
+        "decoding/translate_stream.py",
+        "                line_check.add(texts)\n",
+        "",
+        "unit/test_sentences.py::test_translate_warns_once_of_lines_unlike_those_of_training",
+    ),
+    Mutant(
         "a loss divides by a rounded number",
         "kernels/loss.py",
         "(tensor * factor.view(1, 1)).to(tensor.dtype)",

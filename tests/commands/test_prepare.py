@@ -1,5 +1,7 @@
 """Raw text to a prepared corpus: checked before anything is written, built once, rebuilt when damaged."""
 
+import gzip
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -12,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,7 @@ from transformer.config.settings import (
 )
 from transformer.data.corpus import Pair, digest_pairs
 from transformer.data.prepare import prepare
-from transformer.data.report import DataReport
+from transformer.data.report import DataReport, LineCounts
 from transformer.data.round_trip import Change, RoundTrip
 from transformer.data.source import Source
 from transformer.data.store import StoreWriter
@@ -98,7 +101,7 @@ def test_prepare_gives_back_the_pairs_of_the_text(job: TrainJob) -> None:
 
 
 def test_prepare_writes_the_same_files_as_ever(job: TrainJob) -> None:
-    """report.json, as version 3 of PREPARE_VERSION has it: other bytes would need another version."""
+    """report.json, as version 3 of PREPARE_VERSION has it: other bytes would need another version, or a new key."""
     prepare(job)
     assert (store_of(job) / "report.json").read_text(encoding="utf-8") == (
         '{\n "pairs_read": 500,\n "pairs_kept": 500,\n "sources": [\n  {\n   "pairs_read": 500,\n   "pairs_kept": 500\n'
@@ -107,8 +110,25 @@ def test_prepare_writes_the_same_files_as_ever(job: TrainJob) -> None:
         '  "drop_identical": false,\n  "drop_duplicates": false\n },\n "tokens": {\n'
         '  "src": 2460,\n  "tgt": 2360\n },\n'
         ' "vocab_size": 80,\n "targets": {\n'
-        '  "checked": 500,\n  "changed": 0,\n  "unknown": 0,\n  "example": null\n }\n}'
+        '  "checked": 500,\n  "changed": 0,\n  "unknown": 0,\n  "example": null\n },\n'
+        ' "lines": {\n  "several_sentences": 0,\n  "usual_pieces": 9\n }\n}'
     )
+
+
+def test_prepare_opens_a_store_that_was_built_when_lines_were_not_counted(job: TrainJob) -> None:
+    counted = prepare(job)
+    store = store_of(job)
+    report = json.loads((store / "report.json").read_bytes())
+    del report["lines"]
+    content = json.dumps(report, indent=1).encode()
+    (store / "report.json").write_bytes(content)
+    manifest = json.loads((store / "MANIFEST.json").read_bytes())
+    manifest["files"]["report.json"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (store / "MANIFEST.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+    opened = prepare(job)
+    assert (store / "report.json").read_bytes() == content, "it was not built again"
+    assert opened.report == replace(counted.report, lines=None)
 
 
 def test_prepare_makes_the_same_with_any_threads_and_blocks(
@@ -130,7 +150,7 @@ def test_prepare_reports_counts_and_settings(job: TrainJob) -> None:
     assert from_json(DataReport, report) == prepared.report
     assert list(report) == [
         *("digest", "src_lang", "tgt_lang", "sets", "pairs_read", "pairs_kept"),
-        *("dropped", "filters", "tokens", "vocab_size", "targets"),
+        *("dropped", "filters", "tokens", "vocab_size", "targets", "lines"),
     ]
     assert report["filters"] == {
         "max_length": 40,
@@ -159,6 +179,20 @@ def test_prepare_reports_counts_and_settings(job: TrainJob) -> None:
     assert report["targets"] == {"checked": 500, "changed": 0, "unknown": 0, "example": None}
     assert len(report["digest"]) == 64
     assert store_of(job).name == report["digest"][:16]
+
+
+def test_prepare_counts_sources_of_several_sentences_and_their_usual_length(job: TrainJob) -> None:
+    """Those that are kept, of 500 and these: a tag is a piece of a source, and no sentence."""
+    more = ["one. two.", "one! two", "three.", "ones. " + "two " * 200]
+    job.data.train.tag = "<a>"
+    for path, lines in ((job.data.train.src, more), (job.data.train.tgt, ["eins zwei"] * 4)):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    prepared = prepare(job)
+    assert prepared.report.pairs_kept == 503
+    assert prepared.report.lines == LineCounts(
+        several_sentences=2, usual_pieces=int(prepared.store.lengths[:, 0].max()) - 1
+    )
 
 
 def test_prepare_drops_whole_training_pairs_and_counts_them(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:

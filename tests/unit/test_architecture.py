@@ -37,7 +37,17 @@ PEERS = {
     ("evaluation", "decoding"),
     ("__main__", "cli"),
 }
-SLOW = {"datasets", "tensorboard", "matplotlib", "ctranslate2", "transformers", "onnx", "sacremoses", "triton"}
+SLOW = {
+    "datasets",
+    "tensorboard",
+    "matplotlib",
+    "ctranslate2",
+    "transformers",
+    "onnx",
+    "sacremoses",
+    "sentencex",
+    "triton",
+}
 TRITON = "kernels.gpu."  # the modules that need Triton: they import it as they begin, and are imported in functions
 # slow packages imported inside a function, each in its one module or package
 OWNERS = {
@@ -48,6 +58,7 @@ OWNERS = {
     "onnxruntime": "tools.export.onnx",
     "pyarrow": "data",
     "sacremoses": "evaluation.paper_bleu",
+    "sentencex": "decoding.sentences",
     "torch.utils.tensorboard": "tracking",
     "transformers": "tools.export.marian",
     "torch.nn.attention.varlen": "model.attention",

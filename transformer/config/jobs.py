@@ -112,6 +112,10 @@ class TranslateJob(DecodeJob):
     prefix: str | None = option(
         None, "a file with the beginning of each translation, whole words, line by line (a blank line: any beginning)"
     )
+    split: bool = option(
+        False,
+        "translate each line sentence by sentence, and put the translations into one line (needs the extra split)",
+    )
     sample: SampleConfig = field(default_factory=SampleConfig)
     n_best: int = option(1, "translations of each line, the best first (at most search.beam_size), or samples")
     align: bool = option(
@@ -136,6 +140,14 @@ class TranslateJob(DecodeJob):
             f"n_best={self.n_best} needs format=tsv or format=jsonl: text is one line for each line of input",
         )
         require(not self.align or self.format is LineFormat.jsonl, "align=true needs format=jsonl")
+        require(
+            not self.split or self.format is LineFormat.text,
+            f"split=true needs format=text: format={self.format.name} has the score of a whole line",
+        )
+        require(
+            not self.split or (self.prefix is None and not self.sample.is_wanted),
+            "split=true translates by search, sentence by sentence: leave prefix and sample out",
+        )
         require(
             not self.sample.is_wanted or self.search.beam_size is None,
             f"search.beam_size={self.search.beam_size} is for a search, which sample.* replaces: leave one out",

@@ -15,6 +15,7 @@ import gzip
 import hashlib
 import io
 import logging
+import re
 import unicodedata
 import zlib
 from collections import deque
@@ -33,6 +34,10 @@ Pair = tuple[str, str]
 KEPT, EMPTY, IDENTICAL, DUPLICATE = range(4)  # what becomes of a training pair
 
 LONGEST_LINE = 1 << 18  # bytes: no sentence comes near; memory must not depend on where a file has its newlines
+
+_INNER_END = re.compile(
+    r"""[.!?…؟۔।。！？｡](?<!\b\w[.])(?<!\b\d\d[.])(?:(?<=[。！？｡])|["'”’»)\]]*\s)\W*\w"""  # see has_several_sentences
+)
 
 _BUFFER = LONGEST_LINE  # so a longer line never lies in one buffer
 
@@ -192,6 +197,14 @@ def with_tag(source: str, tag: str | None) -> str:
 def is_blank(text: str) -> bool:
     """Whether nothing in the text is visible: spaces of all kinds, controls, zero-width and direction marks."""
     return all(unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf") for character in text)
+
+
+def has_several_sentences(text: str) -> bool:
+    """Whether a sentence seems to end before the text does: a mark, what closes a quotation, a space, and more words.
+
+    Chinese and Japanese need no space. A full stop after one letter or at most two digits ends none: "z. B.", "3. Mai".
+    """
+    return _INNER_END.search(text) is not None
 
 
 # ---- screening ------------------------------------------------------------------------------------------------------

@@ -32,8 +32,25 @@ from transformer.config.jobs import TrainJob
 from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
-from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, Pair, digest_pairs, screen_pairs
-from transformer.data.report import BuildReport, DataReport, FileReport, PairCounts, SetReport, TokenCounts
+from transformer.data.corpus import (
+    DUPLICATE,
+    EMPTY,
+    IDENTICAL,
+    KEPT,
+    Pair,
+    digest_pairs,
+    has_several_sentences,
+    screen_pairs,
+)
+from transformer.data.report import (
+    BuildReport,
+    DataReport,
+    FileReport,
+    LineCounts,
+    PairCounts,
+    SetReport,
+    TokenCounts,
+)
 from transformer.data.round_trip import RoundTrip, warn_of_changes
 from transformer.data.source import Source, is_hub_dataset, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter
@@ -52,8 +69,6 @@ SAMPLED_TARGETS = 2_000  # training targets, at least, of which the round trip t
 # Why a pair is dropped, in the order of the checks.
 REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")
 TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
-
-EncodedBlock = tuple[Sentences, Sentences, list[str]]  # source and target as pieces, and a sample of the target texts
 
 # For bytes.translate: the verdict on a pair becomes 1 if it is kept, else 0.
 _KEPT_MASK = bytes(code == KEPT for code in range(256))
@@ -194,6 +209,16 @@ class _Screened:
 
 
 @dataclass(frozen=True)
+class _EncodedBlock:
+    """Some pairs that are kept by their text, as pieces, and what only their text tells."""
+
+    source: Sentences
+    target: Sentences
+    has_several_sentences: npt.NDArray[np.bool_]  # of the sources
+    sampled_targets: list[str]
+
+
+@dataclass(frozen=True)
 class _Built:
     """A prepared corpus, opened."""
 
@@ -328,6 +353,7 @@ def _data_report(
         tokens=built.report.tokens,
         vocab_size=built.report.vocab_size,
         targets=built.report.targets,
+        lines=built.report.lines,
     )
 
 
@@ -504,7 +530,7 @@ def _open(path: Path) -> _Built:
     store = Store.open(path)
     try:
         tokenizer_model = read_model(path / TOKENIZER)
-        report = from_json(BuildReport, read_json(path / REPORT), complete=True)
+        report = from_json(BuildReport, read_json(path / REPORT))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a complete prepared corpus ({error})") from error
     return _Built(path, store, tokenizer_model, report)
@@ -543,13 +569,17 @@ def _build(path: Path, corpus: _Corpus, screened: _Screened) -> None:
     kept_by_pieces = bytearray()  # of the pairs that are kept by their text: 1 where the pieces pass the filters, too
     dropped = screened.dropped
     sampled_targets: list[str] = []
+    several_sentences = 0  # sources of the store that have more than one
+    lengths = np.zeros(corpus.filters.max_length + 1, np.int64)  # how many sources of the store have so many pieces
 
     with closing(StoreWriter(path, tokenizer.vocab_size)) as writer:
-        for source, target, sample in _encode_blocks(corpus, kept_by_text, tokenizer):
-            keep = _filter_by_pieces(source.counts, target.counts, corpus.filters, dropped=dropped)
-            writer.add(source.select(keep), target.select(keep))
+        for block in _encode_blocks(corpus, kept_by_text, tokenizer):
+            keep = _filter_by_pieces(block.source.counts, block.target.counts, corpus.filters, dropped=dropped)
+            writer.add(block.source.select(keep), block.target.select(keep))
             kept_by_pieces += keep.tobytes()
-            sampled_targets += sample
+            sampled_targets += block.sampled_targets
+            several_sentences += int(block.has_several_sentences[keep].sum())
+            lengths += np.bincount(block.source.counts[keep], minlength=len(lengths))
         _refuse_empty(len(writer), corpus, dropped)
 
         report = BuildReport(
@@ -561,6 +591,7 @@ def _build(path: Path, corpus: _Corpus, screened: _Screened) -> None:
             tokens=TokenCounts(writer.tokens(0), writer.tokens(1)),
             vocab_size=tokenizer.vocab_size,
             targets=RoundTrip.of(sampled_targets, tokenizer),
+            lines=LineCounts(several_sentences, int(lengths.cumsum().searchsorted(0.9999 * lengths.sum()))),
         )
         report_text = json.dumps(to_json(report), indent=1)
         writer.finish({TOKENIZER: tokenizer_model, REPORT: report_text.encode()})
@@ -578,14 +609,14 @@ def _train_tokenizer(corpus: _Corpus, screened: _Screened) -> bytes:
     return tokenizer_model
 
 
-def _encode_blocks(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -> Iterator[EncodedBlock]:
+def _encode_blocks(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -> Iterator[_EncodedBlock]:
     """The pairs that are kept by their text, block by block, in order.
 
     A thread takes a whole block: to share each block among the threads would have them wait for each other at its end.
     """
     pairs = corpus.tagged_pairs(kept_by_text)
     sampled_every = max(1, kept_by_text.count(1) // SAMPLED_TARGETS)
-    ahead = deque[Future[EncodedBlock]]()
+    ahead = deque[Future[_EncodedBlock]]()
 
     with ThreadPoolExecutor(corpus.threads) as pool:
         while block := list(islice(pairs, BLOCK)):
@@ -595,12 +626,15 @@ def _encode_blocks(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -
         yield from (future.result() for future in ahead)
 
 
-def _encode(block: list[Pair], tokenizer: Tokenizer, *, sampled_every: int) -> EncodedBlock:
+def _encode(block: list[Pair], tokenizer: Tokenizer, *, sampled_every: int) -> _EncodedBlock:
     sources = [source for source, _ in block]
     targets = [target for _, target in block]
-    source_pieces = Sentences.of(tokenizer.encode(sources))
-    target_pieces = Sentences.of(tokenizer.encode(targets))
-    return source_pieces, target_pieces, targets[::sampled_every]
+    return _EncodedBlock(
+        source=Sentences.of(tokenizer.encode(sources)),
+        target=Sentences.of(tokenizer.encode(targets)),
+        has_several_sentences=np.fromiter(map(has_several_sentences, sources), np.bool_, len(sources)),
+        sampled_targets=targets[::sampled_every],
+    )
 
 
 def _filter_by_pieces(

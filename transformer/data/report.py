@@ -32,6 +32,14 @@ class TokenCounts:
 
 
 @dataclass(frozen=True)
+class LineCounts:
+    """What the training sources in the store are as lines, by which others can be seen to be unlike them."""
+
+    several_sentences: int  # sources that seem to have more than one
+    usual_pieces: int  # not exceeded by 9,999 of 10,000 sources
+
+
+@dataclass(frozen=True)
 class BuildReport:
     """What building a store read, dropped and kept."""
 
@@ -43,6 +51,7 @@ class BuildReport:
     tokens: TokenCounts
     vocab_size: int
     targets: RoundTrip  # of a sample of the training targets
+    lines: LineCounts | None = None  # None: prepared when they were not counted
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,7 @@ class DataReport:
     tokens: TokenCounts
     vocab_size: int
     targets: RoundTrip  # of a sample of the training targets
+    lines: LineCounts | None = None  # None: prepared when they were not counted
 
 
 def read_report(run: RunDir) -> DataReport:

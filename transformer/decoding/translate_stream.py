@@ -16,6 +16,7 @@ from transformer.config.jobs import TranslateJob
 from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines, with_tag
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
+from transformer.decoding.sentences import LineCheck, Sentences
 from transformer.decoding.stream import read_blocks, throughput
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
@@ -27,17 +28,22 @@ log = logging.getLogger(__name__)
 def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     """Translate until the input ends, flushing after each block; BrokenPipeError is left to the caller.
 
+    Lines that are unlike those that the run was trained on are counted, and the log says so at the end.
+
     Raises InputError where there is no model, for settings that cannot be, for a line that is too long or not UTF-8
-    under `strict`, and for prefixes that are not as many as lines.
+    under `strict`, and for prefixes that are not as many as lines; CheckpointError where a run is damaged.
     """
     torch.set_num_threads(resolve_threads(job.threads))
     translator = load_for(job)
+    sentences = Sentences.of(Path(job.run_dir)) if job.split else None
+    line_check = LineCheck(Path(job.run_dir), translator.tokenizer)
     _translate(translator, job, [], None, line=1)  # of nothing: an error in the settings shows before anything is read
 
     line = 1
     with throughput("line", stdin, stdout) as advance, closing(_prefixes(job.prefix)) as prefixes:
         for block in read_blocks(stdin):
-            texts = [with_tag(_decode(text, line + n, strict=job.strict), job.tag) for n, text in enumerate(block)]
+            lines = [_decode(text, line + n, strict=job.strict) for n, text in enumerate(block)]
+            texts = [with_tag(text, job.tag) for text in lines]
             block_prefixes = None if job.prefix is None else list(islice(prefixes, len(texts)))
             if block_prefixes is not None and len(block_prefixes) < len(texts):
                 raise InputError(
@@ -45,8 +51,13 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
                     "prefix, or a blank line, for each"
                 )
 
-            translations = _translate(translator, job, texts, block_prefixes, line=line)
-            stdout.write(format_translations(translations, job.format, first_line=line).encode("utf-8"))
+            if sentences is not None:
+                output = _translate_sentences(translator, job, lines, sentences, line=line)
+            else:
+                line_check.add(texts)
+                translations = _translate(translator, job, texts, block_prefixes, line=line)
+                output = format_translations(translations, job.format, first_line=line)
+            stdout.write(output.encode("utf-8"))
             stdout.flush()
 
             line += len(block)
@@ -54,6 +65,7 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
 
         if next(prefixes, None) is not None:
             raise InputError(f"{job.prefix}:{line}: there are only {line - 1} lines to translate: leave the rest out")
+    line_check.warn("translate them sentence by sentence, with split=true")
 
 
 def _translate(
@@ -78,6 +90,20 @@ def _translate(
         first_line=line,
         strict=job.strict,
     )
+
+
+def _translate_sentences(
+    translator: Translator, job: TranslateJob, lines: Sequence[str], sentences: Sentences, *, line: int
+) -> str:
+    """The translations of some lines, sentence by sentence, as lines of text; the first of them is `line`."""
+    by_line = sentences.split(lines)
+    translations = translator.translate(
+        [with_tag(text, job.tag) for texts in by_line for text in texts],
+        lines=[number for number, texts in enumerate(by_line, line) for _ in texts],
+        strict=job.strict,
+    )
+    joined = sentences.join(translations, map(len, by_line))
+    return "".join(f"{text}\n" for text in joined)
 
 
 def _prefixes(path: str | None) -> Generator[str, None, None]:

@@ -77,6 +77,7 @@ class Translator:
         *,
         check: Callable[[], None] = lambda: None,
         first_line: int = 1,
+        lines: Sequence[int] | None = None,
         strict: bool = False,
     ) -> list[str]:
         """The translation of each text, in the order given: as many as there are texts, one line each.
@@ -85,11 +86,12 @@ class Translator:
         once, because they are sorted by length and cut into batches of `search.batch_tokens`. A blank text becomes "".
 
         A text of more pieces than `model.max_positions` has room for is truncated, and logged with its line, counted
-        from `first_line`; `strict` raises InputError instead. `check` is called before each batch, and may raise.
+        from `first_line`, or the one of `lines` where several texts are of a line; `strict` raises InputError instead.
+        `check` is called before each batch, and may raise.
 
         Raises InputError for a single text that is not in a list.
         """
-        sources = self._encode(texts, first_line=first_line, strict=strict)
+        sources = self._encode(texts, lines=lines or range(first_line, first_line + len(texts)), strict=strict)
         hypotheses = self.hypotheses(list(sources.values()), n_best=1, check=check)
         return self._decode([best for [best] in hypotheses], list(sources), n_texts=len(texts))
 
@@ -177,7 +179,7 @@ class Translator:
         check_length_penalties(length_penalties)
         penalties = [length_penalty(alpha) for alpha in length_penalties]
 
-        sources = self._encode(texts, first_line=1, strict=False)
+        sources = self._encode(texts, lines=range(1, 1 + len(texts)), strict=False)
         by_source = self.batches.sweep(list(sources.values()), penalties)
 
         translations = {}
@@ -295,11 +297,11 @@ class Translator:
         self, texts: Sequence[str], prefixes: Sequence[str] | None, *, first_line: int, strict: bool
     ) -> tuple[dict[int, list[int]], list[_Prefix]]:
         """What `_encode` gives, and the prefix of each of these sources."""
-        sources = self._encode(texts, first_line=first_line, strict=strict)
+        sources = self._encode(texts, lines=range(first_line, first_line + len(texts)), strict=strict)
         return sources, self._encode_prefixes(prefixes, sources, n_texts=len(texts), first_line=first_line)
 
-    def _encode(self, texts: Sequence[str], *, first_line: int, strict: bool) -> dict[int, list[int]]:
-        """The ids of each text that is not blank, by its index among the texts."""
+    def _encode(self, texts: Sequence[str], *, lines: Sequence[int], strict: bool) -> dict[int, list[int]]:
+        """The ids of each text that is not blank, by its index among the texts; `lines` are what errors name."""
         check_list("texts", texts)
         not_blank = [n for n, text in enumerate(texts) if not is_blank(text)]
         encoded = self.tokenizer.encode([texts[n] for n in not_blank])
@@ -307,7 +309,7 @@ class Translator:
         sources = {}
         for index, ids in zip(not_blank, encoded, strict=True):
             if ids:
-                sources[index] = self._truncate(ids, first_line + index, strict=strict)
+                sources[index] = self._truncate(ids, lines[index], strict=strict)
         return sources
 
     def _encode_pairs(

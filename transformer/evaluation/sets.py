@@ -24,6 +24,7 @@ from transformer.config.settings import DataConfig, Metric, SearchConfig, TrainC
 from transformer.data.corpus import Pair
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.loading import build_translator
+from transformer.decoding.sentences import LineCheck
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.paper_bleu import choose_scorer
@@ -76,6 +77,11 @@ def evaluate(job: EvaluateJob) -> Evaluation:
 
     torch.set_num_threads(resolve_threads(job.threads))
     translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
+    line_check = LineCheck(run.path, translator.tokenizer)
+    for pairs in sets.values():
+        line_check.add([source for source, _ in pairs])
+    line_check.warn("such lines are scored as they come; sets of a sentence a line tell what the model can do")
+
     state = checkpoint.run_state()
     return Evaluation(
         test_sets={name: scores for name, scores, _ in score_sets(translator, sets, scorer=scorer)},

@@ -1,0 +1,117 @@
+"""Lines of several sentences: noticed where training had hardly any, or translated sentence by sentence.
+
+    lines -> LineCheck.add ... warn     what a run has not been trained for is said once
+    lines -> Sentences.split -> texts, a sentence each -> translations -> Sentences.join -> lines
+
+A model that was trained on single sentences often gives back one of several, and nothing in its output tells.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from transformer.config.languages import language_of
+from transformer.data.corpus import has_several_sentences
+from transformer.data.report import DataReport, read_report
+from transformer.data.tokenizer import Tokenizer
+from transformer.errors import CheckpointError, InputError
+from transformer.run_dir import RunDir
+
+HARDLY_EVER = 0.01  # share of the training sources
+UNSPACED = ("bo", "ja", "km", "lo", "my", "th", "zh")  # no space between two sentences
+
+log = logging.getLogger(__name__)
+
+
+class LineCheck:
+    """Counts the lines that are unlike the sources that a run was trained on, and says so at the end.
+
+    A run whose data.json is missing, or was written when these were not counted, has no opinion.
+    """
+
+    def __init__(self, run_dir: Path, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._report = _report_of(run_dir)
+        self._count = 0  # lines
+        self._several = 0  # that have several sentences
+        self._long = 0  # that have more pieces than nearly all training sources
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Look at these lines."""
+        if self._report is None or self._report.lines is None:
+            return
+        longest = self._report.lines.usual_pieces
+        self._count += len(texts)
+        self._several += sum(map(has_several_sentences, texts))
+        self._long += sum(len(ids) > longest for ids in self._tokenizer.encode(list(texts)))
+
+    def warn(self, remedy: str) -> None:
+        """Log how many of the lines the model was hardly trained for, if any, and what to do about it."""
+        if self._report is None or self._report.lines is None:
+            return
+        usual = self._report.lines
+        share = usual.several_sentences / max(1, self._report.pairs_kept)
+
+        found = []
+        if self._several and share < HARDLY_EVER:
+            found.append(f"{self._several:,} have several sentences, as {share:.2%} of the training sources have")
+        if self._long:
+            found.append(f"{self._long:,} have more than {usual.usual_pieces} pieces, as hardly a training source has")
+        if found:
+            log.warning(
+                "of %s lines, %s: the model may translate a part of them alone: %s",
+                f"{self._count:,}",
+                ", and ".join(found),
+                remedy,
+            )
+
+
+def _report_of(run_dir: Path) -> DataReport | None:
+    """What the run was trained on, if its data.json can be read."""
+    try:
+        return read_report(RunDir(run_dir))
+    except CheckpointError:
+        return None
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Cuts lines into sentences, and puts what comes of these into lines again."""
+
+    segment: Callable[[str, str], list[str]]  # sentencex: a language and a text -> its sentences
+    language: str  # of the lines
+    between: str  # two sentences of a translation
+
+    @classmethod
+    def of(cls, run_dir: Path) -> "Sentences":
+        """For the languages of a run. Raises InputError without sentencex, CheckpointError without its data.json."""
+        try:
+            from sentencex import segment
+        except ImportError as error:
+            raise InputError("split=true needs sentencex: pip install 'transformer-mt[split]'") from error
+
+        report = read_report(RunDir(run_dir))
+        is_unspaced = language_of(report.tgt_lang, "data.tgt_lang") in UNSPACED
+        return cls(segment, _source_language(report), between="" if is_unspaced else " ")
+
+    def split(self, lines: Iterable[str]) -> list[list[str]]:
+        """The sentences of each line, at least one; a blank line is one."""
+        return [self._sentences(line) or [line] for line in lines]
+
+    def _sentences(self, line: str) -> list[str]:
+        return [sentence.strip() for sentence in self.segment(self.language, line) if sentence.strip()]
+
+    def join(self, translations: Iterable[str], counts: Iterable[int]) -> list[str]:
+        """A line of as many translations as each of these counts says."""
+        following = iter(translations)
+        return [self.between.join(filter(None, islice(following, count))) for count in counts]
+
+
+def _source_language(report: DataReport) -> str:
+    """The code of the sources' language; that of a run may be any name, for which sentencex has general rules."""
+    try:
+        return language_of(report.src_lang, "data.src_lang")
+    except InputError:
+        return report.src_lang
