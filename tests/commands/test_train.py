@@ -42,7 +42,7 @@ from support.corpora import (
     write_pair,
 )
 from support.interventions import before_each_pass, before_each_update
-from support.resumed_runs import stop_at
+from support.resumed_runs import learned, stop_at
 from transformer.average import average_checkpoints
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
@@ -278,11 +278,16 @@ def test_train_counts_the_seconds_of_its_steps_alone(
 # ---- the logs -------------------------------------------------------------------------------------------------------
 
 
-def tensorboard(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+def events_of(run_dir: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0})
     events.Reload()
+    return events
+
+
+def tensorboard(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    events = events_of(run_dir)
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
@@ -306,6 +311,46 @@ def test_train_writes_three_logs_that_agree(finished: Path) -> None:
     for row in dev:
         assert f"step {row['step']}: dev loss {row['dev/loss']:.3f}" in log
     assert [int(step) for step in re.findall(r"INFO step (\d+): saved\n", log)] == [10, 20, 30, 40, 50, 60]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_train_shows_loss_and_speed_on_the_bar_from_the_first_step_on(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And again where the device is read anyway; what is logged is the same as without a bar."""
+    recipe: dict[str, Any] = {"max_steps": 22, "log_every": 21, "validate_every": 22, "save_every": 22}
+    without = run(tiny_job(tmp_path / "a", corpus, **recipe))
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with_bar = run(tiny_job(tmp_path / "b", corpus, **recipe))
+
+    shown = re.findall(r"(\d+)/22 \[[^]]*, loss (\d+\.\d{3}), [0-9,]+ tokens/s\]", terminal.getvalue())
+    losses = dict(shown)
+    assert {"1", "20", "21"} <= losses.keys(), terminal.getvalue()
+    assert len({losses["1"], losses["20"], losses["21"]}) == 3
+    assert learned(with_bar) == learned(without)
+    assert losses["21"] == f"{metrics_of(without)[0]['train/loss']:.3f}"
+    logs = [re.findall(r"INFO (step \d+: \w+)", (path / "train.log").read_text()) for path in (with_bar, without)]
+    assert logs[0] == logs[1]
+
+
+def test_train_logs_the_beginning_of_one_sample_and_shows_all_in_tensorboard(
+    corpus: DataConfig, tmp_path: Path
+) -> None:
+    dev = write_pair(tmp_path, "dev", [(f"{'one ' * 30}", "eins"), ("two", "zwei"), ("three", "drei")])
+    found = run(tiny_job(tmp_path / "a", replace(corpus, dev=dev), max_steps=2, samples=2))
+    logged = re.findall(r"INFO   (source|translation|reference) +(.*)", (found / "train.log").read_text())
+    assert [kind for kind, _ in logged] == ["source", "translation", "reference"]
+    assert logged[0][1] == f"{'one ' * 30}"[:88] + "..."
+    assert logged[2][1] == "eins"
+    (event,) = events_of(found).Tensors("dev/samples/text_summary")
+    text = event.tensor_proto.string_val[0].decode()
+    assert f"source      {'one ' * 29}one" in text
+    assert text.count("reference") == 2
 
 
 def test_metrics_are_what_they_say(finished: Path) -> None:
@@ -513,6 +558,22 @@ def test_train_with_more_steps_goes_on_to_where_one_run_would_have_come(corpus: 
     for name in ("model", "optimizer"):
         paths = [step_dir(run_dir, 12) / f"{name}.safetensors" for run_dir in (tmp_path / "a", straight)]
         assert_same_tensors(*paths)
+
+
+def test_train_says_where_it_goes_on_or_how_long_the_first_epoch_is(
+    corpus: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="transformer")
+    run(tiny_job(tmp_path / "a", corpus, max_steps=4, save_every=2))
+    assert caplog.text.count("the first epoch: ") == 1
+    assert "going on from step" not in caplog.text
+
+    caplog.clear()
+    saved = time.mktime((2026, 11, 25, 7, 43, 0, 0, 0, -1))
+    os.utime(step_dir(tmp_path / "a", 4) / "MANIFEST.json", (saved, saved))
+    run(tiny_job(tmp_path / "a", corpus, max_steps=6, save_every=2))
+    assert "going on from step 4, saved at 07:43 on 2026-11-25" in caplog.messages
+    assert "the first epoch: " not in caplog.text
 
 
 def test_train_does_not_print_the_results_of_a_shorter_run(

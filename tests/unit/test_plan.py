@@ -233,7 +233,7 @@ def test_plan_epoch_draws_fractions_by_seed_epoch_and_pair_alone() -> None:
 def test_plan_epoch_refuses_a_mixture_that_is_not_the_corpus_or_leaves_nothing() -> None:
     with pytest.raises(ValueError, match=r"\(2999, 1.0\).* for 3000 pairs"):
         copies([(2_999, 1.0)], epoch=0)
-    with pytest.raises(InputError, match="no sentence pair is left in epoch 4: raise the weights"):
+    with pytest.raises(InputError, match="no sentence pair is left in epoch 5: raise the weights"):
         copies([(3_000, 1e-9)], epoch=4)
 
 

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from transformer.training.step import StepResult
 from transformer.training.window import (
     GradientNorms,
     LogWindow,
+    bar_text,
     describe,
     report_window,
     validation_scalars,
@@ -355,7 +356,15 @@ def test_report_window_says_how_long_the_training_has_taken(
     caplog.set_level("INFO")
     progress = Progress(step=30, seconds=seconds)
     report_window(totals, Recorder(), progress, rate=1e-3, device=torch.device("cpu"), ranks=1)  # type: ignore[arg-type]
-    assert caplog.messages[-1].endswith(f", epoch 0, {shown}")
+    assert caplog.messages[-1].endswith(f", epoch 1, {shown}")
+
+
+def test_bar_text_shows_loss_and_speed_of_a_window_and_the_last_bleu() -> None:
+    totals = WindowTotals(loss=240.0, applied_tokens=160, target_tokens=20_000, seconds=4.0)
+    assert bar_text(totals, Progress(step=1)) == "loss 1.500, 5,000 tokens/s"
+    validated = Progress(step=9, validations=[validation(8, Metric.bleu, 27.3)])
+    assert bar_text(totals, validated) == "loss 1.500, 5,000 tokens/s, BLEU 27.30"
+    assert bar_text(replace(totals, applied_tokens=0), validated).startswith("loss nan, ")
 
 
 def test_log_window_goes_on_from_a_checkpoint() -> None:

@@ -494,7 +494,9 @@ class TrainConfig:
     average: int = option(
         5, "last checkpoints to average into the final model (paper, section 6.1)", on_resume=OnResume.allow
     )
-    samples: int = option(3, "dev translations shown at each validation", on_resume=OnResume.allow)
+    samples: int = option(
+        3, "dev translations that TensorBoard shows of each validation; the log has the first", on_resume=OnResume.allow
+    )
 
     @staticmethod
     def upgrade(stored: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class EpochStores:
             return self.corpus
 
         if epoch not in self._made:
-            log.info("subword sampling: drawing the pieces of epoch %d", epoch)
+            log.info("subword sampling: drawing the pieces of epoch %d", epoch + 1)
         needed = {number: self._start(number) for number in (epoch, epoch + 1)}
         for number, store in self._made.items():
             if number not in needed:

@@ -131,13 +131,13 @@ def plan_epoch(lengths: Lengths, *, mixture: Mixture, seed: int, epoch: int, tok
     longest = int(lengths.max())
     if longest > tokens_per_step:
         raise InputError(
-            f"epoch {epoch}: a sentence of {longest} tokens does not fit train.tokens_per_step={tokens_per_step}: "
+            f"epoch {epoch + 1}: a sentence of {longest} tokens does not fit train.tokens_per_step={tokens_per_step}: "
             "raise it or lower data.filter.max_length"
         )
 
     members = _members(mixture, seed=seed, epoch=epoch)  # (m,)
     if len(members) == 0:
-        raise InputError(f"no sentence pair is left in epoch {epoch}: raise the weights of the training corpora")
+        raise InputError(f"no sentence pair is left in epoch {epoch + 1}: raise the weights of the training corpora")
     totals = lengths.take(members, axis=0).sum(axis=0, dtype=np.int64)  # (2,)
 
     # Shuffle the pairs, sort them by length inside pools, cut them into steps, and shuffle the steps.

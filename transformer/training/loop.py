@@ -30,6 +30,7 @@ from transformer.decoding.batches import Batches
 from transformer.distributed import Vote, Wait, collective_errors_named, join_world
 from transformer.errors import InputError, NumericalError
 from transformer.evaluation.sets import write_sets
+from transformer.files import MANIFEST
 from transformer.machine import HeapTrimmer
 from transformer.records import Best, CheckpointState, Progress, Results
 from transformer.run_dir import DEV, RunDir, list_steps
@@ -42,7 +43,7 @@ from transformer.training.samples import show_samples
 from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.validate import validate
-from transformer.training.window import Clock, describe, report_window, validation_scalars
+from transformer.training.window import Clock, bar_text, describe, report_window, validation_scalars
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def train_loop(run: Run) -> None:
     _check_disk(run)
 
     if world.is_rank0:
-        _log_first_epoch(run)
+        _log_beginning(run)
 
     with (
         Signals() as signals,
@@ -100,6 +101,8 @@ def train_loop(run: Run) -> None:
         vote = Vote(world)
         clock = Clock()
         heap = HeapTrimmer()
+        has_bar = world.any(not bar.disable)
+        first_step = progress.step + 1
         stopping = world.any(signals.requested)
         while not (stopping or progress.has_ended(config)):
             # One update.
@@ -133,6 +136,8 @@ def train_loop(run: Run) -> None:
                 _read_device(run, guard, clock=clock, tracker=tracker)
             if is_log_due:
                 _log(run, tracker, bar)
+            elif has_bar and (is_read_due or progress.step == first_step):
+                _show(run, bar, clock=clock)
 
             # Give freed memory back, which a CPU's heap would keep.
             if run.device.type == "cpu":
@@ -180,8 +185,14 @@ def _check_disk(run: Run) -> None:
         world.from_rank0(lambda: check_space(run.directory.path, run.state.checkpoint_bytes))
 
 
-def _log_first_epoch(run: Run) -> None:
-    """Say in the log how long the first epoch is."""
+def _log_beginning(run: Run) -> None:
+    """Say in the log where training goes on, or how long its first epoch is."""
+    step = run.progress.step
+    if step:
+        saved = (run.directory.checkpoint(step) / MANIFEST).stat().st_mtime
+        log.info("going on from step %d, saved at %s", step, time.strftime("%H:%M on %Y-%m-%d", time.localtime(saved)))
+        return
+
     if run.job.train.subword_sampling is not None:
         log.info("before subword sampling, which makes more tokens, and so more steps of fewer pairs:")
     with suppress(
@@ -265,12 +276,20 @@ def _log(run: Run, tracker: Tracker, bar: ProgressBar) -> None:
     """Log the window that ends here, show it on the bar, and begin the next one."""
     totals = run.state.window.totals(run.world)
     rate = rate_of(run.job.train, run.job.model.d_model, step=run.progress.step - 1)
-    text = report_window(totals, tracker, run.progress, rate=rate, device=run.device, ranks=run.world.size)
+    report_window(totals, tracker, run.progress, rate=rate, device=run.device, ranks=run.world.size)
     run.state.window.clear()
+    bar.set_postfix_str(bar_text(totals, run.progress))
 
-    if run.progress.validations:
-        text += f", BLEU {run.progress.validations[-1].bleu:.2f}"
-    bar.set_postfix_str(text, refresh=False)
+
+def _show(run: Run, bar: ProgressBar, *, clock: Clock) -> None:
+    """Show on the bar what the window has so far. Waits for the device, as where it is read, or once: the first step.
+
+    Every rank must call it.
+    """
+    totals = run.state.window.totals(run.world)
+    seconds = clock.lap()
+    run.state.add_seconds(seconds)
+    bar.set_postfix_str(bar_text(replace(totals, seconds=totals.seconds + seconds), run.progress))
 
 
 # ---- validation -----------------------------------------------------------------------------------------------------

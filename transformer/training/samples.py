@@ -9,9 +9,12 @@ from transformer.training.validate import DevSet
 
 log = logging.getLogger(__name__)
 
+LOGGED = 100  # characters of a line of the log; TensorBoard has all of it, and of every sample
+LINES = 3  # of a sample
+
 
 def show_samples(dev: DevSet, hypotheses: Sequence[str], tracker: Tracker, *, step: int, count: int) -> None:
-    """Log the first `count` dev sentences with their translations and references."""
+    """Write the first `count` dev sentences with translations and references to TensorBoard, and log the first."""
     lines = []
     triples = zip(dev.sources, hypotheses, dev.references, strict=True)
     for source, hypothesis, reference in islice(triples, count):
@@ -20,5 +23,5 @@ def show_samples(dev: DevSet, hypotheses: Sequence[str], tracker: Tracker, *, st
         lines.append(f"reference   {reference}")
 
     tracker.text(step, "dev/samples", lines)
-    for line in lines:
-        log.info("  %s", line, extra=HIDDEN_BY_BAR)
+    for line in lines[:LINES]:
+        log.info("  %s", line if len(line) <= LOGGED else f"{line[:LOGGED]}...", extra=HIDDEN_BY_BAR)

@@ -117,8 +117,8 @@ class GradientNorms:
 
 def report_window(
     totals: WindowTotals, tracker: Tracker, progress: Progress, *, rate: float, device: torch.device, ranks: int
-) -> str:
-    """Log the means over a window that ends at this step. Returns what a progress bar shows of them.
+) -> None:
+    """Log the means over a window that ends at this step; files count epochs from 0, what people read from 1.
 
     All figures are those of all ranks together; the utilisation is of as many GPUs of the kind of `device`.
     """
@@ -157,11 +157,22 @@ def report_window(
         rate,
         norm,
         target_tokens_per_second,
-        progress.epoch,
+        progress.epoch + 1,
         _clock_time(progress.seconds),
         extra=HIDDEN_BY_BAR,
     )
-    return f"loss {loss:.3f}, {target_tokens_per_second:,.0f} tokens/s"
+
+
+def bar_text(totals: WindowTotals, progress: Progress) -> str:
+    """What a progress bar shows: loss and speed over a window that ends at this step, and the last validation's BLEU.
+
+    The loss is NaN where all updates of the window were skipped.
+    """
+    loss = totals.loss / (totals.applied_tokens or math.nan)
+    text = f"loss {loss:.3f}, {totals.target_tokens / totals.seconds:,.0f} tokens/s"
+    if progress.validations:
+        text += f", BLEU {progress.validations[-1].bleu:.2f}"
+    return text
 
 
 def _clock_time(seconds: float) -> str:

@@ -405,7 +405,7 @@ def format_replay(replayed: Replay) -> str:
     origin = replayed.checkpoint or "the beginning"
     scale = "" if replayed.loss_scale is None else f", loss scale {replayed.loss_scale:g}"
     lines = [
-        f"{replayed.run_dir}: step {replayed.step} (epoch {replayed.epoch}, step {replayed.step_in_epoch} in it), "
+        f"{replayed.run_dir}: step {replayed.step} (epoch {replayed.epoch + 1}, step {replayed.step_in_epoch} in it), "
         f"reached from {origin}",
         f"loss {replayed.loss:.4g}, gradient norm {replayed.gradient_norm:.4g}{scale}",
     ]
