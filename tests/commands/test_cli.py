@@ -1020,6 +1020,16 @@ def test_main_says_at_an_interrupt_whether_the_command_can_go_on(command: str) -
         assert result.err == "transformer: error: stopped\n"
 
 
+def test_main_lets_an_interrupt_end_a_dialogue_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    found = enter("translate", then=interrupt)
+    assert (found.status, found.err) == (130, "")
+    assert enter("score", then=interrupt).err == "transformer: error: stopped\n"
+
+
 RUN = (
     "import os, sys, time, warnings\n"
     "from transformer.cli import commands\n"

@@ -212,7 +212,7 @@ class Terminal(io.StringIO):
 def test_translate_says_how_fast_it_was(
     run_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one line at the end; on a terminal in a live one; and not to somebody who types."""
+    """In one line at the end; on a terminal in a live one. Somebody who types is told when to begin."""
     with caplog.at_level(logging.INFO):
         output_of(run_dir, GIVEN)
     assert re.fullmatch(r"5 lines in \d+\.\d s, \d+\.\d a second", caplog.messages[-1])
@@ -234,4 +234,4 @@ def test_translate_says_how_fast_it_was(
     with caplog.at_level(logging.INFO):
         job = TranslateJob(run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp64, threads=1)
         translate(job, Typed(GIVEN), io.BytesIO())
-    assert (silent.getvalue(), caplog.messages) == ("", [])
+    assert (silent.getvalue(), caplog.messages) == ("", ["ready: type a sentence; Ctrl-D ends"])

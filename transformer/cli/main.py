@@ -115,6 +115,10 @@ def _dispatch(arguments: list[str]) -> int:
     except KeyboardInterrupt as error:
         if command in COMMANDS and COMMANDS[command].goes_on:
             return _fail(error, "stopped; to go on, give the same command again", Stopped.exit_status)
+        if (
+            command == "translate" and sys.stdin is not None and sys.stdin.isatty()
+        ):  # the end of a dialogue, as Ctrl-D is
+            return 128 + signal.SIGINT
         return _fail(error, "stopped", 128 + signal.SIGINT)
     except BrokenPipeError:  # the reader of our output has gone
         _drop_output()

@@ -38,6 +38,8 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     sentences = Sentences.of(Path(job.run_dir)) if job.split else None
     line_check = LineCheck(Path(job.run_dir), translator.tokenizer)
     _translate(translator, job, [], None, line=1)  # of nothing: an error in the settings shows before anything is read
+    if stdin.isatty():
+        log.info("ready: type a sentence; Ctrl-D ends")
 
     line = 1
     with throughput("line", stdin, stdout) as advance, closing(_prefixes(job.prefix)) as prefixes:
