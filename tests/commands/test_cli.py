@@ -904,6 +904,18 @@ def test_name_of_tells_all_values_apart_and_quotes_make_no_difference() -> None:
     assert _name_of(['data.dev.src="a/b"']) == _name_of(["data.dev.src='a/b'"]) == _name_of(["data.dev.src=a/b"])
 
 
+def test_name_of_shortens_fractions_and_still_tells_them_apart() -> None:
+    """To four digits, with a hash of all of them; what has no more digits stays as it is written."""
+    values = ["0.0027583475549164766", "0.0027583475549164767", "2.7583475549164766e-05", "-123456.75"]
+    names = [_name_of([f"train.learning_rate={value}"]) for value in values]
+    assert len(set(names)) == len(values)
+    shown = ["0.002758", "0.002758", "2.758e-05", "-1.235e+05"]
+    for name, number in zip(names, shown, strict=True):
+        assert re.fullmatch(rf"train\.learning_rate-{re.escape(number)}-[0-9a-f]{{8}}", name), name
+    for value in ("0.0001", "0.00001", "1e-3", "0.3000", "12345678", "v1.23456789"):
+        assert _name_of([f"train.learning_rate={value}"]) == f"train.learning_rate-{value}"
+
+
 def test_multirun_over_run_dirs_keeps_them() -> None:
     jobs = enter("train", "-m", "run_dir=x,y/z", "train.seed=range(1,3)").jobs
     assert [job.run_dir for job in jobs] == [f"{path}/train.seed-{seed}" for path in ("x", "y/z") for seed in (1, 2)]

@@ -76,6 +76,60 @@ def test_multirun_ends_where_it_is_stopped(error: BaseException) -> None:
     assert (result.status, len(result.jobs)) == (75, 2)
 
 
+# ---- what a sweep says of its runs ----------------------------------------------------------------------------------
+
+
+def returning(*figures: float | None) -> Callable[[], float | None]:
+    """A command whose runs return these figures, one after the other."""
+    left = list(figures)
+    return lambda: left.pop(0)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The log lines of the sweep itself."""
+    return [record.getMessage() for record in caplog.records if record.name == "transformer.cli.application"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "best"),
+    [
+        ("bleu", "the best of 3 runs by greedy dev BLEU:\n  30.25  C\n  20.00  A\n  10.50  B"),
+        ("loss", "the best of 3 runs by dev loss:\n  10.5000  B\n  20.0000  A\n  30.2500  C"),
+    ],
+)
+def test_multirun_says_which_run_begins_and_in_the_end_which_were_best(
+    metric: str, best: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = ["experiment=small", f"train.metric={metric}", "train.seed=range(1,5)", "run_dir=my runs"]
+    with caplog.at_level(logging.INFO):
+        enter("train", "-m", *given, then=returning(20.0, 10.5, None, 30.25))
+    for letter, seed in {"A": 1, "B": 2, "C": 4}.items():
+        best = best.replace(f"  {letter}", f"  train.seed={seed}")
+    assert said(caplog) == [
+        *(f"run {number} of 4: train.seed={number}" for number in range(1, 5)),
+        f"{best}\nto compare all of them: transformer table 'table=my runs'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "first", "last"),
+    [
+        (["train.seed=1,2", "train.metric=bleu,loss"], "run 1 of 4: train.metric=bleu, train.seed=1", "run 4 of 4: "),
+        (["experiment=glob(*_fr*)", "run_dir=a"], "run 1: experiment=", "the best of "),
+        (["run_dir=a/x,b/x"], "run 1 of 2: run_dir=a/x", "the best of 2 runs by greedy dev BLEU:\n  1.00  run_dir=a/x"),
+    ],
+    ids=["two metrics", "a number that Hydra knows", "two folders"],
+)
+def test_multirun_says_no_more_than_it_knows(
+    given: list[str], first: str, last: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        enter("train", "-m", *given, "data.root=x", then=lambda: 1.0)
+    assert said(caplog)[0].startswith(first)
+    assert said(caplog)[-1].startswith(last)
+    assert ("transformer table" in said(caplog)[-1]) == (last == "the best of ")
+
+
 # ---- runs that are finished, and several ranks ----------------------------------------------------------------------
 
 
@@ -191,6 +245,27 @@ def test_optuna_makes_bleu_large_and_the_loss_small() -> None:
     others = try_with_optuna(near, "hydra.sweeper.direction=minimize")
     assert others[:2] == by_bleu[:2]
     assert others[2:] != by_bleu[2:]
+
+
+@old_optuna
+def test_optuna_says_what_came_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        rates = try_with_optuna(near)
+    assert [line.partition("=")[0] for line in said(caplog)[:6]] == [
+        f"run {number} of 6: train.learning_rate" for number in range(1, 7)
+    ]
+    best = min(rates, key=lambda rate: abs(rate - 0.25))
+    assert said(caplog)[-1].split("\n")[1] == f"  {near(best):.2f}  train.learning_rate={best}"
+
+
+@old_optuna
+def test_optuna_counts_the_trials_of_a_grid(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    sampler = ["hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_jobs=1"]
+    with caplog.at_level(logging.INFO):
+        result = enter("train", "-m", "experiment=small", *sampler, "model.norm=choice(pre,post)", then=lambda: 1.0)
+    assert len(result.jobs) == 2
+    assert said(caplog)[0].startswith("run 1 of 2: model.norm=")
 
 
 @old_optuna

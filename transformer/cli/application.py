@@ -9,12 +9,15 @@ others; a signal does.
 """
 
 import logging
+import math
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -33,8 +36,9 @@ from transformer.config.compose import (
     stored_configs,
     typed_job,
 )
-from transformer.config.jobs import Job
+from transformer.config.jobs import Job, TrainJob
 from transformer.config.keys import shipped
+from transformer.config.settings import Metric
 from transformer.errors import PeerError, Stopped, TransformerError
 from transformer.seeding import seed_for
 
@@ -42,11 +46,23 @@ log = logging.getLogger(__name__)
 
 LONGEST_NAME = 150  # characters of a run's directory in a sweep; a hash tells longer names apart
 EXACT = r"[A-Za-z0-9._+-]+=[A-Za-z0-9._+-]*"  # a setting that such a name has letter by letter
+FRACTION = r"(?<==)[+-]?[0-9]*\.[0-9]+(e[+-]?[0-9]+)?$"  # a value that such a name has four digits of
+BEST = 3  # runs of a sweep that are named at its end
 
 OPTUNA = "hydra/sweeper=optuna"
 OPTUNA_GRID = "hydra/sweeper/sampler=grid"
 OPTUNA_SEED = "hydra.sweeper.sampler.seed"
 OPTUNA_DIRECTION = "hydra.sweeper.direction"
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """A training of a sweep that has come to its end, and the best of its validations."""
+
+    changes: str
+    run_dir: Path
+    metric: Metric
+    best: float  # dev BLEU or dev loss
 
 
 @dataclass
@@ -62,6 +78,7 @@ class _Application:
     error: Exception | None = None  # what ended the command
     runs: int = 0
     failures: list[tuple[str, Exception]] = field(default_factory=list)  # of a sweep: what the run changes, its error
+    finished: list[_Finished] = field(default_factory=list)
 
     def run(self, config: DictConfig) -> float | None:
         """Run the command with these settings; what a sweep makes best, if the command has it."""
@@ -71,8 +88,12 @@ class _Application:
             job = typed_job(commands.COMMANDS[self.command].job, config)
             if is_sweep:
                 _set_run_dir(self.command, job, self.overrides)
+                self._say_which()
             self.is_composed = True
-            return commands.run(self.command, job)
+            figure = commands.run(self.command, job)
+            if is_sweep and figure is not None and isinstance(job, TrainJob):
+                self.finished.append(_Finished(self._changes(), Path(job.run_dir), job.train.metric, figure))
+            return figure
         except Exception as error:
             ends_all_runs = isinstance(error, Stopped | PeerError)
             if is_sweep and not ends_all_runs:
@@ -81,9 +102,42 @@ class _Application:
             self.error = error
             sys.exit(1)  # Hydra prints a line about an exception, and none about this
 
+    def _changes(self) -> str:
+        """What this run of a sweep changes."""
+        return ", ".join(_changed_overrides(self.overrides))
+
+    def _say_which(self) -> None:
+        """Log which run of a sweep begins."""
+        changes = self._changes()
+        if changes and _is_rank0():
+            total = _count_runs(self.overrides)
+            of_all = "" if total is None else f" of {total}"
+            log.info("run %d%s: %s", self.runs, of_all, changes)
+
+    def say_best(self) -> None:
+        """Log the best trainings of a sweep, and the command that compares all of them."""
+        metrics = {run.metric for run in self.finished}
+        if len(self.finished) < 2 or len(metrics) > 1 or not _is_rank0():
+            return
+
+        # The best first.
+        (metric,) = metrics
+        ranked = sorted(self.finished, key=lambda run: run.best, reverse=metric is Metric.bleu)
+        name, form = ("greedy dev BLEU", ".2f") if metric is Metric.bleu else ("dev loss", ".4f")
+        shown = ranked[:BEST]
+        lines = ["the best of %d runs by %s:", *(f"  {run.best:{form}}  %s" for run in shown)]
+        values = [len(ranked), name, *(run.changes for run in shown)]
+
+        # Their table, where one folder has all of them.
+        folders = {run.run_dir.parent for run in ranked}
+        if len(folders) == 1:
+            lines.append("to compare all of them: transformer table %s")
+            values.append(shlex.quote(f"table={folders.pop()}"))
+        log.info("\n".join(lines), *values)
+
     def _add_failure(self, error: Exception) -> None:
         """Log and keep the error of one run of a sweep."""
-        changes = ", ".join(_changed_overrides(self.overrides))
+        changes = self._changes()
         log.error("run %d of the sweep failed (%s): %s", self.runs, changes, error)
         self.failures.append((changes, error))
 
@@ -137,11 +191,17 @@ def run_application(command: str, arguments: Arguments) -> None:
             raise
         raise composing_error(error, job, overrides=arguments.overrides) from error
 
+    application.say_best()
     if application.failures:
         raise application.sweep_error()
 
 
 # ---- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def _is_rank0() -> bool:
+    """Whether this is the first of torchrun's processes, or the only one; known before torch is there."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _set_run_dir(command: str, job: Job, given: Sequence[str]) -> None:
@@ -162,13 +222,37 @@ def _name_of(changed: Sequence[str]) -> str:
     """A name for a run that changes these settings: no other run of the sweep has it."""
     settings = [re.sub(r"""=(["'])(.*)\1$""", r"=\2", override, flags=re.DOTALL) for override in changed]
     told = ",".join(settings)
-    name = re.sub(r"[^A-Za-z0-9._,+-]", "-", told)
+    short = [re.sub(FRACTION, _four_digits, setting) for setting in settings]
+    name = re.sub(r"[^A-Za-z0-9._,+-]", "-", ",".join(short))
 
     # Only a hash knows what a replaced or missing character was.
-    is_exact = all(re.fullmatch(EXACT, setting) for setting in settings)
+    is_exact = short == settings and all(re.fullmatch(EXACT, setting) for setting in settings)
     if is_exact and len(name) <= LONGEST_NAME:
         return name
     return f"{name[:LONGEST_NAME]}-{seed_for(*(name if is_exact else told).encode()):08x}"
+
+
+def _four_digits(fraction: re.Match[str]) -> str:
+    """The number rounded to four significant digits, or as it is written where it has no more."""
+    short = f"{float(fraction[0]):.4g}"
+    return fraction[0] if float(short) == float(fraction[0]) else short
+
+
+def _count_runs(given: Sequence[str]) -> int | None:
+    """How many runs the sweep has; None where Hydra alone knows, because a value is a pattern of names."""
+    trials: int = HydraConfig.get().sweeper.get("n_trials", 0)  # Optuna's
+    if OPTUNA in given and OPTUNA_GRID not in given:
+        return trials
+
+    sizes: dict[str, int] = {}
+    for override in OverridesParser.create().parse_overrides(list(given)):
+        if override.is_sweep_override():
+            try:
+                sizes[override.key_or_group] = sum(1 for _ in override.sweep_string_iterator())
+            except HydraException:
+                return None
+    product = math.prod(sizes.values())
+    return min(trials, product) if OPTUNA in given else product
 
 
 def _changed_overrides(given: Sequence[str]) -> list[str]:
