@@ -542,6 +542,7 @@ def test_conclusion_takes_the_seeds_into_account() -> None:
     text = shown(("base", [23.0, 27.0]), ("A_h1", [20.0, 24.0]))
     assert verdicts(text) == ["undecided: the difference is too small"]
     assert "25.00 ± 0.60, sd 2.83 of 2 seeds" in text
+    assert "| 5.00, sd 0.00 |" in text
     assert "sd is the standard deviation over seeds" in text
 
 
@@ -549,6 +550,39 @@ def test_table_says_that_one_seed_is_test_sampling_only() -> None:
     text = shown(("base", 25.0))
     assert "test sampling only" in text
     assert "| base |  | 4.92 | 5.00 | 10.00 | 25.8 | 25.00 ± 0.60 | 65 | 65.00 | 1.00e+15 | 2.0 |" in text
+
+
+def test_table_has_notes_of_the_columns_that_it_has_alone() -> None:
+    """Of dev BLEU where there is no test set; of seeds where there are several; of BLEU where some run has it."""
+    scored = [replace(measured(20.0 + seed, 5.0 + seed, seed), scores={}) for seed in (1, 2)]
+    unscored = format_markdown(Table("mine", [], [TableRow("a", "", None, scored, [])]))
+    assert "| 6.50, sd 0.71 | 13.00, sd 1.41 |" in unscored
+    assert [line for line in unscored.split("\n") if line.startswith("- ")] == [
+        "- sd is the standard deviation over seeds."
+    ]
+
+    dev = replace(measured(20.0, 5.0), scores={"dev": Interval(20.0, 0.5, "s")})
+    text = format_markdown(Table("mine", [], [TableRow("a", "", None, [dev], [])]))
+    assert "| BLEU, dev |" in text
+    assert "resamples of the dev sentences: dev sampling only" in text
+    diverged = [replace(dev, perplexity=math.inf), dev]
+    assert "| inf | " in format_markdown(Table("mine", [], [TableRow("a", "", None, diverged, [])]))
+
+
+def test_table_without_a_test_set_scores_the_dev_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The average on it, with an interval; and no note speaks of test sets."""
+    data = replace(write_corpus(tmp_path / "corpus"), test={})
+    (tmp_path / "rows.yaml").write_text("base: {}\n", encoding="utf-8")
+    job = tiny_job(tmp_path / "a", data, max_steps=2, save_every=2, average=1)
+    given = {field.name: getattr(job, field.name) for field in fields(TrainJob)}
+    run_command("table", TableJob(**given, table=str(tmp_path / "rows.yaml"), seeds=2))
+    out = capsys.readouterr().out
+    assert "| BLEU, dev |" in out
+    assert re.search(r"± \d+\.\d\d, sd \d+\.\d\d of 2 seeds \|", out), out
+    assert "on the development set, for there is no test set" in out
+    assert "test sets" not in out
+    row = read(tmp_path / "a-rows" / "table.json")["rows"][0]["runs"][0]
+    assert row["scores"]["dev"]["bleu"] == read(tmp_path / "a-rows/base/seed-1/results.json")["dev"]["bleu"]
 
 
 def test_table_has_no_column_of_the_papers_without_its_figures() -> None:

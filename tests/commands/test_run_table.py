@@ -50,7 +50,8 @@ def test_table_of_a_folder_measures_its_runs_best_first(runs: Path, capsys: pyte
     out = capsys.readouterr().out
     first, second = (line.split(" | ") for line in out.split("\n") if line.startswith(("| 1 |", "| 2 |")))
     assert [cell.strip("| ") for cell in first[:3]] == ["1", "`model.d_ff=96`", "40.00"]
-    assert [cell.strip("| ") for cell in second[:3]] == ["2", "`model.d_ff=64`", "20.00"]
+    assert [cell.strip("| ") for cell in second[:3]] == ["2", "`model.d_ff=64`", "20.00, sd 10.00"]
+    assert ", sd " in second[3], "perplexity"
     assert "of 3 seeds" in second[5]
     assert "- Sorted by the dev BLEU of each run's best checkpoint, the best row first.\n" in out
     assert f"- Left out: {runs}/begun: the run is not finished.\n" in out
@@ -111,7 +112,10 @@ def test_table_of_a_folder_sorts_runs_of_both_metrics_by_bleu(runs: Path, capsys
     assert "- Sorted by the dev BLEU of" in out
     rows = [[cell.strip("| ") for cell in line.split(" | ")] for line in out.split("\n") if line.startswith("| ")]
     best_dev = {row[1]: row[2] for row in rows if row[0] in ("1", "2")}
-    assert best_dev == {"`model.d_ff=64 train.metric=bleu`": "20.00", "`model.d_ff=96 train.metric=loss`": "5.00"}
+    assert best_dev == {
+        "`model.d_ff=64 train.metric=bleu`": "20.00, sd 10.00",
+        "`model.d_ff=96 train.metric=loss`": "5.00",
+    }
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@
     table=scores    each attention score at each d_k
 
 Table 3 is scored as the paper scores it: the last checkpoint, without averaging, on the development set. The others are
-scored as `train` does it: the averaged model, on the test sets.
+scored as `train` does it: the averaged model, on the test sets, or on the development set where there is none.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ def published_rows(job: TableJob) -> Rows:
         scored = "BLEU: sacreBLEU of the last checkpoint, without averaging, on the development set."
     else:
         published = chosen_rows(TABLE_2, job.rows)
-        scored = about_average(job.train)
+        scored = about_average(given)
 
     width = job.width or WIDTH
     base = _experiment("base")
@@ -123,7 +123,7 @@ def score_rows(job: TableJob) -> Rows:
         rows.append(Row(name, describe_changes({"model": changes}), published=None, job=row_job))
 
     title = f"Scores of attention, in a model of width {d_model}"
-    return Rows(title, rows, [about_average(job.train), OVERRIDDEN])
+    return Rows(title, rows, [about_average(given), OVERRIDDEN])
 
 
 def _powers_of_two(d_model: int) -> list[int]:

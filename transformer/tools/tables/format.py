@@ -8,6 +8,7 @@ format_csv           a line for each run and test set
 import csv
 import io
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from statistics import fmean, stdev
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
 from transformer.files import write_file, write_json
+from transformer.run_dir import DEV
 from transformer.tools.markdown import markdown_table
 from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import RESAMPLES, Interval
@@ -61,7 +63,7 @@ def _plot(table: Table) -> bytes | None:
 
 def format_markdown(table: Table) -> str:
     """The table for people: its title, what it depends on, and its rows."""
-    notes = "".join(f"- {note}\n" for note in [*table.notes, _about_intervals(table)])
+    notes = "".join(f"- {note}\n" for note in [*table.notes, *_about_spread(table)])
     return f"# {table.title}\n\n{notes}\n{_format_rows(table)}{_format_signatures(table)}"
 
 
@@ -111,16 +113,16 @@ def _columns(table: Table) -> list[_Column]:
 
     match table.best_first:
         case Metric.bleu:
-            columns.append(_Column("BLEU, dev", lambda row: _mean(row, lambda run: run.best_dev, ".2f")))
+            columns.append(_Column("greedy BLEU, dev", lambda row: _mean_and_spread(row, lambda run: run.best_dev)))
         case Metric.loss:
-            columns.append(_Column("loss, dev", lambda row: _mean(row, lambda run: run.best_dev, ".4f")))
+            columns.append(_Column("loss, dev", lambda row: _mean_and_spread(row, lambda run: run.best_dev, ".4f")))
         case None:
             pass
 
     columns += [
         _published_column("PPL", lambda paper: paper.perplexity, ".2f"),
-        _Column("PPL per piece", lambda row: _mean(row, lambda run: run.perplexity, ".2f")),
-        _Column("PPL per word", lambda row: _mean(row, lambda run: run.word_perplexity, ".2f")),
+        _Column("PPL per piece", lambda row: _mean_and_spread(row, lambda run: run.perplexity)),
+        _Column("PPL per word", lambda row: _mean_and_spread(row, lambda run: run.word_perplexity)),
         _published_column("BLEU", lambda paper: paper.bleu, ".1f"),
         *(_bleu_column(name) for name in _set_names(table)),
         _published_column("10^6 parameters", lambda paper: paper.millions, ".0f"),
@@ -168,6 +170,21 @@ def _mean(row: TableRow, figure: Callable[[Measured], float], form: str) -> str:
     return format(fmean(map(figure, row.runs)), form) if row.runs else ""
 
 
+def _mean_and_spread(row: TableRow, figure: Callable[[Measured], float], form: str = ".2f") -> str:
+    """The mean of a figure, and its standard deviation over the seeds where there are several."""
+    return f"{_mean(row, figure, form)}{_spread(list(map(figure, row.runs)), form)}"
+
+
+def _spread(figures: Sequence[float], form: str) -> str:
+    """The standard deviation as it stands behind a mean; empty for less than two figures, and where one is not finite.
+
+    A training that has diverged has a perplexity of infinity: the mean says so.
+    """
+    if len(figures) < 2 or not all(map(math.isfinite, figures)):
+        return ""
+    return f", sd {stdev(figures):{form}}"
+
+
 def _scores_on(row: TableRow, test_set: str) -> list[Interval]:
     """The scores of a row's runs on a test set, of the runs that have it."""
     return [run.scores[test_set] for run in row.runs if test_set in run.scores]
@@ -180,23 +197,27 @@ def _format_bleu(scores: Sequence[Interval]) -> str:
 
     mean = fmean(score.bleu for score in scores)
     half_width = fmean(score.half_width for score in scores)
-    interval = f"{mean:.2f} ± {half_width:.2f}"
-    if len(scores) == 1:
-        return interval
-    return f"{interval}, sd {stdev(score.bleu for score in scores):.2f} of {len(scores)} seeds"
+    spread = _spread([score.bleu for score in scores], ".2f")
+    return f"{mean:.2f} ± {half_width:.2f}{spread}{f' of {len(scores)} seeds' if spread else ''}"
 
 
-def _about_intervals(table: Table) -> str:
-    """What the figures behind BLEU mean."""
-    sampling = f"± is half of the 95 % bootstrap interval of BLEU, from {RESAMPLES:,} resamples of the test sentences"
-    most_seeds = max((len(row.runs) for row in table.rows), default=0)
-    if most_seeds > 1:
-        return f"{sampling}; sd is the standard deviation over seeds."
-    return f"{sampling}: test sampling only, for there is one seed, and another might differ by more."
+def _about_spread(table: Table) -> list[str]:
+    """What the figures behind the means are, as far as the table has any."""
+    notes = []
+    names = _set_names(table)
+    has_seeds = any(len(row.runs) > 1 for row in table.rows)
+    if names:
+        kind = "dev" if names == [DEV] else "test"
+        note = f"± is half of the 95 % bootstrap interval of BLEU, from {RESAMPLES:,} resamples of the {kind} sentences"
+        one_seed = f": {kind} sampling only, for there is one seed, and another might differ by more."
+        notes.append(f"{note}{'.' if has_seeds else one_seed}")
+    if has_seeds:
+        notes.append("sd is the standard deviation over seeds.")
+    return notes
 
 
 def _set_names(table: Table) -> list[str]:
-    """The test sets that any of the runs was scored on."""
+    """The sets that any of the runs was scored on."""
     names = [name for row in table.rows for run in row.runs for name in run.scores]
     return list(dict.fromkeys(names))
 

@@ -101,9 +101,11 @@ def _notes(job: TableJob, rows: Sequence[TableRow]) -> list[str]:
 
     # What is measured, and how.
     search = job.search
+    beam = f"Beam {search.beam_size}, length penalty {search.length_penalty}. "
+    is_scored = any(run.scores for row in rows for run in row.runs)
     return [
         f"Corpus: {Path(*corpus.parts[-2:])}; {budget}; {seeds}.",
-        f"Beam {search.beam_size}, length penalty {search.length_penalty}. Perplexities are of the development set; "
+        f"{beam if is_scored else ''}Perplexities are of the development set; "
         "a word ends at a space, and the end of a sentence counts as one.",
         "FLOPs are those of the model's matrix products, forward and backward; minutes are of training alone.",
     ]

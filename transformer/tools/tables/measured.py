@@ -34,7 +34,7 @@ class Measured:
     run_dir: str
     perplexity: float  # per piece
     word_perplexity: float  # per word between spaces
-    scores: dict[str, Interval]  # of each test set
+    scores: dict[str, Interval]  # of each test set; of the development set where there is no test set
     parameters: int
     steps: int
     flops: float  # of the training's matrix products
@@ -70,9 +70,9 @@ def measure(job: TrainJob, results: Results) -> Measured:
     """
     run = RunDir(Path(job.run_dir))
 
-    # BLEU of each test set, from the translations that the run keeps.
+    # BLEU of the sets that the averaged model was scored on, from the translations that the run keeps.
     scores = {}
-    for name in results.test_sets:
+    for name in results.test_sets or ([] if results.dev is None else [DEV]):
         references = [reference for _, reference in read_set(run, name)]
         hypotheses = [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
         scores[name] = bootstrap_bleu(hypotheses, references, tgt_lang=job.data.tgt_lang)

@@ -13,7 +13,6 @@ from typing import TypeVar
 from transformer.config.compose import read_rows
 from transformer.config.jobs import TrainJob
 from transformer.config.keys import leaves
-from transformer.config.settings import TrainConfig
 from transformer.errors import InputError
 from transformer.tools.tables.grid import Changes, describe_changes, with_changes
 from transformer.tools.tables.job import PAPER_TABLES, SCORES, TableJob
@@ -64,7 +63,7 @@ def rows_of_file(job: TableJob) -> Rows:
     changes_of = chosen_rows(read_rows(Path(job.table)), job.rows)
     given = train_job(job)
     rows = [_row_of_file(given, name, changes=changes, path=job.table) for name, changes in changes_of.items()]
-    return Rows(Path(job.table).stem, rows, [about_average(job.train), OVERRIDDEN])
+    return Rows(Path(job.table).stem, rows, [about_average(given), OVERRIDDEN])
 
 
 def _row_of_file(given: TrainJob, name: str, *, changes: Changes, path: str) -> Row:
@@ -108,6 +107,7 @@ def _matching(wanted: str, names: Collection[str]) -> list[str]:
     return [name for name in names if wanted and name.startswith(wanted)]
 
 
-def about_average(train: TrainConfig) -> str:
-    """How BLEU is measured where rows are scored as `train` scores a run."""
-    return f"BLEU: sacreBLEU of the mean of the last checkpoints ({train.average} at most), on the test sets."
+def about_average(job: TrainJob) -> str:
+    """How BLEU is measured where rows are scored as `train` scores a run of this job."""
+    sets = "the test sets" if job.data.test else "the development set, for there is no test set"
+    return f"BLEU: sacreBLEU of the mean of the last checkpoints ({job.train.average} at most), on {sets}."

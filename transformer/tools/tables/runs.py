@@ -144,10 +144,11 @@ def _notes(runs: Sequence[_Finished], metric: Metric) -> list[str]:
     steps = sorted({run.measured.steps for run in runs})
     budget = f"{steps[0]:,} steps" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps"
     score = "BLEU" if metric is Metric.bleu else "loss"
+    scored = " BLEU with an interval is that of the averaged model." if any(run.measured.scores for run in runs) else ""
     return [
         f"{len(runs)} runs on {', '.join(corpora)}; {budget}.",
         f"Sorted by the dev {score} of each run's best checkpoint, the best row first.",
         "Perplexities are of the development set at the last step; a word ends at a space, and the end of a sentence "
-        "counts as one. BLEU is that of the averaged model on the test sets.",
+        f"counts as one.{scored}",
         "FLOPs are those of the model's matrix products, forward and backward; minutes are of training alone.",
     ]
