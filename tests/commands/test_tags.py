@@ -16,7 +16,7 @@ import pytest
 
 import transformer
 from support.command_line import enter
-from support.corpora import ENGLISH, GERMAN, read, results_of, run, texts, tiny_job, write_pair
+from support.corpora import ENGLISH, GERMAN, read, results_of, run, run_command, texts, tiny_job, write_pair
 from support.resumed_runs import stop_at
 from transformer.cli.commands import compose
 from transformer.config.jobs import EvaluateJob, ScoreJob, TrainJob, TranslateJob
@@ -364,6 +364,47 @@ def test_translate_warns_of_a_tag_that_the_run_does_not_know(
     assert caplog.messages.count(
         "tag=<2it> is no piece of the run's tokenizer: check how the run's own tags are written"
     )
+
+
+NO_TAG = "line {} has no tag, and the run was trained on tagged text alone: choose 'tag=<2de>' or 'tag=<2fr>'"
+
+
+def test_translate_and_score_warn_once_of_text_without_a_tag(
+    finished: TrainJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless the lines have tags of their own."""
+    translated(TranslateJob(run_dir=finished.run_dir), "<2fr> one\n\n <2de> two\n")
+    translated(TranslateJob(run_dir=finished.run_dir, tag="<2de>"), "one\n")
+    assert caplog.messages == []
+    translated(TranslateJob(run_dir=finished.run_dir), "<2fr> one\n\ntwo\nthree\n")
+    assert caplog.messages == [NO_TAG.format(3)]
+    caplog.clear()
+    score_stream.run(ScoreJob(run_dir=finished.run_dir), io.BytesIO(b"one\tun\ntwo\tdeux\n"), io.BytesIO())
+    assert caplog.messages == [NO_TAG.format(1)]
+
+
+def test_evaluate_warns_of_a_set_without_a_tag(finished: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+    untagged = replace(finished.data.test["german"], tag=None)
+    tests = {"mine": untagged, "tagged": finished.data.test["german"]}
+    evaluate(EvaluateJob(run_dir=finished.run_dir, threads=1, test=tests))
+    [warning] = [message for message in caplog.messages if "has no tag" in message]
+    assert warning.endswith("choose 'test.mine.tag=<2de>' or 'test.mine.tag=<2fr>'")
+
+
+def test_train_says_what_next_with_a_tag_where_the_run_needs_one(
+    finished: TrainJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="transformer")
+    run_command("train", finished)
+    assert f"transformer translate run_dir={finished.run_dir} 'tag=<2de>' < in.txt" in caplog.text
+
+
+def test_required_tags_are_none_where_a_training_set_has_none(languages: DataConfig) -> None:
+    """As beside text that was translated back, which a user's text is not."""
+    assert languages.required_tags() == ["<2de>", "<2fr>"]
+    assert replace(languages, train=replace(languages.train, tag=None)).required_tags() == []
+    assert replace(languages, extra={}).required_tags() == ["<2de>"]
+    assert without_tags(languages).required_tags() == []
 
 
 @pytest.mark.slow

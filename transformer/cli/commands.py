@@ -118,17 +118,21 @@ def _train(job: TrainJob) -> float | None:
         _write(format_results(run_dir, results))
         sys.stdout.flush()
         is_demo = Path(job.data.train.src).parent == shipped("data") / "demo"
-        log.info(WHAT_NEXT, *_what_next(run_dir, is_demo=is_demo))
+        log.info(WHAT_NEXT, *_what_next(run_dir, tags=job.data.required_tags(), is_demo=is_demo))
 
     best = results.best_validation(job.train.metric).value(job.train.metric)
     return best if math.isfinite(best) else None
 
 
-def _what_next(run_dir: Path, *, is_demo: bool) -> tuple[str, str, str, str]:
-    """Where everything is, and what WHAT_NEXT shows of commands for it, as a shell takes them."""
+def _what_next(run_dir: Path, *, tags: Sequence[str], is_demo: bool) -> tuple[str, str, str, str]:
+    """Where everything is, and what WHAT_NEXT shows of commands for it, as a shell takes them.
+
+    A run that needs one of several `tags` is shown with the first.
+    """
+    to_translate = [f"run_dir={run_dir}", *(f"tag={tag}" for tag in tags[:1])]
     report = f"transformer report {shlex.quote(str(run_dir))}"
     folder = shlex.quote(str(run_dir.parent))
-    return str(run_dir), shlex.quote(f"run_dir={run_dir}"), folder, AFTER_DEMO if is_demo else report
+    return str(run_dir), shlex.join(to_translate), folder, AFTER_DEMO if is_demo else report
 
 
 def _translate(job: TranslateJob) -> None:

@@ -384,6 +384,11 @@ class DataConfig:
         sets |= {f"extra.{name}": pair for name, pair in self.extra.items()}
         return sets
 
+    def required_tags(self) -> list[str]:
+        """The tags of the training sets; none where one of them has no tag, as beside text that was translated back."""
+        tags = [pair.tag for pair in (self.train, *self.extra.values())]
+        return [] if None in tags else list(dict.fromkeys(tag for tag in tags if tag is not None))
+
 
 @dataclass
 class TokenizerConfig:

@@ -18,7 +18,7 @@ from transformer.compute import (
     resolve_precision,
 )
 from transformer.config.jobs import ScoreJob, TranslateJob
-from transformer.config.settings import Device, ModelConfig, Precision, SearchConfig, SearchOverride
+from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, SearchConfig, SearchOverride
 from transformer.data.tokenizer import Tokenizer, read_model
 from transformer.decoding.arguments import search_override
 from transformer.decoding.batches import Batches
@@ -172,7 +172,7 @@ def build_translator(
     if torch_device.type == "cuda":
         way = known_way(run, torch_device)
         batches = prove_search(batches)[0] if way is None else in_way(batches, way)
-    return Translator(tokenizer, batches)
+    return Translator(tokenizer, batches, tags=checkpoint.settings("data", DataConfig).required_tags())
 
 
 def _precision_of(run: RunDir, device: torch.device) -> Precision:

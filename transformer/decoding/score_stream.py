@@ -18,7 +18,7 @@ from transformer.config.jobs import ScoreJob
 from transformer.data.corpus import LONGEST_LINE, Pair, read_pairs, with_tag
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import format_log_probs
-from transformer.decoding.stream import read_blocks, throughput
+from transformer.decoding.stream import read_blocks, throughput, warn_of_missing_tag
 from transformer.errors import InputError
 from transformer.loss import perplexity
 from transformer.machine import resolve_threads
@@ -43,9 +43,11 @@ def run(job: ScoreJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     total = 0.0  # log-probability
     length = 0  # target pieces
     n_blank = 0
+    is_warned = job.tag is not None
     with throughput("pair", stdin, stdout) as advance:
         for pairs in _blocks(job, stdin):
             sources = [with_tag(source, job.tag) for source, _ in pairs]
+            is_warned = is_warned or warn_of_missing_tag(sources, translator.tags, first_line=line, key="tag")
             targets = [target for _, target in pairs]
             results = translator.score(sources, targets, first_line=line, origins=origins)
             stdout.write(format_log_probs(results, job.format, first_line=line, by_piece=job.pieces).encode("utf-8"))

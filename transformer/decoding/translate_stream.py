@@ -17,7 +17,7 @@ from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines, with_tag
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
 from transformer.decoding.sentences import LineCheck, Sentences
-from transformer.decoding.stream import read_blocks, throughput
+from transformer.decoding.stream import read_blocks, throughput, warn_of_missing_tag
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.machine import resolve_threads
@@ -41,11 +41,13 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     if stdin.isatty():
         log.info("ready: type a sentence; Ctrl-D ends")
 
+    is_warned = job.tag is not None
     line = 1
     with throughput("line", stdin, stdout) as advance, closing(_prefixes(job.prefix)) as prefixes:
         for block in read_blocks(stdin):
             lines = [_decode(text, line + n, strict=job.strict) for n, text in enumerate(block)]
             texts = [with_tag(text, job.tag) for text in lines]
+            is_warned = is_warned or warn_of_missing_tag(texts, translator.tags, first_line=line, key="tag")
             block_prefixes = None if job.prefix is None else list(islice(prefixes, len(texts)))
             if block_prefixes is not None and len(block_prefixes) < len(texts):
                 raise InputError(

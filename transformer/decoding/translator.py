@@ -46,6 +46,7 @@ class Translator:
 
     tokenizer: Tokenizer
     batches: Batches
+    tags: Sequence[str] = ()  # all text that the model was trained on began with one of these, if there are any
 
     @property
     def model(self) -> Transformer:

@@ -25,6 +25,7 @@ from transformer.data.corpus import Pair
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.loading import build_translator
 from transformer.decoding.sentences import LineCheck
+from transformer.decoding.stream import warn_of_missing_tag
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.paper_bleu import choose_scorer
@@ -82,6 +83,9 @@ def evaluate(job: EvaluateJob) -> Evaluation:
         line_check.add([source for source, _ in pairs])
     line_check.warn("such lines are scored as they come; sets of a sentence a line tell what the model can do")
 
+    for name in job.test:
+        texts = [source for source, _ in sets[name]]
+        warn_of_missing_tag(texts, translator.tags, first_line=1, key=f"test.{name}.tag")
     state = checkpoint.run_state()
     return Evaluation(
         test_sets={name: scores for name, scores, _ in score_sets(translator, sets, scorer=scorer)},
