@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,8 @@ def test_explorer_shows_the_weight_under_the_mouse(browser: Browser, tmp_path: P
 
 def test_explorer_answers_keys_and_clicks(browser: Browser, tmp_path: Path) -> None:
     show(browser, tmp_path)
+    browser.click(*browser.middle_of(".roles button:nth-of-type(1)"))
+    browser.press("ArrowLeft", "ArrowLeft")
     browser.click(*browser.middle_of("#query-2"))
     browser.wait_for("location.hash === '#role=encoder_self&layer=1&pin=2'")
     browser.press("ArrowDown", "ArrowDown")
@@ -153,11 +156,35 @@ def test_explorer_has_the_layers_of_the_encoder_or_of_the_decoder(browser: Brows
     assert browser.errors == []
 
 
-@pytest.mark.parametrize("fragment", ["role=nowhere&layer=99&head=0,x&pin=-3", "layer=1e9&pin=NaN", "%00&&=&"])
-def test_explorer_begins_at_the_first_layer_for_a_bad_address(browser: Browser, tmp_path: Path, fragment: str) -> None:
+@pytest.mark.parametrize("fragment", ["", "role=nowhere&layer=99&head=0,x&pin=-3", "layer=1e9&pin=NaN", "%00&&=&"])
+def test_explorer_opens_on_one_word_of_the_last_cross_attention(
+    browser: Browser, tmp_path: Path, fragment: str
+) -> None:
+    """The word that looks most clearly at one of the source: so does a bad address."""
     show(browser, tmp_path, fragment)
-    assert browser.evaluate("location.hash") == "#role=encoder_self&layer=1"
+    mean = some_maps().cross[1].mean(0)
+    clearest = 1 + max(range(3), key=lambda position: float(mean[position, :-1].max()))  # of x, y and z
+    assert browser.evaluate("location.hash") == f"#role=cross&layer=2&pin={clearest}"
+    assert browser.evaluate("document.querySelector('[aria-selected=true]').id") == f"query-{clearest}"
     assert browser.errors == []
+
+
+@pytest.mark.parametrize(
+    ("predicts", "pinned"),
+    [
+        (["\u2581ein", ".", "\u2581Mann", "</s>"], 2),
+        (["\u2581ein", "\u2581Mann", ".", "</s>"], 0),
+        ([".", "\u2581", "!", "</s>"], 0),
+        (["</s>"], 0),
+    ],
+)
+def test_explorer_pins_a_word_and_neither_eos_nor_punctuation(predicts: list[str], pinned: int) -> None:
+    """The second piece looks at EOS, the third most at a word."""
+    cross = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.0, 0.9], [0.1, 0.8, 0.1], [1.0, 0.0, 0.0]])[: len(predicts)]
+    maps = replace(some_maps(3, len(predicts), layers=1, heads=1), cross=cross[None, None])
+    data = explorer(maps, heading="", source=["a", "b", "</s>"], reads=[], predicts=predicts, colors=[]).data
+    assert isinstance(data, dict)
+    assert data["pinned"] == pinned
 
 
 def test_explorer_shows_hostile_words_as_text(browser: Browser, tmp_path: Path) -> None:
@@ -166,7 +193,7 @@ def test_explorer_shows_hostile_words_as_text(browser: Browser, tmp_path: Path) 
     browser.requests.clear()
     browser.open(path)
     assert browser.evaluate("document.title") == HOSTILE
-    assert browser.evaluate("document.querySelector('#query-1').textContent") == HOSTILE
+    assert browser.evaluate("document.querySelector('#key-1').textContent") == HOSTILE
     assert browser.evaluate("document.querySelector('h2').textContent") == HOSTILE
     assert browser.evaluate("document.querySelectorAll('img, b').length") == 0
     assert {address.partition("#")[0] for address in browser.requests} <= {"about:blank", path.as_uri()}

@@ -138,16 +138,19 @@ component("attention/explorer", (element, data) => {
     history.replaceState(null, "", `#${parts.join("&")}`);
   }
 
-  // The state that the address asks for; what it does not name, or names wrongly, is the default.
+  // The cross-attention of the last layer, from one word: all that is seen at once can be read.
+  const opening = () => ({ role: 2, layer: layersOf(ROLES[2]) - 1, heads: allHeads(), pin: data.pinned });
+
+  // The state that the address asks for; what it names wrongly is the default.
   function recall() {
     const address = isAlone ? new URLSearchParams(location.hash.slice(1)) : new URLSearchParams();
     const within = (text, count) => {
       const number = Number.parseInt(text, 10) - 1;
       return number >= 0 && number < count ? number : null;
     };
-    const named = ROLES.findIndex((one) => one.key === address.get("role"));
+    const chosen = ROLES.findIndex((one) => one.key === address.get("role"));
+    if (chosen < 0) return opening();
     const heads = (address.get("head") ?? "").split(",").map((text) => within(text, data.heads)).filter((n) => n !== null);
-    const chosen = named < 0 ? 0 : named;
     return {
       role: chosen,
       layer: within(address.get("layer"), layersOf(ROLES[chosen])) ?? 0,
@@ -174,7 +177,7 @@ component("attention/explorer", (element, data) => {
     for (const item of queryList.children) item.setAttribute("role", "option");
   }
 
-  // A piece as text, with the mark of a space before it drawn lightly; and without that mark.
+  // A piece as text, with the mark of a space before it drawn lightly, as on the map too; and without that mark.
   const SPACE = "\u2581";
   const unmarked = (word) => (word.startsWith(SPACE) && word.length > 1 ? word.slice(1) : word);
   const marked = (word) => (word === unmarked(word) ? [word] : [make("span", { className: "space" }, SPACE), unmarked(word)]);
@@ -312,7 +315,7 @@ component("attention/explorer", (element, data) => {
     const { queries, keys } = role();
     const context = map.getContext("2d");
     context.font = labelFont(11);
-    const longest = (words) => Math.min(110, Math.max(...words.map((word) => context.measureText(unmarked(word)).width)) + 8);
+    const longest = (words) => Math.min(110, Math.max(...words.map((word) => context.measureText(word).width)) + 8);
     const left = longest(queries);
     const top = longest(keys);
     const cell = Math.max(12, Math.min(32, Math.floor((scroll.clientWidth - left - 1) / keys.length)));
@@ -320,6 +323,20 @@ component("attention/explorer", (element, data) => {
   }
 
   const labelFont = (size) => `${size}px system-ui, sans-serif`;
+
+  // Write a piece that ends or begins at `x`, squeezed where it is wider than this.
+  function drawPiece(context, word, x, y, width) {
+    const text = unmarked(word);
+    const mark = word === text ? "" : SPACE;
+    const squeeze = Math.min(1, width / context.measureText(word).width);
+    const [markWidth, textWidth] = [mark, text].map((part) => squeeze * context.measureText(part).width);
+    const isAtEnd = context.textAlign === "right";
+    context.fillText(text, isAtEnd ? x : x + markWidth, y, Math.max(1, textWidth));
+    if (mark === "") return;
+    context.globalAlpha = 0.35;
+    context.fillText(mark, isAtEnd ? x - textWidth : x, y, Math.max(1, markWidth));
+    context.globalAlpha = 1;
+  }
 
   function drawMap() {
     const { queries, keys } = role();
@@ -345,7 +362,7 @@ component("attention/explorer", (element, data) => {
     queries.forEach((word, n) => {
       context.fillStyle = styleOf(element, n === focused ? "--accent" : "--ink");
       context.font = n === focused ? `bold ${labelFont(11)}` : labelFont(11);
-      context.fillText(unmarked(word), left - 4, top + (n + 0.5) * cell, left - 6);
+      drawPiece(context, word, left - 4, top + (n + 0.5) * cell, left - 6);
     });
     context.textAlign = "left";
     keys.forEach((word, n) => {
@@ -354,7 +371,7 @@ component("attention/explorer", (element, data) => {
       context.save();
       context.translate(left + (n + 0.5) * cell, top - 4);
       context.rotate(-Math.PI / 2);
-      context.fillText(unmarked(word), 0, 0, top - 6);
+      drawPiece(context, word, 0, 0, top - 6);
       context.restore();
     });
 

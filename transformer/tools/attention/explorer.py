@@ -37,9 +37,23 @@ def explorer(
         "reads": list(reads),
         "predicts": list(predicts),
         "colors": list(colors),
+        "pinned": _clearest(maps, predicts),
         "weights": {role.value: [_pack(layer) for layer in maps.of(role)] for role in Role},
     }
     return Component("attention/explorer", heading, data)
+
+
+def _clearest(maps: AttentionMaps, predicts: Sequence[str]) -> int:
+    """Which predicted piece the page pins as it opens, counted from 0.
+
+    It is the one that looks most at a single piece of the source, by the mean of the last layer's heads. EOS, which
+    heads look at where they look for nothing, and punctuation are left out where there is anything else.
+    """
+    words = [position for position, piece in enumerate(predicts[:-1]) if any(map(str.isalpha, piece))]
+    if not words or maps.cross.shape[-1] < 2:
+        return 0
+    most = maps.cross[-1].mean(0)[words, :-1].amax(1)  # (words,)
+    return words[int(most.argmax())]
 
 
 def _pack(weights: Tensor) -> str:
