@@ -19,6 +19,7 @@ from transformer.tools import significance
 from transformer.tools.compare.job import CompareJob
 from transformer.tools.report.curves import MOST_POINTS, thin
 from transformer.tools.report.job import ReportJob
+from transformer.tools.report.overview import format_duration
 from transformer.tools.report.provenance import train_overrides
 from transformer.tools.report.reading import read_run
 from transformer.tools.report.samples import Part, mark_differences, split_text, spread
@@ -235,6 +236,41 @@ def test_report_says_why_runs_are_not_compared(browser: Browser, runs: Path, tmp
     assert warning.startswith("The runs are not compared: ")
     assert "is not the same test set in a and c: they differ in line 1" in warning
     assert texts(browser, "table caption").count("test: 12 sentences") == 2
+
+
+def test_report_leaves_a_key_empty_that_a_run_does_not_have(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    """And marks it in no run: it is no other value."""
+    record = read(runs / "b" / "run.json")
+    other = record["config"]["data"]["test"].pop("other")
+    (runs / "b" / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    show(browser, ReportJob(runs=["a", "b"], samples=0, attention=0, checkpoints=0))
+    rows = {row[0]: row[1:] for row in table(browser, "The corpus")}
+    assert rows["data.test.other.src"] == [other["src"], ""]
+    assert "" not in texts(browser, "td.marked")
+
+
+def test_report_keeps_the_names_of_rows_where_a_table_scrolls(browser: Browser, runs: Path) -> None:
+    show(browser, ReportJob(runs=["a", "b"], samples=0, attention=0, checkpoints=0))
+    browser.resize(400, 800)
+    place = "(() => { const one = [...document.querySelectorAll('.scroll')].find((one) => one.scrollWidth > 500);"
+    place += "one.scrollLeft = 100; const name = one.querySelector('tbody th').getBoundingClientRect();"
+    place += "return [one.scrollLeft, name.left - one.getBoundingClientRect().left]; })()"
+    assert browser.evaluate(place) == [100, 0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0 s"),
+        (11, "11 s"),
+        (185, "3 min 05 s"),
+        (3600, "1 h 00 min"),
+        (7520, "2 h 05 min"),
+        (360_000, "100 h 00 min"),
+    ],
+)
+def test_format_duration_writes_a_time_as_people_do(seconds: int, shown: str) -> None:
+    assert format_duration(seconds) == shown
 
 
 def test_report_describes_the_data_of_runs_apart_where_a_set_differs(browser: Browser, runs: Path) -> None:

@@ -15,7 +15,7 @@ component("report/blocks", (element, data) => {
 
   // A table that scrolls by itself where it is wider than the window; its first column names the rows.
   function fillTable(block) {
-    const table = make("table", { className: block.is_numeric ? "numeric" : "" }, make("caption", {}, block.caption));
+    const table = make("table", { className: block.is_numeric ? "numeric" : "" }, make("caption", {}, make("span", {}, block.caption)));
     if (block.head.length) {
       const names = block.head.map((name) => make("th", { scope: "col" }, name));
       table.append(make("thead", {}, make("tr", {}, ...names)));
@@ -25,8 +25,9 @@ component("report/blocks", (element, data) => {
       body.append(make("tr", {}, make("th", { scope: "row" }, ...inside(name)), ...cells.map(fillCell)));
     }
     table.append(body);
-    const scroll = { className: "scroll", tabIndex: 0, role: "region", "aria-label": block.caption };
-    return make("div", scroll, table);
+    const scroll = make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": block.caption }, table);
+    scroll.addEventListener("scroll", () => scroll.classList.toggle("scrolled", scroll.scrollLeft > 0));
+    return scroll;
   }
 
   function fillCell(cell) {

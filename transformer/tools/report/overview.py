@@ -17,6 +17,7 @@ from transformer.tools.report.reading import RunReading
 from transformer.tools.report.scores import Scored
 
 NOT_A_SETTING = ("run_dir",)  # differs between any two runs
+ABSENT = ""  # the text of a cell whose key a run does not have
 CORPUS = "data."
 FILTER = "data.filter."
 
@@ -80,9 +81,16 @@ def _target_tokens(run: RunReading) -> str:
 def _time(run: RunReading) -> str:
     if run.results is None or not math.isfinite(run.results.training_seconds):
         return UNKNOWN
-    minutes, seconds = divmod(round(run.results.training_seconds), 60)
+    return format_duration(round(run.results.training_seconds))
+
+
+def format_duration(seconds: int) -> str:
+    """A time as people write it, in its two largest units: 11 s, 3 min 05 s, 2 h 05 min."""
+    minutes, seconds = divmod(seconds, 60)
+    if minutes == 0:
+        return f"{seconds} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min {seconds:02} s"
+    return f"{minutes} min {seconds:02} s" if hours == 0 else f"{hours} h {minutes:02} min"
 
 
 def _speed(run: RunReading) -> str:
@@ -139,7 +147,7 @@ def settings_section(runs: Sequence[RunReading]) -> Component:
     of_recipe = [key for key in changed if not _is_of_corpus(key)]
 
     names = [run.name for run in runs]
-    recipe_rows: list[list[Cell]] = [[key, as_typed(paper.get(key)), *_values(key, of_runs)] for key in of_recipe]
+    recipe_rows: list[list[Cell]] = [[key, _value(key, paper), *_values(key, of_runs)] for key in of_recipe]
     corpus_rows: list[list[Cell]] = [[key, *_values(key, of_runs)] for key in of_corpus]
     about = "Settings that are not listed are those of the paper's base model and recipe."
     blocks: list[Block] = [
@@ -156,6 +164,12 @@ def _is_of_corpus(key: str) -> bool:
 
 def _values(key: str, of_runs: Sequence[Mapping[str, Any] | None]) -> list[Cell]:
     """The value of a key in each run; marked where it differs from the first that is known."""
-    values = [UNKNOWN if of_run is None else as_typed(of_run.get(key)) for of_run in of_runs]
-    first = next((value for value in values if value != UNKNOWN), UNKNOWN)
-    return [value if value in (UNKNOWN, first) else Marked(value) for value in values]
+    values = [UNKNOWN if of_run is None else _value(key, of_run) for of_run in of_runs]
+    not_marked = (UNKNOWN, ABSENT)
+    first = next((value for value in values if value not in not_marked), UNKNOWN)
+    return [value if value in (*not_marked, first) else Marked(value) for value in values]
+
+
+def _value(key: str, settings: Mapping[str, Any]) -> str:
+    """The value of a key as it is typed; ABSENT where there is no such key, as that of a test set of another run."""
+    return as_typed(settings[key]) if key in settings else ABSENT
