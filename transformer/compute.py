@@ -19,15 +19,61 @@ HALF = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
 
 def resolve_device(device: Device) -> torch.device:
-    """`auto` is the GPU where there is one. Raises InputError where a GPU is asked for and absent."""
+    """`auto` is the GPU where there is one that torch can use. Raises InputError where a GPU is asked for in vain."""
     if device is Device.cpu:
         return torch.device("cpu")
-    if torch.cuda.is_available():
+    obstacle = gpu_obstacle()
+    if torch.cuda.is_available() and obstacle is None:
         return torch.device("cuda")
     if device is Device.cuda:
         remedy = "set device=cpu (train.device=cpu under train), or install a CUDA build of torch"
-        raise InputError(f"device=cuda, but torch sees no GPU here: {remedy}")
+        raise InputError(f"device=cuda, but {obstacle or f'torch sees no GPU here: {remedy}'}")
     return torch.device("cpu")
+
+
+def gpu_obstacle() -> str | None:
+    """Why a GPU of this machine cannot be used, and what to do; None where it can, or where there is none."""
+    built_for = torch.version.cuda
+    if torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+        if torch.version.hip is not None or _has_code_for(capability, torch.cuda.get_arch_list()):
+            return None
+        name = torch.cuda.get_device_name()
+        return f"torch {torch.__version__} has no code for {name}: install one built for an older CUDA (12.6 for Volta)"
+
+    # Torch sees none.
+    if built_for is not None and 0 < (driver := _driver_version()) < _as_number(built_for):
+        found = f"{driver // 1000}.{driver % 1000 // 10}"
+        newer = "update the driver, or install a torch built for an older CUDA"
+        return f"the NVIDIA driver here is for CUDA {found}, and torch {torch.__version__} needs {built_for}: {newer}"
+    if built_for is None and Path("/dev/nvidia0").exists():
+        return f"torch {torch.__version__} is built for CPUs: install a CUDA build to use the NVIDIA GPU here"
+    if torch.backends.mps.is_available():
+        return "Apple's GPU (mps) is not supported: this computes on the CPU"
+    return None
+
+
+def _has_code_for(capability: tuple[int, int], built_for: list[str]) -> bool:
+    """Whether a GPU runs what torch was built for: `sm_XY` of its own generation, or `compute_XY` up to it."""
+    own = 10 * capability[0] + capability[1]
+    for architecture in built_for:
+        kind, _, number = architecture.partition("_")
+        version = int("".join(filter(str.isdecimal, number)) or 0)  # sm_90a
+        if version <= own and (kind == "compute" or version // 10 == capability[0]):
+            return True
+    return not built_for  # torch does not say
+
+
+def _driver_version() -> int:
+    """The CUDA version of the driver, such as 12040; 0 where there is none. Torch keeps this function private."""
+    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return int(ask()) if ask is not None else 0
+
+
+def _as_number(version: str) -> int:
+    """`13.0` as the driver writes it: 13000."""
+    major, _, minor = version.partition(".")
+    return 1000 * int(major) + 10 * int(minor or 0)
 
 
 def avoid_cudnn_attention(device: torch.device) -> None:
@@ -123,8 +169,8 @@ def has_compiler(device: torch.device) -> bool:
     if not has_cpp_compiler or device.type == "cpu":
         return has_cpp_compiler
 
-    # Triton takes GPUs of Volta and later.
-    return _is_triton_installed() and torch.cuda.get_device_properties(device).major >= 7
+    # Triton takes GPUs of Volta and later; on AMD's, nobody has tried it here.
+    return _is_triton_installed() and torch.version.hip is None and torch.cuda.get_device_properties(device).major >= 7
 
 
 def has_triton(device: torch.device) -> bool:
@@ -137,7 +183,7 @@ def _is_triton_installed() -> bool:
 
 
 def _is_ampere_or_later(device: torch.device) -> bool:
-    return torch.cuda.get_device_properties(device).major >= 8
+    return torch.version.hip is None and torch.cuda.get_device_properties(device).major >= 8
 
 
 def free_gpu_memory(device: torch.device) -> int:

@@ -88,6 +88,9 @@ def _answer_for_the_device() -> None:
 
     answers: dict[str, Any] = {
         "is_available": True,
+        "get_device_capability": (9, 0),
+        "get_arch_list": ["sm_90"],
+        "get_device_name": "NVIDIA H200",
         "is_initialized": True,
         "device_count": 1,
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),

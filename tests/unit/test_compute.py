@@ -1,6 +1,7 @@
 """Device and precision are settled by static rules."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from transformer.compute import (
     avoid_cudnn_attention,
     default_batch_tokens,
     dtype_of,
+    gpu_obstacle,
     loss_scaler,
     memory_errors_named,
     resolve_device,
@@ -38,7 +40,64 @@ BF16_PROBES = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
 )
 def test_device(monkeypatch: pytest.MonkeyPatch, asked: Device, gpu: bool, expected: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr("transformer.compute.gpu_obstacle", lambda: None)
     assert resolve_device(asked).type == expected
+
+
+PIP_WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # of torch 2.13
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "said"),
+    [
+        ((9, 0), PIP_WHEEL, None),
+        ((8, 9), PIP_WHEEL, None),  # Ada runs Ampere's code
+        ((9, 0), ["sm_90a"], None),
+        ((7, 0), PIP_WHEEL, "has no code for Tesla V100"),
+        ((10, 3), ["sm_90"], "has no code for Tesla V100"),
+        ((12, 0), ["sm_80", "compute_90"], None),  # compiled by the driver
+    ],
+)
+def test_gpu_obstacle_is_a_card_that_torch_has_no_code_for(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built_for: list[str], said: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
+    found = gpu_obstacle()
+    assert found is None if said is None else said in str(found)
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        (
+            12_040,
+            f"the NVIDIA driver here is for CUDA 12.4, and torch {torch.__version__} needs 13.0: update the driver",
+        ),
+        (13_000, None),
+        (0, None),
+    ],
+)
+def test_gpu_obstacle_is_a_driver_that_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, driver: int, said: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
+    found = gpu_obstacle()
+    assert found is None if said is None else str(found).startswith(said)
+
+
+def test_gpu_obstacle_is_another_build_or_another_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert gpu_obstacle() is None
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert "Apple's GPU" in str(gpu_obstacle())
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidia0")
+    assert "is built for CPUs" in str(gpu_obstacle())
 
 
 @pytest.fixture
@@ -61,6 +120,7 @@ def test_avoid_cudnn_attention_is_for_gpus() -> None:
 @pytest.mark.usefixtures("cudnn_as_torch_has_it")
 def test_resolve_device_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("transformer.compute.gpu_obstacle", lambda: None)
     resolve_device(Device.auto)
     assert uses_cudnn_attention()
 

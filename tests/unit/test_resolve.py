@@ -39,6 +39,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that says it has a GPU, 80 GB of memory and a compiler."""
     properties = type("Properties", (), {"total_memory": 80 * 2**30, "major": 9})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("transformer.compute.gpu_obstacle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 80 * 2**30))
@@ -85,7 +87,69 @@ def test_resolve_settings_pads_on_a_gpu_of_before_ampere(monkeypatch: pytest.Mon
     older = type("Properties", (), {"total_memory": 16 * 2**30, "major": 7})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: older)
     resolved = resolve_settings(job(precision=Precision.fp16), 1)
-    assert (resolved.layout, resolved.compile, resolved.max_tokens) == (LayoutKind.padded, True, 8_192)
+    assert (resolved.layout, resolved.compile, resolved.max_tokens) == (LayoutKind.padded, False, 8_192)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("model", "recipe", "ranks", "compiles"),
+    [
+        ({}, {}, 1, True),  # base: 40 minutes of an H100, at 40 % of its peak
+        ({}, {}, 8, False),
+        ({}, {"max_steps": 10_000}, 1, False),
+        ({}, {"max_steps": 10_000, "compile": True}, 1, True),
+        ({"d_model": 128, "d_ff": 512, "n_layers": 3}, {}, 1, False),
+        ({}, {"layout": LayoutKind.padded}, 1, False),
+        ({}, {"layout": LayoutKind.padded, "compile": True}, 1, True),
+    ],
+)
+def test_resolve_settings_compiles_where_the_training_is_long(
+    model: dict[str, Any], recipe: dict[str, Any], ranks: int, compiles: bool
+) -> None:
+    assert resolve_settings(job(model, **recipe), ranks).compile is compiles
+
+
+@pytest.mark.usefixtures("gpu")
+def test_resolve_settings_says_why_batches_are_padded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    resolve_settings(job({"attention_dropout": 0.1}), 1)
+    resolve_settings(job(precision=Precision.fp32), 1)
+    padded = [record.getMessage() for record in caplog.records if "padded" in record.getMessage()]
+    assert padded == [
+        "batches are padded: torch's kernel for packed ones has no dropout on weights (model.attention_dropout)",
+        "batches are padded: torch's kernel for packed ones does not compute in fp32",
+    ]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_resolve_settings_says_that_half_precision_is_faster(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a T4, which has no bf16."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    assert resolve_settings(job(), 1).precision is Precision.fp32
+    assert "train.precision=fp16 is several times as fast" in caplog.text
+
+
+def test_resolve_settings_says_why_a_gpu_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for module in ("transformer.compute", "transformer.training.resolve"):
+        monkeypatch.setattr(f"{module}.gpu_obstacle", lambda: "the NVIDIA driver here is for CUDA 12.4")
+    assert resolve_settings(job(), 1).device is Device.cpu
+    assert caplog.messages == ["training on the CPU: the NVIDIA driver here is for CUDA 12.4"]
+    with pytest.raises(InputError, match=r"^device=cuda, but the NVIDIA driver here is for CUDA 12\.4$"):
+        resolve_settings(job(device=Device.cuda), 1)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_resolve_settings_on_amd_is_plain(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.3")
+    resolved = resolve_settings(job(), 1)
+    assert (resolved.layout, resolved.compile, resolved.attention_kernel) == (LayoutKind.padded, False, None)
+    assert "nobody has tried this package on a GPU of AMD's" in caplog.text
 
 
 @pytest.mark.usefixtures("gpu")
@@ -165,16 +229,18 @@ def test_resolve_settings_gives_the_fused_loss_the_rows_that_fit_and_keeps_them(
 
 @pytest.mark.usefixtures("gpu")
 def test_resolve_again_asks_anew_whether_to_compile_on_another_kind_of_device() -> None:
-    """A run in padded batches: on a CPU it is compiled only if that is asked for, on a GPU by rule."""
-    on_cpu, on_gpu = (job(device=device, layout=LayoutKind.padded) for device in (Device.cpu, Device.cuda))
+    """On a CPU a run is compiled only if that is asked for, on a GPU by rule."""
+    on_cpu, on_gpu = (job(device=device) for device in (Device.cpu, Device.cuda))
     asked = job(device=Device.cpu, layout=LayoutKind.padded, compile=True)
-    refused = job(device=Device.cuda, layout=LayoutKind.padded, compile=False)
+    refused = job(device=Device.cuda, compile=False)
     began = {name: resolve_settings(made, 1) for name, made in (("cpu", on_cpu), ("gpu", on_gpu), ("asked", asked))}
     assert resolve_again(on_gpu, began["cpu"]).compile
     assert not resolve_again(on_cpu, began["gpu"]).compile
     assert resolve_again(on_cpu, began["asked"]).compile, "kept, where the device is of the same kind"
     assert not resolve_again(on_gpu, resolve_settings(refused, 1)).compile
-    assert resolve_again(asked, began["gpu"]).compile, "what a command sets is done"
+    padded = resolve_settings(job(device=Device.cuda, layout=LayoutKind.padded), 1)
+    assert not padded.compile
+    assert resolve_again(asked, padded).compile, "what a command sets is done"
 
 
 @pytest.mark.usefixtures("gpu")
@@ -193,10 +259,12 @@ def test_find_device_is_that_of_the_run_that_resumes(tmp_path: Path, monkeypatch
     asked = replace(made, train=replace(made.train, device=Device.cuda))
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr("transformer.compute.gpu_obstacle", lambda: None)
         assert find_device(by_rule).type == "cuda", "there is no run yet"
     run(made)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("transformer.compute.gpu_obstacle", lambda: None)
     assert find_device(by_rule).type == "cpu"
     assert find_device(asked).type == "cuda"
 

@@ -468,7 +468,9 @@ class TrainConfig:
         "padded: one sentence a row; packed: sentences end to end (auto: packed, unless a GPU has no kernel for it)",
     )
     compile: bool | None = option(
-        None, "torch.compile the training step (null: on a GPU that has a compiler)", on_resume=OnResume.note
+        None,
+        "torch.compile the training step (null: on a GPU, where batches are packed and the training is long)",
+        on_resume=OnResume.note,
     )
     kernels: Kernels = option(
         Kernels.torch,

@@ -13,6 +13,7 @@ from transformer.checkpoint import Checkpoint, find_checkpoint
 from transformer.compute import (
     avoid_cudnn_attention,
     dtype_of,
+    gpu_obstacle,
     memory_errors_named,
     resolve_device,
     resolve_precision,
@@ -146,6 +147,8 @@ def build_translator(
     tokenizer = Tokenizer(tokenizer_model, str(run.tokenizer))
 
     torch_device = resolve_device(device)
+    if device is Device.auto and torch_device.type == "cpu" and (obstacle := gpu_obstacle()) is not None:
+        log.warning("computing on the CPU: %s", obstacle)
     avoid_cudnn_attention(torch_device)
     if precision is Precision.auto:
         precision = _precision_of(run, torch_device)

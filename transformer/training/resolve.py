@@ -12,6 +12,7 @@ import torch
 
 from transformer.compute import (
     free_gpu_memory,
+    gpu_obstacle,
     has_compiler,
     has_much_memory,
     has_triton,
@@ -22,6 +23,7 @@ from transformer.compute import (
 )
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import AttentionKernel, Device, Kernels, LayoutKind, ModelConfig, Precision, Score
+from transformer.cost import peak_flops, step_flops
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Lengths, Mixture
 from transformer.errors import InputError
@@ -32,11 +34,17 @@ from transformer.records import Resolved
 
 log = logging.getLogger(__name__)
 
+PAYS = 600.0  # seconds of training for which compiling is worth its minute
+UTILISATION = 0.4  # of a GPU's peak
+UNKNOWN_PEAK = 312e12  # FLOP/s of a GPU that is not in the table: an A100's
+MEAN_LENGTH = 30.0  # tokens of a sentence, about: it hardly matters
+
 
 def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
     """The settings of a new run."""
     device = resolve_device(job.train.device)
     precision = resolve_precision(job.train.precision, device)
+    _describe_device(job, device, precision)
     max_tokens = job.train.max_tokens or max(_default_max_tokens(device), job.data.filter.max_length + 1)
 
     if job.train.fit_memory and device.type == "cpu":
@@ -47,6 +55,10 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
     if layout is LayoutKind.auto:
         is_packed = device.type == "cpu" or kernel is not None
         layout = LayoutKind.packed if is_packed else LayoutKind.padded
+        if not is_packed:
+            log.info(
+                "batches are padded: torch's kernel for packed ones %s", _varlen_obstacle(job.model, device, precision)
+            )
 
     loss_rows = _loss_rows(job, device, precision, max_tokens=max_tokens)
     _warn_of_untried(job, device)
@@ -56,11 +68,23 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
         threads=resolve_threads(job.train.threads),
         max_tokens=max_tokens,
         layout=layout,
-        compile=_compiles(job, device, layout=layout, kernel=kernel, wanted=job.train.compile),
+        compile=_compiles(job, device, layout=layout, kernel=kernel, wanted=job.train.compile, ranks=world_size),
         micro_batch_multiple=world_size,
         attention_kernel=kernel if layout is LayoutKind.packed else None,
         loss_rows=loss_rows,
     )
+
+
+def _describe_device(job: TrainJob, device: torch.device, precision: Precision) -> None:
+    """Say in the log why a GPU is not used, or not as it could be."""
+    if job.train.device is Device.auto and device.type == "cpu":
+        obstacle = gpu_obstacle()
+        if obstacle is not None:
+            log.warning("training on the CPU: %s", obstacle)
+    if device.type == "cuda" and torch.version.hip is not None:
+        log.warning("nobody has tried this package on a GPU of AMD's: batches are padded, and nothing is compiled")
+    if device.type == "cuda" and job.train.precision is Precision.auto and precision is Precision.fp32:
+        log.info("this GPU has no products in bf16: train.precision=fp16 is several times as fast as fp32")
 
 
 def _warn_of_untried(job: TrainJob, device: torch.device) -> None:
@@ -91,12 +115,20 @@ def _attention_kernel(job: TrainJob, device: torch.device, precision: Precision)
             raise InputError(f"train.kernels=triton {obstacle}: set it to torch")
         return AttentionKernel.triton
 
-    can_varlen = (
-        model.score is not Score.additive
-        and model.attention_dropout == 0.0
-        and has_varlen_kernel(device, product_dtype(precision), d_k=model.key_width, d_v=model.value_width)
-    )
-    return AttentionKernel.varlen if can_varlen else None
+    return AttentionKernel.varlen if _varlen_obstacle(model, device, precision) is None else None
+
+
+def _varlen_obstacle(model: ModelConfig, device: torch.device, precision: Precision) -> str | None:
+    """Why torch's kernel for packed sentences cannot compute this model on this GPU; None where it can."""
+    if model.score is Score.additive:
+        return "has no additive scores"
+    if model.attention_dropout != 0.0:
+        return "has no dropout on weights (model.attention_dropout)"
+    if product_dtype(precision) not in (torch.bfloat16, torch.float16):
+        return f"does not compute in {precision.value}"
+    if not has_varlen_kernel(device, product_dtype(precision), d_k=model.key_width, d_v=model.value_width):
+        return f"needs a GPU since Ampere, and heads of one width, not {model.key_width} and {model.value_width}"
+    return None
 
 
 def _triton_obstacle(model: ModelConfig, device: torch.device, precision: Precision) -> str | None:
@@ -132,14 +164,17 @@ def _compiles(
     layout: LayoutKind,
     kernel: AttentionKernel | None,
     wanted: bool | None,
+    ranks: int,
 ) -> bool:
-    """Whether training is compiled: as wanted, or by rule on a GPU only.
+    """Whether training is compiled: as wanted, or by rule on a GPU where it pays.
 
-    On a CPU compiling takes minutes, and gives code that is slower than the kernels of this package. Attention in
-    groups or in chunks is never compiled: their number changes from batch to batch, and each would be compiled anew.
+    On a CPU compiling takes minutes, and gives code that is slower than the kernels of this package. On a GPU it takes
+    up to a minute for each shape of a batch: padded batches have many, and a short training ends before it has paid.
+    Attention in groups or in chunks is never compiled: their number changes from batch to batch, and each would be
+    compiled anew.
     """
     if wanted is None:
-        wanted = device.type == "cuda"
+        wanted = device.type == "cuda" and layout is LayoutKind.packed and _estimate_seconds(job, device, ranks) > PAYS
     if not wanted:
         return False
 
@@ -153,6 +188,14 @@ def _compiles(
         log.info("no compiler is installed here: training is not compiled")
         return False
     return True
+
+
+def _estimate_seconds(job: TrainJob, device: torch.device, ranks: int) -> float:
+    """How long so many GPUs compute until the last step, if they reach UTILISATION of their peak."""
+    tokens = job.train.tokens_per_step
+    flops = step_flops(job.model, job.tokenizer.vocab_size, source=tokens, target=tokens, mean_length=MEAN_LENGTH)
+    peak = peak_flops(torch.cuda.get_device_name(device)) or UNKNOWN_PEAK
+    return job.train.max_steps * flops / (UTILISATION * peak * ranks)
 
 
 def batching_of(job: TrainJob, resolved: Resolved, *, lengths: Lengths, mixture: Mixture) -> Batching:
@@ -209,7 +252,9 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
         device=Device[device.type],
         threads=threads,
         max_tokens=max_tokens,
-        compile=_compiles(job, device, layout=before.layout, kernel=kernel, wanted=wanted),
+        compile=_compiles(
+            job, device, layout=before.layout, kernel=kernel, wanted=wanted, ranks=before.micro_batch_multiple
+        ),
         attention_kernel=kernel if before.layout is LayoutKind.packed else None,
         loss_rows=loss_rows,
     )
