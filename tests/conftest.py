@@ -1,12 +1,15 @@
 """What several rooms share: one thread, float64 where a test wants twelve digits, and a model that translates."""
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # which the first optimizer imports: a second less of each process that a test forks
+import torch.utils.tensorboard
 
 from support.translations import network, sentences, translator_with
 from transformer.config.settings import TokenizerConfig
@@ -14,10 +17,25 @@ from transformer.data.tokenizer import Tokenizer, train_tokenizer
 from transformer.decoding.translator import Translator
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    """Tests are small: more threads only wait for each other, and sums keep one order."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """No test, and no fixture of a test, begins with what the one before has left.
+
+    Tests are small: more threads only wait for each other, and sums keep one order. CTranslate2 shares OpenMP with
+    torch, and by default asks it for all cores. A command shows its log lines: Hydra sets the level of the root, `main`
+    that of the package.
+    """
     torch.set_num_threads(1)
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("transformer").setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """A dead process loses nothing that it wrote; what a power cut would leave, its own tests judge by the calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -27,16 +45,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HOME", str(folder))
         yield folder
-
-
-@pytest.fixture(autouse=True)
-def _log_level() -> None:
-    """A command that a test or a fixture runs in this process shows its log lines: no test begins with them.
-
-    Hydra sets the root's level, `main` the package's.
-    """
-    logging.getLogger().setLevel(logging.WARNING)
-    logging.getLogger("transformer").setLevel(logging.NOTSET)
 
 
 @pytest.fixture

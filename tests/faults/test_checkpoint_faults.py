@@ -31,7 +31,6 @@ from support.checkpoints import (
     assert_detected,
     assert_whole,
     content,
-    do_not_wait_for_the_disk,
     in_child,
     leftovers,
     restart,
@@ -46,8 +45,6 @@ from transformer.checkpoint import commit, load_checkpoint, newest, rotate
 from transformer.errors import CheckpointError, StorageError
 from transformer.files import read_json, write_json
 from transformer.run_dir import list_steps, lock_run
-
-quick = pytest.fixture(autouse=True)(do_not_wait_for_the_disk)
 
 
 @pytest.fixture

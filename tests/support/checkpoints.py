@@ -98,11 +98,6 @@ def status_of(work: Callable[[], object]) -> int:
 REAL_FSYNC = os.fsync
 
 
-def do_not_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait for the disk: a dead process loses nothing it wrote, and the power-loss model judges the syncs."""
-    monkeypatch.setattr(os, "fsync", lambda file: os.fstat(file))
-
-
 BAD_JSON: dict[str, bytes] = {
     "empty": b"",
     "cut": b'{"a": 1',

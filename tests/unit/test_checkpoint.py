@@ -28,7 +28,6 @@ from support.checkpoints import (
     assert_detected,
     assert_whole,
     content,
-    do_not_wait_for_the_disk,
     in_child,
     leftovers,
     restart,
@@ -43,8 +42,6 @@ from transformer.config.settings import DataConfig, ModelConfig
 from transformer.errors import CheckpointError, LockedError, StorageError
 from transformer.files import Digest, read_json, read_verified, write_json
 from transformer.run_dir import RunDir, holds_lock, list_steps, lock_run
-
-quick = pytest.fixture(autouse=True)(do_not_wait_for_the_disk)
 
 
 @pytest.fixture
