@@ -40,7 +40,7 @@ from support.command_line import (
     enter,
     write_experiment,
 )
-from support.corpora import Shell, overrides, tiny_job, write_corpus
+from support.corpora import overrides, tiny_job, typed_in_a_child, write_corpus
 from support.paths import ROOT
 from transformer import __version__, errors
 from transformer.cli import commands
@@ -954,14 +954,14 @@ def test_main_shows_as_much_of_the_log_as_is_asked_for(tmp_path: Path) -> None:
     job = tiny_job(run_dir, write_corpus(tmp_path), max_steps=2, validate_every=2, save_every=2, average=1)
     job = replace(job, search=SearchConfig(beam_size=1, max_extra=1))
 
-    with Shell(tmp_path, "transformer.training.loop") as shell:
-        assert shell.run("train", "--quiet", *overrides(job)) == (0, "")
-        status, shown = shell.run("train", *overrides(job), "-v")
+    quiet = typed_in_a_child("train", "--quiet", *overrides(job), cwd=tmp_path)
+    assert (quiet.status, quiet.said) == (0, "")
+    verbose = typed_in_a_child("train", *overrides(job), "-v", cwd=tmp_path)
     logged = (run_dir / "train.log").read_text(encoding="utf-8")
     assert " INFO step 2: saved\n" in logged
 
-    assert status == 0
-    (line,) = [line for line in shown.splitlines() if "finished at step 2 already" in line]
+    assert verbose.status == 0
+    (line,) = [line for line in verbose.said.splitlines() if "finished at step 2 already" in line]
     assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} INFO {run_dir}: finished at step 2 .*", line)
 
 
@@ -1202,7 +1202,7 @@ def test_main_keeps_its_status_where_all_streams_are_closed(tmp_path: Path) -> N
 def test_main_ends_quietly_when_its_reader_has_left(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    process = python("-m", "transformer", "summary", cwd=tmp_path, stdout=writing)
+    process = python("-m", "transformer", "--help", cwd=tmp_path, stdout=writing)
     os.close(writing)
     assert process.communicate(timeout=120)[1] == ""
     assert process.returncode == 141

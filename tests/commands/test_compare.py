@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.corpora import finish, run, run_command, start, tiny_job, write_corpus
+from support.corpora import run, run_command, tiny_job, typed_in_a_child, write_corpus
 from support.paths import ROOT
 from transformer.cli.commands import compose
 from transformer.errors import CheckpointError, InputError
@@ -85,10 +85,10 @@ def p_values(text: str) -> list[str]:
 
 
 def test_compare_prints_the_figures_of_the_sacrebleu_command_line(files: Path) -> None:
-    out, err = finish(
-        start("compare", "hypotheses=[a,b]", "references=ref", "data.tgt_lang=de", "changed=0", cwd=files), 0
-    )
-    assert err == "ref: 2 systems on 60 sentences\n"
+    arguments = ("hypotheses=[a,b]", "references=ref", "data.tgt_lang=de", "changed=0")
+    ended = typed_in_a_child("compare", *arguments, cwd=files)
+    assert (ended.status, ended.said) == (0, "ref: 2 systems on 60 sentences\n")
+    out = ended.printed
     bootstrap = sacrebleu("-i", "a", "b", "--paired-bs")
     randomisation = sacrebleu("-i", "a", "b", "--paired-ar")
 
@@ -338,7 +338,7 @@ def test_compare_takes_paths_and_decodes_nothing(runs: Path) -> None:
     for name in ("a", "b"):
         shutil.rmtree(runs / name / "checkpoints")
         shutil.rmtree(runs / name / "averaged")
-    out, _ = finish(start("compare", "a", "b", "changed=1", cwd=runs), 0)
+    out = typed_in_a_child("compare", "a", "b", "changed=1", cwd=runs).printed
     assert out.startswith("# b against a\n")
     assert "\n## test: 12 sentences\n" in out
     assert "\n## other: 8 sentences\n" in out

@@ -16,13 +16,12 @@ from hydra.core.hydra_config import HydraConfig
 from support.command_line import BAD_YAML, CORPUS, HYDRA_NODES, REFUSED, enter, write_experiment
 from support.corpora import (
     assert_same_tensors,
-    finish,
     overrides,
     run,
-    start,
     step_dir,
     steps_of,
     tiny_job,
+    typed_in_a_child,
     write_corpus,
 )
 from transformer.cli.commands import compose
@@ -233,7 +232,7 @@ def test_compose_refuses_an_experiment_that_configures_hydra(tmp_path: Path, cas
 def test_compose_gives_a_job_that_trains_to_the_bits_of_the_command(tmp_path: Path) -> None:
     job = tiny_job(tmp_path / "typed", write_corpus(tmp_path / "corpus"), max_steps=4)
     by_command = replace(job, run_dir=str(tmp_path / "command"))
-    finish(start("train", *overrides(by_command), cwd=tmp_path), 0)
+    assert typed_in_a_child("train", *overrides(by_command), cwd=tmp_path).status == 0
     by_hand = composed(TrainJob, "train", *overrides(replace(job, run_dir=str(tmp_path / "composed"))))
     run(by_hand)
     assert steps_of(tmp_path / "composed") == steps_of(tmp_path / "command")

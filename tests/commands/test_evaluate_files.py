@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.corpora import finish, run_command, start
+from support.corpora import run_command, typed_in_a_child
 from transformer.cli.commands import compose
 from transformer.config.jobs import EvaluateJob
 from transformer.config.keys import keys_of
@@ -66,9 +66,8 @@ def test_evaluate_takes_several_references_gzip_and_standard_input(
     assert both["bleu"] > one["bleu"]
 
     command = ("evaluate", "hypotheses=-", "references=[ref,other]", "data.tgt_lang=de", "format=json")
-    with Path("hyp").open(encoding="utf-8") as stdin:
-        out, _ = finish(start(*command, cwd=folder, stdin=stdin), 0)
-    assert json.loads(out) == both
+    hypotheses = (folder / "hyp").read_text(encoding="utf-8")
+    assert json.loads(typed_in_a_child(*command, cwd=folder, text=hypotheses).printed) == both
 
 
 def test_evaluate_takes_a_reference_with_a_comma_in_quotes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import transformer
-from support.corpora import finish, read, start
+from support.corpora import read, typed_in_a_child
 from support.paths import ROOT, TESTS
 from transformer.config.primitives import from_json
 from transformer.config.settings import Kernels, TrainConfig
@@ -71,13 +71,14 @@ def test_old_run_translates_from_its_last_and_its_best_checkpoint(old_run: Path)
 
 
 def test_old_run_evaluates_and_exports_through_the_command_line(old_run: Path) -> None:
-    out, _ = finish(start("evaluate", "run_dir=old_run", "format=json", cwd=old_run.parent), 0)
-    scores = json.loads(out)["test_sets"]["test"]
+    evaluated = typed_in_a_child("evaluate", "run_dir=old_run", "format=json", cwd=old_run.parent)
+    scores = json.loads(evaluated.printed)["test_sets"]["test"]
     assert scores["bleu"] == pytest.approx(1.3062713160525186, abs=0.3)
     assert scores["chrf"] == pytest.approx(13.053170136478215, abs=0.3)
 
     pytest.importorskip("ctranslate2")
-    finish(start("export", "run_dir=old_run", "to=ctranslate2", "output=out", cwd=old_run.parent), 0)
+    exported = typed_in_a_child("export", "run_dir=old_run", "to=ctranslate2", "output=out", cwd=old_run.parent)
+    assert exported.status == 0, exported.said
     assert Path("out", "model.bin").exists()
 
 

@@ -26,7 +26,6 @@ from support.corpora import (
     GERMAN,
     as_a_command,
     assert_same_tensors,
-    finish,
     is_verified,
     metrics_of,
     overrides,
@@ -34,10 +33,10 @@ from support.corpora import (
     results_of,
     run,
     run_command,
-    start,
     step_dir,
     steps_of,
     tiny_job,
+    typed_in_a_child,
     write_corpus,
     write_pair,
 )
@@ -993,12 +992,15 @@ def test_commands_work_on_a_run_that_was_moved_without_its_text(
     tests = {name: write_pair(tmp_path / "text", name, pairs_of(pair)) for name, pair in corpus.test.items()}
     data = replace(corpus, **sets, test=tests, store_dir=None)
     job = tiny_job(Path("runs/a"), data, max_steps=8)
-    out, err = finish(start("train", *overrides(job), cwd=empty_folder), 0)
+    trained = typed_in_a_child("train", *overrides(job), cwd=empty_folder)
+    assert trained.status == 0, trained.said
     here = empty_folder / "runs" / "a"
     results = results_of(here)
-    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == list(results["test_sets"])
-    assert f"BLEU {results['test_sets']['test']['bleu']:.2f}" in out
-    assert "step 8: saved" in err
+    assert [line.split()[0] for line in trained.printed.splitlines() if not line.startswith(" ")] == list(
+        results["test_sets"]
+    )
+    assert f"BLEU {results['test_sets']['test']['bleu']:.2f}" in trained.printed
+    assert "step 8: saved" in trained.said
     assert {path.name for path in (empty_folder / "runs").iterdir()} == {"a", ".store"}
 
     there = Path(shutil.move(here, tmp_path / "moved"))
@@ -1006,10 +1008,9 @@ def test_commands_work_on_a_run_that_was_moved_without_its_text(
     shutil.rmtree(tmp_path / "text")
     shutil.rmtree(empty_folder / "runs")
     expected = (there / "hypotheses" / "test.hyp").read_text(encoding="utf-8")
-    translation = start("translate", f"run_dir={there}", "threads=1", cwd=empty_folder, stdin=-1)
-    evaluation = start("evaluate", f"run_dir={there}", "threads=1", cwd=empty_folder)
-    assert translation.communicate(source, timeout=300)[0] == expected
-    printed, _ = finish(evaluation, 0)
+    settings = (f"run_dir={there}", "threads=1")
+    assert typed_in_a_child("translate", *settings, cwd=empty_folder, text=source).printed == expected
+    printed = typed_in_a_child("evaluate", *settings, cwd=empty_folder).printed
     for name, scores in results["test_sets"].items():
         assert f"{name:<5}  BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}\n" in printed
     assert f"  BLEU: {results['test_sets']['test']['bleu_signature']}\n" in printed

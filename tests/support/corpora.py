@@ -10,9 +10,10 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -258,6 +259,25 @@ def shared_megabytes() -> int:
 
 def begin_in_a_child(command: str, job: Job, folder: Path, text: str = "") -> int:
     """Begin what `in_a_child` does; the process id of the child, which the caller waits for."""
+
+    def run_job(name: str, _: list[str]) -> None:
+        commands.run(name, job)
+
+    def without_hydra() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+        pytest.MonkeyPatch().setattr(main, "_enter", run_job)
+
+    return _fork([command], folder, text, before=without_hydra)
+
+
+def typed_in_a_child(*arguments: str, cwd: Path, text: str = "") -> Ended:
+    """What `in_a_child` does for `transformer ARGUMENTS` as they are typed in a folder, Hydra included."""
+    with tempfile.TemporaryDirectory() as folder:
+        return ended(_fork(arguments, Path(folder), text, before=lambda: os.chdir(cwd)), Path(folder))
+
+
+def _fork(arguments: Sequence[str], folder: Path, text: str, *, before: Callable[[], object]) -> int:
+    """A child at the entry point of the command line, after `before`; its standard streams are files in the folder."""
     files = [folder / name for name in ("stdin", "stdout", "stderr")]
     files[0].write_text(text, encoding="utf-8")
     for path in files[1:]:
@@ -268,19 +288,15 @@ def begin_in_a_child(command: str, job: Job, folder: Path, text: str = "") -> in
     if child:
         return child
 
-    def run_job(name: str, _: list[str]) -> None:
-        commands.run(name, job)
-
     try:
         signal.alarm(60)
-        resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
         os.dup2(os.open(files[0], os.O_RDONLY), 0)
         for descriptor, path in enumerate(files[1:], 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         logging.getLogger().handlers.clear()  # pytest's
-        sys.argv = ["transformer", command]
-        pytest.MonkeyPatch().setattr(main, "_enter", run_job)
+        sys.argv = ["transformer", *arguments]
+        before()
         main.main()
     except SystemExit as end:
         sys.stdout.flush()
