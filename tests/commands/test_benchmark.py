@@ -45,12 +45,13 @@ def test_benchmark_answers_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert "usage: " in capsys.readouterr().out
 
 
-def test_train_times_two_rounds_of_each_peer(tmp_path: Path) -> None:
+def test_train_times_two_rounds_of_each_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pair = write_corpus(tmp_path).train
     corpus = ["--src", pair.src, "--tgt", pair.tgt, "--vocab", "60", "--tokens", "300"]
     settings = ["--sizes", "tiny", "--precisions", "fp32", "--peers", "ours,plain", "--threads", "1", "--shapes", "new"]
     counts = ["--rounds", "2", "--steps", "2", "--warmup", "1", "--output", str(tmp_path / "out.json")]
-    done = run(sys.executable, str(FOLDER / "train.py"), *corpus, *settings, *counts)
+    load_script("benchmark/train").main([*corpus, *settings, *counts])
+    printed = capsys.readouterr().out
 
     ours, plain = json.loads((tmp_path / "out.json").read_bytes())["results"]
     assert [(result["peer"], result["parameters"]) for result in (ours, plain)] == [("ours", 22_912), ("plain", 23_424)]
@@ -61,7 +62,7 @@ def test_train_times_two_rounds_of_each_peer(tmp_path: Path) -> None:
     for result in (ours, plain):
         expected = [sum(s["target_tokens"] for s in turn["steps"]) / turn["seconds"] for turn in result["turns"][1:]]
         assert result["target_tokens_per_second"] == pytest.approx(expected)
-        assert f"| tiny | fp32 | new | {result['peer']} |" in done.stdout
+        assert f"| tiny | fp32 | new | {result['peer']} |" in printed
 
 
 def test_gpu_sh_measures_a_part_and_does_not_measure_it_again(

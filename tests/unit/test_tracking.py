@@ -8,10 +8,11 @@ import logging
 import os
 import pty
 import re
+import signal
 import struct
-import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tensorboard.data.provider import ListHyperparametersResult
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
-from support.paths import ROOT
+from support.checkpoints import status_of
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import ModelConfig, TrainConfig
 from transformer.errors import StorageError
@@ -95,16 +96,14 @@ def test_tracker_drops_a_line_that_a_crash_cut_short(tmp_path: Path, cut: bytes)
 
 
 def test_tracker_keeps_what_was_written_through_a_kill(tmp_path: Path) -> None:
-    code = (
-        "import os, sys, pathlib\n"
-        "from transformer.run_dir import RunDir\nfrom transformer.tracking import Tracker\n"
-        "tracker = Tracker(RunDir(pathlib.Path(sys.argv[1])), 0)\n"
-        "for step in 1, 2, 3:\n    tracker.scalars(step, {'loss': float(step)})\n"
-        "import time; time.sleep(0.5)  # TensorBoard writes from a thread\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=False).returncode == -9
+    def write_and_be_killed() -> None:
+        tracker = Tracker(RunDir(tmp_path), 0)
+        for step in (1, 2, 3):
+            tracker.scalars(step, {"loss": float(step)})
+        time.sleep(0.5)  # TensorBoard writes from a thread
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert status_of(write_and_be_killed) == -signal.SIGKILL
     Tracker(RunDir(tmp_path), 3).close()
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
     assert [step for step, _ in scalars(tmp_path, "loss")] == [1, 2, 3]
