@@ -1,20 +1,16 @@
 """A CPU stand-in for torch's attention over packed sentences, and the package's GPU path run with it.
 
-    PYTHONPATH=tests python tests/support/varlen.py PART
-
 `install` gives a CPU the kernel behind `varlen_attn`, written from equation 1: packed batches without groups then take
 the path that they take on a GPU, and real numbers flow. Like torch's own kernel, the stand-in leaves empty slots as it
 found them, in both directions: here they are NaN, so that whatever reads one shows it. Our kernels need no stand-in:
 Triton has an interpreter (TRITON_INTERPRET=1).
 
-The kernel cannot be taken back: this is for a process of its own. Run as a script, this file prints what it found as
-JSON.
+The kernel cannot be taken back: this is for a process of its own, such as one forked from the tests. Run as a script,
+this file is a rank whose kernels Triton interprets, and prints what it found as JSON.
 """
 
-import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,7 +26,8 @@ from torch._dynamo.utils import counters
 from torch.nn.attention import varlen
 from torch.nn.parallel import DistributedDataParallel
 
-from support.paths import ROOT, TESTS
+from support.paths import ROOT
+from support.ranks import start_ranks
 from transformer.compute import autocast
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import AttentionKernel, Device, LayoutKind, ModelConfig, Precision, TokenizerConfig
@@ -57,7 +54,9 @@ VOCAB_SIZE = 2_000
 
 
 def install() -> None:
-    """Register the stand-in."""
+    """Register the stand-in; what the process has compiled before is forgotten."""
+    torch._dynamo.reset()
+    counters.clear()
     varlen._varlen_attn.register_kernel("cpu")(_forward)
     varlen._varlen_attn_backward.register_kernel("cpu")(_backward)
 
@@ -385,35 +384,26 @@ def proof() -> dict[str, str]:
     }
 
 
-def start_part(part: str) -> Any:
-    """What `part` finds, in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(TESTS / "support" / "varlen.py"), part]
-    return json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+def forked(size: int, find: Callable[[], dict[str, Any]], folder: Path) -> list[Any]:
+    """What each of so many processes found, which have the stand-in."""
+
+    def tell() -> None:
+        install()
+        json.dump(find(), sys.stdout)
+
+    started = start_ranks(size, tell, folder)
+    assert started.wait(500.0) == [0] * size, [started.said(rank) for rank in range(size)]
+    return [json.loads(started.said(rank)) for rank in range(size)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The packed path of a GPU, on a CPU.")
-    parser.add_argument("part", choices=["packed", "uneven", "ranks", "ranks_triton", "proof"])
-    args = parser.parse_args()
+    """A rank whose attention is by Triton's interpreter; its process must begin with TRITON_INTERPRET=1."""
+    from support.triton_kernels import let_numpy_count
 
     torch.set_num_threads(1)
     install()
-    match args.part:
-        case "ranks_triton":
-            from support.triton_kernels import let_numpy_count
-
-            let_numpy_count()
-            found = ranks(AttentionKernel.triton)
-        case "packed":
-            found = {"bf16": packed(Precision.bf16, 50), "fp32": packed(Precision.fp32, 5)}
-        case "uneven":
-            found = uneven(50)
-        case "proof":
-            found = proof()
-        case "ranks":
-            found = ranks(AttentionKernel.varlen)
-    json.dump(found, sys.stdout)
+    let_numpy_count()
+    json.dump(ranks(AttentionKernel.triton), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch._dynamo import register_backend
 
+from support import varlen
 from support.corpora import read, run, tiny_job, write_corpus
 from support.ranks import ranks
-from support.varlen import start_part
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, LayoutKind, Precision
 from transformer.decoding.loading import load
@@ -200,10 +200,10 @@ def test_proof_takes_the_same_way_on_every_rank(corpus: DataConfig, tmp_path: Pa
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
-def test_proof_of_kernels_in_half_precision() -> None:
+def test_proof_of_kernels_in_half_precision(tmp_path: Path) -> None:
     """The stand-in of a GPU's kernel in bf16, sound and with each fault: see support/varlen.py."""
     packed, padded = "packed (varlen), not compiled, bf16", "padded, not compiled, bf16"
-    ways = start_part("proof")
+    [ways] = varlen.forked(1, varlen.proof, tmp_path)
     assert ways == {"sound": packed, **dict.fromkeys(("raises", "NaN", "not causal", "scale", "keys dropped"), padded)}
 
 
