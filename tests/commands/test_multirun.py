@@ -1,5 +1,6 @@
 """`transformer train --multirun`: grids, what becomes of runs that fail or are finished, several ranks, and Optuna."""
 
+import functools
 import logging
 import os
 import re
@@ -211,6 +212,7 @@ def test_train_tells_what_next_in_commands_that_a_shell_takes_as_they_are(
 old_optuna = pytest.mark.filterwarnings("ignore")  # whose SQLAlchemy is newer than itself
 
 
+@functools.cache
 def try_with_optuna(figure: Callable[[float], float], *given: str) -> list[float]:
     """The rates that Optuna tries, one after the other, for a command whose runs return a figure of the rate."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
