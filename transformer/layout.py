@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from transformer.config.settings import AttentionKernel
+from transformer.errors import InputError
 from transformer.kernels.gather import pack_padded, pad_packed
 from transformer.kernels.packed_attention import Ranges
 
@@ -35,7 +36,10 @@ class Padded:
 
     @classmethod
     def of(cls, lengths: list[int], width: int) -> "Padded":
-        """The layout of rows of these lengths, padded to `width`."""
+        """The layout of rows of these lengths, padded to `width`. Raises InputError for a length that is not in it."""
+        is_list = isinstance(lengths, list) and isinstance(width, int)
+        if not is_list or not all(isinstance(length, int) and 0 <= length <= width for length in lengths):
+            raise InputError(f"lengths={lengths!r:.80} must be a list of whole numbers from 0 to width={width!r:.20}")
         is_full = all(length == width for length in lengths)
         return cls(torch.tensor(lengths, dtype=torch.int64), width, full=is_full)
 

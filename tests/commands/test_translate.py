@@ -41,6 +41,7 @@ from transformer.config.settings import (
     SearchOverride,
 )
 from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.batches import Batches
 from transformer.decoding.loading import load_translator
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
 from transformer.decoding.translate_stream import run as translate
@@ -781,11 +782,12 @@ def test_evaluate_refuses_tokenised_translations(
 
 
 def test_evaluate_sets_scores_what_was_written(translator: Translator, tmp_path: Path) -> None:
-    class Echo(Translator):
+    class Echo(Batches):
         def hypotheses(self, sources: Sequence[Any], **options: Any) -> list[list[Hypothesis]]:
             return [[Hypothesis(ids, 0.0, True)] for ids in sources]
 
-    echo = Echo(translator.tokenizer, translator.batches)
+    of = translator.batches
+    echo = Translator(translator.tokenizer, Echo(of.models, of.ready, of.search, of.device, of.precision))
     own = RunDir(tmp_path)
     write_sets(own, {"same": [(text, text) for text in sentences(20)]})
     scores = evaluate_sets(own, echo, read_sets(own), scorer=partial(score, tgt_lang="en"))

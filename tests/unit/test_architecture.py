@@ -12,7 +12,7 @@ from support.source_code import Module, imported, imports, modules
 
 # From the bottom up. Units of one floor may import one another only where PEERS says so.
 FLOORS = (
-    ("config", "cost", "errors", "files", "machine", "seeding", "terminal", "vocabulary"),
+    ("arguments", "config", "cost", "errors", "files", "machine", "seeding", "terminal", "vocabulary"),
     ("checkpoint", "compute", "distributed", "kernels", "layout", "liveness", "loss", "records", "run_dir", "tracking"),
     ("data", "model"),
     ("average", "decoding", "evaluation"),
@@ -22,6 +22,8 @@ FLOORS = (
 )
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 PEERS = {
+    ("arguments", "errors"),
+    ("config", "arguments"),
     ("config", "errors"),
     ("cost", "config"),
     ("distributed", "liveness"),
@@ -148,7 +150,7 @@ def test_modules_leave_hydra_to_the_command_line_and_compose() -> None:
 
 
 def test_config_is_plain_python() -> None:
-    plain = {"collections", "dataclasses", "enum", "reprlib", "math", "re", "transformer", "types", "typing"}
+    plain = {"collections", "dataclasses", "enum", "reprlib", "math", "numbers", "re", "transformer", "types", "typing"}
     jobs = [module.name for module in modules() if module.name.endswith(".job")]
     allowed = dict.fromkeys(("config.settings", "config.jobs", "config.primitives", "errors", *jobs), plain)
     allowed["config.keys"] = plain | {"difflib", "os", "pathlib", "shlex"}

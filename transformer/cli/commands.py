@@ -14,7 +14,7 @@ import logging
 import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,15 +66,15 @@ def run(command: str, job: Job) -> float | None:
 
 @overload
 def compose(
-    command: Literal["prepare", "train"], overrides: Sequence[str], *, config_dir: str | Path | None = None
+    command: Literal["prepare", "train"], overrides: Iterable[str], *, config_dir: str | Path | None = None
 ) -> TrainJob: ...
 
 
 @overload
-def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | None = None) -> Job: ...
+def compose(command: str, overrides: Iterable[str], *, config_dir: str | Path | None = None) -> Job: ...
 
 
-def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | None = None) -> Job:
+def compose(command: str, overrides: Iterable[str], *, config_dir: str | Path | None = None) -> Job:
     """The job of `transformer COMMAND OVERRIDES`, composed and checked as on the command line; nothing is run.
 
     An override is written as on the command line, `"train.max_steps=20"`, without a shell's quotes. `config_dir` is a
@@ -90,9 +90,9 @@ def compose(command: str, overrides: Sequence[str], *, config_dir: str | Path | 
 
 def job_of(command: str) -> type[Job]:
     """The class of a command's job. Raises InputError for a command that is none."""
-    if command not in COMMANDS:
+    if not isinstance(command, str) or command not in COMMANDS:
         raise InputError(
-            f"unknown command {command!r}{did_you_mean(command, COMMANDS)}; there are {', '.join(COMMANDS)}"
+            f"unknown command {command!r:.80}{did_you_mean(str(command), COMMANDS)}; there are {', '.join(COMMANDS)}"
         )
     return COMMANDS[command].job
 

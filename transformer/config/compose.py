@@ -12,7 +12,7 @@ merged after it. Only the user's own overrides, which come last, may change it.
 import copy
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -34,6 +34,7 @@ from omegaconf.errors import (
 )
 from omegaconf.resolvers.oc import env
 
+from transformer.arguments import list_of_texts, path_of
 from transformer.config.jobs import Job, TrainJob
 from transformer.config.keys import (
     GROUPS,
@@ -65,7 +66,7 @@ QUIET_HYDRA = {  # no folder, no file, no change of directory
 }
 
 
-def compose_job(command: str, kind: type[J], overrides: Sequence[str], *, config_dir: str | Path | None = None) -> J:
+def compose_job(command: str, kind: type[J], overrides: Iterable[str], *, config_dir: str | Path | None = None) -> J:
     """The job, a `kind`, of `transformer COMMAND OVERRIDES`, as the command line composes and checks it.
 
     Hydra's global state is put back, so a running command may compose other jobs. Raises InputError.
@@ -73,6 +74,8 @@ def compose_job(command: str, kind: type[J], overrides: Sequence[str], *, config
     # Check what can be checked without Hydra.
     if isinstance(overrides, str):
         raise InputError(f"compose takes a list of overrides: for a single one, write [{overrides!r}]")
+    overrides = list_of_texts("overrides", overrides, item="key=value")
+    config_dir = None if config_dir is None else path_of("config_dir", config_dir)
     for override in overrides:
         if override.startswith("-"):
             raise InputError(f"{override}: a flag is for the command line only; settings are written key=value")

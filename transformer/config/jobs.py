@@ -5,7 +5,9 @@ The groups of keys are those of `settings`. Checks that compare keys of several 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import TypeVar
 
+from transformer.config.primitives import made_again
 from transformer.config.settings import (
     MOST_BEAM,
     Algorithm,
@@ -30,6 +32,9 @@ from transformer.config.settings import (
     option,
     require,
 )
+from transformer.errors import InputError
+
+J = TypeVar("J", bound="Job")
 
 
 class Job:
@@ -37,6 +42,16 @@ class Job:
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
         """Raise InputError for an override (`key=value`) that this job would silently lose."""
+
+
+def checked(kind: type[J], job: object) -> J:
+    """A job as it is now: a Python user may have changed its fields since it was checked. Raises InputError."""
+    if not isinstance(job, kind):
+        raise InputError(f"a {type(job).__name__} is no {kind.__name__}: transformer.compose makes one")
+    try:
+        return made_again(type(job), job, "job")
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 @dataclass

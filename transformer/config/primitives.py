@@ -1,7 +1,7 @@
 """Dataclasses to JSON primitives and back, typed and checked on the way in.
 
 `to_json` and `from_json` are inverses. Enums are written by name. JSON has no word for a number that is not finite: it
-becomes null, and comes back as NaN.
+becomes null, and comes back as NaN. `made_again` checks a dataclass in the same way, without JSON between.
 """
 
 import math
@@ -9,6 +9,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -44,6 +45,29 @@ def from_json(kind: type[T], data: object, *, complete: bool = False) -> T:
     Raises ValueError, naming the place, for a key that is unknown or missing, a wrong type or a bad value.
     """
     return cast(T, _from_primitive(kind, data, kind.__name__, complete=complete))
+
+
+def made_again(kind: type[T], instance: object, place: str) -> T:
+    """An instance from the values that another one has now, typed and checked: its fields may have been changed.
+
+    `place` is what errors call it. Raises ValueError as `from_json` does, and for numbers that are not finite.
+    """
+    return cast(T, _from_primitive(kind, _values(instance), place, complete=True))
+
+
+def _values(value: Any) -> Any:
+    """A dataclass as what its instances hold, under whatever name: a misspelt field is one that nothing reads."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _values(item) for name, item in vars(value).items()}
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, dict):
+        return {key: _values(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_values(item) for item in value]
+    if isinstance(value, Real) and not isinstance(value, bool):  # numpy's numbers, too
+        return int(value) if isinstance(value, Integral) else float(value)
+    return value
 
 
 def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any:

@@ -1,49 +1,63 @@
-"""Checks of the arguments of a Python user, who may give a text where a number or a list of texts is expected.
+"""Checks of the settings of a search, or of sampling, that a Python user gives one by one."""
 
-Commands need none of them: `compose` gives them typed settings.
-"""
+from collections.abc import Iterable, Sequence
+from numbers import Real
 
-from collections.abc import Sequence
-from numbers import Integral, Real
-
-from transformer.config.settings import SampleConfig, SearchOverride
+from transformer.arguments import shown, whole
+from transformer.config.primitives import made_again
+from transformer.config.settings import SampleConfig, SearchConfig, SearchOverride
 from transformer.decoding.sampling import Sampling
 from transformer.errors import InputError
 
 
-def check_list(name: str, texts: Sequence[str]) -> None:
-    """Raise InputError for a single text, which Python would take for a list of texts: its letters."""
-    if isinstance(texts, str):
-        raise InputError(f"{name} must be a list of texts: for a single one, give [text]")
+def check_search(search: SearchConfig) -> None:
+    """Raise InputError unless these are search settings: their fields can be changed after they were made."""
+    if not isinstance(search, SearchConfig):
+        raise InputError(f"search={shown(search)} must be a SearchConfig, such as translator.search")
+    try:
+        made_again(SearchConfig, search, "search")
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
-def check_whole(name: str, number: object) -> None:
-    """Raise InputError for anything but a whole number."""
-    if not isinstance(number, Integral):
-        raise InputError(f"{name}={number!r} must be a whole number")
+def check_ids(name: str, ids: Iterable[Sequence[int]], *, vocab_size: int) -> list[list[int]]:
+    """Lists of ids of pieces, as lists. Raises InputError for what is not a list of lists of ids below `vocab_size`."""
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise InputError(f"{name}={shown(ids)} must be a list of lists of ids")
+    found = []
+    for index, of_text in enumerate(ids):
+        if isinstance(of_text, str) or not isinstance(of_text, Iterable):
+            raise InputError(f"{name}[{index}]={shown(of_text)} must be a list of ids")
+        numbers = [whole(f"an id of {name}[{index}]", number, least=0) for number in of_text]
+        if max(numbers, default=0) >= vocab_size:
+            raise InputError(f"{name}[{index}] has the id {max(numbers)}, and there are {vocab_size} pieces")
+        found.append(numbers)
+    return found
 
 
-def check_length_penalties(alphas: Sequence[float]) -> None:
-    """Raise InputError for no alpha at all, and for one that cannot be."""
-    if not alphas:
+def length_penalties_of(alphas: Iterable[float]) -> list[float]:
+    """The alphas. Raises InputError for none at all, and for one that cannot be."""
+    if isinstance(alphas, str) or not isinstance(alphas, Iterable):
+        raise InputError(f"length_penalties={shown(alphas)} must be a list of numbers")
+    found = list(alphas)
+    if not found:
         raise InputError("translate_sweep needs at least one length penalty")
 
-    for alpha in alphas:
-        if not isinstance(alpha, Real):
-            raise InputError(f"length_penalty={alpha!r} must be a number")
+    for alpha in found:
+        _check_number("length_penalty", alpha)
         search_override(None, alpha, max_extra=None, batch_tokens=None)  # only for its checks
+    return found
 
 
 def search_override(
     beam_size: int | None, length_penalty: float | None, *, max_extra: int | None, batch_tokens: int | None
 ) -> SearchOverride:
     """What replaces the run's search settings; None keeps the run's own. Raises InputError for one that cannot be."""
-    whole = {"beam_size": beam_size, "max_extra": max_extra, "batch_tokens": batch_tokens}
-    for name, value in whole.items():
-        if not isinstance(value, Integral | None):
-            raise InputError(f"{name}={value!r} must be a whole number, or None for the run's own")
-    if not isinstance(length_penalty, Real | None):
-        raise InputError(f"length_penalty={length_penalty!r} must be a number, or None for the run's own")
+    for name, value in {"beam_size": beam_size, "max_extra": max_extra, "batch_tokens": batch_tokens}.items():
+        if value is not None:
+            whole(name, value)
+    if length_penalty is not None:
+        _check_number("length_penalty", length_penalty)
 
     try:
         return SearchOverride(beam_size, length_penalty, max_extra, batch_tokens)
@@ -55,15 +69,20 @@ def sampling_of(temperature: float, *, top_k: int | None, top_p: float | None, s
     """The settings of sampling; None is no limit. Raises InputError for one that cannot be."""
     if temperature is None:
         raise InputError("temperature=None must be a number: 1 for the model's own probabilities")
-    check_whole("seed", seed)
+    whole("seed", seed)
     if top_k is not None:
-        check_whole("top_k", top_k)
-    for name, number in {"temperature": temperature, "top_p": top_p}.items():
-        if not isinstance(number, Real | None):
-            raise InputError(f"{name}={number!r} must be a number")
+        whole("top_k", top_k)
+    _check_number("temperature", temperature)
+    if top_p is not None:
+        _check_number("top_p", top_p)
 
     try:
         SampleConfig(temperature, top_k, top_p, seed)
     except ValueError as error:
         raise InputError(str(error).removeprefix("sample.")) from None
     return Sampling(temperature, top_k, top_p, seed)
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputError(f"{name}={shown(value)} must be a number")

@@ -72,6 +72,10 @@ class Batches:
             ready = for_inference(model)
         return cls((model,), (ready,), search, device, precision)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """What pickle and copy keep: the ready form of a model may be in a layout of oneDNN's, and is made anew."""
+        return _of_all, (self.models, self.search, self.device, self.precision)
+
     def joined(self, other: "Batches") -> "Batches":
         """The ensemble of the models of both; search settings and arithmetic stay."""
         return replace(self, models=self.models + other.models, ready=self.ready + other.ready)
@@ -264,6 +268,14 @@ class Batches:
             at_once = min(len(batches), torch.get_num_threads(), MOST_AT_ONCE)
         results = dict(chain.from_iterable(in_parallel(work_on, batches, at_once=at_once, check=check)))
         return [results[n] for n in range(len(lengths))]
+
+
+def _of_all(models: Models, search: SearchConfig, device: torch.device, precision: Precision) -> Batches:
+    """With these models, the first alone or an ensemble."""
+    first, *others = [Batches.of(model, search, device=device, precision=precision) for model in models]
+    for other in others:
+        first = first.joined(other)
+    return first
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """From a run directory, or several, to a translator: by name from Python, by typed settings for the commands."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 import torch
 
+from transformer.arguments import path_of, shown
 from transformer.checkpoint import Checkpoint, find_checkpoint
 from transformer.compute import (
     avoid_cudnn_attention,
@@ -44,7 +45,7 @@ def load(
     length_penalty: float | None = None,
     max_extra: int | None = None,
     batch_tokens: int | None = None,
-    ensemble: Sequence[str | Path] = (),
+    ensemble: Iterable[str | Path] = (),
 ) -> Translator:
     """The translator of a run directory, to be used from Python: `transformer.load("runs/demo").translate(texts)`.
 
@@ -68,13 +69,17 @@ def load(
     """
     if isinstance(ensemble, str | Path):
         raise InputError(f"ensemble takes a list of runs: for a single one, write ensemble=[{str(ensemble)!r}]")
+    if not isinstance(ensemble, Iterable):
+        raise InputError(f"ensemble={shown(ensemble)} must be a list of runs: for none, leave it out")
+    if not isinstance(checkpoint, str):
+        raise InputError(f"checkpoint={shown(checkpoint)} must be a name, such as 'best' or 'step-1200'")
     return load_translator(
-        Path(run_dir),
+        path_of("run_dir", run_dir),
         checkpoint=checkpoint,
         search=search_override(beam_size, length_penalty, max_extra=max_extra, batch_tokens=batch_tokens),
         device=_choose(Device, "device", device),
         precision=_choose(Precision, "precision", precision),
-        ensemble=[Path(other) for other in ensemble],
+        ensemble=[path_of("a run of ensemble", other) for other in ensemble],
     )
 
 
@@ -84,7 +89,7 @@ def _choose(kind: type[Choice], name: str, value: str) -> Choice:
         return kind(value)
     except ValueError:
         known = ", ".join(str(member.value) for member in kind)
-        raise InputError(f"{name}={value!r} is not one of {known}") from None
+        raise InputError(f"{name}={shown(value)} is not one of {known}") from None
 
 
 def load_translator(

@@ -8,15 +8,16 @@ make something up for it.
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from transformer.arguments import check_callable, check_flag, list_of_texts, shown, whole
 from transformer.config.settings import MOST_BEAM, Precision, SearchConfig
 from transformer.data.corpus import is_blank
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.arguments import check_length_penalties, check_list, check_whole, sampling_of
+from transformer.decoding.arguments import check_ids, check_search, length_penalties_of, sampling_of
 from transformer.decoding.batches import Batches
 from transformer.decoding.forced import IdPair
 from transformer.decoding.output import BLANK, UNSCORED, Alignment, Scored, Translation
@@ -69,12 +70,13 @@ class Translator:
         return self.batches.precision
 
     def with_search(self, search: SearchConfig) -> "Translator":
-        """The same model under other search settings."""
+        """The same model under other search settings. Raises InputError for what are none."""
+        check_search(search)
         return replace(self, batches=replace(self.batches, search=search))
 
     def translate(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         check: Callable[[], None] = lambda: None,
         first_line: int = 1,
@@ -90,18 +92,21 @@ class Translator:
         from `first_line`, or the one of `lines` where several texts are of a line; `strict` raises InputError instead.
         `check` is called before each batch, and may raise.
 
-        Raises InputError for a single text that is not in a list.
+        Raises InputError for an item that is not a text, and for a single text that is not in a list.
         """
+        check_callable("check", check)
+        texts = self._checked(texts, first_line=first_line, strict=strict)
+
         sources = self._encode(texts, lines=lines or range(first_line, first_line + len(texts)), strict=strict)
-        hypotheses = self.hypotheses(list(sources.values()), n_best=1, check=check)
+        hypotheses = self.batches.hypotheses(list(sources.values()), n_best=1, check=check)
         return self._decode([best for [best] in hypotheses], list(sources), n_texts=len(texts))
 
     def translate_n_best(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         n_best: int,
         *,
-        prefixes: Sequence[str] | None = None,
+        prefixes: Iterable[str] | None = None,
         align: bool = False,
         first_line: int = 1,
         strict: bool = False,
@@ -119,10 +124,9 @@ class Translator:
         Raises InputError as `translate` does, unless n_best is from 1 to search.beam_size, and for prefixes that are
         not as many as texts, or longer than a translation may be.
         """
-        beam_size = self.search.beam_size
-        check_whole("n_best", n_best)
-        if not 1 <= n_best <= beam_size:
-            raise InputError(f"n_best={n_best} must be from 1 to search.beam_size={beam_size}: raise that, or lower it")
+        check_flag("align", align)
+        texts = self._checked(texts, first_line=first_line, strict=strict)
+        n_best = self._checked_n_best(n_best)
 
         sources, given = self._encode_all(texts, prefixes, first_line=first_line, strict=strict)
         hypotheses = self.batches.hypotheses(
@@ -132,14 +136,14 @@ class Translator:
 
     def sample(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         n_samples: int,
         *,
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 1,
-        prefixes: Sequence[str] | None = None,
+        prefixes: Iterable[str] | None = None,
         align: bool = False,
         first_line: int = 1,
         strict: bool = False,
@@ -155,9 +159,11 @@ class Translator:
         raised, are as for `translate_n_best`.
         """
         sampling = sampling_of(temperature, top_k=top_k, top_p=top_p, seed=seed)
-        check_whole("n_samples", n_samples)
+        n_samples = whole("n_samples", n_samples)
         if not 1 <= n_samples <= MOST_BEAM:
             raise InputError(f"n_samples={n_samples} must be from 1 to {MOST_BEAM}")
+        check_flag("align", align)
+        texts = self._checked(texts, first_line=first_line, strict=strict)
 
         sources, given = self._encode_all(texts, prefixes, first_line=first_line, strict=strict)
         hypotheses = self.batches.sample(
@@ -169,29 +175,30 @@ class Translator:
         )
         return self._translations(sources, given, hypotheses, n_texts=len(texts), align=align)
 
-    def translate_sweep(self, texts: Sequence[str], length_penalties: Sequence[float]) -> dict[float, list[str]]:
+    def translate_sweep(self, texts: Iterable[str], length_penalties: Iterable[float]) -> dict[float, list[str]]:
         """For each of these alphas, what `translate` would give with it as `search.length_penalty`: from one search.
 
         It takes little longer than to translate once. The result can differ from that of `translate` by rounding alone:
         a sentence leaves its batch when it is done under every alpha, so batches have other shapes.
 
-        Raises InputError for a single text that is not in a list, for no alpha, and for one that cannot be.
+        Raises InputError as `translate` does, for no alpha, and for one that cannot be.
         """
-        check_length_penalties(length_penalties)
-        penalties = [length_penalty(alpha) for alpha in length_penalties]
+        alphas = length_penalties_of(length_penalties)
+        texts = self._checked(texts, first_line=1, strict=False)
+        penalties = [length_penalty(alpha) for alpha in alphas]
 
         sources = self._encode(texts, lines=range(1, 1 + len(texts)), strict=False)
         by_source = self.batches.sweep(list(sources.values()), penalties)
 
         translations = {}
-        for n, alpha in enumerate(length_penalties):
+        for n, alpha in enumerate(alphas):
             hypotheses = [by_penalty[n] for by_penalty in by_source]
             translations[alpha] = self._decode(hypotheses, list(sources), n_texts=len(texts))
         return translations
 
     def hypotheses(
         self,
-        sources: Sequence[list[int]],
+        sources: Iterable[Sequence[int]],
         *,
         n_best: int,
         check: Callable[[], None] = lambda: None,
@@ -204,14 +211,22 @@ class Translator:
         each batch, and may raise. `penalty` is another function of |Y| than that of `search.length_penalty`, such as
         another toolkit's; it must not fall.
 
-        Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where memory runs out.
+        Raises InputError unless 1 <= n_best <= search.beam_size, for ids that no piece has, for a source that the model
+        has no positions for, and where memory runs out.
         """
-        return self.batches.hypotheses(sources, n_best=n_best, penalty=penalty, check=check)
+        check_search(self.search)
+        check_callable("check", check)
+        if penalty is not None:
+            check_callable("penalty", penalty)
+        ids = check_ids("sources", sources, vocab_size=self.tokenizer.vocab_size)
+        for index, source in enumerate(ids):
+            self._check_length(source, f"sources[{index}]")
+        return self.batches.hypotheses(ids, n_best=self._checked_n_best(n_best), penalty=penalty, check=check)
 
     def score(
         self,
-        sources: Sequence[str],
-        targets: Sequence[str],
+        sources: Iterable[str],
+        targets: Iterable[str],
         *,
         first_line: int = 1,
         origins: tuple[str, str] = ("sources", "targets"),
@@ -224,7 +239,12 @@ class Translator:
         Raises InputError unless there are as many targets as sources, in lists, and where a text is longer than the
         model has positions for: cut, it would be another sentence.
         """
-        pairs = self._encode_pairs(sources, targets, first_line=first_line, origins=origins)  # by index
+        check_search(self.search)
+        whole("first_line", first_line, least=0)
+        sources = list_of_texts("sources", sources)
+        pairs = self._encode_pairs(
+            sources, list_of_texts("targets", targets), first_line=first_line, origins=_two_names(origins)
+        )  # by index
         log_probs = self.batches.log_probs(list(pairs.values()))
 
         penalty = length_penalty(self.search.length_penalty)
@@ -234,6 +254,21 @@ class Translator:
             score = total / penalty(len(by_piece))
             scored[index] = Scored(total, score, self._pieces([*target, EOS]), by_piece)
         return [scored.get(index, UNSCORED) for index in range(len(sources))]
+
+    # ---- what a user gave
+
+    def _checked(self, texts: Iterable[str], *, first_line: int, strict: bool) -> list[str]:
+        """The texts as a list, once all that goes with them is checked. Raises InputError."""
+        check_search(self.search)
+        whole("first_line", first_line, least=0)
+        check_flag("strict", strict)
+        return list_of_texts("texts", texts)
+
+    def _checked_n_best(self, n_best: int) -> int:
+        beam_size = self.search.beam_size
+        if not 1 <= whole("n_best", n_best) <= beam_size:
+            raise InputError(f"n_best={n_best} must be from 1 to search.beam_size={beam_size}: raise that, or lower it")
+        return int(n_best)
 
     # ---- from texts to translations
 
@@ -295,15 +330,14 @@ class Translator:
     # ---- text to ids and back
 
     def _encode_all(
-        self, texts: Sequence[str], prefixes: Sequence[str] | None, *, first_line: int, strict: bool
+        self, texts: list[str], prefixes: Iterable[str] | None, *, first_line: int, strict: bool
     ) -> tuple[dict[int, list[int]], list[_Prefix]]:
         """What `_encode` gives, and the prefix of each of these sources."""
         sources = self._encode(texts, lines=range(first_line, first_line + len(texts)), strict=strict)
         return sources, self._encode_prefixes(prefixes, sources, n_texts=len(texts), first_line=first_line)
 
-    def _encode(self, texts: Sequence[str], *, lines: Sequence[int], strict: bool) -> dict[int, list[int]]:
+    def _encode(self, texts: list[str], *, lines: Sequence[int], strict: bool) -> dict[int, list[int]]:
         """The ids of each text that is not blank, by its index among the texts; `lines` are what errors name."""
-        check_list("texts", texts)
         not_blank = [n for n, text in enumerate(texts) if not is_blank(text)]
         encoded = self.tokenizer.encode([texts[n] for n in not_blank])
 
@@ -314,11 +348,9 @@ class Translator:
         return sources
 
     def _encode_pairs(
-        self, sources: Sequence[str], targets: Sequence[str], *, first_line: int, origins: tuple[str, str]
+        self, sources: list[str], targets: list[str], *, first_line: int, origins: tuple[str, str]
     ) -> dict[int, IdPair]:
         """The ids of each pair that has no blank side, by its index among the pairs."""
-        check_list("sources", sources)
-        check_list("targets", targets)
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources, but {len(targets)} targets: each target belongs to one source")
 
@@ -341,13 +373,13 @@ class Translator:
         return [by_index.get(index, "") for index in range(n_texts)]
 
     def _encode_prefixes(
-        self, prefixes: Sequence[str] | None, sources: dict[int, list[int]], *, n_texts: int, first_line: int
+        self, prefixes: Iterable[str] | None, sources: dict[int, list[int]], *, n_texts: int, first_line: int
     ) -> list[_Prefix]:
         """The prefix of the translation of each source."""
         if prefixes is None:
             return [_Prefix("", []) for _ in sources]
 
-        check_list("prefixes", prefixes)
+        prefixes = list_of_texts("prefixes", prefixes)
         if len(prefixes) != n_texts:
             raise InputError(f"{len(prefixes)} prefixes for {n_texts} texts: give one for each, a blank one for none")
 
@@ -388,3 +420,10 @@ class Translator:
                 f"{what} has {len(ids)} pieces, but model.max_positions has room for {most}: shorten it, or leave the "
                 "pair out"
             )
+
+
+def _two_names(origins: tuple[str, str]) -> tuple[str, str]:
+    """What errors call sources and targets. Raises InputError unless these are two texts."""
+    if isinstance(origins, tuple) and len(origins) == 2 and all(isinstance(name, str) for name in origins):
+        return origins
+    raise InputError(f"origins={shown(origins)} must be the names of the sources and of the targets")

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer.compute import at_least_fp32, is_exporting
 from transformer.config.settings import AttentionKernel, Score
+from transformer.errors import InputError
 from transformer.kernels.attention import dense_attention
 from transformer.kernels.packed_attention import triton_attention
 from transformer.layout import Histories, Layout, Packed, Padded
@@ -46,7 +47,11 @@ def attention_weights(
 
     This is the plain form of `attend`, for padded layouts. A packed caller pads both sides (`Groups.pad`) and asks for
     the weights of each group.
+
+    Raises InputError for arguments that do not belong together.
     """
+    if not torch.compiler.is_compiling():  # nor exporting, where a check of a size would fix it
+        _check_weights(q, k, queries=queries, keys=keys, scale=scale, score_vector=score_vector)
     q = q.transpose(1, 2)  # (B, H, T, K)
     k = k.transpose(1, 2)  # (B, H, S, K)
 
@@ -60,6 +65,36 @@ def attention_weights(
         scores = scores.masked_fill(~visible, -torch.inf)
 
     return torch.softmax(scores, dim=-1)
+
+
+def _check_weights(
+    q: Tensor, k: Tensor, *, queries: Padded, keys: Padded | Histories, scale: float, score_vector: Tensor | None
+) -> None:
+    """Raise InputError for arguments of `attention_weights` that do not belong together."""
+    for name, x in (("q", q), ("k", k)):
+        if not isinstance(x, Tensor) or x.ndim != 4 or not x.is_floating_point():
+            raise InputError(f"{name} must be a tensor of real numbers: (sentences, positions, heads, width)")
+    shapes = f"q {tuple(q.shape)} and k {tuple(k.shape)}"
+    if q.shape[::2] != k.shape[::2] or q.shape[3] != k.shape[3]:
+        raise InputError(f"{shapes} differ in sentences, heads or width")
+    if (q.dtype, q.device) != (k.dtype, k.device):
+        raise InputError(f"q is {q.dtype} on {q.device}, and k {k.dtype} on {k.device}: make them alike")
+
+    for name, layout, x in (("queries", queries, q), ("keys", keys, k)):
+        if isinstance(layout, Histories):
+            continue  # of a search, which makes both
+        if not isinstance(layout, Padded) or not isinstance(layout.lengths, Tensor):
+            raise InputError(f"{name} must be a Padded, as transformer.Padded.of makes it")
+        if (len(layout.lengths), layout.width) != (x.shape[0], x.shape[1]) or layout.lengths.device != x.device:
+            raise InputError(
+                f"{name} has {len(layout.lengths)} lengths on {layout.lengths.device} and width {layout.width}: "
+                f"{shapes} are on {x.device}"
+            )
+
+    if not isinstance(scale, int | float):
+        raise InputError(f"scale={scale!r:.80} must be a number, such as {q.shape[3]} ** -0.5")
+    if score_vector is not None and (not isinstance(score_vector, Tensor) or score_vector.shape != q.shape[2:]):
+        raise InputError(f"score_vector must be a tensor (heads, width): {tuple(q.shape[2:])}")
 
 
 _ADDITIVE_ELEMENTS = 2**22  # the largest intermediate tensor of additive scores has about as many numbers

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from transformer.checkpoint import check_space, commit, rotate
 from transformer.compute import memory_errors_named
-from transformer.config.jobs import TrainJob
+from transformer.config.jobs import TrainJob, checked
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import TrainConfig
 from transformer.cost import step_flops
@@ -54,9 +54,11 @@ def train(job: TrainJob) -> Results:
     """Train until `train.max_steps` or until patience ends, from wherever the run directory stands.
 
     Then average the last checkpoints, score the test sets, and write and return the results; a finished run returns
-    those that it has. Every rank returns the same. Raises InputError for bad data, LockedError for a directory in use,
-    CheckpointError where it cannot resume, StorageError, NumericalError, PeerError, and Stopped after a signal.
+    those that it has. Every rank returns the same. Raises InputError for bad data and for a field that cannot be,
+    LockedError for a directory in use, CheckpointError where it cannot resume, StorageError, NumericalError, PeerError,
+    and Stopped after a signal.
     """
+    job = checked(TrainJob, job)  # before anything is written
     with (
         process_settings_restored(),
         join_world(find_device(job)) as world,
