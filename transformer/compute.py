@@ -14,6 +14,9 @@ from torch.amp import GradScaler
 
 from transformer.config.settings import Device, Precision
 from transformer.errors import InputError
+from transformer.machine import end_threads_before_forks
+
+end_threads_before_forks()
 
 HALF = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 

@@ -148,6 +148,16 @@ def let_threads_sleep() -> None:
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
+def end_threads_before_forks() -> None:
+    """Let OpenMP end the threads of a thread that forks: its child would wait for ever for them, which it has not.
+
+    They start again when there is work. It is for the library that torch has loaded, where that has the function.
+    """
+    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
+    if pause is not None:
+        os.register_at_fork(before=lambda: pause(1))  # omp_pause_soft: what was set is kept
+
+
 def trim_heap() -> None:
     """Give freed memory that the C library keeps back to the system, where that library is glibc.
 

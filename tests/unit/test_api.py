@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import math
+import os
 import pickle
 import pydoc
 import signal
@@ -473,6 +474,27 @@ def test_translator_is_copied_and_pickled(run_dir: Path, translator: transformer
         for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
             assert other.translate(texts) == one.translate(texts)
             assert (other.search, other.precision, other.device) == (one.search, one.precision, one.device)
+
+
+FORKS = """
+import os, signal, sys, torch, transformer
+torch.set_num_threads(2)
+translator = transformer.load(sys.argv[1], beam_size=2)
+expected = translator.translate(["one two three"] * 8)  # one batch, on which two threads compute
+child = os.fork()
+signal.alarm(120)  # a child that hangs is ended, and so is its parent
+if not child:
+    os._exit(0 if translator.translate(["one two three"] * 8) == expected and torch.get_num_threads() == 2 else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), translator.translate(["one two three"] * 8) == expected)
+"""
+
+
+def test_forked_child_translates_where_its_parent_has(run_dir: Path) -> None:
+    """OpenMP's threads are not in the child, which would wait for them for ever."""
+    environment = {**os.environ, "GOMP_SPINCOUNT": "1000"}  # threads that wait are to leave the processor to others
+    command = [sys.executable, "-c", FORKS, str(run_dir)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "0 True\n"
 
 
 # ---- train ----------------------------------------------------------------------------------------------------------
