@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -26,7 +27,7 @@ def resolve_device(device: Device) -> torch.device:
     if device is Device.cpu:
         return torch.device("cpu")
     obstacle = gpu_obstacle()
-    if torch.cuda.is_available() and obstacle is None:
+    if obstacle is None and _sees_gpu():
         return torch.device("cuda")
     if device is Device.cuda:
         remedy = "set device=cpu (train.device=cpu under train), or install a CUDA build of torch"
@@ -37,8 +38,10 @@ def resolve_device(device: Device) -> torch.device:
 def gpu_obstacle() -> str | None:
     """Why a GPU of this machine cannot be used, and what to do; None where it can, or where there is none."""
     built_for = torch.version.cuda
-    if torch.cuda.is_available():
-        capability = torch.cuda.get_device_capability()
+    if _sees_gpu():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, as it begins on a GPU that it has no code for
+            capability = torch.cuda.get_device_capability()
         if torch.version.hip is not None or _has_code_for(capability, torch.cuda.get_arch_list()):
             return None
         name = torch.cuda.get_device_name()
@@ -54,6 +57,13 @@ def gpu_obstacle() -> str | None:
     if torch.backends.mps.is_available():
         return "Apple's GPU (mps) is not supported: this computes on the CPU"
     return None
+
+
+def _sees_gpu() -> bool:
+    """Whether torch finds a GPU. Where the driver is too old it warns, which `gpu_obstacle` says better."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.cuda.is_available()
 
 
 def _has_code_for(capability: tuple[int, int], built_for: list[str]) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from transformer.compute import autocast
+from transformer.compute import autocast, free_gpu_memory
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import Precision, Score
 from transformer.data.batch import Batch, collate
@@ -94,7 +94,8 @@ class Trial:
 
     @property
     def _available(self) -> int:
-        return torch.cuda.get_device_properties(self.device).total_memory
+        # Less than the GPU has: contexts take some, those of other processes too.
+        return free_gpu_memory(self.device) + torch.cuda.memory_reserved(self.device)
 
     def _needed(self, resolved: Resolved, tried: nn.Module) -> float:
         """The bytes that a step of the largest micro-batches needs; infinity if the trial runs out of memory."""
