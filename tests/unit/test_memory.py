@@ -65,9 +65,9 @@ def memory_of(slots: int) -> Iterator[list[int]]:
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """This CPU is tried as a GPU of a gibibyte is."""
-    properties = type("Properties", (), {"total_memory": 2**30})
     monkeypatch.setattr("transformer.training.start.can_try", lambda device: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr("transformer.training.memory.free_gpu_memory", lambda device: 2**29)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2**29)
 
 
 # ---- a trial --------------------------------------------------------------------------------------------------------
