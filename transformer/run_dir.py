@@ -95,6 +95,14 @@ class RunDir:
         """The report on the training data, for people and programs."""
         return self.path / "data.json"
 
+    def trace(self, step: int) -> Path:
+        """What a step computed: see `training.profile`."""
+        return self.path / f"trace-{step:08d}.json.gz"
+
+    def memory_snapshot(self, step: int) -> Path:
+        """What memory of a GPU it took."""
+        return self.path / f"memory-{step:08d}.pickle"
+
     @property
     def tokenizer(self) -> Path:
         """The SentencePiece model."""

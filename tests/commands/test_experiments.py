@@ -88,7 +88,16 @@ NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
     ),
     *(
         f"train.{key}"
-        for key in ("deterministic", "prefetch", "proof", "log_every", "validate_every", "keep_last", "keep_best")
+        for key in (
+            "deterministic",
+            "prefetch",
+            "proof",
+            "profile",
+            "log_every",
+            "validate_every",
+            "keep_last",
+            "keep_best",
+        )
     ),
     *("train.metric", "train.samples", "search.batch_tokens"),
     "train.kernels",

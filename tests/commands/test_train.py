@@ -1,6 +1,7 @@
 """`train` from text to scores: the run directory and its numbers, when a run ends, what it keeps, and what the other
 commands make of it."""
 
+import gzip
 import io
 import json
 import logging
@@ -245,6 +246,17 @@ def test_train_scores_in_the_target_language(tmp_path: Path, monkeypatch: pytest
     for scores in results["test_sets"].values():
         assert scores["bleu"] == pytest.approx(100.0)
         assert "|tok:zh|" in scores["bleu_signature"]
+
+
+def test_train_writes_what_one_step_computes(corpus: DataConfig, tmp_path: Path) -> None:
+    """And computes nothing else by it."""
+    profiled = run(tiny_job(tmp_path / "a", corpus, profile=2, max_steps=3, average=1))
+    trace = json.loads(gzip.decompress((profiled / "trace-00000002.json.gz").read_bytes()))
+    names = {event.get("name") for event in trace["traceEvents"]}
+    assert {"aten::mm", "aten::embedding"} <= names
+    assert not list(profiled.glob("trace-00000003*"))
+    plain = run(tiny_job(tmp_path / "b", corpus, max_steps=3, average=1))
+    assert_same_tensors(*(RunDir(folder).checkpoint(3) / "model.safetensors" for folder in (profiled, plain)))
 
 
 def test_train_counts_the_seconds_of_its_steps_alone(

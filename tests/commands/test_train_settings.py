@@ -128,7 +128,7 @@ FREE = {
     *("run_dir", "search.beam_size", "search.length_penalty", "search.max_extra", "search.batch_tokens"),
     *("data.root", "data.store_dir", "train.max_steps", "train.log_every", "train.save_every"),
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
-    *("train.average", "train.samples", "train.prefetch", "train.proof"),
+    *("train.average", "train.samples", "train.prefetch", "train.proof", "train.profile"),
     "data.dev.tag",
 }
 NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
@@ -145,6 +145,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "tokenizer.character_coverage": 0.99,
     "search.batch_tokens": 4096,
     "train.proof": False,
+    "train.profile": 2,
     "train.weight_decay": 0.1,
     "train.clip_norm": 0.5,
     "train.subword_sampling": 0.1,

@@ -367,6 +367,7 @@ ON_RESUME = {
     "train.deterministic": "r",
     "train.prefetch": "a",
     "train.proof": "a",
+    "train.profile": "a",
     "train.log_every": "a",
     "train.save_every": "a",
     "train.validate_every": "a",

@@ -484,6 +484,9 @@ class TrainConfig:
         "(null: on a GPU)",
         on_resume=OnResume.allow,
     )
+    profile: int | None = option(
+        None, "a step whose trace is written into the run directory (null: none)", on_resume=OnResume.allow
+    )
     threads: int | None = option(
         None, "CPU threads (null: this rank's share of the cores, OMP_NUM_THREADS at most)", on_resume=OnResume.note
     )
@@ -525,7 +528,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         at_least(self, "train.", 0, "seed", "prefetch", "keep_best", "samples", "weight_decay")
         at_least(self, "train.", 1, "max_steps", "warmup_steps", "threads", "log_every", "save_every", "validate_every")
-        at_least(self, "train.", 1, "patience", "average", "tokens_per_step", "max_tokens")
+        at_least(self, "train.", 1, "patience", "average", "tokens_per_step", "max_tokens", "profile")
         at_least(self, "train.", 2, "keep_last")
         _below_one(self, "train.", "adam_beta1", "adam_beta2", "label_smoothing")
 

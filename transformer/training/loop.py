@@ -12,7 +12,7 @@ writes.
 import logging
 import time
 from collections.abc import Generator, Mapping
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -39,6 +39,7 @@ from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 from transformer.training.optimizer import move_average, rate_of, updates_applied
 from transformer.training.process import process_settings_restored
+from transformer.training.profile import profiled
 from transformer.training.samples import show_samples
 from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
@@ -112,18 +113,19 @@ def train_loop(run: Run) -> None:
                 started = time.perf_counter()
                 step = next(steps)
                 waited = time.perf_counter() - started
-                result = train_step(
-                    run.objective,
-                    state.optimizer,
-                    step,
-                    scaler=state.scaler,
-                    world_size=world.size,
-                    rate=rate_of(config, run.job.model.d_model, step=progress.step),
-                    seed=config.seed,
-                    clip_norm=config.clip_norm,
-                    device=run.device,
-                    precision=run.resolved.precision,
-                )
+                with _profiled_if_asked_for(run):
+                    result = train_step(
+                        run.objective,
+                        state.optimizer,
+                        step,
+                        scaler=state.scaler,
+                        world_size=world.size,
+                        rate=rate_of(config, run.job.model.d_model, step=progress.step),
+                        seed=config.seed,
+                        clip_norm=config.clip_norm,
+                        device=run.device,
+                        precision=run.resolved.precision,
+                    )
             _record_step(run, step, result, waited=waited)
             bar.update()
 
@@ -222,6 +224,14 @@ def _smaller_batches(run: Run) -> str:
     if run.job.train.fit_memory:
         return f"set train.max_tokens below {now} in place of train.fit_memory; the command goes on"
     return f"lower train.max_tokens (now {now}); the same command goes on"
+
+
+def _profiled_if_asked_for(run: Run) -> AbstractContextManager[None]:
+    """The context of the next step: rank 0 traces the one that `train.profile` names."""
+    step = run.progress.step + 1
+    if step != run.job.train.profile or not run.world.is_rank0:
+        return nullcontext()
+    return profiled(run.directory, step=step, device=run.device)
 
 
 # ---- after a step: record, read, log --------------------------------------------------------------------------------
