@@ -157,6 +157,21 @@ def test_proof_ends_in_words_where_no_way_is_sound(
         run(job(tmp_path / "a", corpus))
 
 
+def test_proof_ends_in_words_where_the_device_computes_nothing(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError(
+            "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors ..."
+        )
+
+    monkeypatch.setattr(proof, "_plain_gradient", fail)
+    with pytest.raises(
+        InputError, match=r"does not compute even a plain step \(CUDA error: no kernel .*device\): set tr"
+    ):
+        run(job(tmp_path / "a", corpus))
+
+
 def test_proof_takes_another_way_after_one_that_ended_the_process(
     padded: list[dict[str, Any]], corpus: DataConfig, tmp_path: Path
 ) -> None:

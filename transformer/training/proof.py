@@ -208,7 +208,14 @@ def prove(prover: Prover, job: TrainJob, resolved: Resolved, *, model: Transform
     """
     copy = _without_dropout(model, precision=resolved.precision, device=prover.device)
     ids = _pairs_of_all_lengths(store, COMPARED)
-    plain = _plain_gradient(copy, store, ids, label_smoothing=job.train.label_smoothing, device=prover.device)
+    remedy = "set train.device=cpu, or train.proof=false if you know better"
+    try:
+        plain = _plain_gradient(copy, store, ids, label_smoothing=job.train.label_smoothing, device=prover.device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # of the device
+        text = str(error).partition("\n")[0]
+        raise InputError(f"{prover.proof.device} does not compute even a plain step ({text}): {remedy}") from error
 
     def deviation(way: Resolved) -> float:
         if way.attention_kernel is not None:
@@ -233,7 +240,6 @@ def prove(prover: Prover, job: TrainJob, resolved: Resolved, *, model: Transform
             )
             return resolved if is_first else way
     failures = "; ".join(f"{name}: {why}" for name, why in prover.proof.failures.items())
-    remedy = "set train.device=cpu, or train.proof=false if you know better"
     raise InputError(f"{prover.proof.device} computes no step as it should ({failures}): {remedy}")
 
 
