@@ -42,11 +42,11 @@ from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
 from transformer.records import MemoryCheck, Resolved
 from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
-from transformer.tools.doctor.findings import Level, Place, measured
+from transformer.tools.doctor.findings import Check, Level, Place, measured
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.lexicon import Bags, Lexicon
 from transformer.tools.doctor.text import is_double_encoded
-from transformer.tools.doctor.training import check_cost, check_overfit
+from transformer.tools.doctor.training import check_cost, check_device, check_overfit
 from transformer.training.memory import Trial
 from transformer.training.proof import largest_leak
 from transformer.training.resolve import resolve_settings
@@ -430,6 +430,25 @@ def test_is_double_encoded_tells_text_from_text_that_was_encoded_twice(text: str
 @pytest.mark.parametrize("text", ["plain", "die SPÖ“ sagt „nein“", "Ã and Â", "“Café”", "à’", ""])
 def test_is_double_encoded_leaves_strange_text_alone(text: str) -> None:
     assert not is_double_encoded(text)
+
+
+def test_check_device_says_what_the_proof_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where a training would compare: here because it is asked for."""
+
+    def check(proof: bool | None) -> list[Check]:
+        job = tiny_job(tmp_path / "a", data, proof=proof)
+        return check_device(job, prepare(job).store, vocab_size=60, resolved=resolve_settings(job, world_size=1))
+
+    data = write_corpus(tmp_path / "corpus")
+    assert check(None) == []
+    (sound,) = check(True)
+    assert (sound.level, "packed, not compiled, fp32 computes as the plain way does" in sound.found) == (Level.ok, True)
+
+    monkeypatch.setattr("transformer.model.attention._attend_in_groups", lambda q, k, v, look: 0.0 * q)
+    (faulty,) = check(True)
+    assert faulty.level is Level.warning
+    assert "padded, not compiled, fp32 computes as" in faulty.found
+    assert "; packed, not compiled, fp32: " in faulty.found
 
 
 @pytest.mark.parametrize("capacities", [None, (64, 64)], ids=["padded", "packed"])

@@ -113,6 +113,11 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else describe_processor()
 
 
+def wants_proof(job: TrainJob, device: torch.device) -> bool:
+    """Whether a device is to be compared: as `train.proof` says, by rule a GPU."""
+    return device.type == "cuda" if job.train.proof is None else job.train.proof
+
+
 # ---- which of them are sound ----------------------------------------------------------------------------------------
 
 

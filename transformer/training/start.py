@@ -35,7 +35,7 @@ from transformer.run_dir import RunDir, list_steps, lock_run
 from transformer.tracking import log_to
 from transformer.training.memory import Trial, can_try
 from transformer.training.process import set_up_process
-from transformer.training.proof import Prover, prove, prove_compiled
+from transformer.training.proof import Prover, prove, prove_compiled, wants_proof
 from transformer.training.record import resume_run, start_run
 from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState
@@ -281,8 +281,7 @@ def _objective(job: TrainJob, resolved: Resolved, state: TrainState) -> Objectiv
 
 def _prover(job: TrainJob, directory: RunDir, *, device: torch.device, world: World) -> Prover | None:
     """What compares ways to compute, and writes to run.json what it finds; None where that is not wanted."""
-    is_wanted = device.type == "cuda" if job.train.proof is None else job.train.proof
-    if not is_wanted:
+    if not wants_proof(job, device):
         return None
     known = world.share(
         lambda: directory.read_record().proof,

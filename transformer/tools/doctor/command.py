@@ -28,7 +28,7 @@ from transformer.tools.doctor.languages import check_languages
 from transformer.tools.doctor.pieces import check_characters, check_dropped, check_longest, check_pieces, check_plan
 from transformer.tools.doctor.survey import KnownTexts, Survey, is_training_set, survey
 from transformer.tools.doctor.text import check_text
-from transformer.tools.doctor.training import check_cost, check_leak, check_overfit
+from transformer.tools.doctor.training import check_cost, check_device, check_leak, check_overfit
 from transformer.tools.preview import preview_epoch
 from transformer.training.resolve import batching_of, resolve_settings
 from transformer.training.warm_start import find_source
@@ -149,6 +149,7 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
     avoid_cudnn_attention(torch.device(resolved.device.name))
     return [
         *checks,
+        *check_device(job, prepared.store, vocab_size=vocab_size, resolved=resolved),
         check_leak(job, prepared.store, vocab_size=vocab_size, batching=batching, resolved=resolved),
         check_overfit(job, prepared.store, vocab_size=vocab_size, batching=batching, resolved=resolved),
         *check_cost(job, prepared, resolved=resolved, vocab_size=vocab_size),

@@ -1,6 +1,7 @@
 """Checks of the model and of the machine: whether the model can learn, only from what it may see, and at what cost.
 
     check_leak      change target tokens; what is predicted before them must stay as it is
+    check_device    on a GPU: how a step computes, compared with the plain way
     check_overfit   learn a few pairs by heart, with the step that training uses
     check_cost      memory and disk against what this machine has; hours, from one micro-batch and one update
 
@@ -35,7 +36,7 @@ from transformer.tools.memory import estimate_memory
 from transformer.tools.preview import Preview, preview_epoch
 from transformer.training.memory import Trial, can_try
 from transformer.training.optimizer import build_optimizer, rate_of, updates_applied
-from transformer.training.proof import MOST_LEAK, largest_leak
+from transformer.training.proof import MOST_LEAK, Prover, largest_leak, prove, wants_proof
 from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState, draw_model
 from transformer.training.step import Objective, train_step
@@ -71,6 +72,31 @@ def check_leak(job: TrainJob, store: Store, *, vocab_size: int, batching: Batchi
         remedy="the decoder sees the tokens that it is to predict: undo what was changed in the attention's mask",
         places=[],
     )
+
+
+def check_device(job: TrainJob, store: Store, *, vocab_size: int, resolved: Resolved) -> list[Check]:
+    """What the proof of the device finds, where a training would make it: see `training.proof`."""
+    device = resolve_device(resolved.device)
+    if not wants_proof(job, device):
+        return []
+
+    prover = Prover(device, World(0, 1, {}), known=None, keep=lambda found: None)
+    model = draw_model(job.model, seed=job.train.seed, vocab_size=vocab_size)
+    try:
+        prove(prover, job, resolved, model=model.to(device, dtype_of(resolved.precision)), store=store)
+    except InputError as error:
+        remedy = "train on another device: set train.device=cpu"
+        return [failed("proof", "machine", found=str(error), level=Level.error, remedy=remedy, places=[])]
+
+    proof = prover.proof
+    found = (
+        f"{proof.device}: {proof.way} computes as the plain way does (its gradient differs by {proof.deviation:.2g})"
+    )
+    if not proof.failures:
+        return [passed("proof", "machine", found=found)]
+    left = "; ".join(f"{way}: {why}" for way, why in proof.failures.items())
+    remedy = "a training takes the way that is sound; another torch or driver may be sound in the faster one, too"
+    return [failed("proof", "machine", found=f"{found}; {left}", level=Level.warning, remedy=remedy, places=[])]
 
 
 def _pairs_to_learn(store: Store, batching: Batching) -> Batch:
