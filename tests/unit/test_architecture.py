@@ -12,7 +12,7 @@ from support.source_code import Module, imported, imports, modules
 
 # From the bottom up. Units of one floor may import one another only where PEERS says so.
 FLOORS = (
-    ("arguments", "config", "cost", "errors", "files", "machine", "seeding", "terminal", "vocabulary"),
+    ("arguments", "cluster", "config", "cost", "errors", "files", "machine", "seeding", "terminal", "vocabulary"),
     ("checkpoint", "compute", "distributed", "kernels", "layout", "liveness", "loss", "records", "run_dir", "tracking"),
     ("data", "model"),
     ("average", "decoding", "evaluation"),
@@ -22,6 +22,7 @@ FLOORS = (
 )
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 PEERS = {
+    ("cluster", "errors"),
     ("arguments", "errors"),
     ("config", "arguments"),
     ("config", "errors"),

@@ -163,8 +163,10 @@ def _enter(command: str, arguments: list[str]) -> None:
         return
     _set_volume(parsed)
 
+    from transformer.cluster import read_slurm
     from transformer.machine import let_threads_sleep, limit_kernel_caches
 
+    read_slurm()
     let_threads_sleep()
     if COMMANDS[command].goes_on:  # a search alone has few shapes, and uses each of them many times
         limit_kernel_caches()
