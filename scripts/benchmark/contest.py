@@ -69,7 +69,7 @@ def started(programs: Sequence[Program]) -> Iterator[list[Worker]]:
 def stop(worker: Worker) -> None:
     """End a process and wait for it."""
     worker.process.kill()
-    worker.process.wait()
+    worker.process.communicate()  # which closes its pipes, too
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------

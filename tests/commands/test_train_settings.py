@@ -145,6 +145,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "tokenizer.character_coverage": 0.99,
     "search.batch_tokens": 4096,
     "train.proof": False,
+    "train.compile": True,
     "train.profile": 2,
     "train.weight_decay": 0.1,
     "train.clip_norm": 0.5,
