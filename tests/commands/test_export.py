@@ -72,7 +72,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "deep encoder": {"n_layers": 3, "n_decoder_layers": 1},
     "everything": {
         **{"norm": Norm.pre, "positions": Positions.learned, "score": Score.additive, "tie_embeddings": False},
-        **{"n_heads": 3, "d_k": 5, "d_v": 8, "n_layers": 3, "n_decoder_layers": 1, "activation": Activation.gelu},
+        **{"n_heads": 3, "d_k": 5, "d_v": 8, "n_layers": 2, "n_decoder_layers": 1, "activation": Activation.gelu},
     },
     "all that CTranslate2 has": {
         **{"norm": Norm.pre, "positions": Positions.learned, "score": Score.unscaled, "tie_embeddings": False},
