@@ -305,6 +305,36 @@ def outcomes_of(log: str) -> dict[str, str]:
 # ---- the trainings
 
 
+WAYS = {"eager": "train.compile=false", "compiled": "train.compile=true"}
+APART = 0.1  # of a loss: dropout draws other numbers in compiled code
+
+
+def demo(place: Place) -> Found:
+    """The public command with its own corpus, eager and compiled: to the end, and the losses are about the same."""
+    settings = ["train.max_steps=200", "train.validate_every=100", "train.save_every=100", "train.log_every=50"]
+    if place.dry:
+        settings = ["train.max_steps=4", "train.validate_every=4", "train.save_every=2", "train.log_every=2"]
+
+    losses = {}
+    begun = time.monotonic()
+    for way, setting in WAYS.items():
+        command = [sys.executable, "-m", "transformer", "train", f"run_dir={way}", setting, *settings]
+        command += ["train.average=2", "search.max_extra=10", f"train.device={place.device}"]
+        eager = {"TORCHDYNAMO_DISABLE": "1"} if place.dry else {}
+        status = call(place, command, place.limit - (time.monotonic() - begun), environment=eager)
+        if status != 0:
+            return Found(status, False, f"{way}: it did not come to its end")
+        records = [json.loads(line) for line in (place.work / way / "metrics.jsonl").read_text("utf-8").splitlines()]
+        losses[way] = [record["train/loss"] for record in records if "train/loss" in record]
+
+    numbers = {"losses": losses, "seconds": round(time.monotonic() - begun, 1)}
+    Measured(place.results, seconds=0.0).add("demo", numbers)
+    pairs = list(zip(*losses.values(), strict=True))
+    apart = max(abs(compiled / eager - 1.0) for eager, compiled in pairs)
+    line = f"loss {losses['eager'][-1]:.3f} eager, {losses['compiled'][-1]:.3f} compiled"
+    return Found(0, apart < APART, line)
+
+
 class Corpus(NamedTuple):
     """What an experiment trains on, below the folder of corpora."""
 
@@ -412,7 +442,8 @@ STEPS = "--size=tiny --tokens=500 --steps=2 --warmup=2"
 STAGES: dict[str, dict[str, Part]] = {
     "check": {
         "facts": Part(script("micro", "facts", dry="facts --size=tiny"), 20),
-        "kernel_tests": Part(kernel_tests, 90),
+        "demo": Part(demo, 60),
+        "kernel_tests": Part(kernel_tests, 85),
         "packed_compiled": Part(
             script(
                 "steps",
@@ -422,9 +453,9 @@ STAGES: dict[str, dict[str, Part]] = {
                 dry=f"{STEPS} --settings=packed-compiled --profile=1",
                 timed=False,
             ),
-            120,
+            110,
         ),
-        "micro": Part(script("micro", dry="--size=tiny"), 85),
+        "micro": Part(script("micro", dry="--size=tiny"), 70),
         "packed_eager": Part(
             script(
                 "steps",
@@ -436,8 +467,8 @@ STAGES: dict[str, dict[str, Part]] = {
             ),
             30,
         ),
-        "decoding": Part(script("decode", dry="--size=tiny --sentences=12"), 60),
-        "command_tests": Part(command_tests, 100),
+        "decoding": Part(script("decode", dry="--size=tiny --sentences=12"), 55),
+        "command_tests": Part(command_tests, 95),
     },
     "compare": {
         "variants": Part(script("variants", dry="--size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1"), 210),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What only a GPU can show, in stages of under nine minutes, each of which goes on where it was stopped.
 #
-#   scripts/benchmark/gather.sh                 once, where there is a network: wheels and corpora, into .gpu/
+#   scripts/benchmark/gather.sh [STAGE]         where there is a network: wheels and the corpus of the stage, into .gpu/
 #   scripts/benchmark/gpu.sh check              where there is a GPU with torch 2.11 and Python 3.12: facts, tests, times
 #   scripts/benchmark/gpu.sh compare            variants and peers in turns, big, Multi30k to its BLEU
 #   scripts/benchmark/gpu.sh learn              KFTT, Japanese to English, base size, to its BLEU
@@ -17,7 +17,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 begun=$(date +%s)
 folder=${GPU_FOLDER:-.gpu}
-export PYTHONPATH="$PWD" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 
 dry=no
 for argument in "$@"; do
@@ -33,6 +33,6 @@ else
   if [ "${#wheels[@]}" -gt 0 ]; then
     python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${wheels[@]}"
   fi
-  PYTHONPATH="$PWD:$site"
+  PYTHONPATH="$PYTHONPATH:$site"
 fi
 python3 scripts/benchmark/gpu.py --begun "$begun" --data "$folder/data" --out "${OUT:-out}" "$@"

@@ -83,6 +83,36 @@ def test_gpu_sh_measures_a_part_and_does_not_measure_it_again(
     assert (tmp_path / "new" / "check.jsonl").read_bytes() == (out / "check.jsonl").read_bytes()
 
 
+def test_gather_takes_the_corpus_of_a_stage_and_refuses_more_than_may_travel(tmp_path: Path) -> None:
+    """With a pip that writes one wheel; 64 MiB hold the files that git tracks, too."""
+    pip = tmp_path / "bin" / "pip"
+    pip.parent.mkdir()
+    pip.write_text('#!/bin/sh\n: >"$5/one.whl"\n', encoding="utf-8")
+    pip.chmod(0o755)
+    corpora, folder = tmp_path / "corpora", tmp_path / "gpu"
+    for name in ("train", "val", "test_2016_flickr"):
+        for language in ("en", "de"):
+            path = corpora / "multi30k" / f"{name}.{language}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("a\n", encoding="utf-8")
+    names = {"PATH": f"{pip.parent}:{os.environ['PATH']}", "TRANSFORMER_DATA": str(corpora), "GPU_FOLDER": str(folder)}
+
+    run("bash", str(FOLDER / "gather.sh"), **names)
+    assert len(list(folder.rglob("*.en"))) == len(list(folder.rglob("*.de"))) == 3
+    assert (folder / "wheels" / "one.whl").exists()
+
+    with (corpora / "multi30k" / "train.en").open("wb") as file:
+        file.truncate(60 << 20)
+    done = subprocess.run(
+        ["bash", str(FOLDER / "gather.sh"), "check"],
+        env=os.environ | names,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "error: together more than 65536 KiB: leave something out\n")
+
+
 def test_plain_computes_what_ours_does_from_the_same_weights(tmp_path: Path) -> None:
     """Random numbers but for the last norms, behind each of which the peer has another norm, of ones."""
     ours = Transformer(ModelConfig(n_layers=2, d_model=16, d_ff=24, n_heads=2, max_positions=12), 20).eval()
