@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import sysconfig
 import warnings
@@ -78,9 +79,16 @@ def _has_code_for(capability: tuple[int, int], built_for: list[str]) -> bool:
 
 
 def _driver_version() -> int:
-    """The CUDA version of the driver, such as 12040; 0 where there is none. Torch keeps this function private."""
-    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
-    return int(ask()) if ask is not None else 0
+    """The CUDA version of a driver that is too old for torch, such as 12040, from what torch says; 0: it is not that.
+
+    There is no function to ask: builds for Linux have none.
+    """
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        found = re.search(r"too old \(found version (\d+)\)", str(error))
+        return int(found[1]) if found else 0
+    return 0
 
 
 def _as_number(version: str) -> int:
