@@ -19,7 +19,7 @@ from transformer.decoding.translator import Translator
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector of garbage pass over what stays until the end, a million objects: a twentieth of all the time."""
+    """Let the collector of garbage pass over what stays until the end: a twentieth of all the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
