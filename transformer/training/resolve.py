@@ -23,7 +23,7 @@ from transformer.compute import (
 )
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import AttentionKernel, Device, Kernels, LayoutKind, ModelConfig, Precision, Score
-from transformer.cost import peak_flops, step_flops
+from transformer.cost import UTILISATION, peak_flops, step_flops
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Lengths, Mixture
 from transformer.errors import InputError
@@ -35,7 +35,6 @@ from transformer.records import Resolved
 log = logging.getLogger(__name__)
 
 PAYS = 600.0  # seconds of training for which compiling is worth its minute
-UTILISATION = 0.4  # of a GPU's peak
 UNKNOWN_PEAK = 312e12  # FLOP/s of a GPU that is not in the table: an A100's
 MEAN_LENGTH = 30.0  # tokens of a sentence, about: it hardly matters
 
