@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformer.cli.commands import COMMANDS
-from transformer.config.keys import check_override, did_you_mean, groups_of, keys_of, list_override, names_in
+from transformer.config.keys import check_override, did_you_mean, groups_of, key_meant, keys_of, list_override, names_in
 from transformer.errors import InputError
 
 PROGRAM_FLAGS = ("--help", "--version", "--completion")  # in the place of a command
@@ -65,7 +65,7 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
     while rest:
         argument = rest.pop(0)
         if argument.startswith("-"):
-            flag, value = _flag(argument, rest)
+            flag, value = _flag(argument, rest, [*keys, *groups_of(COMMANDS[command].job)])
             flags.append(flag)
             if value is not None:
                 flags.append(value)
@@ -102,11 +102,15 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
     )
 
 
-def _flag(argument: str, rest: list[str]) -> tuple[str, str | None]:
-    """A flag and its value, if it takes one. The value may be the next argument, which is then removed from `rest`."""
+def _flag(argument: str, rest: list[str], keys: Sequence[str]) -> tuple[str, str | None]:
+    """A flag and its value, if it takes one. The value may be the next argument, which is then removed from `rest`.
+
+    `keys` are those of the command, which other toolkits take as flags.
+    """
     flag, equals, value = argument.partition("=")
     if flag not in FLAGS:
-        raise InputError(f"unknown flag {flag}{did_you_mean(flag, FLAGS)}; settings are written key=value")
+        meant = key_meant(flag, keys) or did_you_mean(flag, FLAGS)
+        raise InputError(f"unknown flag {flag}{meant}; settings are written key=value")
 
     # A flag without a value.
     choices = FLAGS[flag]

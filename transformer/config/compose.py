@@ -45,6 +45,7 @@ from transformer.config.keys import (
     did_you_mean,
     generic_key,
     groups_of,
+    key_meant,
     keys_of,
     leaves,
     names_in,
@@ -391,7 +392,7 @@ def _explained(error: OmegaConfBaseException, kind: type[Job], *, where: str) ->
         case ConfigKeyError() if key in keys:
             remedy = "; in a file keys are nested, as `train: {seed: 1}`"
         case ConfigKeyError():
-            remedy = did_you_mean(key, keys)
+            remedy = key_meant(key, keys)
         case _:
             remedy = did_you_mean(str(error.value), choices_of(keys[key].kind)) if key in keys else ""
     what = "".join(_lines(error)[:1])  # the others are OmegaConf's own affair

@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from transformer.config.foreign import normal, row_of
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import OnResume
 from transformer.errors import InputError
@@ -221,7 +222,7 @@ def _check_key(key: str, override: str, *, keys: Mapping[str, Key], groups: Sequ
         if any(other.startswith(f"{generic}.") for other in keys):
             raise InputError(f"{override}: {key} is a group of keys; set them one by one, as {key}.KEY=VALUE")
         raise InputError(
-            f"unknown key {key!r} in {override!r}{did_you_mean(generic, [*keys, *groups])}; --help lists every key"
+            f"unknown key {key!r} in {override!r}{key_meant(generic, [*keys, *groups])}; --help lists every key"
         )
 
     named = re.match(NAMED_SET, key)
@@ -241,15 +242,88 @@ def quote(value: str) -> str:
     return f'"{value}"'
 
 
-RENAMED = {"train.attention_kernel": "train.kernels", "train.fused_loss": "train.kernels"}  # as 1bd6cd8 had them
+# ---- what was meant -------------------------------------------------------------------------------------------------
+
+SETS = {"valid": "dev", "valid_set": "dev", "validation": "dev", "val": "dev"}  # a group's name elsewhere, and here
+OPPOSITES = (("min", "max"), ("src", "tgt"), ("encoder", "decoder"), ("first", "last"), ("best", "last"))
+ALIKE = 0.85  # the least similarity of a key and its misspelling, both without "_"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A clause that names the known word that was meant, a key without its group, misspelt or renamed; or nothing."""
-    known = list(known)
-    word = RENAMED.get(word, word)
-    close = [key for key in known if key.endswith(f".{word}")] or difflib.get_close_matches(word, known, n=1)
+    """A clause that names the known word that is most like a misspelt one, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def key_meant(typed: str, known: Iterable[str]) -> str:
+    """A clause with the key that was meant by an unknown one, or nothing: a wrong hint is worse than none.
+
+    The last parts of keys are compared, since the beginning makes all keys of a group alike. A key may be without its
+    group, in another group, as another toolkit calls it (see `foreign`), or misspelt.
+    """
+    known = list(known)
+    of_set = _misspelt_in_set(typed, known)
+    parts = [SETS.get(part, part) for part in normal(typed).split(".")]
+    keys = [key for key in known if _may_be(key, parts)]
+
+    names = [".".join(parts[start:]) for start in range(len(parts))]  # the whole first, the last part last
+    foreign = [row_of(name, set(keys)) for name in names]
+    found = of_set or next(filter(None, foreign[:-1]), None) or _same_name(keys, parts) or foreign[-1]
+    key, sentence = found or _misspelt(keys, parts) or ("", "")
+    if sentence:
+        return f"; here {sentence.replace('`', '')}"
+    return f"; did you mean {key!r}?" if key else ""
+
+
+def _misspelt_in_set(typed: str, keys: Sequence[str]) -> tuple[str, str] | None:
+    """A key of a set that users name, which has so few that one of them is meant: `data.test.NAME.source`."""
+    group, _, name = typed.rpartition(".")
+    names = [_last_part(key) for key in keys if group.endswith(".NAME") and key.rpartition(".")[0] == group]
+    close = difflib.get_close_matches(name, names, n=1)
+    return (f"{group}.{close[0]}", "") if close else None
+
+
+def _may_be(key: str, parts: Sequence[str]) -> bool:
+    """Whether a key of a set that users name can be meant: not by a key of a group that has no such sets."""
+    return ".NAME." not in key or len(parts) == 1 or not set(parts[:-1]).isdisjoint(key.split("."))
+
+
+def _same_name(keys: Sequence[str], parts: Sequence[str]) -> tuple[str, str] | None:
+    """The key with the last part that was typed, unless that is the name of a group."""
+    groups = {key.partition(".")[0] for key in keys if "." in key}
+    same = [key for key in keys if _last_part(key) == parts[-1] and parts[-1] not in groups]
+    return (_nearest(same, parts), "") if same else None
+
+
+def _misspelt(keys: Sequence[str], parts: Sequence[str]) -> tuple[str, str] | None:
+    """The key whose last part is nearly the one that was typed, or begins with it; None if there is no single one."""
+    name = parts[-1]
+    likeness = {last: _likeness(name, last) for last in map(_last_part, keys)}
+    best = max(likeness.values(), default=0.0)
+    close = [last for last, alike in likeness.items() if alike == best >= ALIKE]
+    begun = [last for last in likeness if last.startswith(name)]
+    if len(close) != 1 and len(begun) == 1 and 2 * len(name) >= len(begun[0]):
+        close = begun
+    return (_nearest([key for key in keys if _last_part(key) == close[0]], parts), "") if len(close) == 1 else None
+
+
+def _last_part(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _nearest(keys: Sequence[str], parts: Sequence[str]) -> str:
+    """Of these keys, the first of those that have most groups in common with the parts of what was typed."""
+    return max(keys, key=lambda key: len(set(key.lower().split(".")) & set(parts)))
+
+
+def _likeness(typed: str, known: str) -> float:
+    """From 0 to 1; 0 also for opposites, such as min_steps and max_steps, and for keys with a word more or less."""
+    words = typed.split("_"), known.split("_")
+    for pair in OPPOSITES:
+        if any(one in words[0] and other in words[1] for one, other in (pair, pair[::-1])):
+            return 0.0
+    alike = difflib.SequenceMatcher(None, "".join(words[0]), "".join(words[1])).ratio()
+    return alike if len(words[0]) == len(words[1]) or alike > 0.92 else 0.0
 
 
 # ---- experiments and recipes ----------------------------------------------------------------------------------------
