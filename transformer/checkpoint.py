@@ -50,6 +50,7 @@ from transformer.files import (
     temporary_name,
     write_new,
 )
+from transformer.machine import lack_of
 from transformer.records import CHECKPOINT_FORMAT, CheckpointState
 from transformer.run_dir import (
     CONFIG,
@@ -514,10 +515,13 @@ def _check_names(manifest: Manifest) -> None:
 
 @contextmanager
 def _errors_named(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file becomes a CheckpointError that names it."""
+    """Whatever is wrong with a file becomes a CheckpointError that names it; what the machine lacks, a StorageError."""
     try:
         yield
     except OSError as error:
+        lack = lack_of(error)  # which says nothing about the file: it must not be taken for damaged
+        if lack is not None:
+            raise StorageError(f"{path}: {lack}") from error
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from transformer.config.settings import Device, Precision
-from transformer.errors import InputError
-from transformer.machine import end_threads_before_forks
+from transformer.errors import InputError, StorageError
+from transformer.machine import NO_MEMORY, end_threads_before_forks, lack_of
 
 end_threads_before_forks()
 
@@ -151,7 +151,10 @@ def loss_scaler(device: torch.device, precision: Precision) -> GradScaler:
 
 @contextmanager
 def memory_errors_named(phase: str, *, remedy: str) -> Iterator[None]:
-    """Raise InputError where memory, a GPU's or the machine's, runs out: with what was done and what to change."""
+    """Raise InputError where memory, a GPU's or the machine's, runs out: with what was done and what to change.
+
+    Raises StorageError where the system starts no thread.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -159,8 +162,11 @@ def memory_errors_named(phase: str, *, remedy: str) -> Iterator[None]:
     except MemoryError as error:
         raise InputError(f"out of memory while {phase}: {remedy}") from error
     except RuntimeError as error:
-        if "DefaultCPUAllocator" not in str(error):  # where torch finds no memory on the machine
+        lack = lack_of(error)
+        if lack is None:
             raise
+        if lack != NO_MEMORY:
+            raise StorageError(f"{phase}: {lack}") from error
         raise InputError(f"out of memory while {phase}: {remedy}") from error
 
 

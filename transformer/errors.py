@@ -30,7 +30,7 @@ class CheckpointError(TransformerError):
 
 
 class StorageError(TransformerError):
-    """Out of space, or a place that cannot be written."""
+    """Out of space, memory, threads or file handles; or a place that cannot be written."""
 
     exit_status = 5
 

@@ -5,13 +5,16 @@ Nothing here imports torch: that takes longer than to prepare a small corpus.
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
+import resource
 import subprocess
+import threading
 import time
 from pathlib import Path
 
-from transformer.errors import InputError
+from transformer.errors import InputError, StorageError
 
 # How many matrix products the libraries below torch keep prepared for their shapes on a CPU. By default each keeps
 # 1,024, at 0.3 to 0.4 MB apiece, and a training with its searches has that many shapes.
@@ -25,23 +28,80 @@ WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the environment variables tha
 
 MOST_THREADS_A_CORE = 4
 TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
+OTHER_THREADS = 4  # of a command, beside those that compute: they load, show progress and write logs
+
+NO_THREAD = (
+    "no thread can be started: end other programs, raise `ulimit -u` and `ulimit -v` (in a container: its limits of "
+    "pids and memory), or compute with fewer (threads=1; train.threads=1 under train)"
+)
+NO_THREAD_WORDS = ("can't start new thread", os.strerror(errno.EAGAIN))  # Python's, and those of C++
+NO_MEMORY = "no memory is left: end other programs, or raise `ulimit -v` (in a container: its limit of memory)"
+NO_MEMORY_WORDS = (  # of C++, torch, oneDNN, and the loader of libraries
+    *("std::bad_alloc", "DefaultCPUAllocator", "could not create a primitive"),
+    "failed to map segment from shared object",
+)
+
 CONTROL_GROUP = "/sys/fs/cgroup"  # a container's own is mounted there
 
 
 def resolve_threads(threads: int | None) -> int:
     """The number of threads that is set; None: this rank's share of the cores, and no more than OMP_NUM_THREADS.
 
-    Raises InputError for more than `most_threads`.
+    Raises InputError for more than `most_threads`, and StorageError where the system starts no more threads: OpenMP
+    would end the process without a word of ours.
     """
     if threads is None:
         share = max(1, _cores() // _local_world_size())
-        return min(share, _threads_in_environment() or share)
+        threads = min(share, _threads_in_environment() or share)
     if threads > most_threads():
         raise InputError(
             f"{threads} threads are more than {MOST_THREADS_A_CORE} times the {_cores()} cores that this process may "
             f"use: set {most_threads()} at most, or null for one each"
         )
+    _try_threads(2 * threads + OTHER_THREADS)  # those of OpenMP, and as many that share its work
     return threads
+
+
+def _try_threads(count: int) -> None:
+    """Start so many threads at once, and end them. Raises StorageError where the system refuses."""
+    end = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=end.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise StorageError(lack_of(error) or str(error)) from error
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()
+
+
+def lack_of(error: BaseException) -> str | None:
+    """What the machine had none of where this arose, or what it arose from, and what to do; None for other errors.
+
+    Libraries raise these in many ways: torch, in whose C++ a thread cannot be started, as a RuntimeError with no more
+    than the system's words.
+    """
+    while True:
+        match error:
+            case OSError(errno=errno.EMFILE | errno.ENFILE):
+                most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+                where = "" if error.filename is None else f"{error.filename}: "
+                remedy = f"raise `ulimit -n`, which is {most}, or end other programs"
+                return f"{where}no file can be opened ({error.strerror}): {remedy}"
+            case MemoryError() | OSError(errno=errno.ENOMEM):
+                return NO_MEMORY
+            case RuntimeError() if str(error) in NO_THREAD_WORDS:
+                return NO_THREAD
+            case RuntimeError() | ImportError() | OSError() if any(words in str(error) for words in NO_MEMORY_WORDS):
+                return NO_MEMORY
+        earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if earlier is None:
+            return None
+        error = earlier
 
 
 def _threads_in_environment() -> int | None:

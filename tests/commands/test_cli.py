@@ -5,6 +5,7 @@ Most cases run in this process through `main`, with the command itself replaced;
 
 import argparse
 import errno
+import itertools
 import json
 import os
 import pty
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from operator import attrgetter
@@ -1155,6 +1156,86 @@ def test_main_calls_another_error_of_the_system_a_bug(code: int | None) -> None:
     result = enter("train", then=fail)
     assert result.status == 1
     assert result.err.startswith("transformer: error: this is a bug: ")
+
+
+def _raised(error: BaseException, *later: BaseException) -> Callable[[], None]:
+    """What raises an error, and each of the later ones because of the one before."""
+
+    def fail() -> None:
+        for earlier, after in itertools.pairwise((error, *later)):
+            after.__cause__ = earlier
+        raise (error, *later)[-1]
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("fail", "words"),
+    [
+        (
+            _raised(OSError(errno.EMFILE, "Too many open files", "a.txt")),
+            "a.txt: no file can be opened (Too many open ",
+        ),
+        (
+            _raised(OSError(errno.ENFILE, "Too many open files in system")),
+            "no file can be opened (Too many open files in",
+        ),
+        (
+            _raised(OSError(errno.EMFILE, "Too many open files"), errors.InputError("train.en: check the path")),
+            "no file can be opened (Too many open files): raise `ulimit -n`, which is ",
+        ),
+        (
+            _raised(OSError(errno.EMFILE, "Too many open files"), errors.StorageError("store: free space")),
+            "no file can be opened (Too many open files): raise `ulimit -n`, which is ",
+        ),
+        (
+            _raised(RuntimeError("can't start new thread")),
+            "no thread can be started: end other programs, raise `ulimit",
+        ),
+        (_raised(RuntimeError("Resource temporarily unavailable")), "no thread can be started: end other programs, "),
+        (
+            _raised(RuntimeError("Resource temporarily unavailable"), errors.InputError("tokenizer.vocab_size")),
+            "no thread can be started: end other programs, ",
+        ),
+        (_raised(MemoryError()), "no memory is left: end other programs, or raise `ulimit -v`"),
+        (_raised(OSError(errno.ENOMEM, "Cannot allocate memory")), "no memory is left: end other programs, "),
+        (_raised(RuntimeError("std::bad_alloc")), "no memory is left: end other programs, "),
+        (_raised(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate")), "no memory is left: "),
+        (_raised(ImportError("libtorch_cpu.so: failed to map segment from shared object")), "no memory is left: "),
+    ],
+)
+def test_main_ends_with_5_where_the_machine_has_no_more(fail: Callable[[], None], words: str) -> None:
+    """Nothing is wrong with this package, nor with the file that could not be opened."""
+    result = enter("train", then=fail)
+    assert (result.status, result.out) == (5, "")
+    assert result.err.startswith(f"transformer: error: {words}")
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("fail", "status"),
+    [
+        (_raised(MemoryError(), errors.InputError("out of memory while training: lower train.max_tokens")), 2),
+        (_raised(RuntimeError("the peer said: Resource temporarily unavailable")), 1),
+        (_raised(BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")), 1),
+    ],
+)
+def test_main_keeps_the_words_of_other_errors(fail: Callable[[], None], status: int) -> None:
+    assert enter("train", then=fail).status == status
+
+
+def test_main_ends_with_5_where_no_file_can_be_opened(tmp_path: Path) -> None:
+    """For real: the corpus of the demo, in a process that may have six files open."""
+    code = (
+        "import resource, torch, transformer.training.loop\n"
+        "from transformer.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))\n"
+        "main()"
+    )
+    process = python("-c", code, "train", cwd=tmp_path)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 5, err
+    assert re.search(r"error: .*no file can be opened \(Too many open files\): raise `ulimit -n`, which is 6, or", err)
 
 
 def test_main_ends_with_5_on_a_full_standard_output(tmp_path: Path) -> None:

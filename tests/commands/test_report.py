@@ -1,5 +1,6 @@
 """`transformer report`: what its page shows in a real browser, against what the run directory holds."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from support.browser import Browser, running_browser
 from support.corpora import metrics_of, read, run, run_command, tiny_job, write_corpus
 from transformer.cli.commands import compose
 from transformer.config.settings import Device, Format
+from transformer.decoding import batches
+from transformer.decoding.parallel import in_parallel
 from transformer.errors import InputError, StorageError
 from transformer.run_dir import RunDir
 from transformer.tools import significance
@@ -23,6 +26,7 @@ from transformer.tools.report.overview import format_duration
 from transformer.tools.report.provenance import train_overrides
 from transformer.tools.report.reading import read_run
 from transformer.tools.report.samples import Part, mark_differences, split_text, spread
+from transformer.tools.report.scores import score_checkpoints
 
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
 READY = ".contents a"
@@ -305,6 +309,24 @@ def test_report_of_a_run_that_trains_on_is_not_of_a_finished_one(runs: Path) -> 
     assert [validation.step for validation in reading.validations] == [6, 12]
     assert reading.missing[-1].startswith("a/results.json: of step 12, and training has gone on to step 15: ")
     assert read_run("b").is_finished
+
+
+def test_report_keeps_what_it_has_translated_when_the_machine_has_no_more(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = read_run("a")
+    searches = itertools.count()
+
+    def in_turn(*arguments: Any, **options: Any) -> Iterator[Any]:
+        if next(searches) == 1:
+            raise RuntimeError("can't start new thread")
+        return in_parallel(*arguments, **options)
+
+    monkeypatch.setattr(batches, "in_parallel", in_turn)
+    scores = score_checkpoints(reading, ReportJob(runs=["a"], checkpoints=2, device=Device.cpu))
+    assert [score.checkpoint for score in scores] == ["step-4", "averaged"]
+    assert len(reading.missing) == 1
+    assert reading.missing[0].startswith("Interval of step-12: translating: no thread can be started: end other ")
 
 
 def test_report_of_an_unfinished_run_says_what_is_missing(browser: Browser, runs: Path) -> None:

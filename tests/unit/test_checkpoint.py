@@ -397,6 +397,23 @@ def test_newest_reports_a_damaged_checkpoint_once_and_keeps_it(run: Path, caplog
     assert (run / "checkpoints" / ".bad-step-00000020" / "model.safetensors").read_bytes() == b"x"
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM], ids=errno.errorcode.get)
+def test_newest_takes_no_checkpoint_for_damaged_that_it_cannot_open(
+    run: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be moved aside, and the run would go on from the one before."""
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    before = snapshot(run)
+    with lock_run(run):
+        monkeypatch.setattr("transformer.checkpoint.open_regular", fail)
+        with pytest.raises(StorageError, match=r"step-00000020.*: (no file can be opened|no memory is left)"):
+            newest(run)
+    assert snapshot(run) == before
+
+
 def test_newest_touches_nothing_where_all_are_damaged(run: Path) -> None:
     (step_dir(run, 20) / "MANIFEST.json").unlink()
     os.truncate(step_dir(run, 10) / "ema.safetensors", 5)

@@ -22,7 +22,7 @@ from transformer.compute import (
     uses_cudnn_attention,
 )
 from transformer.config.settings import Device, Precision
-from transformer.errors import InputError
+from transformer.errors import InputError, StorageError
 
 CPU = torch.device("cpu")
 BF16_PROBES = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
@@ -136,6 +136,14 @@ def test_memory_errors_named_says_what_to_change() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     with pytest.raises(RuntimeError, match="another"), memory_errors_named("training", remedy=""):
         raise RuntimeError("another")
+
+
+def test_memory_errors_named_says_that_no_thread_can_be_started() -> None:
+    with (
+        pytest.raises(StorageError, match=r"^translating: no thread can be started: "),
+        memory_errors_named("translating", remedy="lower search.batch_tokens"),
+    ):
+        raise RuntimeError("Resource temporarily unavailable")
 
 
 def test_memory_errors_named_knows_those_of_the_machine() -> None:

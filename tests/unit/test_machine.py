@@ -5,6 +5,7 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from support.observers import PeakMemory
 from transformer import machine
 from transformer.compute import resolve_precision
 from transformer.config.settings import Precision
-from transformer.errors import InputError
+from transformer.errors import InputError, StorageError
 from transformer.machine import (
     KERNEL_CACHES,
     describe_processor,
@@ -41,6 +42,23 @@ def test_resolve_threads_takes_a_share_of_the_cores_this_process_may_use(
     assert resolve_threads(32) == 32
     with pytest.raises(InputError, match=r"^33 threads are more than 4 times the 8 cores .*: set 32 at most"):
         resolve_threads(33)
+
+
+def test_resolve_threads_finds_out_that_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP would end the process by itself, with status 1 and a line of its own. What was started has ended."""
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_few(thread: threading.Thread) -> None:
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_few)
+    with pytest.raises(StorageError, match=r"^no thread can be started: .* compute with fewer \(threads=1; train\.th"):
+        resolve_threads(1)
+    assert [thread.is_alive() for thread in started] == [False] * 3
 
 
 @pytest.mark.parametrize(

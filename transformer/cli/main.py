@@ -111,7 +111,7 @@ def _dispatch(arguments: list[str]) -> int:
         _enter(command, arguments[1:])
         sys.stdout.flush()
     except TransformerError as error:
-        return _fail(error, str(error), error.exit_status)
+        return _fail_for_want(error) or _fail(error, str(error), error.exit_status)
     except KeyboardInterrupt as error:
         if command in COMMANDS and COMMANDS[command].goes_on:
             return _fail(error, "stopped; to go on, give the same command again", Stopped.exit_status)
@@ -125,12 +125,12 @@ def _dispatch(arguments: list[str]) -> int:
         return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno not in CANNOT_BE_WRITTEN:
-            return _fail_as_bug(error)
+            return _fail_for_want(error) or _fail_as_bug(error)
         if error.filename is None:  # standard output, as a rule
             _drop_output()
         return _fail(error, f"{error.filename or 'output'}: {error.strerror}", StorageError.exit_status)
     except Exception as error:
-        return _fail_as_bug(error)
+        return _fail_for_want(error) or _fail_as_bug(error)
     return 0 if arguments else InputError.exit_status
 
 
@@ -201,6 +201,20 @@ def _complete(flag: str, argument: str) -> None:
 def _drop_output() -> None:
     """Drop what is still to be written: the interpreter would try once more when it ends, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail_for_want(error: Exception) -> int:
+    """Report that the machine had no more of something; the exit status, or 0 if it was not that.
+
+    A file that cannot be opened because too many are open may have been taken for one that is missing or damaged. An
+    error keeps its own words where they have this in them, or name the key with which memory suffices.
+    """
+    from transformer.machine import NO_MEMORY, lack_of
+
+    lack = lack_of(error)
+    if lack is None or (isinstance(error, TransformerError) and (lack == NO_MEMORY or lack in str(error))):
+        return 0
+    return _fail(error, lack, StorageError.exit_status)
 
 
 def _fail_as_bug(error: Exception) -> int:

@@ -256,17 +256,14 @@ class Batches:
 
         def work_on(batch: list[int], cancelled: Event) -> list[tuple[int, Result]]:
             plainly = sdpa_kernel(SDPBackend.MATH) if self.is_plain else nullcontext()
-            with (
-                _arithmetic(self.device, self.precision),
-                plainly,
-                memory_errors_named("translating", remedy=remedy),
-            ):
+            with _arithmetic(self.device, self.precision), plainly:
                 return list(zip(batch, work(batch, cancelled), strict=True))
 
         at_once = 1
         if self.device.type == "cpu":
             at_once = min(len(batches), torch.get_num_threads(), MOST_AT_ONCE)
-        results = dict(chain.from_iterable(in_parallel(work_on, batches, at_once=at_once, check=check)))
+        with memory_errors_named("translating", remedy=remedy):
+            results = dict(chain.from_iterable(in_parallel(work_on, batches, at_once=at_once, check=check)))
         return [results[n] for n in range(len(lengths))]
 
 
