@@ -35,6 +35,16 @@ def check_ids(name: str, ids: Iterable[Sequence[int]], *, vocab_size: int) -> li
     return found
 
 
+def lines_of(lines: Iterable[int], *, n_texts: int) -> list[int]:
+    """The line of each text. Raises InputError unless these are as many whole numbers as texts."""
+    if isinstance(lines, str) or not isinstance(lines, Iterable):
+        raise InputError(f"lines={shown(lines)} must be a list of whole numbers")
+    found = [whole("a line of lines", line, least=0) for line in lines]
+    if len(found) != n_texts:
+        raise InputError(f"{len(found)} lines for {n_texts} texts: give one for each")
+    return found
+
+
 def length_penalties_of(alphas: Iterable[float]) -> list[float]:
     """The alphas. Raises InputError for none at all, and for one that cannot be."""
     if isinstance(alphas, str) or not isinstance(alphas, Iterable):

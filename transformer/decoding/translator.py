@@ -17,7 +17,7 @@ from transformer.arguments import check_callable, check_flag, list_of_texts, sho
 from transformer.config.settings import MOST_BEAM, Precision, SearchConfig
 from transformer.data.corpus import is_blank
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.arguments import check_ids, check_search, length_penalties_of, sampling_of
+from transformer.decoding.arguments import check_ids, check_search, length_penalties_of, lines_of, sampling_of
 from transformer.decoding.batches import Batches
 from transformer.decoding.forced import IdPair
 from transformer.decoding.output import BLANK, UNSCORED, Alignment, Scored, Translation
@@ -96,8 +96,9 @@ class Translator:
         """
         check_callable("check", check)
         texts = self._checked(texts, first_line=first_line, strict=strict)
+        numbers = range(first_line, first_line + len(texts)) if lines is None else lines_of(lines, n_texts=len(texts))
 
-        sources = self._encode(texts, lines=lines or range(first_line, first_line + len(texts)), strict=strict)
+        sources = self._encode(texts, lines=numbers, strict=strict)
         hypotheses = self.batches.hypotheses(list(sources.values()), n_best=1, check=check)
         return self._decode([best for [best] in hypotheses], list(sources), n_texts=len(texts))
 
