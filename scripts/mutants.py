@@ -585,6 +585,27 @@ FOUND = (
         "self.p_bootstrap is not None and self.p_bootstrap <= SIGNIFICANT",
         "commands/test_compare.py::test_system_score_is_significant_by_randomisation_alone",
     ),
+    Mutant(
+        "a checkpoint that cannot be opened is taken for damaged",
+        "checkpoint.py",
+        "        if lack is not None:\n            raise StorageError",
+        "        if False:\n            raise StorageError",
+        "unit/test_checkpoint.py::test_newest_takes_no_checkpoint_for_damaged_that_it_cannot_open",
+    ),
+    Mutant(
+        "a changed job is not checked again",
+        "training/loop.py",
+        "    job = checked(TrainJob, job)  # before anything is written\n",
+        "",
+        "unit/test_api.py::test_train_checks_a_job_that_was_changed_again[train.label_smoothing]",
+    ),
+    Mutant(
+        "a foreign name is answered with a key of its group that looks alike",
+        "config/keys.py",
+        "    close = [last for last, alike in likeness.items() if alike == best >= ALIKE]",
+        "    close = [last for last, alike in likeness.items() if alike == best > 0]",
+        "unit/test_foreign.py::test_key_meant_says_nothing_rather_than_what_misleads",
+    ),
 )
 
 MUTANTS = (*REPORTED, *SURVIVORS, *FOUND)
