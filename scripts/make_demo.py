@@ -14,6 +14,7 @@ the Pharaoh format.
 
 from __future__ import annotations
 
+import argparse
 import random
 import re
 import sys
@@ -1291,7 +1292,9 @@ def generate() -> dict[str, list[Aligned]]:
 
 
 def main(arguments: list[str]) -> None:
-    out = Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1] / "data" / "demo"
+    parser = argparse.ArgumentParser(description="Write the demo corpus.")
+    parser.add_argument("out", nargs="?", type=Path, default=Path(__file__).resolve().parents[1] / "data" / "demo")
+    out: Path = parser.parse_args(arguments).out
     out.mkdir(parents=True, exist_ok=True)
     Marks.is_on = True
     try:
