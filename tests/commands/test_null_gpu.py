@@ -1,0 +1,297 @@
+"""Whole commands on torch's own CUDA build without a GPU: what the host does with one. Numbers are none here.
+
+`scripts/null_gpu/README.md` says what is real on a null GPU, and how to make its environment; then `pytest -n 0 -m
+null_gpu`. The default `pytest` leaves these tests out.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.corpora import metrics_of, read, results_of, steps_of
+from support.null_gpu import PYTHON, Ended, on_null_gpu, train_on_null_gpu
+
+pytestmark = [
+    pytest.mark.null_gpu,
+    pytest.mark.timeout(1_800),
+    pytest.mark.skipif(PYTHON is None, reason="TRANSFORMER_NULL_GPU_PYTHON is not set: see scripts/null_gpu/README.md"),
+]
+
+SHORT = ("train.max_steps=20", "train.validate_every=10", "train.save_every=10", "train.log_every=10")
+SHORTEST = ("train.max_steps=3", "train.average=1", "search.max_extra=2")
+FILES = {"train.src": "train.en", "train.tgt": "train.de", "dev.src": "val.en", "dev.tgt": "val.de"}
+READ = 10  # after this step the host reads the device: a log line, a validation, a checkpoint
+ROOM = 1.03  # for another torch
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """The demo on an H100, not compiled."""
+    folder = tmp_path_factory.mktemp("eager")
+    return folder, train_on_null_gpu(folder, *SHORT, "train.average=2", "train.compile=false")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """The demo on an H100, compiled."""
+    folder = tmp_path_factory.mktemp("compiled")
+    return folder, train_on_null_gpu(folder, *SHORT, "train.average=2", "train.compile=true")
+
+
+@pytest.fixture
+def corpora() -> Path:
+    """The folder of real corpora."""
+    folder = os.environ.get("TRANSFORMER_DATA")
+    if folder is None:
+        pytest.skip("TRANSFORMER_DATA is not set")
+    return Path(folder)
+
+
+def resolved_of(folder: Path) -> dict[str, Any]:
+    resolved: dict[str, Any] = read(folder / "run" / "run.json")["resolved"]
+    return resolved
+
+
+# ---- a training to its end ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_train_demo_comes_to_its_end(way: str, request: pytest.FixtureRequest) -> None:
+    folder, done = request.getfixturevalue(way)
+    fast = {"device": "cuda", "precision": "bf16", "layout": "packed", "attention_kernel": "varlen"}
+    assert resolved_of(folder).items() >= {**fast, "compile": way == "compiled"}.items()
+    assert results_of(folder / "run")["averaged"] == [10, 20]
+    assert results_of(folder / "run")["test_sets"].keys() == {"test", "test_compositional"}
+    assert len(done.report["updates"]) == 20
+    assert [line["step"] for line in metrics_of(folder / "run") if "train/loss" in line] == [10, 20]
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_train_step_never_makes_the_host_wait(way: str, request: pytest.FixtureRequest) -> None:
+    """Nor allocates, once the first steps have."""
+    _, done = request.getfixturevalue(way)
+    steps = [step for number, step in enumerate(done.steps(), 1) if number != READ]
+    assert [step["sync"] for step in steps] == [0] * len(steps)
+    assert [step.get("pageable copy", 0) for step in steps] == [0] * len(steps)
+    assert [step["allocation"] for step in steps[10:]] == [0] * len(steps[10:])
+
+
+def test_train_demo_compiled_is_one_graph(compiled: tuple[Path, Ended]) -> None:
+    _, done = compiled
+    dynamo = done.report["dynamo"]
+    assert dynamo["frames"] == {"total": 1, "ok": 1}
+    assert dynamo["stats"]["unique_graphs"] == 1
+    assert dynamo["graph_break"] == {}
+    assert dynamo.get("recompiles", {}) == {}
+
+
+def test_train_step_launches_no_more_than_before(eager: tuple[Path, Ended], compiled: tuple[Path, Ended]) -> None:
+    """At most the figures of the first run, with room for another torch."""
+    step = eager[1].steps()[14]
+    assert step["kernel"] <= 468 * ROOM
+    assert step["product"] == 100
+    step = compiled[1].steps()[14]
+    assert step["kernel"] <= 111 * ROOM
+    assert step["triton"] <= 203 * ROOM
+    assert step["product"] == 100
+
+
+def test_train_in_fp16_with_a_moving_average_goes_on_where_it_ended(tmp_path: Path) -> None:
+    settings = ("train.precision=fp16", "train.ema_decay=0.9", "train.compile=false", *SHORTEST)
+    train_on_null_gpu(tmp_path, *settings)
+    done = train_on_null_gpu(tmp_path, *settings, "train.max_steps=6")
+    assert len(done.report["updates"]) == 3
+    assert steps_of(tmp_path / "run")[-1] == 6
+    assert (tmp_path / "run/checkpoints/step-00000006/ema.safetensors").exists()
+
+
+def test_train_on_two_ranks_shares_gradients(tmp_path: Path) -> None:
+    command = ("torchrun", "--standalone", "--nproc-per-node=2", "-m", "transformer", "train", "run_dir=run")
+    done = on_null_gpu(tmp_path, *command, *SHORT, "train.compile=false", NULL_GPU_DEVICES="2")
+    assert done.status == 0, done.err
+    assert results_of(tmp_path / "run")["steps"] == 20
+    other = read(tmp_path / "null_gpu_report.json.1")
+    for report in (done.report, other):
+        assert len(report["updates"]) == 20
+        assert report["counts"]["collective"]["ncclAllReduce"] >= 20
+
+
+# ---- other models ---------------------------------------------------------------------------------------------------
+
+
+def test_train_multi30k_with_muon_is_one_graph(tmp_path: Path, corpora: Path) -> None:
+    settings = ("experiment=multi30k_en_de", f"data.root={corpora}", "train.compile=true", "train.log_every=100")
+    done = train_on_null_gpu(tmp_path, *settings, *SHORTEST, "train.max_steps=8")
+    assert resolved_of(tmp_path)["compile"] is True
+    assert done.report["dynamo"]["stats"]["unique_graphs"] == 1
+    assert done.report["dynamo"]["graph_break"] == {}
+    steps = done.steps()[2:]
+    assert [step["sync"] for step in steps] == [0] * len(steps)
+
+
+SIZES = {
+    "base": ("model.dropout=0.1",),
+    "big": ("model.d_model=1024", "model.d_ff=4096", "model.n_heads=16", "model.dropout=0.3"),
+}
+
+
+@pytest.mark.parametrize("model", SIZES.values(), ids=SIZES)
+def test_estimate_memory_is_what_the_allocator_needs(model: tuple[str, ...], tmp_path: Path, corpora: Path) -> None:
+    """The trial's peak, and that of steps of 25,000 tokens, beside what `summary` says before anything is trained."""
+    data = [f"data.{name}={corpora}/multi30k/{path}" for name, path in FILES.items()]
+    settings = ("experiment=base", *data, *model, "tokenizer.vocab_size=10000", "train.compile=false")
+    done = train_on_null_gpu(tmp_path, *settings, *SHORTEST, "train.max_steps=2")
+    needed = read(tmp_path / "run/run.json")["memory"]["needed"]
+    peak = max(update["peak"] for update in done.report["updates"])
+
+    said = on_null_gpu(tmp_path, "transformer", "summary", *settings, "format=json")
+    estimate = json.loads(said.out)["longest_memory"]["total"]
+    print(f"{needed / 2**30:.2f} GiB in the trial, {peak / 2**30:.2f} in steps, estimated {estimate / 2**30:.2f}")
+    assert 0.8 < estimate / needed < 1.25
+    assert peak < 1.1 * needed
+
+
+# ---- other cards ----------------------------------------------------------------------------------------------------
+
+CARDS = {
+    "H100": ("90", {"precision": "bf16", "layout": "packed", "attention_kernel": "varlen", "max_tokens": 32_768}),
+    "RTX 3090": ("86", {"precision": "bf16", "layout": "packed", "attention_kernel": "varlen", "max_tokens": 8_192}),
+    "T4": ("75", {"precision": "fp32", "layout": "padded", "attention_kernel": None, "max_tokens": 8_192}),
+}
+
+
+@pytest.mark.parametrize(("capability", "expected"), CARDS.values(), ids=CARDS)
+def test_train_takes_what_a_card_is_fast_at(tmp_path: Path, capability: str, expected: dict[str, Any]) -> None:
+    """With nothing set: the demo is too short to be compiled anywhere."""
+    done = train_on_null_gpu(tmp_path, *SHORTEST, NULL_GPU_CAPABILITY=capability)
+    assert resolved_of(tmp_path).items() >= {"device": "cuda", "compile": False, **expected}.items()
+    assert len(done.report["updates"]) == 3
+
+
+def test_train_on_a_card_that_torch_has_no_code_for_says_so(tmp_path: Path) -> None:
+    done = on_null_gpu(tmp_path, "transformer", "train", "train.device=cuda", NULL_GPU_CAPABILITY="70")
+    assert (done.status, done.err.count("\n")) == (2, 1), done.err
+    assert "V100" in done.err
+
+
+@pytest.mark.parametrize("capability", ["90", "86", "75"])
+def test_has_varlen_kernel_is_what_torch_takes(tmp_path: Path, capability: str) -> None:
+    """Forward and backward, at each type and width of heads: torch's own checks, up to the launch."""
+    program = tmp_path / "probe.py"
+    program.write_text(PROBE, encoding="utf-8")
+    done = on_null_gpu(tmp_path, "python", str(program), NULL_GPU_CAPABILITY=capability)
+    assert done.status == 0, done.err
+    answers = [json.loads(line) for line in done.out.splitlines()]
+    assert len(answers) == 36
+    assert [answer for answer in answers if answer["ours"] != answer["torch"]] == []
+
+
+PROBE = """
+import json
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from transformer.compute import has_varlen_kernel
+
+offsets = torch.tensor([0, 10, 20] + [20] * 253, device="cuda", dtype=torch.int32)
+for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    for width in (8, 16, 24, 32, 64, 100, 104, 128, 192, 200, 256, 264):
+        q, k, v = (torch.randn(256, 4, width, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+        try:
+            out = varlen_attn(q, k, v, offsets, offsets, 128, 128, scale=0.1, window_size=(-1, 0))
+            out.backward(torch.randn_like(out))
+            takes = True
+        except RuntimeError:
+            takes = False
+        ours = has_varlen_kernel(q.device, dtype, d_k=width, d_v=width)
+        print(json.dumps({"dtype": str(dtype), "width": width, "ours": ours, "torch": takes}))
+"""
+
+
+# ---- what can be wrong with a GPU -----------------------------------------------------------------------------------
+
+
+def test_train_under_an_old_driver_says_so(tmp_path: Path) -> None:
+    done = on_null_gpu(tmp_path, "transformer", "train", "train.device=cuda", NULL_GPU_DRIVER="12080")
+    assert (done.status, done.err.count("\n")) == (2, 1), done.err
+    assert "driver" in done.err
+
+    done = train_on_null_gpu(tmp_path, *SHORTEST, NULL_GPU_DRIVER="12080")
+    assert resolved_of(tmp_path)["device"] == "cpu"
+    assert "driver" in (tmp_path / "run/train.log").read_text(encoding="utf-8")
+
+
+def test_train_on_a_gpu_without_enough_memory_names_the_key_and_finds_what_fits(tmp_path: Path) -> None:
+    small = ("transformer", "train", "run_dir=run", "train.compile=false", "train.tokens_per_step=400000")
+    done = on_null_gpu(tmp_path, *small, "train.max_tokens=300000", NULL_GPU_GIB="4")
+    assert done.status == 2, done.err
+    last = done.err.splitlines()[-1]
+    assert last.startswith("transformer: error: out of GPU memory in the trial before the first step: lower train.max")
+
+    fitted = on_null_gpu(tmp_path, *small, "train.fit_memory=true", *SHORTEST, NULL_GPU_GIB="4")
+    assert fitted.status == 0, fitted.err
+    assert 2 * 2**30 < read(tmp_path / "run/run.json")["memory"]["needed"] <= 0.95 * 4 * 2**30
+
+
+def test_train_goes_on_without_the_compiler_where_no_kernel_can_be_loaded(tmp_path: Path) -> None:
+    done = train_on_null_gpu(tmp_path, "train.compile=true", *SHORTEST, NULL_GPU_REFUSES_MODULES="1")
+    assert resolved_of(tmp_path)["compile"] is False
+    (failure,) = read(tmp_path / "run/run.json")["proof"]["failures"].items()
+    assert failure[0] == "packed (varlen), compiled, bf16"
+    assert failure[1] in done.err
+    assert "triton" not in done.report["counts"]
+
+
+def test_train_takes_no_gpu_that_computes_wrong(tmp_path: Path) -> None:
+    done = on_null_gpu(tmp_path, "transformer", "train", "run_dir=run", *SHORTEST, NULL_GPU_DEVIATES="1")
+    assert done.status == 2, done.err
+    assert read(tmp_path / "run/run.json")["proof"]["failures"].keys() == {
+        "packed (varlen), not compiled, bf16",
+        "padded, not compiled, bf16",
+        "padded, not compiled, fp32",
+    }
+    assert "computes no step as it should" in done.err.splitlines()[-1]
+
+
+# ---- what one does with a run ---------------------------------------------------------------------------------------
+
+
+def test_translate_answers_each_line(eager: tuple[Path, Ended]) -> None:
+    done = on_null_gpu(eager[0], "transformer", "translate", "run_dir=run", text="A dog.\nTwo dogs run.\n")
+    assert done.status == 0, done.err
+    assert len(done.out.splitlines()) == 2
+
+
+ON_A_RUN = {
+    "evaluate": ("run_dir=run",),
+    "average": ("run_dir=run",),
+    "attention": ("run_dir=run",),
+    "report": ("run", "output=report.html"),
+    "replay": ("run_dir=run",),
+    "export": ("run_dir=run", "to=ctranslate2", "output=exported"),
+    "score": ("run_dir=run",),
+}
+
+
+@pytest.mark.parametrize("command", ON_A_RUN)
+def test_command_on_a_run_comes_to_its_end(command: str, eager: tuple[Path, Ended]) -> None:
+    done = on_null_gpu(eager[0], "transformer", command, *ON_A_RUN[command], text="A dog.\tEin Hund.\n")
+    assert done.status == 0, done.err
+    assert done.out != ""
+
+
+def test_table_trains_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.yaml").write_text("base: {}\nn1: {model: {n_layers: 1}}\n", encoding="utf-8")
+    settings = ("table=rows.yaml", "output=table", "train.compile=false", *SHORTEST)
+    done = on_null_gpu(tmp_path, "transformer", "table", *settings)
+    assert done.status == 0, done.err
+    assert {path.parents[1].name for path in tmp_path.rglob("results.json")} == {"base", "n1"}
+
+
+def test_doctor_finds_fault_with_numbers_only(tmp_path: Path) -> None:
+    done = on_null_gpu(tmp_path, "transformer", "doctor", "format=json")
+    assert done.status == 8, done.err
+    bad = {finding["name"] for finding in json.loads(done.out)["checks"] if finding["level"] != "ok"}
+    assert bad == {"one batch"}
