@@ -1,5 +1,8 @@
 """The training step on a CUDA device that is not there (support/fake_gpu.py): what only compilers say, without a GPU.
 
+What a whole command does, and on which cards, is in commands/test_null_gpu.py, which needs torch's own CUDA build; here
+is what the compiler says of kernels: bytes, registers, machine code.
+
 These tests compile for a minute or two and need Triton: `pip install -e '.[dev,gpu-tests]'`, then `pytest -n 0 -m
 fake_gpu`, as `.ci/run` does. The default `pytest` leaves them out.
 """
@@ -51,9 +54,7 @@ def products(graph: dict[str, Any]) -> int:
     return sum(count for name, count in graph["calls"].items() if name in PRODUCTS)
 
 
-def test_resolve_settings_on_a_gpu_takes_the_fast_ones(base: dict[str, Any]) -> None:
-    expected = {"device": "cuda", "precision": "bf16", "layout": "packed", "compile": True, "max_tokens": 32_768}
-    assert base["resolved"].items() >= expected.items()
+def test_batching_of_base_has_slots_for_25_000_tokens(base: dict[str, Any]) -> None:
     assert base["capacities"] == [25_088, 25_088]
 
 
