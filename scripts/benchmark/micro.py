@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import cycle, pairwise
@@ -161,7 +162,8 @@ def versions(device: torch.device) -> Numbers:
     smi = ""
     if device.type == "cuda":
         command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
-        smi = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.partition("\n")[0]
+        with suppress(FileNotFoundError):  # a driver may come without it
+            smi = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.partition("\n")[0]
     return {
         "device": str(resolve_device(Device[device.type])),
         "torch": torch.__version__,

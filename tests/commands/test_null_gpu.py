@@ -101,7 +101,10 @@ def test_train_step_launches_no_more_than_before(eager: tuple[Path, Ended], comp
 
 def test_train_in_fp16_with_a_moving_average_goes_on_where_it_ended(tmp_path: Path) -> None:
     settings = ("train.precision=fp16", "train.ema_decay=0.9", "train.compile=false", *SHORTEST)
-    train_on_null_gpu(tmp_path, *settings)
+    train_on_null_gpu(tmp_path, *settings, "train.profile=2")
+    assert (tmp_path / "run/trace-00000002.json.gz").exists()
+    assert (tmp_path / "run/memory-00000002.pickle").exists()
+
     done = train_on_null_gpu(tmp_path, *settings, "train.max_steps=6")
     assert len(done.report["updates"]) == 3
     assert steps_of(tmp_path / "run")[-1] == 6
@@ -130,6 +133,20 @@ def test_train_multi30k_with_muon_is_one_graph(tmp_path: Path, corpora: Path) ->
     assert done.report["dynamo"]["graph_break"] == {}
     steps = done.steps()[2:]
     assert [step["sync"] for step in steps] == [0] * len(steps)
+
+
+def test_train_base_compiled_is_one_graph_and_launches_no_more_than_before(tmp_path: Path, corpora: Path) -> None:
+    """Triton's kernels are those that `test_fake_gpu.py` finds in the graphs; the rest is the update and the loss."""
+    data = [f"data.{name}={corpora}/multi30k/{path}" for name, path in FILES.items()]
+    settings = ("experiment=base", *data, "tokenizer.vocab_size=10000", "train.compile=true")
+    done = train_on_null_gpu(tmp_path, *settings, *SHORTEST, "train.max_steps=4")
+    assert resolved_of(tmp_path)["compile"] is True
+    assert done.report["dynamo"]["stats"]["unique_graphs"] == 1
+    assert done.report["dynamo"]["graph_break"] == {}
+    step = done.steps()[-1]
+    print({kind: count for kind, count in step.items() if count})
+    assert step["sync"] == 0
+    assert step["triton"] <= (238 + 285) * ROOM
 
 
 SIZES = {
