@@ -13,6 +13,7 @@ import pytest
 
 from support.corpora import metrics_of, read, results_of, steps_of
 from support.null_gpu import PYTHON, Ended, on_null_gpu, train_on_null_gpu
+from support.paths import ROOT
 
 pytestmark = [
     pytest.mark.null_gpu,
@@ -312,3 +313,15 @@ def test_doctor_finds_fault_with_numbers_only(tmp_path: Path) -> None:
     assert done.status == 8, done.err
     bad = {finding["name"] for finding in json.loads(done.out)["checks"] if finding["level"] != "ok"}
     assert bad == {"one batch"}
+
+
+# ---- what is to be run on a GPU -------------------------------------------------------------------------------------
+
+
+def test_gpu_sh_runs_its_programs(tmp_path: Path) -> None:
+    """Those parts that compare no numbers and read no profile; their figures mean nothing."""
+    parts = ("demo", "packed_eager", "decoding")
+    command = (str(ROOT / "scripts/benchmark/gpu.sh"), "check", *parts, "--work", str(tmp_path / "work"))
+    done = on_null_gpu(tmp_path, *command, OUT=str(tmp_path / "out"), GPU_FOLDER=str(tmp_path / "none"))
+    assert done.status == 0, done.out
+    assert [read(tmp_path / "out/summary.json")["stages"]["check"][part]["passed"] for part in parts] == [True] * 3

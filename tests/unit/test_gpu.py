@@ -359,6 +359,7 @@ def test_train_with_triton_attention_and_a_fused_loss_learns(tmp_path: Path) -> 
     """The public command with them: compiled, packed, and the loss falls."""
     job = job_on_device(tmp_path, precision=Precision.bf16, max_steps=60, save_every=20, validate_every=60)
     job.train.kernels = Kernels.triton
+    job.train.compile = True
     job.model.attention_dropout = 0.1
     run_dir = train(job)
     resolved = read(run_dir / "run.json")["resolved"]
@@ -526,7 +527,7 @@ def test_train_deterministic_resumes_to_the_last_bit(tmp_path: Path, precision: 
 
 
 def test_train_with_nothing_set_runs_on_the_device(tmp_path: Path) -> None:
-    """On a GPU `auto` comes to compiled, packed and bf16 where that is fast; the loss falls, the tests are scored."""
+    """On a GPU `auto` comes to packed and bf16 where that is fast; the loss falls, the tests are scored."""
     run_dir = train(job_on_device(tmp_path, precision=Precision.auto, max_steps=60, save_every=20, validate_every=60))
     resolved = read(run_dir / "run.json")["resolved"]
     assert resolved["device"] == DEVICE.type
@@ -534,7 +535,7 @@ def test_train_with_nothing_set_runs_on_the_device(tmp_path: Path) -> None:
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
         wanted = ("packed", "bf16") if fast else ("padded", "fp32")
         assert (resolved["layout"], resolved["precision"]) == wanted
-        assert resolved["compile"]
+        assert not resolved["compile"], "so short a training ends before it would pay"
     losses = [line["train/loss"] for line in metrics_of(run_dir) if "train/loss" in line]
     assert sum(losses[-10:]) / 10 < losses[0] - 1.0
     assert results_of(run_dir)["test_sets"].keys() == {"test", "other"}
