@@ -18,6 +18,11 @@ from transformer.data.tokenizer import Tokenizer, train_tokenizer
 from transformer.decoding.translator import Translator
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests wait for commands, ranks and signals for a tenth of their time."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_finish() -> None:
     """Let the collector of garbage pass over what stays until the end: a twentieth of all the time."""
     gc.collect()

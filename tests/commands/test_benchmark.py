@@ -45,6 +45,7 @@ def test_benchmark_answers_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert "usage: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_train_times_two_rounds_of_each_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pair = write_corpus(tmp_path).train
     corpus = ["--src", pair.src, "--tgt", pair.tgt, "--vocab", "60", "--tokens", "300"]
@@ -65,6 +66,7 @@ def test_train_times_two_rounds_of_each_peer(tmp_path: Path, capsys: pytest.Capt
         assert f"| tiny | fp32 | new | {result['peer']} |" in printed
 
 
+@pytest.mark.slow
 def test_gpu_sh_measures_a_part_and_does_not_measure_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,8 @@
-"""The Triton kernels on a CPU, interpreted by triton_kernels.py; test_fake_gpu.py has their machine code."""
+"""The Triton kernels on a CPU, interpreted by triton_kernels.py; test_fake_gpu.py has their machine code.
+
+    pip install -e '.[dev,gpu-tests]'
+    pytest -m fake_gpu
+"""
 
 import importlib.util
 import json
@@ -12,9 +16,12 @@ import pytest
 
 from support.paths import ROOT, TESTS
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed: pip install -e '.[dev,gpu-tests]'"
-)
+pytestmark = [
+    pytest.mark.fake_gpu,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="Triton is not installed: pip install -e '.[dev,gpu-tests]'"
+    ),
+]
 
 
 def interpreted(part: str) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The path that packed training takes on a GPU, run on a CPU: support/varlen.py in processes of its own."""
+"""The path that packed training takes on a GPU, run on a CPU: support/varlen.py in processes of its own.
+
+`pytest -m fake_gpu`: they compile. The proof of the same path is in test_proof.py, and always runs.
+"""
 
 import importlib.util
 import json
@@ -15,6 +18,8 @@ from support import varlen
 from support.paths import ROOT, TESTS
 from support.varlen import forked
 from transformer.config.settings import AttentionKernel, Precision
+
+pytestmark = pytest.mark.fake_gpu
 
 ONE_GRAPH = {"graphs": 1, "frames": 1, "breaks": 0}
 
@@ -57,7 +62,6 @@ def agreed(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return first
 
 
-@pytest.mark.fake_gpu  # by its length: it compiles
 def test_train_step_on_compiled_ranks_has_the_gradient_of_uncompiled_ones(tmp_path: Path) -> None:
     """Two gloo ranks, each with two micro-batches, of which only the last brings the all-reduce."""
     found = agreed(*forked(2, lambda: varlen.ranks(AttentionKernel.varlen), tmp_path))
@@ -69,7 +73,6 @@ def test_train_step_on_compiled_ranks_has_the_gradient_of_uncompiled_ones(tmp_pa
     assert found["pieces"] > 1
 
 
-@pytest.mark.fake_gpu  # by its length: half a minute
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_train_step_on_compiled_ranks_attends_by_triton_kernels_in_pieces() -> None:
     """Against groups of padded sentences, forward and backward by Triton's interpreter."""
