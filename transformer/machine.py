@@ -12,6 +12,7 @@ import resource
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from transformer.errors import InputError, StorageError
@@ -85,23 +86,34 @@ def lack_of(error: BaseException) -> str | None:
     Libraries raise these in many ways: torch, in whose C++ a thread cannot be started, as a RuntimeError with no more
     than the system's words.
     """
-    while True:
-        match error:
+    for earlier in _origins(error):
+        match earlier:
             case OSError(errno=errno.EMFILE | errno.ENFILE):
                 most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-                where = "" if error.filename is None else f"{error.filename}: "
+                where = "" if earlier.filename is None else f"{earlier.filename}: "
                 remedy = f"raise `ulimit -n`, which is {most}, or end other programs"
-                return f"{where}no file can be opened ({error.strerror}): {remedy}"
+                return f"{where}no file can be opened ({earlier.strerror}): {remedy}"
             case MemoryError() | OSError(errno=errno.ENOMEM):
                 return NO_MEMORY
-            case RuntimeError() if str(error) in NO_THREAD_WORDS:
+            case RuntimeError() if str(earlier) in NO_THREAD_WORDS:
                 return NO_THREAD
-            case RuntimeError() | ImportError() | OSError() if any(words in str(error) for words in NO_MEMORY_WORDS):
+            case RuntimeError() | ImportError() | OSError() if any(words in str(earlier) for words in NO_MEMORY_WORDS):
                 return NO_MEMORY
-        earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if earlier is None:
-            return None
-        error = earlier
+    return None
+
+
+def _origins(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it arose from, and so on; each once.
+
+    They can form a circle: TensorBoard's writer raises one and the same error again when it is closed, by then while
+    the StorageError is handled that this error has become.
+    """
+    seen: list[BaseException] = []
+    origin: BaseException | None = error
+    while origin is not None and all(origin is not other for other in seen):
+        yield origin
+        seen.append(origin)
+        origin = origin.__cause__ or (None if origin.__suppress_context__ else origin.__context__)
 
 
 def _threads_in_environment() -> int | None:

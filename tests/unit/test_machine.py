@@ -1,5 +1,6 @@
 """What this process uses of the machine."""
 
+import errno
 import os
 import platform
 import re
@@ -18,7 +19,9 @@ from transformer.config.settings import Precision
 from transformer.errors import InputError, StorageError
 from transformer.machine import (
     KERNEL_CACHES,
+    NO_MEMORY,
     describe_processor,
+    lack_of,
     let_threads_sleep,
     limit_kernel_caches,
     resolve_threads,
@@ -42,6 +45,19 @@ def test_resolve_threads_takes_a_share_of_the_cores_this_process_may_use(
     assert resolve_threads(32) == 32
     with pytest.raises(InputError, match=r"^33 threads are more than 4 times the 8 cores .*: set 32 at most"):
         resolve_threads(33)
+
+
+def test_lack_of_ends_where_errors_arose_from_each_other() -> None:
+    """As TensorBoard's do: closing it raises what its thread has met once more."""
+    met = OSError(errno.EIO, "Input/output error")
+    reported = StorageError("the run: cannot be written")
+    reported.__cause__, met.__context__ = met, reported
+    assert lack_of(reported) is None
+    assert lack_of(met) is None
+
+    earliest = MemoryError()
+    met.__context__, earliest.__context__ = earliest, reported
+    assert lack_of(reported) == NO_MEMORY
 
 
 def test_resolve_threads_finds_out_that_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
