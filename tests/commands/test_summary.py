@@ -237,7 +237,7 @@ def test_estimate_memory_of_the_state_is_exact() -> None:
     memory = summarise(SummaryJob(train=TrainConfig(ema_decay=0.99, precision=Precision.bf16))).memory
     weights = 63_045_632 * 4
     assert (memory.weights, memory.gradients, memory.adam, memory.ema) == (weights, weights, 2 * weights, weights)
-    assert memory.total == 5 * weights + memory.activations + memory.loss
+    assert memory.total == 5 * weights + memory.activations + memory.transient
     doubled = summarise(SummaryJob(train=TrainConfig(precision=Precision.fp64))).memory
     assert (doubled.weights, doubled.ema) == (2 * weights, 0)
 

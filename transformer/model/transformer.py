@@ -23,7 +23,7 @@ from transformer.config.settings import ModelConfig, Norm
 from transformer.cost import count_parameters
 from transformer.kernels.linear import apply_linear
 from transformer.layout import Histories, Layout, Padded
-from transformer.model.attention import KeyValueCache, KeyValues, MultiHeadAttention
+from transformer.model.attention import KeyValueCache, MultiHeadAttention
 from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
 
 _FIRST_POSITIONS = 16  # a cache has room for so many at first, and doubles whenever it is full
@@ -126,7 +126,8 @@ class Transformer(nn.Module):
     def decode(self, target: Tensor, layout: Layout, *, memory: Tensor, memory_layout: Layout) -> Tensor:
         """Decoder inputs `(B, T)` and memory `(B, S, D)` -> hidden states `(B, T, D)`."""
         x = self.target_embedding(target, layout.positions())  # (B, T, D)
-        for layer, memory_kv in zip(self._decoder_layers(), self._cross_keys_values(memory), strict=True):
+        for layer in self._decoder_layers():
+            memory_kv = layer.cross_attention.keys_values(memory)  # not for all layers at once: they would stay
             x = layer(x, layout, memory_kv=memory_kv, memory_layout=memory_layout)
 
         return self.decoder_norm(x)
@@ -155,7 +156,7 @@ class Transformer(nn.Module):
 
     def start(self, memory: Tensor, layout: Padded, *, beam_size: int) -> DecoderState:
         """The state before the first target, with `beam_size` hypotheses for each row of memory `(B, S, D)`."""
-        memory_kv = self._cross_keys_values(memory)
+        memory_kv = [layer.cross_attention.keys_values(memory) for layer in self._decoder_layers()]
         return DecoderState(
             past=[KeyValueCache.empty(kv, 0) for kv in memory_kv],
             is_past=torch.zeros(len(memory), beam_size, 0, dtype=torch.bool, device=memory.device),
@@ -194,10 +195,6 @@ class Transformer(nn.Module):
         return logits, replace(state, past=past, is_past=is_past)
 
     # ---- the decoder's layers
-
-    def _cross_keys_values(self, memory: Tensor) -> list[KeyValues]:
-        """Keys and values of the encoder's output, one pair for each decoder layer."""
-        return [layer.cross_attention.keys_values(memory) for layer in self._decoder_layers()]
 
     def _decoder_layers(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.decoder))

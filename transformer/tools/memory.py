@@ -3,10 +3,11 @@
 Slots are positions of one side of a micro-batch, padding counted. Weights, gradients and Adam's moments are exact. Muon
 is counted as Adam: its update takes about the memory that the second moments would (0.1 GiB more in a small model).
 Activations are what autograd saves in a forward pass, added up part by part; small things (indices, masks of keys, the
-statistics of norms) are left out. The total is what a step of several micro-batches holds at the end of a forward pass:
-the gradients of earlier micro-batches, and all activations of this one.
+statistics of norms) are left out. The total is what a step of several micro-batches holds between forward and backward
+pass: the gradients of earlier micro-batches, all activations of this one, and what is being computed there.
 
-The tests hold the activations to 10 % of what autograd saves. Neither the runtime's own memory (half a gigabyte on a
+The tests hold the activations to 10 % of what autograd saves, and the total to 10 % of the peak that torch's allocator
+has on a null GPU (scripts/benchmark/results/null-gpu-memory.md). Neither the runtime's own memory (half a gigabyte on a
 GPU) nor the holes in the allocator's heap are included: for base on a CPU, the process held 1.4 times as much in bf16,
 and 1.9 times in fp32.
 """
@@ -14,11 +15,14 @@ and 1.9 times in fp32.
 from dataclasses import dataclass
 
 from transformer.compute import HALF, dtype_of, product_dtype
-from transformer.config.settings import Activation, Device, LayoutKind, ModelConfig, Norm, Precision, Score
+from transformer.config.settings import Activation, Device, LayoutKind, ModelConfig, Norm, Score
 from transformer.cost import count_parameters
 from transformer.kernels.loss import rows_per_block
 from transformer.records import Resolved
 
+CUBLAS = (
+    2 * 32 * 2**20
+)  # its workspaces on an H100, of the forward and of the backward pass; older cards have 2 of 8 MiB
 GROUP_PADDING = 1.1  # slots for each token, where attention is computed in groups of padded sentences
 
 
@@ -32,7 +36,7 @@ class Memory:
     adam: int  # the optimizer's moments, two of each parameter as Adam has them
     ema: int  # the moving average of the weights, where there is one
     activations: int  # estimated: what the forward pass of a micro-batch leaves for the backward pass
-    loss: int  # estimated: a block of logits, its softmax, and the gradient of the output matrix
+    transient: int  # estimated, and not kept: the loss and its logits, or the first steps of the backward pass
     slots: int  # of a micro-batch, on each side
 
 
@@ -42,7 +46,7 @@ class _Widths:
 
     parameter: int
     activation: int  # what is multiplied, and what a product gives
-    residual: int  # what is added up along the layers
+    residual: int  # what is added up along the layers, as the norms read it
 
 
 def estimate_memory(
@@ -55,29 +59,33 @@ def estimate_memory(
     has_ema: bool,
 ) -> Memory:
     """The memory of a training step with micro-batches of `slots` on each side, in sentences of `mean_length`."""
-    widths = _widths(config, resolved.precision)
+    widths = _widths(config, resolved)
     weights = count_parameters(config, vocab_size).total * widths.parameter
 
     activations = _activations(config, vocab_size, resolved, widths=widths, slots=slots, mean_length=mean_length)
-    loss = _loss(config, vocab_size, resolved, widths=widths)
+    loss = _loss(config, vocab_size, resolved, widths=widths, slots=slots)
+    transient = max(loss, 2 * slots * config.d_ff * widths.activation)  # the gradients before and behind an activation
+    transient += CUBLAS if resolved.device is Device.cuda else 0
     copies = 5 if has_ema else 4  # weights, gradients and two moments; with the moving average of the weights
     return Memory(
-        total=copies * weights + activations + loss,
+        total=copies * weights + activations + transient,
         weights=weights,
         gradients=weights,
         adam=2 * weights,
         ema=weights if has_ema else 0,
         activations=activations,
-        loss=loss,
+        transient=transient,
         slots=slots,
     )
 
 
-def _widths(config: ModelConfig, precision: Precision) -> _Widths:
-    parameter = dtype_of(precision).itemsize
-    activation = product_dtype(precision).itemsize
-    # Under autocast a post-norm layer ends in half precision; along pre-norm layers the sum is never rounded.
-    residual = activation if config.norm is Norm.post else parameter
+def _widths(config: ModelConfig, resolved: Resolved) -> _Widths:
+    parameter = dtype_of(resolved.precision).itemsize
+    activation = product_dtype(resolved.precision).itemsize
+    # Under autocast a post-norm layer ends in half precision; along pre-norm layers the sum is never rounded. On a GPU
+    # autocast hands a norm a copy in fp32, which the norm keeps, unless a compiler makes that copy again.
+    keeps_copy = resolved.device is Device.cuda and not resolved.compile
+    residual = activation if config.norm is Norm.post and not keeps_copy else parameter
     return _Widths(parameter, activation, residual)
 
 
@@ -159,13 +167,18 @@ def _feed_forward(config: ModelConfig, device: Device, *, widths: _Widths, slots
     return inner * (copies * widths.activation + mask)
 
 
-def _loss(config: ModelConfig, vocab_size: int, resolved: Resolved, *, widths: _Widths) -> int:
-    """Two blocks of rows times the vocabulary, and the output matrix: its gradient, and what a block adds to it.
+def _loss(config: ModelConfig, vocab_size: int, resolved: Resolved, *, widths: _Widths, slots: int) -> int:
+    """Two blocks of rows times the vocabulary, what the hidden states are copied to, and the output matrix: its
+    gradient, and what a block adds to it.
 
-    The loss in Triton has one block, of as many rows as was resolved.
+    A last block that is smaller gets buffers of its own. The loss in Triton has one block, of as many rows as resolved.
     """
-    rows = 2 * rows_per_block(resolved.device.name) if resolved.loss_rows is None else resolved.loss_rows
-    matrix = vocab_size * config.d_model
+    if resolved.loss_rows is None:
+        block = min(rows_per_block(resolved.device.name), slots)
+        rows = 2 * (block + slots % block)
+    else:
+        rows = resolved.loss_rows
     is_half = widths.activation < widths.parameter
     copies = 2 * widths.parameter + (2 * widths.activation if is_half else 0)  # rounded: the matrix, and the product
-    return rows * vocab_size * widths.activation + matrix * copies
+    hidden = slots * config.d_model * (widths.activation + (widths.parameter if is_half else 0))
+    return rows * vocab_size * widths.activation + hidden + vocab_size * config.d_model * copies

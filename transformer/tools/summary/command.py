@@ -333,7 +333,7 @@ def _memory_lines(summary: Summary) -> list[str]:
     longest = summary.longest_memory
     resolved = summary.resolved
 
-    state = memory.total - memory.activations - memory.loss
+    state = memory.total - memory.activations - memory.transient
     average = f", average {_mib(memory.ema)}" if memory.ema else ""
     slots = f"{memory.slots:,} + {memory.slots:,} {resolved.layout.name} slots"
 
@@ -344,7 +344,7 @@ def _memory_lines(summary: Summary) -> list[str]:
         f"moments {_mib(memory.adam)}{average}",
         f"  activations    {_mib(memory.activations)} MiB of a micro-batch of {slots}, in {resolved.precision.name} on "
         f"{resolved.device.name}",
-        f"  loss           {_mib(memory.loss)} MiB",
+        f"  loss           {_mib(memory.transient)} MiB at the peak, which is there or where the backward pass begins",
     ]
 
 
