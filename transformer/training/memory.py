@@ -135,11 +135,13 @@ def largest_batch(batching: Batching, longest: tuple[int, int], *, is_quadratic:
 
 
 def try_step(objective: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> float:
-    """The most bytes that were in use during a trial; infinity if memory ran out. On a CPU they are not known: 0.
+    """The most bytes that were taken of a GPU during a trial; infinity if memory ran out. On a CPU they are unknown: 0.
 
-    There must be no gradients, and no moments yet.
+    Taken, not in use: torch's allocator has holes, which the next step, of other sizes, may not fill either. There must
+    be no gradients, and no moments yet.
     """
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what the proof of the device has left
         torch.cuda.reset_peak_memory_stats(device)
     try:
         _accumulate_twice(objective, batch.to(device), device=device, precision=precision)
@@ -148,7 +150,7 @@ def try_step(objective: nn.Module, batch: Batch, *, device: torch.device, precis
     finally:
         objective.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
-    return float(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0.0
+    return float(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else 0.0
 
 
 def _accumulate_twice(objective: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> None:
