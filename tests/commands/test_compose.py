@@ -54,6 +54,40 @@ def composed(kind: type, command: str, *overrides: str, **options: Any) -> Any:
 # ---- the job --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("[a.en,b.en]", ["a.en", "b.en"]),
+        ("t/*.en.zst", "t/*.en.zst"),
+        ("[t/*.en, 'a, b.en']", ["t/*.en", "a, b.en"]),
+        ("[ab]*.en", "[ab]*.en"),
+        ('"[ab].[ed]"', "[ab].[ed]"),
+        ("2", "2"),
+    ],
+)
+def test_compose_takes_several_files(typed: str, value: object) -> None:
+    keys = ("data.train.src", "data.dev.tgt", "data.test.x.src", "data.extra.y.dataset")
+    data = composed(TrainJob, "train", "experiment=base", *(f"{key}={typed}" for key in keys)).data
+    assert [data.train.src, data.dev.tgt, data.test["x"].src, data.extra["y"].dataset] == [value] * len(keys)
+
+
+def test_compose_takes_lists_of_files_from_yaml(tmp_path: Path) -> None:
+    folder = write_experiment(
+        tmp_path,
+        "data: {root: c, train: {src: ['${data.root}/a.en', b.en], tgt: [1]}, dev: {dataset: d.tsv, src: 2, tgt: 1}}",
+    )
+    data = composed(TrainJob, "train", "experiment=mine", config_dir=folder).data
+    assert data.train == PairConfig(["c/a.en", "b.en"], ["1"])
+    assert data.dev == PairConfig("2", "1", dataset="d.tsv")
+    changed = composed(TrainJob, "train", "experiment=mine", "data.train.src=x.en", config_dir=folder).data
+    assert changed.train.src == "x.en"
+
+    for number, value in enumerate(("null", "{a: b}", "[[a]]")):
+        folder = write_experiment(tmp_path / str(number), f"data: {{train: {{src: {value}}}}}")
+        with pytest.raises(InputError, match=r"^data\.train\.src=.* is neither a name nor a list of names$"):
+            composed(TrainJob, "train", "experiment=mine", config_dir=folder)
+
+
 def test_compose_gives_the_paper_s_base() -> None:
     assert composed(TrainJob, "train", "experiment=base") == TrainJob()
 

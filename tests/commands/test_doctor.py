@@ -36,6 +36,7 @@ from transformer.data.batch import collate
 from transformer.data.loader import Step
 from transformer.data.plan import Batching
 from transformer.data.prepare import prepare
+from transformer.data.source import Source
 from transformer.data.store import Store
 from transformer.errors import FindingsError, InputError
 from transformer.model.layers import DecoderLayer
@@ -45,6 +46,7 @@ from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_
 from transformer.tools.doctor.findings import Check, Level, Place, measured
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.lexicon import Bags, Lexicon
+from transformer.tools.doctor.survey import survey
 from transformer.tools.doctor.text import is_double_encoded
 from transformer.tools.doctor.training import check_cost, check_device, check_overfit
 from transformer.training.memory import Trial
@@ -298,6 +300,21 @@ def test_doctor_says_where_a_shift_begins(tmp_path: Path) -> None:
     assert [place.path for place in shift.places] == [f"{tmp_path}/c/train.{lang}" for lang in ("en", "de")]
     (first,) = {line for place in shift.places for line in place.lines}
     assert abs(first - SLICE // 2) <= 10
+
+
+def test_survey_names_the_line_in_its_shard(tmp_path: Path) -> None:
+    for name, numbers in (("a", range(3)), ("b", []), ("c", range(3, 10))):
+        for language in ("en", "de"):
+            (tmp_path / f"{name}.{language}").write_text("".join(f"{n}\n" for n in numbers), encoding="utf-8")
+    shards = [(tmp_path / f"{name}.en", tmp_path / f"{name}.de") for name in "abc"]
+    read = survey("train", Source(shards), None)
+    assert read.pairs_read == 10
+    a, c = str(tmp_path / "a"), str(tmp_path / "c")
+    assert read.places([2, 3, 4, 10]) == [
+        *(Place(f"{a}.en", [2, 3]), Place(f"{a}.de", [2, 3])),
+        *(Place(f"{c}.en", [1, 7]), Place(f"{c}.de", [1, 7])),
+    ]
+    assert read.places(range(1, 11), side=1) == [Place(f"{a}.de", [1, 2, 3]), Place(f"{c}.de", [1, 2])]
 
 
 @needs_corpora

@@ -597,7 +597,7 @@ def spoil(path: Path, kind: str) -> str:
         case "folder":
             path.unlink()
             path.mkdir()
-            return f"{path}: cannot be read"
+            return f"{path}: there is no file in this folder"
         case "latin-1":
             lines = content.split(b"\n")
             lines[2] = b"caf\xe9"
@@ -687,6 +687,32 @@ def test_prepare_makes_the_same_of_compressed_files_in_small_blocks(
     packed = prepare(job)
     assert packed.tokenizer_model == plain.tokenizer_model
     assert texts(packed) == texts(plain)
+
+
+def test_prepare_makes_one_corpus_of_shards_and_of_a_single_file(job: TrainJob, tmp_path: Path) -> None:
+    single = prepare(job)
+    for language, words in (("en", WORDS), ("de", ZAHLEN)):
+        for shard, numbers in enumerate((range(120), range(120, 120), range(120, 500))):
+            write(
+                tmp_path / "corpus" / f"shard{shard}.{language}{'.gz' if shard else ''}",
+                [spell(n, words) for n in numbers],
+            )
+
+    patterns = [str(tmp_path / "corpus" / f"shard*.{language}*") for language in ("en", "de")]
+    job.data.train = PairConfig(*patterns)
+    sharded = prepare(job)
+    assert (sharded.path, sharded.report.digest) == (single.path, single.report.digest)
+    files = sharded.report.sets["train"].files
+    assert [(key, Path(file.path).name) for key, file in files.items()] == [
+        *(("src[0]", "shard0.en"), ("tgt[0]", "shard0.de")),
+        *(("src[1]", "shard1.en.gz"), ("tgt[1]", "shard1.de.gz")),
+        *(("src[2]", "shard2.en.gz"), ("tgt[2]", "shard2.de.gz")),
+    ]
+    assert from_json(DataReport, to_json(sharded.report)) == sharded.report
+
+    (tmp_path / "corpus" / "shard2.de.gz").write_bytes((tmp_path / "corpus" / "shard2.de.gz").read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"shard2\.de\.gz:\d+: damaged \.gz file \("):
+        prepare(job)
 
 
 def test_prepare_finds_damage_and_builds_again(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:

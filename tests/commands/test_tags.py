@@ -315,7 +315,7 @@ def test_check_longest_counts_the_tag(tmp_path: Path) -> None:
     job = few(tmp_path, [("one two three", "eins"), ("two", "zwei")])
     tokenizer = Tokenizer.from_bytes(prepare(job).tokenizer_model)
     [pieces] = tokenizer.encode(["one two three"])
-    read = survey("train", Source({"src": Path(job.data.train.src), "tgt": Path(job.data.train.tgt)}), None)
+    read = survey("train", Source([(Path(job.data.train.title), Path(str(job.data.train.tgt)))]), None)
     [check] = check_longest([read], job, tokenizer)
     assert check.found.startswith(f"the longest sentence has {1 + len(pieces) + 1} tokens")  # tag, text, EOS
 

@@ -117,7 +117,7 @@ def _train(job: TrainJob) -> float | None:
         run_dir = Path(job.run_dir)
         _write(format_results(run_dir, results))
         sys.stdout.flush()
-        is_demo = Path(job.data.train.src).parent == shipped("data") / "demo"
+        is_demo = Path(job.data.train.title).parent == shipped("data") / "demo"
         log.info(WHAT_NEXT, *_what_next(run_dir, tags=job.data.required_tags(), is_demo=is_demo))
 
     best = results.best_validation(job.train.metric).value(job.train.metric)

@@ -28,6 +28,7 @@ from transformer.config.settings import (
     at_least,
     at_most,
     check_names,
+    check_pair,
     check_tag,
     option,
     require,
@@ -229,7 +230,7 @@ class EvaluateJob(DecodeJob):
         super().__post_init__()
         check_names("test", self.test)
         for name, pair in self.test.items():
-            check_tag(f"test.{name}.tag", pair.tag)
+            check_pair(f"test.{name}", pair)
 
         # Files of translations instead of a run.
         require(

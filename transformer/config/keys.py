@@ -146,7 +146,9 @@ def check_override(override: str, keys: Mapping[str, Key], *, groups: Sequence[s
         return f"{key}={value}"
     if _is_list(kind):
         return f"{key}={_list(value, is_text=kind == list[str])}"
-    if kind in (str, str | None):
+    if _is_names(kind) and value.startswith("[") and value.endswith("]"):
+        return f"{key}={_list(value, is_text=True)}"
+    if kind in (str, str | None) or _is_names(kind):
         return f"{key}={quote(value)}"
     _check_single(override, value, is_multirun=is_multirun)
     return f"{key}={value}"
@@ -196,6 +198,11 @@ def _check_single(override: str, value: str, *, is_multirun: bool) -> None:
 def _is_list(kind: Any) -> bool:
     """Whether a key takes a list: `list[str]`, or `list[int] | None`."""
     return any(get_origin(choice) is list for choice in (kind, *get_args(kind)))
+
+
+def _is_names(kind: Any) -> bool:
+    """Whether a key takes a text, or a list of texts in brackets: `Names` of the settings."""
+    return Any in (kind, *get_args(kind))
 
 
 def _list(value: str, *, is_text: bool) -> str:

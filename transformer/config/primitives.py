@@ -98,6 +98,11 @@ def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any
     if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str) and value in kind.__members__:
         return kind[value]
 
+    if kind is Any:  # as `Names` of the settings: a text, or a list of texts
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return list(value)
+        kind = str
+
     if kind is float:
         return _number(value, place)
 

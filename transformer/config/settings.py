@@ -23,6 +23,9 @@ MOST_PENALTY = 10.0  # ((5 + |Y|) / 6)^10 of the longest translation is still a 
 TAG = re.compile(r"(?=[!-~]*[A-Za-z0-9])[!-/:-@[-`{-~][!-~]*[!-/:-@[-`{-~]")
 RESERVED_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
 
+# What names files: str | list[str]. OmegaConf knows no such union, so `check_pair` sees to it.
+Names = Any
+
 
 # ---- choices --------------------------------------------------------------------------------------------------------
 
@@ -214,6 +217,23 @@ def check_tag(key: str, tag: str | None) -> None:
     require(tag not in RESERVED_PIECES, f"{key}={tag} is a piece with a meaning of its own: choose another tag")
 
 
+def check_pair(key: str, pair: "PairConfig") -> None:
+    """Refuse a set whose tag could not be a piece of its own, or whose files are named by neither text nor list.
+
+    A number that YAML has made of a column or of a name becomes a text again.
+    """
+    check_tag(f"{key}.tag", pair.tag)
+    for name in ("src", "tgt", "dataset"):
+        value = getattr(pair, name)
+        if name == "dataset" and value is None:
+            continue
+        items = value if isinstance(value, list) else [value]
+        are_texts = all(isinstance(item, str | int | float) for item in items)
+        require(are_texts, f"{key}.{name}={value!r:.80} is neither a name nor a list of names")
+        texts = [str(item) for item in items]
+        setattr(pair, name, texts if isinstance(value, list) else texts[0])
+
+
 def _below_one(config: object, section: str, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
@@ -293,26 +313,28 @@ class ModelConfig:
 class PairConfig:
     """Sentence pairs: two parallel text files, or a data set with a column for each language.
 
-    A run that resumes may name other files: their content is compared by digest, so a corpus may move. The tag of a
-    development or test set may change as its text may (see `training.record`).
+    Files may come in shards: a list of them, a pattern such as `t/*.en`, or a folder (see `data.shards`). A run that
+    resumes may name other files: their content is compared by digest, so a corpus may move. The tag of a development or
+    test set may change as its text may (see `training.record`).
     """
 
-    src: str = option(
+    src: Names = option(
         "",
-        "text file in the source language, a sentence a line; with dataset, the column of the sources (empty: named as "
-        "src_lang; column 1 of a .tsv that does not name its columns so)",
+        "text in the source language, a sentence a line: a file, a pattern such as 't/*.en.gz', a folder, or a list "
+        "[A,B]; with dataset, the column of the sources (empty: named as src_lang; column 1 of a .tsv that does not "
+        "name its columns so)",
         on_resume=OnResume.allow,
     )
-    tgt: str = option(
+    tgt: Names = option(
         "",
-        "text file in the target language, line for line; with dataset, the column of the targets (empty: named as "
-        "tgt_lang; column 2 of a .tsv that does not name its columns so)",
+        "text in the target language, line for line, in as many files; with dataset, the column of the targets (empty: "
+        "named as tgt_lang; column 2 of a .tsv that does not name its columns so)",
         on_resume=OnResume.allow,
     )
-    dataset: str | None = option(
+    dataset: Names | None = option(
         None,
-        "instead of two text files: a .tsv, .jsonl or .parquet file, a data set of the Hugging Face hub, or a test set "
-        "of sacreBLEU, as sacrebleu:wmt14",
+        "instead of two texts: .tsv, .jsonl or .parquet, as a file, a pattern, a folder or a list; a data set of the "
+        "Hugging Face hub; or a test set of sacreBLEU, as sacrebleu:wmt14",
         on_resume=OnResume.allow,
     )
     subset: str | None = option(
@@ -320,6 +342,14 @@ class PairConfig:
     )
     split: str | None = option(None, "split of a hub data set, such as train", on_resume=OnResume.allow)
     tag: str | None = option(None, "a word in front of each source, such as <bt> or <2de> (null: none)")
+
+    @property
+    def title(self) -> str:
+        """What the set is called where people read it: its data set, or its sources, as far as the first name."""
+        names: str | list[str] = self.dataset or self.src
+        if isinstance(names, str):
+            return names
+        return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 @dataclass
@@ -368,7 +398,7 @@ class DataConfig:
         check_names("data.test", self.test)
         check_names("data.extra", self.extra)
         for name, pair in self.sets().items():
-            check_tag(f"data.{name}.tag", pair.tag)
+            check_pair(f"data.{name}", pair)
         for name, extra in self.extra.items():
             require(0.0 < extra.weight <= 1000.0, f"data.extra.{name}.weight={extra.weight} must be in (0, 1000]")
         for name in ("src_lang", "tgt_lang"):

@@ -15,6 +15,7 @@ import gzip
 import hashlib
 import io
 import logging
+import os
 import re
 import unicodedata
 import zlib
@@ -33,6 +34,8 @@ Pair = tuple[str, str]
 
 KEPT, EMPTY, IDENTICAL, DUPLICATE = range(4)  # what becomes of a training pair
 
+COMPRESSIONS = (".gz", ".zst")  # the suffixes of compressed text
+
 LONGEST_LINE = 1 << 18  # bytes: no sentence comes near; memory must not depend on where a file has its newlines
 
 _INNER_END = re.compile(
@@ -45,6 +48,12 @@ log = logging.getLogger(__name__)
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def plain_name(name: str) -> str:
+    """A file's name without the suffix of its compression."""
+    stem, suffix = os.path.splitext(name)
+    return stem if suffix in COMPRESSIONS else name
 
 
 def read_lines(path: Path) -> Generator[str, None, None]:

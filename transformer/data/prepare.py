@@ -64,6 +64,7 @@ from transformer.vocabulary import UNK
 PREPARE_VERSION = 3
 REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
 BLOCK = 10_000  # pairs that are in memory at a time
+MOST_NAMED = 4  # files that an error names
 SAMPLED_TARGETS = 2_000  # training targets, at least, of which the round trip through the tokenizer is checked
 
 # Why a pair is dropped, in the order of the checks.
@@ -548,7 +549,8 @@ def _refuse_empty(kept: int, corpus: _Corpus, dropped: Counter[str]) -> None:
     """Raise InputError where no pair is kept."""
     if kept > 0:
         return
-    files = ", ".join(file.path for text_set in corpus.sets for file in text_set.files.values())
+    paths = [file.path for text_set in corpus.sets for file in text_set.files.values()]
+    files = ", ".join(paths[:MOST_NAMED]) + (f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else "")
     reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items() if count) or "the files are empty"
     have_no_text = dropped.total() == dropped["empty"] + dropped["no_pieces"]  # no setting of data.filter drops those
     remedy = "data.train" if have_no_text else "data.filter"

@@ -67,7 +67,7 @@ class FileReport:
 class SetReport:
     """A set of sentence pairs: `train`, `dev`, `test.NAME` or `extra.NAME`."""
 
-    files: dict[str, FileReport]  # by the key that names each
+    files: dict[str, FileReport]  # by the key that names each; of several, `src[0]`, `tgt[0]`, `src[1]`, ...
     columns: list[str] | None  # of a table
     origin: DatasetOrigin | None  # of the copy of a hub data set
     weight: float | None  # how many copies of each pair an epoch has; None: not trained on

@@ -1,4 +1,4 @@
-"""Where sentence pairs come from: two text files, a table, a test set of sacreBLEU, or a data set of the hub.
+"""Where sentence pairs come from: text files, tables, a test set of sacreBLEU, or a data set of the hub.
 
     PairConfig (data.train, data.dev, ...)  --resolve_source-->  Source: files on this machine  --pairs-->  pairs
 
@@ -14,8 +14,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from glob import has_magic
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +24,7 @@ from typing import BinaryIO
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
 from transformer.data.corpus import Pair, read_pairs, with_tag
+from transformer.data.shards import Shard, find_files, is_of_language, list_folder, pair_up
 from transformer.data.table import BLOCK, Columns, default_columns, is_table, pairs_of, read_table
 from transformer.data.testset import find_test_set, is_test_set
 from transformer.errors import InputError, StorageError, TransformerError
@@ -33,6 +35,9 @@ ABOUT = "about.json"
 
 # The readers of `datasets` that open no other files than those of a split; that of .toml opens what lies beside them.
 READERS = ("arrow", "csv", "json", "parquet", "text", "webdataset")
+
+_NO_TABLE = "not a .tsv, .jsonl or .parquet file"
+_SPLIT = re.compile(r"(train|valid|validation|dev|test)(?![a-z])", re.IGNORECASE)  # how the files of a split are called
 
 log = logging.getLogger(__name__)
 
@@ -67,26 +72,50 @@ class _About:
 
 @dataclass(frozen=True)
 class Source:
-    """Files on this machine: two of text, or one table of which two columns are read."""
+    """Files on this machine, read one after the other: pairs of text files, or tables of which two columns are read."""
 
-    files: dict[str, Path]  # by the key that names each, such as `src`
-    columns: Columns | None = None  # of a table
+    shards: Sequence[Shard]
+    columns: Columns | None = None  # of tables
     origin: DatasetOrigin | None = None  # of the copy of a hub data set
     tag: str | None = None  # that a model reads in front of each source
 
     @property
+    def files(self) -> dict[str, Path]:
+        """Every file by the key that names it, such as `src`; of several shards, `src[0]`, `tgt[0]`, `src[1]`, ..."""
+        keys = ("src", "tgt") if self.columns is None else ("dataset",)
+        are_several = len(self.shards) > 1
+        return {
+            f"{key}[{number}]" if are_several else key: path
+            for number, shard in enumerate(self.shards)
+            for key, path in zip(keys, shard, strict=True)
+        }
+
+    @property
     def is_plain_text(self) -> bool:
-        """Whether the bytes of the files are the text."""
-        return self.columns is None and all(path.suffix != ".gz" for path in self.files.values())
+        """Whether the bytes of the files are the text: of one file a side, since several may be cut in any way."""
+        return (
+            self.columns is None and len(self.shards) == 1 and all(path.suffix != ".gz" for path in self.files.values())
+        )
+
+    def parts(self) -> list["Source"]:
+        """Each shard as a source of its own."""
+        return [replace(self, shards=[shard]) for shard in self.shards]
 
     def pairs(self) -> Iterator[Pair]:
         """The pairs as the files have them, in order.
 
         Raises InputError where a file cannot be read or is no parallel text.
         """
+        if len(self.shards) == 1:
+            return self._read(self.shards[0])
+        return chain.from_iterable(map(self._read, self.shards))
+
+    def _read(self, shard: Shard) -> Iterator[Pair]:
         if self.columns is None:
-            return read_pairs(self.files["src"], self.files["tgt"])
-        return read_table(self.files["dataset"], self.columns)
+            source, target = shard
+            return read_pairs(source, target)
+        (table,) = shard
+        return read_table(table, self.columns)
 
     def tagged_pairs(self) -> Iterator[Pair]:
         """The pairs as a model reads them: each source behind the tag, if there is one. Raises what `pairs` does."""
@@ -125,20 +154,60 @@ def _find(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) ->
         for side, value in (("src", pair.src), ("tgt", pair.tgt)):
             if not value:
                 raise InputError(f"{key}.{side} is not set: name a text file, or a data set by {key}.dataset")
-        return Source({"src": Path(pair.src), "tgt": Path(pair.tgt)})
+        sources = find_files(pair.src, f"{key}.src", language=languages[0])
+        targets = find_files(pair.tgt, f"{key}.tgt", language=languages[1])
+        return Source(pair_up(sources, targets, key))
 
-    if is_test_set(pair.dataset):
+    if isinstance(pair.dataset, str) and is_test_set(pair.dataset):
         _refuse_unused(pair, key, "src", "tgt", "subset", "split")
-        source, target = find_test_set(pair.dataset, key, languages=languages)
-        return Source({"src": source, "tgt": target})
+        return Source([find_test_set(pair.dataset, key, languages=languages)])
 
     if is_hub_dataset(pair):
         return _copy_of_hub_dataset(pair, key, _columns(pair, key, languages), copies=store_dir / "copies")
 
     _refuse_unused(pair, key, "subset", "split")
-    path = Path(pair.dataset)
-    defaults = languages if pair.src and pair.tgt else default_columns(path, languages)
-    return Source({"dataset": path}, _columns(pair, key, defaults))
+    if isinstance(pair.dataset, str) and os.path.isdir(pair.dataset):
+        return _find_in_folder(pair, key, languages)
+    return _tables(find_files(pair.dataset, f"{key}.dataset"), pair, key, languages=languages)
+
+
+def _find_in_folder(pair: PairConfig, key: str, languages: Columns) -> Source:
+    """The tables of a folder, or its text files by language. Raises InputError where that is not clear."""
+    folder = str(pair.dataset)
+    files = list_folder(Path(folder))
+    tables = [path for path in files if is_table(path.name)]
+    sources, targets = ([path for path in files if is_of_language(path, language)] for language in languages)
+
+    # Sets that are not to be mixed.
+    words = [_SPLIT.match(path.name) for path in [*tables, *sources]]
+    splits = {word[0].lower() for word in words if word is not None}
+    is_text = bool(sources and targets and languages[0] != languages[1])
+    if not tables and not is_text:
+        endings = " and ".join(f".{language}" for language in languages)
+        raise InputError(
+            f"{key}.split is not set: name a split of {folder}, such as train: it has no tables, nor text files that "
+            f"end in {endings}"
+        )
+    if len(splits) > 1 or (tables and is_text):
+        kinds = sorted(splits) if len(splits) > 1 else ["tables", "text"]
+        raise InputError(
+            f"{key}.dataset={folder}: a folder with {' and '.join(kinds)}: name one of them by a pattern, such as "
+            f"{folder}/train*, or by {key}.split"
+        )
+
+    if tables:
+        return _tables(tables, pair, key, languages=languages)
+    _refuse_unused(pair, key, "src", "tgt")
+    return Source(pair_up(sources, targets, key))
+
+
+def _tables(tables: Sequence[Path], pair: PairConfig, key: str, *, languages: Columns) -> Source:
+    """Tables of which the same two columns are read."""
+    for path in tables:
+        if not is_table(path.name):
+            raise InputError(f"{key}.dataset={path}: {_NO_TABLE}: name text files by {key}.src and {key}.tgt")
+    defaults = languages if pair.src and pair.tgt else default_columns(tables[0], languages)
+    return Source([(path,) for path in tables], _columns(pair, key, defaults))
 
 
 def _refuse_unused(pair: PairConfig, key: str, *names: str) -> None:
@@ -154,12 +223,19 @@ def _refuse_unused(pair: PairConfig, key: str, *names: str) -> None:
 
 def is_hub_dataset(pair: PairConfig) -> bool:
     """Whether it is a data set of the hub, or a directory laid out as one: it is copied before it is read."""
-    return pair.dataset is not None and not is_table(pair.dataset) and not is_test_set(pair.dataset)
+    name = pair.dataset
+    if not isinstance(name, str) or is_table(name) or is_test_set(name):
+        return False
+    is_elsewhere = not os.path.isdir(name) and not (has_magic(name) and not os.path.exists(name))
+    return is_elsewhere or bool(pair.split or pair.subset)
 
 
 def _columns(pair: PairConfig, key: str, defaults: Columns) -> Columns:
     """The two columns of a data set that are read, by name or number."""
-    columns = (pair.src or defaults[0], pair.tgt or defaults[1])
+    for side, name in (("src", pair.src), ("tgt", pair.tgt)):
+        if not isinstance(name, str):
+            raise InputError(f"{key}.{side}={name}: with {key}.dataset it names one column")
+    columns = (str(pair.src or defaults[0]), str(pair.tgt or defaults[1]))
     are_both_named = bool(pair.src and pair.tgt)
     if columns[0] == columns[1] and not are_both_named:  # one column named twice is meant: training on copies
         raise InputError(f"{key}: both sides would be column {columns[0]!r}: set {key}.src and {key}.tgt")
@@ -197,7 +273,7 @@ def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies
             prefix = "data." if key.startswith("data.") else ""  # `evaluate` has the key without it
             raise StorageError(f"{path}: cannot be written ({reason}): free space or set {prefix}store_dir") from error
         origin = _read_origin(path)
-    return Source({"src": path / COPY_FILES[0], "tgt": path / COPY_FILES[1]}, origin=origin)
+    return Source([(path / COPY_FILES[0], path / COPY_FILES[1])], origin=origin)
 
 
 def _read_origin(path: Path) -> DatasetOrigin | None:

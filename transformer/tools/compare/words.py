@@ -148,6 +148,7 @@ def _is_unchanged(file: FileReport) -> bool:
 
 def _pairs_of(report: SetReport) -> Iterator[Pair]:
     """The sentence pairs of a set, read again."""
-    files = {name: Path(file.path) for name, file in report.files.items()}
     columns = None if report.columns is None else (report.columns[0], report.columns[1])
-    return Source(files, columns).pairs()
+    files = [Path(file.path) for file in report.files.values()]
+    width = 1 if columns else 2  # a table, or text and its translation
+    return Source([tuple(files[i : i + width]) for i in range(0, len(files), width)], columns).pairs()

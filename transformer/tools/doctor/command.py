@@ -116,7 +116,7 @@ def _read_sets(job: TrainJob) -> list[Survey]:
     surveys = [*of_training, *of_evaluation.values()]
     for read in surveys:
         if not read.lines:
-            raise InputError(f"{read.paths[0]}: there is no sentence in it: check data.{read.name}")
+            raise InputError(f"{read.path(0)}: there is no sentence in it: check data.{read.name}")
     return surveys
 
 

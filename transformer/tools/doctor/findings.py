@@ -8,7 +8,6 @@ A check without a figure has passed or failed; one that has measured a figure co
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
 
 LISTED = 5  # line numbers that are given of each file
 
@@ -68,11 +67,6 @@ def measured(
     if value <= limit:
         return Check(name, where, Level.ok, found, value=value, limit=limit, remedy=None, places=[])
     return Check(name, where, level, found, value=value, limit=limit, remedy=remedy, places=list(places))
-
-
-def place(path: str, lines: Iterable[int]) -> Place:
-    """The first few of these lines."""
-    return Place(path, list(islice(lines, LISTED)))
 
 
 def percent(share: float) -> str:

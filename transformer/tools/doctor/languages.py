@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 
 from transformer.config.languages import language_of
-from transformer.tools.doctor.findings import Check, Level, measured, passed, percent, place
+from transformer.tools.doctor.findings import Check, Level, measured, passed, percent
 from transformer.tools.doctor.lexicon import Floats
 from transformer.tools.doctor.profiles import Evidence, Trigrams, distance, sort_sides
 from transformer.tools.doctor.survey import SIDES, Survey
@@ -185,7 +185,7 @@ def _check_profiles(surveys: Sequence[Survey]) -> list[Check]:
                     level=Level.error,
                     remedy=f"data.{survey.name} and data.dev differ in language on the {SIDES[side]} side, or in "
                     "encoding: look at both files",
-                    places=[place(survey.paths[side], survey.lines), place(dev.paths[side], dev.lines)],
+                    places=[*survey.places(survey.lines, side), *dev.places(dev.lines, side)],
                 )
             )
     return checks
@@ -262,9 +262,9 @@ def _check_language(survey: Survey, side: int, code: str) -> Check:
         value=max(share, float(is_other)),
         limit=MOST_FOREIGN,
         level=Level.error,
-        remedy=f"data.{KEYS[side]}={code} must be the language of {survey.paths[side]}: name the right file, "
+        remedy=f"data.{KEYS[side]}={code} must be the language of {survey.path(side)}: name the right file, "
         "or drop these lines",
-        places=[place(survey.paths[side], foreign_lines)],
+        places=survey.places(foreign_lines, side),
     )
 
 
@@ -316,5 +316,5 @@ def _check_script(survey: Survey, side: int, code: str) -> Check:
         limit=MOST_OTHER_SCRIPT,
         level=Level.error,
         remedy=f"data.{KEYS[side]}={code} is written in another script: name the right file, or drop these lines",
-        places=[place(survey.paths[side], lines)],
+        places=survey.places(lines, side),
     )

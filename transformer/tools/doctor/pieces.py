@@ -15,7 +15,7 @@ from transformer.data.corpus import with_tag
 from transformer.data.prepare import Prepared
 from transformer.data.round_trip import RoundTrip
 from transformer.data.tokenizer import Tokenizer
-from transformer.tools.doctor.findings import Check, Level, failed, measured, passed, percent, place
+from transformer.tools.doctor.findings import Check, Level, failed, measured, passed, percent
 from transformer.tools.doctor.survey import SIDES, Survey
 from transformer.tools.preview import Preview
 from transformer.vocabulary import EOS, UNK
@@ -113,7 +113,7 @@ def _check_side(survey: Survey, side: int, *, tokenizer: Tokenizer, bytes_ids: s
             level=Level.error,
             remedy="tokenizer.byte_fallback=true spells them as bytes; or raise tokenizer.vocab_size and "
             "tokenizer.character_coverage=1.0",
-            places=[place(survey.paths[side], lines_with_unknown)],
+            places=survey.places(lines_with_unknown, side),
         ),
         measured(
             "pieces of bytes",

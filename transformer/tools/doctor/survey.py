@@ -8,13 +8,14 @@ copies, pairs are sampled by a digest of their text, which takes all copies of a
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
 from transformer.data.corpus import Pair
 from transformer.data.source import Source
-from transformer.tools.doctor.findings import LISTED, Place, place
+from transformer.tools.doctor.findings import LISTED, Place
 
 SIDES = ("source", "target")
 BLOCK = 50  # neighbouring pairs
@@ -103,11 +104,19 @@ def _key(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """A file of each side, and how many lines of the set come before it."""
+
+    paths: tuple[str, str]  # of the source text and the target text; a table is both
+    start: int
+
+
+@dataclass(frozen=True)
 class Survey:
     """What was read of a set: counts of all its pairs, and a sample of them."""
 
     name: str  # train, extra.NAME, dev or test.NAME
-    paths: tuple[str, str]  # of the source text and the target text; a table is both
+    shards: list[Shard]  # of the files, in order
     pairs_read: int
     lines: list[int]  # of the sampled pairs, counted from 1
     sources: list[str]
@@ -129,10 +138,23 @@ class Survey:
         """The sampled texts of one side; 0 is the source."""
         return self.targets if side else self.sources
 
-    def places(self, lines: Iterable[int]) -> list[Place]:
-        """These lines in the files of both sides; a table is named once."""
-        first_lines = list(lines)
-        return [place(path, first_lines) for path in dict.fromkeys(self.paths)]
+    def path(self, side: int) -> str:
+        """The first file of one side."""
+        return self.shards[0].paths[side]
+
+    def places(self, lines: Iterable[int], side: int | None = None) -> list[Place]:
+        """The first few of these lines in the files of one side, or of both: then a table is named once."""
+        starts = [shard.start for shard in self.shards]
+        lines_of: dict[int, list[int]] = {}  # by shard, counted from its first
+        for line in islice(lines, LISTED):
+            number = bisect_left(starts, line) - 1
+            lines_of.setdefault(number, []).append(line - starts[number])
+
+        places = []
+        for number, in_shard in lines_of.items():
+            paths = self.shards[number].paths
+            places += [Place(path, in_shard) for path in (dict.fromkeys(paths) if side is None else [paths[side]])]
+        return places
 
 
 def is_training_set(name: str) -> bool:
@@ -172,7 +194,8 @@ def survey(name: str, source: Source, known: KnownTexts | None) -> Survey:
     shortest_kept = 0  # characters that a pair needs to be among the longest
     line = 0
 
-    pairs = iter(source.pairs())
+    shards: list[Shard] = []
+    pairs = _read(source, shards)
     while block := list(islice(pairs, BLOCK)):
         blocks.add(line + 1, block)
         for left, right in block:
@@ -193,10 +216,9 @@ def survey(name: str, source: Source, known: KnownTexts | None) -> Survey:
         sources += [left for left, _ in block]
         targets += [right for _, right in block]
 
-    paths = [str(path) for path in source.files.values()]
     return Survey(
         name=name,
-        paths=(paths[0], paths[-1]),
+        shards=shards,
         pairs_read=line,
         lines=lines,
         sources=sources,
@@ -205,6 +227,17 @@ def survey(name: str, source: Source, known: KnownTexts | None) -> Survey:
         overlaps=overlaps,
         longest=longest,
     )
+
+
+def _read(source: Source, shards: list[Shard]) -> Iterator[Pair]:
+    """The pairs of a set; where each file begins is added to `shards`."""
+    pairs_read = 0
+    for part in source.parts():
+        (paths,) = part.shards
+        shards.append(Shard((str(paths[0]), str(paths[-1])), pairs_read))
+        for pair in part.pairs():
+            pairs_read += 1
+            yield pair
 
 
 def _length(item: tuple[int, str, str]) -> int:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from transformer.config.settings import FilterConfig
-from transformer.tools.doctor.findings import Check, Level, measured, percent, place
+from transformer.tools.doctor.findings import Check, Level, measured, percent
 from transformer.tools.doctor.survey import SIDES, Survey
 
 MOST_COPIES = 0.01  # seen: 0.0001; Ott et al. (2018, "Analyzing uncertainty") find that a few percent harm beam search
@@ -196,7 +196,7 @@ def _check_lines(survey: Survey, side: int) -> list[Check]:
             beyond_ascii += 1
 
     where = f"{survey.name} {SIDES[side]}"
-    path = survey.paths[side]
+    path = survey.path(side)
     count = max(1, len(survey.lines))
     return [
         measured(
@@ -207,7 +207,7 @@ def _check_lines(survey: Survey, side: int) -> list[Check]:
             limit=MOST_MOJIBAKE,
             level=Level.error,
             remedy=f"decode it once: iconv -f utf-8 -t windows-1252 {path} > MENDED (or latin1)",
-            places=[place(path, twice_encoded)],
+            places=survey.places(twice_encoded, side),
         ),
         measured(
             "lost characters",
@@ -217,7 +217,7 @@ def _check_lines(survey: Survey, side: int) -> list[Check]:
             limit=MOST_LOST,
             level=Level.warning,
             remedy="convert the original file again, or drop these lines",
-            places=[place(path, lost)],
+            places=survey.places(lost, side),
         ),
         measured(
             "markup",
@@ -227,7 +227,7 @@ def _check_lines(survey: Survey, side: int) -> list[Check]:
             limit=MOST_MARKUP,
             level=Level.warning,
             remedy="strip the tags and unescape the entities, in all sets alike; give raw text",
-            places=[place(path, marked)],
+            places=survey.places(marked, side),
         ),
     ]
 
@@ -265,7 +265,7 @@ def _check_style(survey: Survey, train: Survey, side: int) -> list[Check]:
                 limit=MOST_STYLE,
                 level=Level.error,
                 remedy=remedy,
-                places=[place(survey.paths[side], survey.lines), place(train.paths[side], train.lines)],
+                places=[*survey.places(survey.lines, side), *train.places(train.lines, side)],
             )
         )
     return checks

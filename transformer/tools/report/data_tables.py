@@ -1,6 +1,7 @@
 """The section of a report on data: what was read, filtered and tokenised, as preparing has counted it."""
 
 from collections.abc import Sequence
+from itertools import islice
 from statistics import fmean
 
 from transformer.config.keys import as_typed, leaves
@@ -16,6 +17,7 @@ from transformer.tools.report.reading import RunReading
 from transformer.vocabulary import UNK
 
 DIGITS = 12  # of a digest
+MOST_DIGESTS = 4  # that are shown of a set
 
 
 def data_section(runs: Sequence[RunReading]) -> Component:
@@ -55,7 +57,9 @@ def _pairs(report: DataReport, whose: str) -> Table:
         changed = "" if trip is None else f"{trip.changed:,} of {trip.checked:,}"
         copies = "" if counts.weight is None else f"{counts.weight:g}"
         megabytes = sum(file.bytes for file in counts.files.values()) / 1e6
-        digests = " ".join(file.sha256[:DIGITS] for file in counts.files.values())
+        digests = " ".join(file.sha256[:DIGITS] for file in islice(counts.files.values(), MOST_DIGESTS))
+        if len(counts.files) > MOST_DIGESTS:
+            digests += f" and {len(counts.files) - MOST_DIGESTS} more"
         rows.append([name, f"{counts.pairs_read:,}", kept, copies, f"{megabytes:,.2f} MB", changed, digests])
     head = [
         *("set", "pairs read", "kept", "copies in an epoch", "size"),

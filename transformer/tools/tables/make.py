@@ -91,7 +91,7 @@ def _notes(job: TableJob, rows: Sequence[TableRow]) -> list[str]:
     """What the figures depend on, beside the rows' own settings."""
     # The corpus and the budget: steps that were taken, which may be others than the job asks for.
     train = job.train
-    corpus = Path(job.data.train.dataset or job.data.train.src)
+    corpus = Path(job.data.train.title)
     steps = sorted({run.steps for row in rows for run in row.runs}) or [train.max_steps]
     if len(steps) == 1:
         budget = f"{steps[0]:,} steps of {train.tokens_per_step:,} target tokens for every row"

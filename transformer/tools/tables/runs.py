@@ -140,7 +140,7 @@ def _varies(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
 
 def _notes(runs: Sequence[_Finished], metric: Metric) -> list[str]:
     """What the figures depend on."""
-    corpora = sorted({run.job.data.train.dataset or run.job.data.train.src for run in runs})
+    corpora = sorted({run.job.data.train.title for run in runs})
     steps = sorted({run.measured.steps for run in runs})
     budget = f"{steps[0]:,} steps" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps"
     score = "BLEU" if metric is Metric.bleu else "loss"
