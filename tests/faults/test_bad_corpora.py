@@ -24,7 +24,7 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError
 
 TRIALS = 100
-KINDS = ("txt", "txt.gz", "txt.zst", "tsv", "tsv.gz", "tsv.zst", "jsonl", "jsonl.gz", "jsonl.zst")
+KINDS = [f"{kind}{suffix}" for kind in ("txt", "tsv", "jsonl") for suffix in ("", ".gz", ".bz2", ".xz", ".zst")]
 NUMBERS = [str(number) for number in range(100, 140)]
 STRANGE = {
     "carriage return": "\r",
@@ -46,7 +46,7 @@ UNEQUAL = r" has \d+ lines, \S+ has \d+: each line must translate the same line 
 NOTHING = r": no sentence pair is left to train on \((the files are empty|empty 1)\)"
 # until damage is found, what comes out of a compressed file may be anything
 DAMAGED = (
-    r":\d+: (damaged \.(?:gz|zst) file \(|not UTF-8: |not valid JSON|expected one JSON object|\d+ columns, not 2)|"
+    r":\d+: (damaged \.[gbxz2st]+ file \(|not UTF-8: |not valid JSON|expected one JSON object|\d+ columns, not 2)|"
     + UNEQUAL
 )
 
@@ -159,6 +159,10 @@ def damaged_stream(corpus: Corpus, draw: random.Random) -> None:
         places = [0, 1, 2, *range(10, len(bad) - 9), *range(len(bad) - 8, len(bad))]
         if corpus.kind.endswith(".zst"):  # the magic number, and the checksum
             places = [*range(4), *range(len(bad) - 4, len(bad))]
+        if corpus.kind.endswith(
+            ".bz2"
+        ):  # the magic numbers of stream and block, and its checksum; not the block's size
+            places = [*range(3), *range(4, 14)]
         bad[draw.choice(places)] ^= 1 << draw.randrange(8)
         return bytes(bad)
 

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import io
 import logging
+import lzma
 import os
 import re
 import shlex
@@ -462,7 +463,7 @@ def test_translate_refuses_a_long_line_under_strict(finished: TrainJob) -> None:
         translated(finished.run_dir, f"one\n{BEGINNING}x", strict=True)
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("length", [MOST - 1, MOST, MOST + 1, MOST + 2, 2 * MOST - 1, 3 * MOST, 5 * MOST + 3])
 def test_read_lines_keeps_a_bounded_part_of_a_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, length: int, suffix: str
@@ -479,12 +480,12 @@ def test_read_lines_keeps_a_bounded_part_of_a_line(
         assert (f"{path}:{lines.index(long) + 1}: longer than {MOST} bytes" in caplog.text) is (length > MOST)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("size", tiers([64], [1024]))
 def test_prepare_survives_a_bomb_of_one_line(corpus: DataConfig, tmp_path: Path, size: int, suffix: str) -> None:
     """A pair whose source is so many megabytes long is dropped as too long; a few kilobytes of it are on the disk."""
     bomb = tmp_path / f"train.en{suffix}"
-    with pyarrow.output_stream(bomb) as file:  # compressed as the name says
+    with lzma.open(bomb, "wb", preset=0) if suffix == ".xz" else pyarrow.output_stream(bomb) as file:
         file.write(Path(str(corpus.train.src)).read_bytes())
         for _ in range(size):
             file.write(b"one " * (MB // 4))

@@ -1,16 +1,22 @@
 """Text as compressed files hold it."""
 
+import bz2
 import gzip
+import lzma
 
 import pyarrow
 import xxhash
 
 
 def compressed(content: bytes, suffix: str) -> bytes:
-    """What a file with this suffix holds: `.gz`, `.zst`, or anything else for plain text."""
+    """What a file with this suffix holds; anything but `.gz`, `.bz2`, `.xz` and `.zst` is plain text."""
     match suffix:
         case ".gz":
             return gzip.compress(content, mtime=0)
+        case ".bz2":
+            return bz2.compress(content)
+        case ".xz":
+            return lzma.compress(content)
         case ".zst":
             return _zstandard(content)
         case _:

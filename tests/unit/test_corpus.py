@@ -1,5 +1,6 @@
 """Pairs from files: never a shifted pair, never a bare traceback, every dropped pair counted."""
 
+import lzma
 import os
 import random
 import subprocess
@@ -57,7 +58,7 @@ def test_read_pairs_shifts_no_pair_whatever_strange_thing_is_in_one(tmp_path: Pa
             "behind": " ".join(words) + strange,
         }
         sides[side][line] = text[at].encode()
-        suffix = state.choice(["", ".gz", ".zst"])
+        suffix = state.choice(["", ".gz", ".bz2", ".xz", ".zst"])
         end = state.choice([b"\n", b"\r\n"])
         paths = [
             write(tmp_path / f"{trial}.{name}{suffix}", lines, end) for name, lines in zip("ab", sides, strict=True)
@@ -69,7 +70,7 @@ def test_read_pairs_shifts_no_pair_whatever_strange_thing_is_in_one(tmp_path: Pa
         assert kept == (text[at].removeprefix("\ufeff") if line == 0 else text[at])
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -92,7 +93,7 @@ def test_read_lines_by_hand(content: bytes, expected: list[str], suffix: str, tm
 
 
 @pytest.mark.parametrize("difference", [-19, -1, 1, 25])
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("size", [16, 1 << 20])
 def test_read_pairs_refuses_unequal_files_with_both_counts(
     difference: int, suffix: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +131,7 @@ def test_read_lines_names_what_is_not_utf8_by_line_and_byte(
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
 def test_read_lines_gives_the_same_however_they_lie_in_blocks(
     size: int, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +161,36 @@ def test_read_lines_takes_frames_of_zstd_end_to_end(tmp_path: Path) -> None:
     assert list(read_lines(path)) == ["eins", "zwei"] * 2
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+def test_read_lines_takes_compressed_files_end_to_end(suffix: str, tmp_path: Path) -> None:
+    """As parallel compressors write them; of each part the end is checked, and what follows is none of it."""
+    parts = [compressed(b"eins\nzw", suffix), compressed(b"", suffix), compressed(b"ei\ndrei", suffix)]
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(b"".join(parts))
+    assert list(read_lines(path)) == ["eins", "zwei", "drei"]
+
+    damaged = bytearray(parts[2])
+    damaged[1] ^= 1  # of its magic number
+    for behind in (b"x" * 40, bytes(damaged), parts[2][:-3]):
+        path.write_bytes(parts[0] + behind)
+        with pytest.raises(InputError, match=rf"a\{suffix}:\d: damaged \{suffix} file"):
+            list(read_lines(path))
+
+
+def test_read_lines_takes_xz_with_zeros_between_streams(tmp_path: Path) -> None:
+    part, path = compressed(b"eins\n", ".xz"), tmp_path / "a.xz"
+    path.write_bytes(part + bytes(4) + part + bytes(1 << 14) + part + bytes(8))
+    assert list(read_lines(path)) == ["eins"] * 3
+
+
+def test_read_lines_refuses_xz_that_asks_for_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.xz"
+    path.write_bytes(lzma.compress(b"eins\n", filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 29, "mode": 1}]))
+    with pytest.raises(InputError, match=r"a\.xz:1: damaged \.xz file \(Memory usage limit exceeded\): fetch or"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_read_lines_refuses_every_cut_or_damaged_compressed_file(suffix: str, tmp_path: Path) -> None:
     state, path = random.Random(2), tmp_path / f"a{suffix}"
     good = compressed(b"\n".join(numbered(500, "de")), suffix)

@@ -453,6 +453,8 @@ def test_resolve_source_names_what_is_neither_a_data_set_nor_a_table(
         ("a.jsonl", {}, ("en", "de")),
         ("a.tsv.jsonl.gz", {}, ("en", "de")),
         ("a.tsv.zst", {}, ("1", "2")),
+        ("a.tsv.bz2", {}, ("1", "2")),
+        ("a.jsonl.xz", {}, ("en", "de")),
         ("a.parquet", {"tgt": "german"}, ("en", "german")),
     ],
 )

@@ -57,6 +57,9 @@ def refusal(path: Path, columns: tuple[str, str] = COLUMNS) -> str:
         ("a.jsonl", True),
         ("a.jsonl.gz", True),
         ("a.jsonl.zst", True),
+        ("a.tsv.bz2", True),
+        ("a.jsonl.xz", True),
+        ("a.tsv.lz4", False),
         ("a.parquet", True),
         ("a.parquet.gz", False),
         ("a.parquet.zst", False),
@@ -75,7 +78,7 @@ def test_is_table_goes_by_the_name(name: str, expected: bool) -> None:
 # ---- TSV ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".tsv.zst"])
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".tsv.bz2", ".tsv.xz", ".tsv.zst"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
 def test_read_table_takes_cells_of_a_tsv_as_they_are(bom: bytes, end: bytes, suffix: str, tmp_path: Path) -> None:
@@ -124,7 +127,7 @@ def test_read_table_names_the_line_of_a_bad_tsv(
     assert refusal(write(tmp_path / "a.tsv", content), columns).startswith(message)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_read_table_refuses_a_cut_tsv(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.tsv{suffix}"
     path.write_bytes(compressed(b"a\tb\n" * 9, suffix)[:-3])
@@ -134,7 +137,7 @@ def test_read_table_refuses_a_cut_tsv(suffix: str, tmp_path: Path) -> None:
 # ---- JSON lines -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.bz2", ".jsonl.xz", ".jsonl.zst"])
 @pytest.mark.parametrize("escaped", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
 def test_read_table_keeps_texts_of_json_lines_in_their_pair(

@@ -175,7 +175,8 @@ class ScoreJob(DecodeJob):
     """`transformer score`."""
 
     src: str | None = option(
-        None, "a file of sources, plain, .gz or .zst, one a line (null: standard input, with the targets)"
+        None,
+        "a file of sources, plain or compressed, one a line (null: standard input, with the targets)",
     )
     tgt: str | None = option(None, "their translations, line for line (null: standard input, `source TAB target`)")
     ensemble: list[str] = option([], "other runs with the same tokenizer: average the probabilities of all models")

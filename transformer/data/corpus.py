@@ -11,14 +11,10 @@ several target languages (Johnson et al., 2017).
 and each that is dropped is counted.
 """
 
-import gzip
 import hashlib
-import io
 import logging
-import os
 import re
 import unicodedata
-import zlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -28,13 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from transformer.config.settings import FilterConfig
+from transformer.data.compression import DAMAGE, open_bytes
 from transformer.errors import InputError
 
 Pair = tuple[str, str]
 
 KEPT, EMPTY, IDENTICAL, DUPLICATE = range(4)  # what becomes of a training pair
-
-COMPRESSIONS = (".gz", ".zst")  # the suffixes of compressed text
 
 LONGEST_LINE = 1 << 18  # bytes: no sentence comes near; memory must not depend on where a file has its newlines
 
@@ -50,14 +45,8 @@ log = logging.getLogger(__name__)
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-def plain_name(name: str) -> str:
-    """A file's name without the suffix of its compression."""
-    stem, suffix = os.path.splitext(name)
-    return stem if suffix in COMPRESSIONS else name
-
-
 def read_lines(path: Path) -> Generator[str, None, None]:
-    """The lines of a UTF-8 file, plain, `.gz` or `.zst`, without their ends and without a BOM at the start.
+    """The lines of a UTF-8 file, plain or compressed, without their ends and without a BOM at the start.
 
     Of a line longer than LONGEST_LINE only the beginning is read, and the log says so. Raises InputError where the file
     cannot be opened, does not decompress to its end, or is not UTF-8.
@@ -106,8 +95,8 @@ def _read_line_blocks(path: Path) -> Generator[list[str], None, None]:
                 if "\r" in text:
                     lines = [line.removesuffix("\r") for line in lines]
                 yield lines
-    except (EOFError, OSError, zlib.error) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the system's; those of gzip and pyarrow have none
+    except DAMAGE as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the system's; those of damage have none
             raise InputError(f"{path}: cannot be read ({error.strerror}): check the path") from error
         place = f"{path}:{lines_read + 1}"
         raise InputError(f"{place}: damaged {path.suffix} file ({error}): fetch or compress it again") from error
@@ -115,7 +104,7 @@ def _read_line_blocks(path: Path) -> Generator[list[str], None, None]:
 
 def _read_byte_blocks(path: Path) -> Generator[bytes, None, None]:
     """The bytes of a file in blocks of whole lines; the newline at the end of a block is left out."""
-    with _open(path) as file:
+    with open_bytes(path, _BUFFER) as file:
         unfinished: list[bytes] = []  # the parts of the line whose end has not been read yet
         unfinished_size = 0
         while chunk := file.read1(_BUFFER):
@@ -132,19 +121,6 @@ def _read_byte_blocks(path: Path) -> Generator[bytes, None, None]:
         last_line = b"".join(unfinished)
         if last_line:
             yield last_line
-
-
-def _open(path: Path) -> io.BufferedReader:
-    match path.suffix:
-        case ".gz":
-            return io.BufferedReader(gzip.GzipFile(path, "rb"), _BUFFER)
-        case ".zst":
-            import pyarrow
-
-            # A file of Python's, so that what the system says of it comes as for every other file.
-            return io.BufferedReader(pyarrow.CompressedInputStream(path.open("rb"), "zstd"), _BUFFER)
-        case _:
-            return path.open("rb")
 
 
 def _cut_first_line(block: bytes, path: Path, *, before: int) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from glob import glob, has_magic
 from pathlib import Path
 
-from transformer.data.corpus import plain_name
+from transformer.data.compression import plain_name
 from transformer.errors import InputError
 
 Shard = tuple[Path, ...]  # the text files of both sides, or a table

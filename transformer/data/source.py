@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
+from transformer.data.compression import COMPRESSIONS
 from transformer.data.corpus import Pair, read_pairs, with_tag
 from transformer.data.shards import Shard, find_files, is_of_language, list_folder, pair_up
 from transformer.data.table import BLOCK, Columns, default_columns, is_table, pairs_of, read_table
@@ -94,7 +95,9 @@ class Source:
     def is_plain_text(self) -> bool:
         """Whether the bytes of the files are the text: of one file a side, since several may be cut in any way."""
         return (
-            self.columns is None and len(self.shards) == 1 and all(path.suffix != ".gz" for path in self.files.values())
+            self.columns is None
+            and len(self.shards) == 1
+            and all(path.suffix not in COMPRESSIONS for path in self.files.values())
         )
 
     def parts(self) -> list["Source"]:

@@ -14,13 +14,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from transformer.data.compression import with_compressions
 from transformer.data.corpus import Pair, read_lines
 from transformer.errors import InputError
 
 BLOCK = 10_000  # rows in memory at a time
 NESTED = "translation"
-TSV = (".tsv", ".tsv.gz", ".tsv.zst")
-JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+TSV = with_compressions(".tsv")
+JSON_LINES = with_compressions(".jsonl")
 PARQUET = (".parquet",)
 
 Columns = tuple[str, str]  # of the source and of the target

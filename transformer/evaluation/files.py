@@ -14,7 +14,7 @@ from transformer.records import Scores
 def score_files(job: EvaluateJob) -> Scores:
     """Score `job.hypotheses` against `job.references`, line by line.
 
-    Plain text, `.gz` or `.zst`; `-` is standard input.
+    Plain or compressed text; `-` is standard input.
 
     Raises InputError where a file cannot be read, has another number of lines, or cannot be scored fairly.
     """
@@ -36,7 +36,7 @@ def format_file_scores(job: EvaluateJob, scores: Scores) -> str:
 
 
 def read_parallel(names: Sequence[str]) -> list[list[str]]:
-    """The lines of each file: all must have as many as the first. Plain text, `.gz` or `.zst`; `-` is standard input.
+    """The lines of each file: all must have as many as the first. Plain or compressed text; `-` is standard input.
 
     Raises InputError where a file cannot be read, or has another number of lines.
     """
