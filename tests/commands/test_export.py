@@ -26,6 +26,7 @@ from transformer.config.settings import (
     Norm,
     Positions,
     Precision,
+    Quantization,
     Score,
     SearchConfig,
     SearchOverride,
@@ -33,16 +34,8 @@ from transformer.config.settings import (
 )
 from transformer.data.corpus import read_pairs
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
-from transformer.decoding.translator import Translator
-from transformer.errors import InputError, StorageError
-from transformer.layout import Padded
-from transformer.model.attention import MultiHeadAttention
-from transformer.model.layers import DecoderLayer
-from transformer.model.transformer import Transformer
-from transformer.tools.export import ctranslate2
-from transformer.tools.export.command import FORMATS, Exported, ParityError, _renamed_when_done, export, format_exported
-from transformer.tools.export.job import ExportJob, Quantization, Target
-from transformer.tools.export.parity import (
+from transformer.decoding.engine.ctranslate2 import n_positions
+from transformer.decoding.engine.parity import (
     Difference,
     Parity,
     SearchParity,
@@ -50,8 +43,20 @@ from transformer.tools.export.parity import (
     compare,
     format_parity,
 )
-from transformer.tools.export.peer import Forced, Original, Peer, exponent_near, forced_by
-from transformer.tools.export.weights import Heads, check_expressible, ctranslate2_heads, fold, marian_heads
+from transformer.decoding.engine.peer import Forced, Peer, exponent_near, forced_by
+from transformer.decoding.engine.weights import Heads, ctranslate2_heads, fold
+from transformer.decoding.translator import Translator
+from transformer.errors import InputError, StorageError
+from transformer.evaluation.score import measure_bleu
+from transformer.layout import Padded
+from transformer.model.attention import MultiHeadAttention
+from transformer.model.layers import DecoderLayer
+from transformer.model.transformer import Transformer
+from transformer.tools.export import ctranslate2
+from transformer.tools.export.command import FORMATS, Exported, ParityError, _renamed_when_done, export, format_exported
+from transformer.tools.export.expressible import check_expressible, marian_heads
+from transformer.tools.export.formats import Original
+from transformer.tools.export.job import ExportJob, Target
 from transformer.vocabulary import BOS, EOS, PAD
 
 # What a model can be, each beside a plain one of d_model 32 with 2 heads of width 16.
@@ -153,6 +158,10 @@ def original_of(
     )
 
 
+def bleu(hypotheses: list[str], references: list[str]) -> float:
+    return measure_bleu(hypotheses, references, tgt_lang="de").score
+
+
 def parity_of(original: Original, target: Target, folder: Path, text: list[tuple[str, str]]) -> Parity:
     export_format = FORMATS[target]
     export_format.write(original, folder)
@@ -161,7 +170,7 @@ def parity_of(original: Original, target: Target, folder: Path, text: list[tuple
         export_format.bound(original.translator.model.config) if original.quantization is Quantization.float32 else None
     )
     sentences = choose_sentences(text, translator=original.translator, count=len(text))
-    return compare(original, peer, sentences, bound=bound)
+    return compare(original.translator, peer, sentences, bound=bound, bleu=bleu)
 
 
 # ---- what each format can express -----------------------------------------------------------------------------------
@@ -280,9 +289,9 @@ def test_export_in_fewer_bits_states_what_it_loses_and_leaves_the_model_alone(
 def test_ctranslate2_has_positions_for_all_that_it_reads() -> None:
     """It reads 1,024 tokens by default, and a row too few is an error there; what was learned cannot be prolonged."""
     config = model_config("plain")
-    assert ctranslate2.n_positions(config) == 1025
-    assert ctranslate2.n_positions(replace(config, max_positions=2000)) == 2000
-    assert ctranslate2.n_positions(model_config("learned positions")) == 64
+    assert n_positions(config) == 1025
+    assert n_positions(replace(config, max_positions=2000)) == 2000
+    assert n_positions(model_config("learned positions")) == 64
 
 
 # ---- the check ------------------------------------------------------------------------------------------------------
@@ -327,17 +336,13 @@ def translator(tokenizer_model: bytes) -> Translator:
     return random_translator(model_config("plain"), tokenizer_model)
 
 
-def compared(
-    translator: Translator, peer: Peer, tokenizer_model: bytes, text: Sequence[tuple[str, str | None]]
-) -> Parity:
+def compared(translator: Translator, peer: Peer, text: Sequence[tuple[str, str | None]]) -> Parity:
     sentences = choose_sentences(text, translator=translator, count=100)
-    return compare(original_of(translator, tokenizer_model), peer, sentences, bound=1e-4)
+    return compare(translator, peer, sentences, bound=1e-4, bleu=bleu)
 
 
-def test_compare_finds_nothing_where_both_are_the_same(
-    translator: Translator, tokenizer_model: bytes, text: list[tuple[str, str]]
-) -> None:
-    parity = compared(translator, Twin(translator), tokenizer_model, text)
+def test_compare_finds_nothing_where_both_are_the_same(translator: Translator, text: list[tuple[str, str]]) -> None:
+    parity = compared(translator, Twin(translator), text)
     assert parity.problems == []
     assert [search.identical for search in parity.searches] == [12, 12]
     assert [search.their_bleu == search.bleu is not None for search in parity.searches] == [True, True]
@@ -345,9 +350,9 @@ def test_compare_finds_nothing_where_both_are_the_same(
 
 
 def test_compare_without_references_forces_our_translations(
-    translator: Translator, tokenizer_model: bytes, text: list[tuple[str, str]]
+    translator: Translator, text: list[tuple[str, str]]
 ) -> None:
-    parity = compared(translator, Twin(translator), tokenizer_model, [(source, None) for source, _ in text])
+    parity = compared(translator, Twin(translator), [(source, None) for source, _ in text])
     assert parity.problems == []
     assert parity.log_probs > 0.0
     assert [search.bleu for search in parity.searches] == [None, None]
@@ -363,32 +368,28 @@ def test_compare_without_references_forces_our_translations(
     ],
 )
 def test_compare_sees_one_weight_that_differs(
-    name: str, place: tuple[int, ...], translator: Translator, tokenizer_model: bytes, text: list[tuple[str, str]]
+    name: str, place: tuple[int, ...], translator: Translator, text: list[tuple[str, str]]
 ) -> None:
     model = copy.deepcopy(translator.model)
     with torch.no_grad():
         dict(model.named_parameters())[name][place] += 0.5
     other = translator_with(model, translator.tokenizer, search=translator.search, precision=Precision.fp32)
-    parity = compared(translator, Twin(other), tokenizer_model, text)
+    parity = compared(translator, Twin(other), text)
     assert re.match("log-probabilities differ by up to", parity.problems[0])
 
 
-def test_compare_sees_numbers_that_are_not_finite(
-    translator: Translator, tokenizer_model: bytes, text: list[tuple[str, str]]
-) -> None:
+def test_compare_sees_numbers_that_are_not_finite(translator: Translator, text: list[tuple[str, str]]) -> None:
     class Broken(Twin):
         def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
             first, *others = super().forced(sources, targets)
             return [replace(first, log_probs=first.log_probs * math.nan), *others]
 
-    parity = compared(translator, Broken(translator), tokenizer_model, text)
+    parity = compared(translator, Broken(translator), text)
     assert parity.problems == ["log-probabilities differ by up to nan"]
     assert replace(parity, bound=None).problems == parity.problems, "in whatever type"
 
 
-def test_compare_sees_a_search_that_goes_wrong(
-    translator: Translator, tokenizer_model: bytes, text: list[tuple[str, str]]
-) -> None:
+def test_compare_sees_a_search_that_goes_wrong(translator: Translator, text: list[tuple[str, str]]) -> None:
     """As one does that begins with another mark: the log-probabilities are right, and the translations are not."""
 
     class Astray(Twin):
@@ -396,7 +397,7 @@ def test_compare_sees_a_search_that_goes_wrong(
             found = super().translate(sources, beam_size=beam_size, max_length=max_length)
             return [[7, *tokens[: max_length - 2]] for tokens in found]
 
-    parity = compared(translator, Astray(translator), tokenizer_model, text)
+    parity = compared(translator, Astray(translator), text)
     greedy, beam = parity.problems
     assert greedy == "12 of 12 translations differ (greedy)"
     assert re.fullmatch(r"\d+ of 12 translations differ \(beam 4, length penalty 0\.6\)", beam)
@@ -433,7 +434,7 @@ def test_compare_forgives_candidates_that_are_as_good_as_equal(
             found = super().translate(sources, beam_size=beam_size, max_length=max_length)
             return [[{piece: other, other: piece}.get(token, token) for token in tokens] for tokens in found]
 
-    parity = compared(translator, Undecided(translator), tokenizer_model, text)
+    parity = compared(translator, Undecided(translator), text)
     assert parity.problems == []
     greedy, beam = parity.searches
     assert greedy.ties > 0

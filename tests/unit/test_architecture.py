@@ -54,7 +54,7 @@ SLOW = {
 TRITON = "kernels.gpu."  # the modules that need Triton: they import it as they begin, and are imported in functions
 # slow packages imported inside a function, each in its one module or package
 OWNERS = {
-    "ctranslate2": "tools.export.ctranslate2",
+    "ctranslate2": "decoding.engine.ctranslate2",
     "datasets": "data.source",
     "huggingface_hub": "data.source",
     "matplotlib": "tools.plots",

@@ -1,7 +1,7 @@
 """The Triton kernels on a CPU, interpreted by triton_kernels.py; test_fake_gpu.py has their machine code.
 
-    pip install -e '.[dev,gpu-tests]'
-    pytest -m fake_gpu
+pip install -e '.[dev,gpu-tests]'
+pytest -m fake_gpu
 """
 
 import importlib.util

@@ -150,6 +150,15 @@ class Metric(Enum):
     loss = "loss"
 
 
+class Quantization(Enum):
+    """The type of the weights of a model in another library; all but `float32` lose something."""
+
+    float32 = "float32"
+    int8 = "int8"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
 class Format(Enum):
     """How a command prints its result."""
 

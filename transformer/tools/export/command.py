@@ -4,8 +4,9 @@
                        ExportFormat.load  -> a Peer, which runs the exported model
     Original, Peer and sentences -> parity.compare -> Parity -> the folder gets its name
 
-`peer` says what a format is; `ctranslate2`, `marian` and `onnx` are the three of them, on the weights that `weights`
-folds. A folder with the final name is complete, and was checked.
+`formats` says what a format is; `ctranslate2`, `marian` and `onnx` are the three of them. CTranslate2's writer, the
+check and the folding of weights are the core's, in `decoding/engine`. A folder with the final name is complete, and was
+checked.
 """
 
 import fcntl
@@ -14,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,11 +23,14 @@ import torch
 
 from transformer.checkpoint import find_checkpoint
 from transformer.config.primitives import to_json
-from transformer.config.settings import DataConfig, Device, ModelConfig, Precision
+from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, Quantization
 from transformer.data.corpus import read_lines, read_pairs
 from transformer.data.tokenizer import read_model
+from transformer.decoding.engine.parity import Parity, choose_sentences, compare, format_parity, mean_length
+from transformer.decoding.engine.peer import exponent_near
 from transformer.decoding.loading import build_translator
 from transformer.errors import InputError
+from transformer.evaluation.score import measure_bleu
 from transformer.evaluation.sets import read_set
 from transformer.files import (
     UNFINISHED,
@@ -41,10 +46,9 @@ from transformer.files import (
 from transformer.machine import resolve_threads
 from transformer.run_dir import DEV, RunDir
 from transformer.tools.export import ctranslate2, marian, onnx
-from transformer.tools.export.job import ExportJob, Quantization, Target
-from transformer.tools.export.parity import Parity, choose_sentences, compare, format_parity, mean_length
-from transformer.tools.export.peer import Original, exponent_near
-from transformer.tools.export.weights import check_expressible
+from transformer.tools.export.expressible import check_expressible
+from transformer.tools.export.formats import Original
+from transformer.tools.export.job import ExportJob, Target
 
 PARITY = "parity.json"
 README = "README.md"
@@ -123,7 +127,8 @@ def export(job: ExportJob) -> Exported:
         is_exact = job.quantization is Quantization.float32
         bound = export_format.bound(translator.model.config) if is_exact else None
         peer = export_format.load(original, folder, threads)
-        parity = compare(original, peer, sentences, bound=bound)
+        bleu = partial(_bleu, tgt_lang=data.tgt_lang)
+        parity = compare(translator, peer, sentences, bound=bound, bleu=bleu)
         if parity.problems:
             raise ParityError(
                 f"{output}: not written: it does not compute what the model of {run.path} does: {_why(parity)}"
@@ -142,6 +147,10 @@ def export(job: ExportJob) -> Exported:
         )
         write_json(folder / PARITY, to_json(exported))
     return exported
+
+
+def _bleu(hypotheses: list[str], references: list[str], *, tgt_lang: str) -> float:
+    return measure_bleu(hypotheses, references, tgt_lang=tgt_lang).score
 
 
 def _why(parity: Parity) -> str:

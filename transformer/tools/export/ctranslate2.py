@@ -1,34 +1,12 @@
-"""Exports to CTranslate2, a library for fast translation on CPUs and GPUs, in float32 or in fewer bits.
+"""Exports to CTranslate2: what `decoding/engine` writes, with the tokenizer and a README."""
 
-    write              the weights that `weights.fold` gives -> a TransformerSpec -> CTranslate2's files
-    CTranslate2Peer    the files -> CTranslate2's own search, for the check
-
-Checked against the specification classes of CTranslate2 4.8. Its search ends a sentence after as many finished
-hypotheses as the beam is wide; under a large `patience` it goes on to the end, and finds what our search finds.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
-
-from transformer.config.settings import Activation, ModelConfig, Norm, Positions
-from transformer.model.layers import sinusoids
-from transformer.model.transformer import Transformer
+from transformer.decoding.engine.ctranslate2 import CTranslate2Peer, n_positions, vocabulary_of
+from transformer.decoding.engine.ctranslate2 import write as write_model
+from transformer.decoding.engine.peer import FLOAT32_BOUND
 from transformer.run_dir import TOKENIZER
-from transformer.tools.export.job import Quantization
-from transformer.tools.export.peer import FLOAT32_BOUND, ExportFormat, Forced, Original, encode_with
-from transformer.tools.export.weights import Weights, ctranslate2_heads, fold
-from transformer.vocabulary import BOS, EOS, UNK
-
-Array = npt.NDArray[np.float32]
-
-MOST_INPUT = 1024  # tokens that CTranslate2 reads of a source unless it is told otherwise
+from transformer.tools.export.formats import ExportFormat, Original
 
 README = """# A translation model for CTranslate2
 
@@ -57,33 +35,17 @@ print([pieces.decode(result.hypotheses[0]) for result in found])
 """
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------
-
-
 def write(original: Original, folder: Path) -> None:
     """Write the model, its vocabulary and its tokenizer."""
-    model = original.translator.model
-    tokenizer = original.translator.tokenizer
-    spec = _specification(model)
-
-    # The vocabulary, and its special tokens.
-    pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
-    spec.register_source_vocabulary(pieces)
-    spec.register_target_vocabulary(pieces)
-    spec.config.bos_token = pieces[BOS]
-    spec.config.decoder_start_token = pieces[BOS]
-    spec.config.eos_token = pieces[EOS]
-    spec.config.unk_token = pieces[UNK]
-    spec.config.add_source_bos = False
-    spec.config.add_source_eos = True
-    spec.config.layer_norm_epsilon = _epsilon(model)
-
-    # Quantise and save.
-    spec.validate()
-    is_exact = original.quantization is Quantization.float32
-    spec.optimize(quantization=None if is_exact else original.quantization.value)
-    spec.save(str(folder))
+    translator = original.translator
+    write_model(translator.model, vocabulary_of(translator.tokenizer), folder, quantization=original.quantization)
     (folder / TOKENIZER).write_bytes(original.tokenizer_model)
+
+
+def load(original: Original, folder: Path, threads: int) -> CTranslate2Peer:
+    """The model in the folder, with the exponent of the export."""
+    pieces = vocabulary_of(original.translator.tokenizer)
+    return CTranslate2Peer(folder, pieces, folder / TOKENIZER, alpha=original.exponent, threads=threads)
 
 
 def readme(original: Original) -> str:
@@ -101,183 +63,10 @@ def readme(original: Original) -> str:
     )
 
 
-def n_positions(config: ModelConfig) -> int:
-    """The rows of the table of positions: of sinusoids, enough for the longest source that CTranslate2 reads."""
-    if config.positions is Positions.learned:
-        return config.max_positions
-    return max(config.max_positions, MOST_INPUT + 1)
-
-
-def _specification(model: Transformer) -> Any:
-    """The model as a `TransformerSpec`, complete but for its vocabularies and its config."""
-    from ctranslate2.specs import transformer_spec
-
-    config = model.config
-    heads = ctranslate2_heads(config)
-    pre_norm = config.norm is Norm.pre
-    activation = _activation(config.activation)
-    is_default_width = heads.width == config.d_model // config.n_heads
-    head_dim = None if is_default_width else heads.width
-
-    spec = transformer_spec.TransformerSpec(
-        transformer_spec.TransformerEncoderSpec(
-            config.n_layers,
-            config.n_heads,
-            pre_norm=pre_norm,
-            activation=activation,
-            head_dim=head_dim,
-        ),
-        transformer_spec.TransformerDecoderSpec(
-            config.decoder_layers,
-            config.n_heads,
-            pre_norm=pre_norm,
-            activation=activation,
-            head_dim=head_dim,
-        ),
-    )
-    _Filler(fold(model, heads), config).fill(spec)
-    return spec
-
-
-def _activation(activation: Activation) -> Any:
-    """CTranslate2's member for it."""
-    from ctranslate2.specs import common_spec
-
-    match activation:
-        case Activation.relu:
-            return common_spec.Activation.RELU
-        case Activation.gelu:
-            return common_spec.Activation.GELU  # the exact one
-        case Activation.swish:
-            return common_spec.Activation.SWISH
-
-
-@dataclass(frozen=True)
-class _Filler:
-    """Puts weights into their places in a specification. Every array is a copy: CTranslate2 quantises in place."""
-
-    weights: Weights
-    config: ModelConfig
-
-    def fill(self, spec: Any) -> None:
-        """Fill in everything that has a weight."""
-        spec.encoder.embeddings[0].weight = self._matrix("source_embedding.matrix")
-        self._stack(spec.encoder, "encoder", positions="source_embedding.table", has_cross_attention=False)
-
-        spec.decoder.embeddings.weight = self._matrix("target_embedding.matrix")
-        self._stack(spec.decoder, "decoder", positions="target_embedding.table", has_cross_attention=True)
-        spec.decoder.projection.weight = self._matrix("output")
-
-    def _stack(self, stack: Any, name: str, *, positions: str, has_cross_attention: bool) -> None:
-        """The layers of the encoder or the decoder, with the positions before them and the norm behind them."""
-        stack.scale_embeddings = True
-        stack.position_encodings.encodings = self._positions(positions)
-        for index, layer in enumerate(stack.layer):
-            self._layer(layer, f"{name}.{index}", has_cross_attention=has_cross_attention)
-        if self.config.norm is Norm.pre:
-            self._norm(stack.layer_norm, f"{name}_norm")
-
-    def _layer(self, layer: Any, name: str, *, has_cross_attention: bool) -> None:
-        self._attention(layer.self_attention, f"{name}.self_attention", groups=("qkv", "o"))
-        if has_cross_attention:
-            self._attention(layer.attention, f"{name}.cross_attention", groups=("q", "kv", "o"))
-
-        self._linear(layer.ffn.linear_0, f"{name}.feed_forward.W_1")
-        self._linear(layer.ffn.linear_1, f"{name}.feed_forward.W_2")
-        self._norm(layer.ffn.layer_norm, f"{name}.feed_forward_norm")
-
-    def _attention(self, attention: Any, name: str, *, groups: tuple[str, ...]) -> None:
-        """The projections of attention, each group of ours in one matrix, and its norm."""
-        for linear, group in zip(attention.linear, groups, strict=True):
-            linear.weight = np.concatenate([self._array(f"{name}.W_{letter}.weight") for letter in group])
-        self._norm(attention.layer_norm, f"{name}_norm")
-
-    def _linear(self, linear: Any, name: str) -> None:
-        linear.weight = self._array(f"{name}.weight")
-        linear.bias = self._array(f"{name}.bias")
-
-    def _norm(self, norm: Any, name: str) -> None:
-        norm.gamma = self._array(f"{name}.weight")
-        norm.beta = self._array(f"{name}.bias")
-
-    def _positions(self, name: str) -> Array:
-        if self.config.positions is Positions.learned:
-            return self._array(name)
-        return _copy(sinusoids(n_positions(self.config), self.config.d_model).float())
-
-    def _matrix(self, name: str) -> Array:
-        """One of the three matrices with a row for each piece, which may be the shared one."""
-        return self._array("embedding" if self.config.tie_embeddings else name)
-
-    def _array(self, name: str) -> Array:
-        return _copy(self.weights[name])
-
-
-def _copy(tensor: Tensor) -> Array:
-    return tensor.numpy().copy()
-
-
-def _epsilon(model: Transformer) -> float:
-    """The epsilon of the model's norms, which is one for all."""
-    (epsilon,) = {module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)}
-    return epsilon
-
-
-# ---- running --------------------------------------------------------------------------------------------------------
-
-
-class CTranslate2Peer:
-    """An exported model, run by CTranslate2."""
-
-    def __init__(self, original: Original, folder: Path, threads: int) -> None:
-        import ctranslate2
-
-        self._translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
-        self.alpha = original.exponent
-        self.arithmetic = str(self._translator.compute_type)
-        self.versions = {"ctranslate2": ctranslate2.__version__}
-
-        # CTranslate2 takes and gives pieces as text.
-        tokenizer = original.translator.tokenizer
-        self._tokenizer = folder / TOKENIZER
-        self._pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
-        self._ids = {piece: index for index, piece in enumerate(self._pieces)}
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """As the SentencePiece model by itself cuts them."""
-        return encode_with(self._tokenizer, texts)
-
-    def penalty(self, length: int) -> float:
-        """A power of the length."""
-        return float(length**self.alpha)
-
-    def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
-        """The log-probabilities of the pieces of each target and of its EOS."""
-        results = self._translator.score_batch(self._texts(sources), self._texts(targets))
-        return [Forced(torch.tensor(result.log_probs, dtype=torch.float64), None) for result in results]
-
-    def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
-        """The best translation of each source."""
-        results = self._translator.translate_batch(
-            self._texts(sources),
-            beam_size=beam_size,
-            length_penalty=self.alpha,
-            patience=max_length,
-            max_decoding_length=max_length,
-            min_decoding_length=0,
-            max_input_length=0,
-        )
-        best = [result.hypotheses[0] for result in results]
-        return [[self._ids[piece] for piece in pieces] for pieces in best]
-
-    def _texts(self, sentences: Sequence[list[int]]) -> list[list[str]]:
-        return [[self._pieces[index] for index in ids] for ids in sentences]
-
-
 FORMAT = ExportFormat(
     packages=("ctranslate2",),
     bound=lambda _: FLOAT32_BOUND,
     write=write,
-    load=CTranslate2Peer,
+    load=load,
     readme=readme,
 )

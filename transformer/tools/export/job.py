@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from transformer.config.jobs import Job
-from transformer.config.settings import Format, SearchOverride, at_least, option, require
+from transformer.config.settings import Format, Quantization, SearchOverride, at_least, option, require
 
 
 class Target(Enum):
@@ -13,15 +13,6 @@ class Target(Enum):
     ctranslate2 = "ctranslate2"
     marian = "marian"
     onnx = "onnx"
-
-
-class Quantization(Enum):
-    """The type of the weights of an exported model; all but `float32` lose something."""
-
-    float32 = "float32"
-    int8 = "int8"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
 
 
 @dataclass

@@ -16,18 +16,12 @@ import torch
 from torch import Tensor
 
 from transformer.config.settings import ModelConfig
+from transformer.decoding.engine.peer import FLOAT32_BOUND, Forced, forced_by, pad, without_end
+from transformer.decoding.engine.weights import fold, is_rounded
 from transformer.files import encode_json
 from transformer.model.transformer import Transformer
-from transformer.tools.export.peer import (
-    FLOAT32_BOUND,
-    ExportFormat,
-    Forced,
-    Original,
-    forced_by,
-    pad,
-    without_end,
-)
-from transformer.tools.export.weights import fold, is_rounded, marian_heads
+from transformer.tools.export.expressible import marian_heads
+from transformer.tools.export.formats import ExportFormat, Original
 from transformer.vocabulary import BOS, EOS, PAD
 
 # Our names for the parts of a layer, and Marian's.

@@ -22,13 +22,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from transformer.decoding.engine.peer import FLOAT32_BOUND, Forced, encode_with, forced_by, pad
 from transformer.decoding.search import beam_search, length_penalty
 from transformer.layout import Padded
 from transformer.model.attention import KeyValueCache, KeyValues
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import DecoderState, Transformer
 from transformer.run_dir import TOKENIZER
-from transformer.tools.export.peer import FLOAT32_BOUND, ExportFormat, Forced, Original, encode_with, forced_by, pad
+from transformer.tools.export.formats import ExportFormat, Original
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 Array = npt.NDArray[Any]

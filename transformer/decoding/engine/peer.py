@@ -1,11 +1,9 @@
-"""What the formats have in common: what is exported, how it is written, and how it is run for the check.
+"""A model of ours as another library runs it: what `parity` asks of it, and what all such libraries share.
 
-    Original -> ExportFormat.write -> files -> ExportFormat.load -> Peer -> Forced, translations -> `parity`
-
-The modules `ctranslate2`, `marian` and `onnx` each have one `ExportFormat`.
+`ctranslate2` beside this has one; `tools/export` has two more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,26 +12,9 @@ import torch
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
-from transformer.config.settings import ModelConfig
-from transformer.decoding.translator import Translator
-from transformer.tools.export.job import Quantization
 from transformer.vocabulary import EOS, PAD
 
 FLOAT32_BOUND = 1e-4  # what float32 may change in a log-probability
-
-
-@dataclass(frozen=True)
-class Original:
-    """What is exported: a model, its tokenizer and its search settings, in float32 on a CPU."""
-
-    translator: Translator
-    src_lang: str
-    tgt_lang: str
-    tokenizer_model: bytes
-    quantization: Quantization
-    exponent: float  # of a length, in place of the run's length penalty: see `exponent_near`
-    origin: str  # the run and the checkpoint, for people
-    output: Path  # where the exported model will be
 
 
 @dataclass(frozen=True)
@@ -69,17 +50,6 @@ class Peer(Protocol):
     def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
         """The best translation of each source, of at most `max_length` pieces, EOS counted; beam 1 is greedy."""
         ...
-
-
-@dataclass(frozen=True)
-class ExportFormat:
-    """How a model is written for a library."""
-
-    packages: tuple[str, ...]  # that must be installed
-    bound: Callable[[ModelConfig], float]  # the largest difference of a log-probability that is rounding
-    write: Callable[[Original, Path], None]  # into a folder that exists
-    load: Callable[[Original, Path, int], Peer]  # the model in that folder, to be run on so many threads
-    readme: Callable[[Original], str]  # how people load it
 
 
 def exponent_near(length: float, alpha: float) -> float:

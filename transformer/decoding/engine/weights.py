@@ -1,7 +1,4 @@
-"""What each format can express of our models, and the weights of a model with the rest folded into them.
-
-    check_expressible   refuses a model before anything is written
-    fold                the weights of a model -> those of an equal model in the terms of CTranslate2 or Marian
+"""The weights of a model, with what CTranslate2 and Marian cannot express folded into them.
 
 CTranslate2 and Marian divide scores by sqrt(w), with one width w for the queries, keys and values of a head. So heads
 are padded with zeros to w, and W_q is multiplied by what turns 1/sqrt(w) into our scale: nothing changes but for the
@@ -16,10 +13,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from transformer.config.settings import ModelConfig, Norm, Positions, Score
-from transformer.errors import InputError
+from transformer.config.settings import ModelConfig, Score
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.tools.export.job import Target
 
 Weights = dict[str, Tensor]  # under the names of a checkpoint, in float32
 
@@ -32,45 +27,9 @@ class Heads:
     width: int
 
 
-def check_expressible(config: ModelConfig, target: Target) -> None:
-    """Raise InputError, which names the setting, where a format cannot express what the model computes."""
-    if target is Target.onnx:
-        return
-
-    name = {Target.ctranslate2: "CTranslate2", Target.marian: "Hugging Face's Marian"}[target]
-    if config.score is Score.additive:
-        raise InputError(f"model.score=additive: {name} has dot products only; to=onnx can express it")
-
-    if target is Target.marian:
-        other = "to=ctranslate2 and to=onnx can express it"
-        if config.norm is Norm.pre:
-            raise InputError(f"model.norm=pre: {name} has its norms after the residual sum only; {other}")
-        if config.positions is Positions.learned:
-            raise InputError(f"model.positions=learned: {name} computes sinusoids and stores no positions; {other}")
-        marian_heads(config)
-
-
 def ctranslate2_heads(config: ModelConfig) -> Heads:
     """Heads as wide as the wider of queries and values: CTranslate2 has a setting for the width."""
     return Heads(config.n_heads, max(config.key_width, config.value_width))
-
-
-def marian_heads(config: ModelConfig) -> Heads:
-    """The fewest heads that divide d_model among them, as Marian's do; the heads beyond ours are zeros.
-
-    Raises InputError where such heads are too narrow for ours.
-    """
-    counts = range(config.n_heads, config.d_model + 1)
-    count = next(count for count in counts if config.d_model % count == 0)
-    width = config.d_model // count
-
-    for key, needed in (("d_k", config.key_width), ("d_v", config.value_width)):
-        if needed > width:
-            raise InputError(
-                f"model.{key}={needed}: the heads of Hugging Face's Marian share model.d_model={config.d_model}, "
-                f"{width} for each of {count}; to=ctranslate2 and to=onnx can express it"
-            )
-    return Heads(count, width)
 
 
 def fold(model: Transformer, heads: Heads) -> Weights:

@@ -1,4 +1,4 @@
-"""The check that every export ends with: does the exported model compute what ours does, on real sentences?
+"""The check of a model in another library: does it compute what ours does, on real sentences?
 
     given targets -> log-probabilities of our model in float64, and of the peer   are the weights in their places?
     sources       -> greedy and beam search of both, under the peer's penalty     are decoder and special tokens right?
@@ -12,19 +12,18 @@ rank it by its score; and our search never writes a PAD or a BOS.
 import copy
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
 from torch import Tensor
 
+from transformer.decoding.engine.peer import Forced, Peer, forced_by, pad
 from transformer.decoding.search import Hypothesis
 from transformer.decoding.translator import Translator
-from transformer.evaluation.score import measure_bleu
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
-from transformer.tools.export.peer import Forced, Original, Peer, forced_by, pad
 from transformer.vocabulary import BOS, EOS, PAD
 
 TIE = 1e-4  # candidates whose scores differ by less may come out either way
@@ -67,7 +66,7 @@ class SearchParity:
     ties: int  # translations that differ by less than TIE
     degenerate: int  # translations that differ, where one of the two does not end, or has a PAD or a BOS
     others: int  # translations that differ for no such reason
-    bleu: float | None  # of ours; None without references
+    bleu: float | None  # of ours; None where it is not measured
     their_bleu: float | None
     differences: list[Difference]
 
@@ -131,14 +130,25 @@ def mean_length(sentences: Sequence[Sentence], translator: Translator) -> float:
     return 1.0 + sum(map(len, targets)) / len(targets)
 
 
-def compare(original: Original, peer: Peer, sentences: Sequence[Sentence], *, bound: float | None) -> Parity:
-    """Compare an exported model with the model that it was made from."""
-    translator = original.translator
+def compare(
+    translator: Translator,
+    peer: Peer,
+    sentences: Sequence[Sentence],
+    *,
+    bound: float | None,
+    bleu: Callable[[list[str], list[str]], float] | None = None,
+) -> Parity:
+    """Compare a model in another library with ours, which it was made from.
+
+    `bleu` of translations and references is measured where every sentence has a reference. Our model is on the CPU.
+    """
     exact = copy.deepcopy(translator.model).double()
 
     # Search with both.
     beam_sizes = sorted({1, translator.search.beam_size})
-    searches = [_compare_searches(original, peer, sentences, exact=exact, beam_size=size) for size in beam_sizes]
+    searches = [
+        _compare_searches(translator, peer, sentences, exact=exact, beam_size=size, bleu=bleu) for size in beam_sizes
+    ]
 
     # Give both the same targets.
     sources = [sentence.pieces for sentence in sentences]
@@ -219,11 +229,16 @@ def _force(model: Transformer, sources: Sequence[list[int]], targets: Sequence[l
 
 
 def _compare_searches(
-    original: Original, peer: Peer, sentences: Sequence[Sentence], *, exact: Transformer, beam_size: int
+    translator: Translator,
+    peer: Peer,
+    sentences: Sequence[Sentence],
+    *,
+    exact: Transformer,
+    beam_size: int,
+    bleu: Callable[[list[str], list[str]], float] | None,
 ) -> SearchParity:
     """Translate with both models."""
     log.info("checking %d sentences with beam %d", len(sentences), beam_size)
-    translator = original.translator
     sources = [sentence.pieces for sentence in sentences]
     ours = _ours(translator, peer, sources, beam_size=beam_size)
     theirs = _theirs(translator, peer, sources, beam_size=beam_size)
@@ -262,9 +277,9 @@ def _compare_searches(
     references = _references(sentences)
     our_bleu = None
     their_bleu = None
-    if references is not None:
-        our_bleu = _bleu(our_texts, references, original.tgt_lang)
-        their_bleu = _bleu(their_texts, references, original.tgt_lang)
+    if references is not None and bleu is not None:
+        our_bleu = bleu(our_texts, references)
+        their_bleu = bleu(their_texts, references)
 
     return SearchParity(
         beam_size=beam_size,
@@ -328,10 +343,6 @@ def _first_difference(left: list[int], right: list[int]) -> int:
     """The first place where two lists differ; the shorter one may be the beginning of the other."""
     shorter = min(len(left), len(right))
     return next((n for n in range(shorter) if left[n] != right[n]), shorter)
-
-
-def _bleu(hypotheses: list[str], references: list[str], tgt_lang: str) -> float:
-    return measure_bleu(hypotheses, references, tgt_lang=tgt_lang).score
 
 
 # ---- for people -----------------------------------------------------------------------------------------------------
