@@ -329,7 +329,9 @@ def through_hydra(key: str, text: str) -> object:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_overrides_pass_text_through_the_grammar_unchanged(text: str) -> None:
-    assert [through_hydra(key, text) for key in TEXT_KEYS] == [text] * len(TEXT_KEYS)
+    is_list = text == "[a, b]"  # which names two files, where a key names files
+    for key in TEXT_KEYS:
+        assert through_hydra(key, text) == (["a", "b"] if is_list and key.endswith((".src", ".tgt")) else text)
 
 
 def test_overrides_pass_random_text_through_the_grammar_unchanged() -> None:

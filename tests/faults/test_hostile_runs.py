@@ -406,14 +406,15 @@ def test_from_json_refuses_other_keys_and_types(kind: type) -> None:
         if isinstance(right, dict) and path[-1] not in ("test_sets", "versions", "test", "extra", "failures"):
             changed = [{**right, "colour": "red"}]
             changed += [{key: right[key] for key in right if key != missing} for missing in right]
-        changed += {
+        wrong_of: dict[type, list[Any]] = {
             int: [True, 4.0, "4", [4], {}],
             float: [True, "4", [4.0], {}],
-            str: [True, 4, ["x"], {}],
+            str: [True, 4, [4] if path[-1] in ("src", "tgt") else ["x"], {}],
             bool: [1, "x", [], {}],
             list: [4, "x", {}, [[]], [None]],
             dict: [4, "x", [], [{}]],
-        }.get(type(right), [])
+        }
+        changed += wrong_of.get(type(right), [])
         for wrong in changed:
             data = put_at({"": document(kind)}, path, wrong)[""]
             with pytest.raises(ValueError, match=kind.__name__):

@@ -636,7 +636,9 @@ def test_load_moments_copies() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # inductor's own imports
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("aot_eager", marks=pytest.mark.fake_gpu), pytest.param("inductor", marks=pytest.mark.slow)]
+)
 def test_objective_compiled_is_eager_and_new_shapes_compile_nothing(backend: str) -> None:
     """Four batches of all kinds warm up; ten more, of shapes never seen, must find everything compiled."""
     torch._dynamo.reset()

@@ -9,7 +9,6 @@ file may set that: `quiet_hydra`, by which Hydra leaves no file behind, also loc
 merged after it. Only the user's own overrides, which come last, may change it.
 """
 
-import copy
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -101,8 +100,10 @@ def compose_checked(command: str, kind: type[J], checked: Sequence[str], *, conf
         except Exception as error:
             raise composing_error(error, kind, overrides=checked) from error
 
-        HydraConfig.instance().set_config(config)
-        return typed_job(kind, _without_hydra(config))
+        HydraConfig.instance().set_config(config)  # which keeps a copy of its node
+        with read_write(config), open_dict(config):
+            del config["hydra"]
+        return typed_job(kind, config)
 
 
 @contextmanager
@@ -123,13 +124,6 @@ def _hydra_globals_set_aside() -> Iterator[None]:
 
 def _to_dict(config: Any) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(config, enum_to_str=True))
-
-
-def _without_hydra(config: DictConfig) -> DictConfig:
-    config = copy.deepcopy(config)
-    with read_write(config), open_dict(config):
-        del config["hydra"]
-    return config
 
 
 # ---- what Hydra composes from ---------------------------------------------------------------------------------------
