@@ -84,7 +84,8 @@ class MemoryCheck:
 class Proof:
     """What comparing this device with the plain computation has found: see `training.proof`.
 
-    Ways of computing are named as `training.proof.name_of` does. A way that is left in `trying` has ended its process.
+    Ways of computing are named as `training.proof.name_of` does, those of searches `searches with ...`. A way that is
+    left in `trying` has ended its process.
     """
 
     device: str

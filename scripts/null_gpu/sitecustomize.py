@@ -118,6 +118,7 @@ def make_up_translations(search: Any) -> None:
 def allow_any_search(proof: Any) -> None:
     """The proof of a search compares log-probabilities."""
     proof.MOST = dict.fromkeys(proof.MOST, ANY)
+    proof.ATTENTION = dict.fromkeys(proof.ATTENTION, ANY)
 
 
 def allow_any_step(proof: Any) -> None:

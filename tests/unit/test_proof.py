@@ -201,15 +201,19 @@ def test_proof_does_not_hold_a_signal_against_a_way(corpus: DataConfig, tmp_path
 
 
 def test_proof_takes_the_same_way_on_every_rank(corpus: DataConfig, tmp_path: Path) -> None:
-    """Of two ranks, the second one's attention raises."""
+    """Of two ranks, the second one's attention raises, in a step and in a search."""
 
     def train() -> None:
-        with faulty(raises if os.environ["RANK"] == "1" else lambda attend, *given: attend(*given)):
+        if os.environ["RANK"] == "0":
             run(job(tmp_path / "a", corpus))
+        else:
+            with faulty(raises), faulty_search(search_raises):
+                run(job(tmp_path / "a", corpus))
 
     assert ranks(2, train, tmp_path) == [0, 0]
     kept = found(tmp_path / "a")
     assert (kept["way"], kept["failures"]) == (PADDED, {PACKED: "it failed on another rank"})
+    assert kept["search"] == PLAIN
     plain = job(tmp_path / "b", corpus, proof=None, layout=LayoutKind.padded)
     assert ranks(2, lambda: run(plain), tmp_path) == [0, 0]
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
@@ -220,6 +224,41 @@ def test_proof_of_kernels_in_half_precision(tmp_path: Path) -> None:
     packed, padded = "packed (varlen), not compiled, bf16", "padded, not compiled, bf16"
     [ways] = varlen.forked(1, varlen.proof, tmp_path)
     assert ways == {"sound": packed, **dict.fromkeys(("raises", "NaN", "not causal", "scale", "keys dropped"), padded)}
+
+
+def test_proof_compares_as_much_as_memory_holds(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same way is taken, and the losses are those of a training that compares nothing."""
+    asked = []
+
+    def runs_out(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
+        asked.append(len(q))
+        if len(q) > 300:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return attend(q, k, v, look)
+
+    with faulty(runs_out):
+        folder = run(job(tmp_path / "a", corpus, max_tokens=256))
+    assert max(asked) > 600
+    assert (found(folder)["way"], found(folder)["failures"]) == (PACKED, {})
+    assert losses(folder) == losses(run(job(tmp_path / "b", corpus, max_tokens=256, proof=None)))
+
+
+def test_proof_that_runs_out_of_memory_holds_nothing_against_a_way(corpus: DataConfig, tmp_path: Path) -> None:
+    """Not even the longest pair fits: one line says what to change, and the same command goes on."""
+
+    def runs_out(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with (
+        faulty(runs_out),
+        pytest.raises(InputError, match=r"^out of GPU memory while the device is tried: lower train"),
+    ):
+        run(job(tmp_path / "a", corpus))
+    assert (found(tmp_path / "a")["trying"], found(tmp_path / "a")["failures"]) == (None, {})
+    folder = run(job(tmp_path / "a", corpus))
+    assert losses(folder) == losses(run(job(tmp_path / "b", corpus, proof=None)))
 
 
 # ---- what may go wrong in a compiler --------------------------------------------------------------------------------
@@ -233,6 +272,14 @@ def failing(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
 @register_backend
 def doubling(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
     return lambda *given: [2.0 * output if output.is_floating_point() else output for output in graph(*given)]
+
+
+@register_backend
+def greedy(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    def runs_out(*given: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    return runs_out
 
 
 @register_backend
@@ -263,6 +310,29 @@ def test_proof_leaves_a_compiler_that_fails(
         assert losses(folder) == losses(plain)
 
 
+def test_proof_of_a_compiled_step_that_does_not_fit_names_the_key(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command goes on once it does."""
+    torch._dynamo.reset()
+    backend = "greedy"
+    compile_by = Objective.compile
+    monkeypatch.setattr(Objective, "compile", lambda self: compile_by(self, backend=backend))
+    monkeypatch.setattr("transformer.training.resolve.has_compiler", lambda device: True)
+    settings = {"layout": LayoutKind.padded, "compile": True}
+    with pytest.raises(
+        InputError, match=r"^out of GPU memory while the device is tried: lower train.max_tokens \(padded, co"
+    ):
+        run(job(tmp_path / "a", corpus, **settings))
+    assert found(tmp_path / "a")["failures"] == {}
+
+    torch._dynamo.reset()
+    backend = "sound"
+    folder = run(job(tmp_path / "a", corpus, **settings))
+    assert found(folder)["way"] == "padded, compiled, fp32"
+    assert losses(folder) == losses(run(job(tmp_path / "b", corpus, **settings, proof=None)))
+
+
 # ---- what may go wrong in a search ----------------------------------------------------------------------------------
 
 
@@ -277,6 +347,99 @@ def test_search_deviation_is_rounding(trained: Path, precision: Any) -> None:
     deviation = search_deviation(batches)
     assert deviation < {"fp32": 1e-5, "bf16": 0.03, "fp64": 1e-12}[precision]
     assert search_deviation(in_way(batches, FULL)) < 1e-5
+
+
+Sdpa = Callable[..., Tensor]
+
+
+def search_raises(sdpa: Sdpa, q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def search_gives_nan(sdpa: Sdpa, q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+    return sdpa(q, k, v, **how) * math.nan
+
+
+def search_forgets_the_mask(sdpa: Sdpa, q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+    return sdpa(q, k, v, **how | {"attn_mask": None})
+
+
+def search_scales_wrong(sdpa: Sdpa, q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+    return sdpa(q, k, v, **how | {"scale": 1.05 * how["scale"]})
+
+
+def search_drops_keys(sdpa: Sdpa, q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+    kept = (torch.arange(k.shape[2]) % 8 != 7)[:, None]
+    return sdpa(q, torch.where(kept, k, 0.0), torch.where(kept, v, 0.0), **how)
+
+
+@contextmanager
+def faulty_search(fault: Callable[..., Tensor]) -> Iterator[None]:
+    """Attention of one query of a sentence, as a greedy search has it, with this fault where torch chooses a kernel."""
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def attend(q: Tensor, *given: Any, **how: Any) -> Tensor:
+        is_fused = torch.backends.cuda.flash_sdp_enabled() and q.shape[2] == 1 and not torch.is_grad_enabled()
+        return fault(sdpa, q, *given, **how) if is_fused else sdpa(q, *given, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+        yield
+
+
+@pytest.fixture(scope="module")
+def validated(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What a training measures whose searches are plain."""
+    return measured(run(job(tmp_path_factory.mktemp("validated") / "a", corpus)))
+
+
+def measured(folder: Path) -> list[dict[str, Any]]:
+    """Losses, and what the searches of the validation found."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{key: value for key, value in row.items() if "loss" in key or "dev/" in key} for row in rows]
+
+
+@pytest.mark.parametrize(
+    "fault", [search_raises, search_gives_nan, search_forgets_the_mask, search_scales_wrong, search_drops_keys]
+)
+def test_train_takes_plain_searches_where_fused_ones_compute_wrong(
+    fault: Callable[..., Tensor], validated: list[dict[str, Any]], corpus: DataConfig, tmp_path: Path
+) -> None:
+    with faulty_search(fault):
+        folder = run(job(tmp_path / "a", corpus))
+    assert (found(folder)["way"], found(folder)["search"]) == (PACKED, PLAIN)
+    assert measured(folder) == validated
+
+
+def test_train_takes_plain_searches_after_one_that_ended_the_process(
+    validated: list[dict[str, Any]], corpus: DataConfig, tmp_path: Path
+) -> None:
+    child = os.fork()
+    if child == 0:
+        with faulty_search(lambda *given, **how: os._exit(9)):
+            run(job(tmp_path / "a", corpus))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert found(tmp_path / "a")["trying"] == f"searches with {FUSED}"
+
+    folder = run(job(tmp_path / "a", corpus))
+    assert (found(folder)["way"], found(folder)["search"]) == (PACKED, PLAIN)
+    assert found(folder)["failures"] == {f"searches with {FUSED}": "the process ended while it was tried"}
+    assert measured(folder) == validated
+
+
+def test_train_whose_search_runs_out_of_memory_says_so_and_goes_on(
+    validated: list[dict[str, Any]], corpus: DataConfig, tmp_path: Path
+) -> None:
+    def runs_out(*_: Any, **__: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with (
+        faulty_search(runs_out),
+        pytest.raises(InputError, match=r"^out of GPU memory while measuring the dev loss: lo"),
+    ):
+        run(job(tmp_path / "a", corpus))
+    assert (found(tmp_path / "a")["trying"], found(tmp_path / "a")["failures"]) == (None, {})
+    assert measured(run(job(tmp_path / "a", corpus))) == validated
 
 
 def test_prove_search_leaves_a_fused_kernel_that_computes_wrong(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

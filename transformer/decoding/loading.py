@@ -176,10 +176,10 @@ def build_translator(
         model = model.to(torch_device, dtype_of(precision)).eval()
         batches = Batches.of(model, settings, device=torch_device, precision=precision)
 
-    # On a GPU, in a way that is sound there.
-    if torch_device.type == "cuda":
-        way = known_way(run, torch_device)
-        batches = prove_search(batches)[0] if way is None else in_way(batches, way)
+        # On a GPU, in a way that is sound there.
+        if torch_device.type == "cuda":
+            way = known_way(run, torch_device)
+            batches = prove_search(batches)[0] if way is None else in_way(batches, way)
     return Translator(tokenizer, batches, tags=checkpoint.settings("data", DataConfig).required_tags())
 
 

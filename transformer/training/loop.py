@@ -334,10 +334,10 @@ def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:
     model = run.state.eval_model
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and it ranks checkpoints much alike
     batches = Batches.of(model, greedy, device=run.device, precision=run.resolved.precision)
-    if run.prover is not None:
-        batches = run.prover.prove_search(batches)
     try:
         with memory_errors_named("measuring the dev loss", remedy=_smaller_batches(run)):
+            if run.prover is not None:
+                batches = run.prover.prove_search(batches)
             validation, hypotheses = validate(
                 Objective(model, job.train.label_smoothing),
                 batches,

@@ -13,9 +13,11 @@ all ranks alike. What is being tried is written down before it is tried: a way t
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from transformer.data.batch import Batch, collate
 from transformer.data.plan import SLOTS, Batching, split_step
 from transformer.data.store import Ids, Store
 from transformer.decoding.batches import Batches
-from transformer.decoding.proof import SEARCHES, in_way, prove_search
+from transformer.decoding.proof import ATTENTION, SEARCHES, in_way, prove_search
 from transformer.distributed import World, unsynchronised
 from transformer.errors import InputError, Stopped, TransformerError
 from transformer.layout import Packed
@@ -51,6 +53,9 @@ MOST_LEAK = 1e-3  # by which a log-probability may change with a later token: ro
 ANOTHER_MASK = 1.5  # a compiled step may differ by so many times as much as other dropout masks make
 
 
+Found = TypeVar("Found")
+
+
 class Tolerance(NamedTuple):
     """How far a way may be from the plain one, relative to that.
 
@@ -63,7 +68,6 @@ class Tolerance(NamedTuple):
     gradient: float  # of one matrix: the norm of the difference
 
 
-ATTENTION = {True: 0.02, False: 1e-4}  # by which a kernel's output and gradients may differ; seen in bf16: 0.004
 VECTORS = 0.75  # by which the gradient of a vector may differ
 TOLERANCES = {True: Tolerance(loss=0.005, norm=0.03, gradient=0.15), False: Tolerance(1e-4, 0.002, 0.01)}  # is it half?
 
@@ -147,7 +151,14 @@ class Prover:
     def prove_search(self, batches: Batches) -> Batches:
         """The same search in a way that is sound on every rank: proven once, and known from then on."""
         if self.proof.search is None:
-            _, way = prove_search(batches)
+            try:
+                _, way = prove_search(
+                    batches,
+                    left=self.proof.failures,
+                    begin=lambda name: self._keep(replace(self.proof, trying=name)),
+                )
+            finally:  # but where the process has ended
+                self._keep(replace(self.proof, trying=None))
             self._keep(replace(self.proof, search=max(self.world.gather(way), key=SEARCHES.index)))
         assert self.proof.search is not None
         return in_way(batches, self.proof.search)
@@ -212,31 +223,36 @@ def prove(prover: Prover, job: TrainJob, resolved: Resolved, *, model: Transform
     `model` stays as it is. Raises InputError where no way is sound.
     """
     copy = _without_dropout(model, precision=resolved.precision, device=prover.device)
-    ids = _pairs_of_all_lengths(store, COMPARED)
     remedy = "set train.device=cpu, or train.proof=false if you know better"
+
+    def plain_gradient(ids: Ids) -> Gradient:
+        return _plain_gradient(copy, store, ids, label_smoothing=job.train.label_smoothing, device=prover.device)
+
+    all_ids = _pairs_of_all_lengths(store, COMPARED)
     try:
-        plain = _plain_gradient(copy, store, ids, label_smoothing=job.train.label_smoothing, device=prover.device)
+        ids, plain = _in_memory(lambda ids: (ids, plain_gradient(ids)), all_ids)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # of the device
         text = str(error).partition("\n")[0]
         raise InputError(f"{prover.proof.device} does not compute even a plain step ({text}): {remedy}") from error
 
-    def deviation(way: Resolved) -> float:
+    def deviation(way: Resolved, compared: Ids) -> float:
+        wanted = plain if len(compared) == len(ids) else plain_gradient(compared)
         if way.attention_kernel is not None:
-            _compare_kernel(way, job.model, store, ids, device=prover.device)
-        batch = _compared_batch(way, store, ids).to(prover.device)
+            _compare_kernel(way, job.model, store, compared, device=prover.device)
+        batch = _compared_batch(way, store, compared).to(prover.device)
         objective = Objective(copy, job.train.label_smoothing, loss_rows=way.loss_rows).train()
         found = _gradient(objective, batch, device=prover.device, precision=way.precision)
-        _compare(found, plain, TOLERANCES[way.precision in HALF])
+        _compare(found, wanted, TOLERANCES[way.precision in HALF])
         with autocast(prover.device, way.precision):
             leak = largest_leak(copy, batch)
         if not leak <= MOST_LEAK:
             raise _DeviatesError(f"what is predicted depends on later tokens (by {leak:.2g})")
-        return found.distance(plain)
+        return found.distance(wanted)
 
     for way in ways_of(resolved):
-        if prover.holds(way, lambda way=way: deviation(way)):  # type: ignore[misc]
+        if prover.holds(way, lambda way=way: _in_memory(partial(deviation, way), ids)):  # type: ignore[misc]
             is_first = way == replace(resolved, compile=False)
             log.info(
                 "%s computes as the plain way does: its gradient differs by %.2g",
@@ -306,6 +322,16 @@ def _pairs_of_all_lengths(store: Store, tokens: int) -> Ids:
     return stride * longest_first[::every]
 
 
+def _in_memory(compute: Callable[[Ids], Found], ids: Ids) -> Found:
+    """What is computed of these pairs, or of every other one, and so on, until memory suffices. The longest stays."""
+    while True:
+        with suppress(torch.OutOfMemoryError):
+            return compute(ids)
+        if len(ids) == 1:
+            return compute(ids)
+        ids = ids[::2]
+
+
 def _compared_batch(way: Resolved, store: Store, ids: Ids) -> Batch:
     """The pairs in the layout of this way."""
     if way.layout is LayoutKind.padded:
@@ -323,7 +349,8 @@ def _plain_gradient(
     lengths = store.lengths
     tokens = int(lengths[ids, 1].sum())
     total = 0.0
-    for part in split_step(ids, lengths, max_tokens=max(SLICE, int(lengths[ids].max())), micro_batch_multiple=1):
+    most = max(min(SLICE, tokens), int(lengths[ids].max()))
+    for part in split_step(ids, lengths, max_tokens=most, micro_batch_multiple=1):
         batch = collate(store, part).to(device)
         layouts = {"source_layout": batch.source_layout, "target_layout": batch.target_layout}
         with sdpa_kernel(SDPBackend.MATH):
