@@ -186,7 +186,7 @@ def build_run(
 
     Raises InputError where no way is sound, or a step does not fit, and Stopped where the GPU breaks down.
     """
-    set_up_process(threads=resolved.threads, deterministic=job.train.deterministic)
+    set_up_process(threads=resolved.threads, deterministic=job.train.deterministic, compiles=resolved.compile)
     directory = RunDir(Path(job.run_dir))
     tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
     device = local_device(torch.device(resolved.device.name))
