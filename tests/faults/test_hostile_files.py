@@ -33,6 +33,7 @@ from support.observers import PeakMemory
 from support.paths import ROOT
 from support.tiers import tiers
 from transformer.cli.commands import compose
+from transformer.config.compose import read_rows
 from transformer.config.jobs import TrainJob, TranslateJob
 from transformer.config.settings import DataConfig, PairConfig
 from transformer.data.corpus import read_lines
@@ -622,3 +623,76 @@ def test_compose_reads_no_environment(tmp_path: Path, monkeypatch: pytest.Monkey
         compose("train", given, config_dir=tmp_path)
     assert "hf_token" not in str(refused.value)
     assert OmegaConf.create({"a": "${oc.env:SECRET}"}).a == "hf_token", "other programs' configurations may"
+
+
+def doubling(line: str, last: str, *, count: int = 40) -> str:
+    """YAML of `count` lines, each of which stands for twice the next one, which is above or below it."""
+    return "".join(line.format(number, number + 1) for number in range(count)) + last
+
+
+BOMBS = {
+    "aliases": (doubling("x{1}: &x{1} [*x{0}, *x{0}]\n", "").replace("[*x0, *x0]", "[]"), "10,000 values"),
+    "merged aliases": (
+        doubling("x{1}: &x{1} {{<<: [*x0, *x{0}, *x{0}]}}\n", "").replace("[*x0, *x0, *x0]", "&x0 {}"),
+        "10,000 values",
+    ),
+    "a list of itself": ("run_dir: &x [*x]\n", "10,000 values"),
+    "ten for each": (
+        "x0: &x0 []\n" + "".join(f"x{n}: &x{n} [{', '.join(10 * [f'*x{n - 1}'])}]\n" for n in range(1, 9)),
+        "10,000 values",
+    ),
+    "a long file": ("#" * (1 << 18) + "\nrun_dir: x\n", "262,144 characters"),
+    "interpolations": (
+        "data:\n  test:\n"
+        + doubling('    t{0}: {{src: "${{data.test.t{1}.src}}${{data.test.t{1}.src}}"}}\n', "    t40: {src: x}\n"),
+        "262,144 characters",
+    ),
+    "interpolations of neighbours": (
+        "data:\n  test:\n" + doubling('    t{0}: {{src: "${{..t{1}.src}}${{..t{1}[src]}}"}}\n', "    t40: {src: x}\n"),
+        "262,144 characters",
+    ),
+    "interpolations of a resolver": (
+        "data:\n  test:\n"
+        + doubling('    t{0}: {{src: "${{oc.select:data.test.t{1}.src,x}}${{..t{1}.src}}"}}\n', "    t40: {src: x}\n"),
+        "262,144 characters",
+    ),
+    "a long text, often": (
+        f"data: {{root: {'x' * 9000}, train: {{src: '{'${data.root}' * 40}'}}}}\n",
+        "262,144 characters",
+    ),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_compose_expands_no_bomb(tmp_path: Path, bomb: str) -> None:
+    """A few lines that stand for gigabytes: refused before they are expanded. Nothing of it stays in OmegaConf."""
+    text, words = BOMBS[bomb]
+    (tmp_path / "experiment").mkdir()
+    path = tmp_path / "experiment" / "mine.yaml"
+    path.write_text(f"# @package _global_\n{text}", encoding="utf-8")
+    load = OmegaConf.load
+    with pytest.raises(InputError, match=re.escape(words)) as refused:
+        compose("train", ["experiment=mine"], config_dir=tmp_path)
+    assert str(refused.value).startswith((str(path), "data.t"))
+    assert "\n" not in str(refused.value)
+    assert OmegaConf.load is load
+
+    if not str(refused.value).startswith("data.t"):
+        with pytest.raises(InputError, match=re.escape(words)):
+            read_rows(path)
+
+
+def test_compose_takes_aliases_and_interpolations_in_moderation(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = (
+        "# @package _global_\n"
+        "data:\n"
+        "  root: x\n"
+        "  train: &pair {src: '${data.root}/${.tgt}', tgt: de}  # *\n"
+        "  dev: *pair\n"
+        "  test:\n" + "".join(f"    t{n}: {{<<: *pair, tgt: '${{data.train.src}}.{n}'}}\n" for n in range(20))
+    )
+    (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
+    job = compose("train", ["experiment=mine"], config_dir=tmp_path)
+    assert isinstance(job, TrainJob)
+    assert (job.data.dev.src, job.data.test["t7"].src) == ("x/de", "x/x/de.7")

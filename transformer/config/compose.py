@@ -34,6 +34,7 @@ from omegaconf.errors import (
 from omegaconf.resolvers.oc import env
 
 from transformer.arguments import list_of_texts, path_of
+from transformer.config.expansion import bounded_files, check_interpolations
 from transformer.config.jobs import Job, TrainJob
 from transformer.config.keys import (
     GROUPS,
@@ -155,7 +156,8 @@ def stored_configs(
         store.store(primary, {"defaults": _defaults(command, kind)})
         store.store(schema, _schema(kind, overrides))
         store.store(quiet_hydra, quiet, package="hydra")
-        yield
+        with bounded_files():
+            yield
     finally:
         for name in names:
             store.repo.pop(name, None)
@@ -228,6 +230,7 @@ def typed_job(kind: type[J], composed: DictConfig) -> J:
     try:
         _refuse_mixed_demo()
         _log_overridden_recipe(composed)
+        check_interpolations(_to_dict(composed))
         with _environment_refused():
             plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True, throw_on_missing=True)
         job = cast(J, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), _escaped(plain))))
@@ -274,7 +277,10 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
     Raises InputError where the file cannot be read, or is no such table.
     """
     try:
-        rows = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        with bounded_files():
+            rows = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"table={path}: {error.strerror}: name 1, 2, 3, scores or a YAML file with rows") from error
     except Exception as error:  # of the YAML library, which is not ours to import
