@@ -318,6 +318,27 @@ REPORTED = (
         CORPUS,
     ),
     Mutant(
+        "a translation memory may declare entities",
+        "data/tmx.py",
+        "        if has_declarations:",
+        "        if False:",
+        "unit/test_tmx.py::test_read_tmx_refuses_in_one_line[external entity]",
+    ),
+    Mutant(
+        "a damaged stream behind another one is left out",
+        "data/compression.py",
+        "        self._decompressor.decompress(rest, 0)\n        return True",
+        "        return False",
+        "unit/test_corpus.py::test_read_lines_takes_compressed_files_end_to_end[.xz]",
+    ),
+    Mutant(
+        "shards without a counterpart are left out",
+        "data/shards.py",
+        "    if len(sources) != len(targets):",
+        "    if False:",
+        "unit/test_shards.py::test_pair_up_names_a_file_without_a_counterpart",
+    ),
+    Mutant(
         "what is no safetensors file is unpickled",
         "checkpoint.py",
         '            raise CheckpointError(f"{path}: not a safetensors file: {error}") from error',

@@ -715,6 +715,35 @@ def test_prepare_makes_one_corpus_of_shards_and_of_a_single_file(job: TrainJob, 
         prepare(job)
 
 
+def test_prepare_counts_what_a_translation_memory_has_beside_its_pairs(
+    job: TrainJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write_memory(name: str, numbers: range) -> str:
+        units = (
+            f"<tu><tuv xml:lang='en'><seg>{spell(n, WORDS)}<ph/></seg></tuv>"
+            f"<tuv xml:lang='de-AT'><seg>{spell(n, ZAHLEN)}</seg></tuv></tu>\n"
+            for n in numbers
+        )
+        (tmp_path / name).write_text(f"<tmx><body>{''.join(units)}<tu/></body></tmx>", encoding="utf-8")
+        return str(tmp_path / name)
+
+    of_text = prepare(job)
+    job.data.train = PairConfig(dataset=[write_memory("a.tmx", range(300)), write_memory("b.tmx", range(300, 500))])
+    job.data.dev = PairConfig(dataset=write_memory("dev.tmx", range(500, 520)))
+    caplog.set_level(logging.INFO)
+    for _ in range(2):  # the second time without reading the text for its digest
+        of_memories = prepare(job)
+        assert (of_memories.report.digest, of_memories.dev) == (of_text.report.digest, of_text.dev)
+        counts = {name: report.left_out for name, report in of_memories.report.sets.items() if report.left_out}
+        assert counts == {
+            "train": {"inline markup": 500, "units without both languages": 2},
+            "dev": {"inline markup": 20, "units without both languages": 1},
+        }
+        assert "data.train: left out of what is read: inline markup 500, units without both languages 2" in caplog.text
+        caplog.clear()
+    assert from_json(DataReport, to_json(of_memories.report)) == of_memories.report
+
+
 def test_prepare_finds_damage_and_builds_again(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
     whole, state = prepare(job), random.Random(1)
     for file in sorted(store_of(job).iterdir()):
@@ -792,10 +821,10 @@ def test_prepare_does_not_read_blocks_far_ahead_of_what_is_written(
     read, ahead = 0, []
     pairs, add = Source.pairs, StoreWriter.add
 
-    def counted(source: Source) -> Iterator[Pair]:
+    def counted(source: Source, *counts: Any) -> Iterator[Pair]:
         nonlocal read
         read = 0  # each of the three readings
-        for found in pairs(source):
+        for found in pairs(source, *counts):
             read += 1
             yield found
 

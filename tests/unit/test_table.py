@@ -60,6 +60,8 @@ def refusal(path: Path, columns: tuple[str, str] = COLUMNS) -> str:
         ("a.tsv.bz2", True),
         ("a.jsonl.xz", True),
         ("a.tsv.lz4", False),
+        ("a.tmx", True),
+        ("a.tmx.gz", True),
         ("a.parquet", True),
         ("a.parquet.gz", False),
         ("a.parquet.zst", False),

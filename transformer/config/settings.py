@@ -342,8 +342,8 @@ class PairConfig:
     )
     dataset: Names | None = option(
         None,
-        "instead of two texts: .tsv, .jsonl or .parquet, as a file, a pattern, a folder or a list; a data set of the "
-        "Hugging Face hub; or a test set of sacreBLEU, as sacrebleu:wmt14",
+        "instead of two texts: .tsv, .jsonl, .parquet or .tmx, as a file, a pattern, a folder or a list; a data set of "
+        "the Hugging Face hub; or a test set of sacreBLEU, as sacrebleu:wmt14",
         on_resume=OnResume.allow,
     )
     subset: str | None = option(

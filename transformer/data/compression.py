@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transformer.errors import InputError
+
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 # What reading raises of a damaged file; an OSError with an error number is the system's, and says nothing of the file.
@@ -31,6 +33,13 @@ def plain_name(name: str) -> str:
 def with_compressions(suffix: str) -> tuple[str, ...]:
     """How the names of files of one kind may end."""
     return (suffix, *(suffix + compression for compression in COMPRESSIONS))
+
+
+def damaged(path: Path, line: int, error: Exception) -> InputError:
+    """The error to raise for one of DAMAGE, which came up at this line."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return InputError(f"{path}: cannot be read ({error.strerror}): check the path")
+    return InputError(f"{path}:{line}: damaged {path.suffix} file ({error}): fetch or compress it again")
 
 
 def open_bytes(path: Path, buffer_size: int) -> io.BufferedReader:

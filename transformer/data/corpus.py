@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from transformer.config.settings import FilterConfig
-from transformer.data.compression import DAMAGE, open_bytes
+from transformer.data.compression import DAMAGE, damaged, open_bytes
 from transformer.errors import InputError
 
 Pair = tuple[str, str]
@@ -96,10 +96,7 @@ def _read_line_blocks(path: Path) -> Generator[list[str], None, None]:
                     lines = [line.removesuffix("\r") for line in lines]
                 yield lines
     except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the system's; those of damage have none
-            raise InputError(f"{path}: cannot be read ({error.strerror}): check the path") from error
-        place = f"{path}:{lines_read + 1}"
-        raise InputError(f"{place}: damaged {path.suffix} file ({error}): fetch or compress it again") from error
+        raise damaged(path, lines_read + 1, error) from error
 
 
 def _read_byte_blocks(path: Path) -> Generator[bytes, None, None]:

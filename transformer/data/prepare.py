@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, compress, islice
 from pathlib import Path
 
@@ -154,6 +154,7 @@ class _TextSet:
     source: Source
     files: dict[str, FileReport]
     pairs: list[Pair] | None  # None: of a training set, which is read block by block
+    left_out: dict[str, int]  # what its files have beside pairs, by kind; of a training set, the digests know it
 
     @property
     def columns(self) -> list[str] | None:
@@ -264,7 +265,11 @@ def prepare(job: TrainJob) -> Prepared:
     counts = dict(zip(mixture_weights, built.report.sources, strict=True))
 
     # Report, and warn of references that no translation can match.
-    report = _data_report(job.data, digests.of_text, sets, counts=counts, mixture_weights=mixture_weights, built=built)
+    left_out = dict(zip(mixture_weights, digests.left_out or [{} for _ in corpus.sets], strict=True))
+    report = _data_report(
+        job.data, digests.of_text, sets, counts=counts, left_out=left_out, mixture_weights=mixture_weights, built=built
+    )
+    _log_left_out(report)
     round_trips = {f"data.{name}": set_report.references for name, set_report in report.sets.items()}
     round_trips["a sample of the training targets"] = report.targets
     warn_of_changes(round_trips, job.tokenizer, is_given=tokenizer_model is not None)
@@ -302,7 +307,9 @@ def _open_set(pair: PairConfig, name: str, data: DataConfig, *, store_dir: Path,
     key = f"data.{name}"
     source = resolve_source(pair, key, languages=(data.src_lang, data.tgt_lang), store_dir=store_dir)
     files = {part: _describe(path, key) for part, path in source.files.items()}
-    return _TextSet(source, files, pairs=None if is_training else source.load(key))
+    left_out = Counter[str]()
+    pairs = None if is_training else source.load(key, left_out)
+    return _TextSet(source, files, pairs, left_out)
 
 
 def _describe(path: Path, key: str) -> FileReport:
@@ -322,6 +329,7 @@ def _data_report(
     sets: Mapping[str, _TextSet],
     *,
     counts: Mapping[str, PairCounts],
+    left_out: Mapping[str, dict[str, int]],
     mixture_weights: Mapping[str, float],
     built: _Built,
 ) -> DataReport:
@@ -340,6 +348,7 @@ def _data_report(
             pairs_read=len(pairs or ()) if trained_on is None else trained_on.pairs_read,
             pairs_kept=None if trained_on is None else trained_on.pairs_kept,
             references=None if pairs is None else RoundTrip.of([reference for _, reference in pairs], tokenizer),
+            left_out=left_out.get(name, text_set.left_out),
         )
 
     return DataReport(
@@ -356,6 +365,13 @@ def _data_report(
         targets=built.report.targets,
         lines=built.report.lines,
     )
+
+
+def _log_left_out(report: DataReport) -> None:
+    for name, set_report in report.sets.items():
+        if set_report.left_out:
+            counts = ", ".join(f"{kind} {count:,}" for kind, count in set_report.left_out.items())
+            log.info("data.%s: left out of what is read: %s", name, counts)
 
 
 def _log_mixture(mixture_weights: Mapping[str, float], counts: Mapping[str, PairCounts]) -> None:
@@ -445,17 +461,19 @@ def _tokenizer_run_dir(run_dir: str, init_from: str) -> RunDir:
 class _Digests:
     """The SHA-256 of everything that a prepared corpus depends on, with its text, and with the files that have it.
 
-    The second is known at once. The first takes another reading where the files are no plain text, so it is kept.
+    The second is known at once. The first takes another reading where the files are no plain text, so it is kept, and
+    with it what that reading has counted.
     """
 
     of_text: str
     of_files: str
+    left_out: list[dict[str, int]] = field(default_factory=list)  # of each set, beside its pairs; empty: nothing
 
     @classmethod
     def recall(cls, of_files: str, store_dir: Path) -> "_Digests | None":
         """What `remember` has written of these files, if it is there and whole."""
         try:
-            found = from_json(cls, read_json(store_dir / f"{of_files[:16]}.json"), complete=True)
+            found = from_json(cls, read_json(store_dir / f"{of_files[:16]}.json"))
         except (OSError, ValueError):
             return None
         is_whole = found.of_files == of_files and re.fullmatch("[0-9a-f]{64}", found.of_text) is not None
@@ -478,14 +496,15 @@ def _digest_corpus(corpus: _Corpus, store_dir: Path) -> _Digests:
         return _Digests(of_files, of_files)
 
     known = _Digests.recall(of_files, store_dir)
-    if known is not None:
+    if known is not None and len(known.left_out) in (0, len(corpus.sets)):
         return known
 
     log.info("reading the training text for its digest")
+    left_out = [Counter[str]() for _ in corpus.sets]
     for number, text_set in enumerate(corpus.sets):
         if not text_set.source.is_plain_text:
-            texts[number] = [None, *digest_pairs(text_set.source.pairs())]
-    return _Digests(_digest(corpus, texts), of_files)
+            texts[number] = [None, *digest_pairs(text_set.source.pairs(left_out[number]))]
+    return _Digests(_digest(corpus, texts), of_files, [dict(counts) for counts in left_out] if any(left_out) else [])
 
 
 def _digest(corpus: _Corpus, texts: Sequence[Sequence[object]]) -> str:

@@ -4,7 +4,7 @@ report.json  BuildReport  beside a store: what every run that uses the store sha
 data.json    DataReport   in a run directory: the same, with the run's own files and its development and test sets
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transformer.config.primitives import from_json
 from transformer.config.settings import FilterConfig
@@ -74,6 +74,7 @@ class SetReport:
     pairs_read: int
     pairs_kept: int | None  # None: not trained on, and so never filtered
     references: RoundTrip | None  # None: of a training set
+    left_out: dict[str, int] = field(default_factory=dict)  # what its files have beside the pairs, by kind
 
 
 @dataclass(frozen=True)

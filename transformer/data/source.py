@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from glob import has_magic
@@ -37,7 +38,7 @@ ABOUT = "about.json"
 # The readers of `datasets` that open no other files than those of a split; that of .toml opens what lies beside them.
 READERS = ("arrow", "csv", "json", "parquet", "text", "webdataset")
 
-_NO_TABLE = "not a .tsv, .jsonl or .parquet file"
+_NO_TABLE = "not a .tsv, .jsonl, .parquet or .tmx file"
 _SPLIT = re.compile(r"(train|valid|validation|dev|test)(?![a-z])", re.IGNORECASE)  # how the files of a split are called
 
 log = logging.getLogger(__name__)
@@ -104,34 +105,33 @@ class Source:
         """Each shard as a source of its own."""
         return [replace(self, shards=[shard]) for shard in self.shards]
 
-    def pairs(self) -> Iterator[Pair]:
-        """The pairs as the files have them, in order.
+    def pairs(self, left_out: Counter[str] | None = None) -> Iterator[Pair]:
+        """The pairs as the files have them, in order; `left_out` counts what they have beside them, by kind.
 
         Raises InputError where a file cannot be read or is no parallel text.
         """
-        if len(self.shards) == 1:
-            return self._read(self.shards[0])
-        return chain.from_iterable(map(self._read, self.shards))
+        readings = (self._read(shard, left_out) for shard in self.shards)
+        return next(readings) if len(self.shards) == 1 else chain.from_iterable(readings)
 
-    def _read(self, shard: Shard) -> Iterator[Pair]:
+    def _read(self, shard: Shard, left_out: Counter[str] | None) -> Iterator[Pair]:
         if self.columns is None:
             source, target = shard
             return read_pairs(source, target)
         (table,) = shard
-        return read_table(table, self.columns)
+        return read_table(table, self.columns, left_out)
 
-    def tagged_pairs(self) -> Iterator[Pair]:
-        """The pairs as a model reads them: each source behind the tag, if there is one. Raises what `pairs` does."""
+    def tagged_pairs(self, left_out: Counter[str] | None = None) -> Iterator[Pair]:
+        """The pairs as a model reads them: each source behind the tag, if there is one. See `pairs`."""
         if self.tag is None:
-            return self.pairs()
-        return ((with_tag(source, self.tag), target) for source, target in self.pairs())
+            return self.pairs(left_out)
+        return ((with_tag(source, self.tag), target) for source, target in self.pairs(left_out))
 
-    def load(self, key: str) -> list[Pair]:
-        """All the pairs of a development or test set, as a model reads them.
+    def load(self, key: str, left_out: Counter[str] | None = None) -> list[Pair]:
+        """All the pairs of a development or test set, as a model reads them. See `pairs`.
 
         Raises InputError as `pairs` does, and where there is none.
         """
-        pairs = list(self.tagged_pairs())
+        pairs = list(self.tagged_pairs(left_out))
         if not pairs:
             raise InputError(f"{next(iter(self.files.values()))}: there is no sentence in it: check {key}")
         return pairs
@@ -253,7 +253,7 @@ def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies
     name = str(pair.dataset)
     is_local = os.path.isdir(name)  # unlike Path.is_dir, false where even that cannot be asked
     if not is_local and (os.path.exists(name) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name)):
-        raise InputError(f"{key}.dataset={name}: no such directory, nor a .tsv, .jsonl or .parquet file")
+        raise InputError(f"{key}.dataset={name}: no such directory, nor a .tsv, .jsonl, .parquet or .tmx file")
     if pair.split is None:
         raise InputError(f"{key}.split is not set: name a split of {name}, such as train")
 
@@ -342,7 +342,7 @@ def _revision(name: str) -> str:
     except Exception as error:  # of whichever HTTP library the hub's client uses
         raise InputError(
             f"{name}: the hub cannot be reached ({_first_cause(error)}): run `transformer prepare` where it can, or "
-            "name text files, .tsv, .jsonl or .parquet files, or a directory with the data set's files"
+            "name text files, tables, or a directory with the data set's files"
         ) from error
 
 

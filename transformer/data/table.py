@@ -1,4 +1,4 @@
-"""Sentence pairs from a table: two columns of a .tsv, .jsonl or .parquet file.
+"""Sentence pairs from a table: two columns of a .tsv, .jsonl or .parquet file, or two languages of a .tmx file.
 
 TSV has no quoting: a tab ends a column, a newline a row, and a quotation mark is text. Its columns are numbers, from 1,
 or names of its first row. In the other kinds a column is a name. It may also be a key of the column `translation`, as
@@ -9,6 +9,7 @@ A missing value is an empty text; a newline within a text becomes a space, since
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from transformer.data.compression import with_compressions
 from transformer.data.corpus import Pair, read_lines
+from transformer.data.tmx import read_tmx
 from transformer.errors import InputError
 
 BLOCK = 10_000  # rows in memory at a time
@@ -23,6 +25,7 @@ NESTED = "translation"
 TSV = with_compressions(".tsv")
 JSON_LINES = with_compressions(".jsonl")
 PARQUET = (".parquet",)
+TMX = with_compressions(".tmx")
 
 Columns = tuple[str, str]  # of the source and of the target
 
@@ -31,11 +34,16 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 def is_table(name: str) -> bool:
     """Whether a file is a table, by its name."""
-    return name.endswith((*TSV, *JSON_LINES, *PARQUET))
+    return name.endswith((*TSV, *JSON_LINES, *PARQUET, *TMX))
 
 
-def read_table(path: Path, columns: Columns) -> Iterator[Pair]:
-    """The pairs of a table. Raises InputError where it cannot be read, or a row has no such columns."""
+def read_table(path: Path, columns: Columns, left_out: Counter[str] | None = None) -> Iterator[Pair]:
+    """The pairs of a table; `left_out` counts what else it has, by kind.
+
+    Raises InputError where it cannot be read, or a row has no such columns.
+    """
+    if path.name.endswith(TMX):
+        return read_tmx(path, columns, Counter() if left_out is None else left_out)
     if path.name.endswith(TSV):
         return read_tsv(path, columns)
     if path.name.endswith(JSON_LINES):
