@@ -472,6 +472,36 @@ def test_prepare_puts_extra_corpora_behind_by_name(job: TrainJob) -> None:
     assert (again.report, again.mixture) == (prepared.report, prepared.mixture)
 
 
+def test_prepare_weighs_training_sets_at_a_temperature(job: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+    """500, 50 and 4 pairs at temperature 2: an epoch has pairs of them as 1 : (1/10)^0.5 : (1/125)^0.5."""
+    job.data.extra = {"a": extra(job, "a", range(900, 950)), "b": extra(job, "b", range(801, 805))}
+    job.data.extra["b"].weight = 0.5
+    plain = prepare(job)
+    job.data.temperature = 2.0
+    caplog.set_level(logging.INFO)
+    prepared = prepare(job)
+    assert prepared.path == plain.path
+    assert [pairs for pairs, _ in prepared.mixture] == [500, 50, 4]
+    weights = [weight for _, weight in prepared.mixture]
+    assert weights == pytest.approx([1.0, 3.1622776601683795, 0.5 * 11.180339887498949])
+    assert [prepared.report.sets[name].weight for name in ("train", "extra.a", "extra.b")] == weights
+    assert "data.temperature=2: weights of the training sets: train 1, extra.a 3.162, extra.b 5.59" in caplog.text
+
+    job.data.temperature = 1.0
+    assert prepare(job).mixture == plain.mixture
+
+
+def test_prepare_spells_with_characters(job: TrainJob) -> None:
+    job.tokenizer = TokenizerConfig(algorithm=Algorithm.char)
+    job.data.train.tag = "<bt>"
+    prepared = prepare(job)
+    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
+    assert {len(piece.text) for piece in tokenizer.vocabulary() if piece.is_text} == {1, len("\u2581<bt>")}
+    [ids] = tokenizer.encode(["<bt> one two"])
+    assert [tokenizer.piece(index) for index in ids] == ["\u2581<bt>", *"\u2581one\u2581two"]
+    assert texts(prepared)[0] == ("<bt> zero", "null")
+
+
 def test_prepare_drops_duplicates_of_another_corpus_where_they_come_later(job: TrainJob) -> None:
     job.data.filter.drop_duplicates = True
     job.data.extra = {"z": extra(job, "z", range(490, 530)), "a": extra_table(job, "a.tsv", range(510, 520))}

@@ -169,6 +169,8 @@ def test_plan_version_rises_only_where_copies_draw_their_own_pieces(
 ) -> None:
     extra = {} if weight is None else {"more": ExtraConfig("a", "b", weight=weight)}
     assert plan_version(sampling_job(tmp_path, replace(corpus, extra=extra), subword_sampling=rate)) == version
+    at_temperature = replace(corpus, extra=extra, temperature=5.0)
+    assert plan_version(sampling_job(tmp_path, at_temperature, subword_sampling=rate)) == (1 if rate is None else 2)
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.1, "0.1"), (None, "null")])
@@ -189,6 +191,8 @@ def test_train_refuses_a_probability_above_one(
     """At once; where the tokenizer is given, when it has been read."""
     with pytest.raises(InputError, match=r"train\.subword_sampling=1\.5: for BPE it is a probability"):
         compose("train", ["train.subword_sampling=1.5"])
+    with pytest.raises(InputError, match=r"=0\.1 cuts pieces, and tokenizer\.algorithm=char has none to cut"):
+        compose("train", ["train.subword_sampling=0.1", "tokenizer.algorithm=char"])
 
     job = sampling_job(tmp_path / "a", corpus)
     job.tokenizer = TokenizerConfig(model=str(Path(finished(Algorithm.bpe).run_dir) / "tokenizer.model"))

@@ -142,6 +142,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "model.d_v": 8,
     **{f"data.{pair}.tag": "<x>" for pair in ("train", "dev")},
     "data.store_dir": "",
+    "data.temperature": 2.0,
     "tokenizer.character_coverage": 0.99,
     "search.batch_tokens": 4096,
     "train.proof": False,

@@ -81,6 +81,11 @@ class TrainJob(Job):
             rate is None or rate <= 1.0 or not is_bpe,
             f"train.subword_sampling={rate}: for BPE it is a probability: give 1 at most",
         )
+        is_char = self.tokenizer.model is None and self.tokenizer.algorithm is Algorithm.char
+        require(
+            rate is None or not is_char,
+            f"train.subword_sampling={rate} cuts pieces, and tokenizer.algorithm=char has none to cut: leave one out",
+        )
 
         # The longest sentence must fit the model, a step and a micro-batch.
         longest = self.data.filter.max_length + 1  # with EOS

@@ -124,10 +124,11 @@ class Device(Enum):
 
 
 class Algorithm(Enum):
-    """How SentencePiece builds its pieces."""
+    """How SentencePiece builds its pieces; `char` takes single characters."""
 
     bpe = "bpe"
     unigram = "unigram"
+    char = "char"
 
 
 class Normalization(Enum):
@@ -396,6 +397,11 @@ class DataConfig:
     dev: PairConfig = field(default_factory=PairConfig)
     test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "a test set: "})
     extra: dict[str, ExtraConfig] = field(default_factory=dict, metadata={"help": "more training pairs: "})
+    temperature: float | None = option(
+        None,
+        "weigh the training sets by their sizes, beside their own weights: an epoch has pairs of a set in proportion "
+        "to its size to the power 1 / temperature (1: as they are; 5: small sets much more often; null: as they are)",
+    )
     filter: FilterConfig = field(default_factory=FilterConfig)
     store_dir: str | None = option(
         None,
@@ -410,6 +416,8 @@ class DataConfig:
             check_pair(f"data.{name}", pair)
         for name, extra in self.extra.items():
             require(0.0 < extra.weight <= 1000.0, f"data.extra.{name}.weight={extra.weight} must be in (0, 1000]")
+        at_least(self, "data.", 1, "temperature")
+        at_most(self, "data.", 100, "temperature")
         for name in ("src_lang", "tgt_lang"):
             language = getattr(self, name)
             is_bool = language in ("True", "False")  # Norwegian is `no`
@@ -433,7 +441,7 @@ class DataConfig:
 class TokenizerConfig:
     """SentencePiece, one model for both languages (section 5.1)."""
 
-    algorithm: Algorithm = option(Algorithm.bpe, "how SentencePiece finds the pieces")
+    algorithm: Algorithm = option(Algorithm.bpe, "how SentencePiece finds the pieces (char: single characters)")
     vocab_size: int = option(37_000, "number of pieces, which both languages share; a small corpus may give fewer")
     normalization: Normalization = option(
         Normalization.identity,

@@ -76,7 +76,7 @@ def plan_version(job: TrainJob) -> int:
 
     In version 1, the copies of a pair had the same pieces in an epoch. So it is still that of all runs without copies.
     """
-    has_copies = any(extra.weight > 1.0 for extra in job.data.extra.values())
+    has_copies = job.data.temperature is not None or any(extra.weight > 1.0 for extra in job.data.extra.values())
     return 2 if has_copies and job.train.subword_sampling is not None else 1
 
 

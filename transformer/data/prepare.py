@@ -242,7 +242,7 @@ def prepare(job: TrainJob) -> Prepared:
     began = time.monotonic()
     language_of(job.data.tgt_lang, "data.tgt_lang")
     store_dir = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
-    mixture_weights = _mixture_weights(job.data)
+    mixture_weights = _configured_weights(job.data)
     tokenizer_model = _given_tokenizer(job)
 
     # Find every set. Development and test sets are read whole: their faults must show before hours of work.
@@ -263,6 +263,8 @@ def prepare(job: TrainJob) -> Prepared:
     built = _open_or_build(store_dir / digests.of_text[:16], corpus)
     digests.remember(store_dir)
     counts = dict(zip(mixture_weights, built.report.sources, strict=True))
+    if job.data.temperature is not None:
+        mixture_weights = _at_temperature(mixture_weights, counts, job.data.temperature)
 
     # Report, and warn of references that no translation can match.
     left_out = dict(zip(mixture_weights, digests.left_out or [{} for _ in corpus.sets], strict=True))
@@ -290,12 +292,30 @@ def prepare(job: TrainJob) -> Prepared:
     )
 
 
-def _mixture_weights(data: DataConfig) -> dict[str, float]:
+def _configured_weights(data: DataConfig) -> dict[str, float]:
     """The training sets in the order of the store, each with the copies of a pair that an epoch has."""
     weights = {"train": 1.0}
     for name, extra in sorted(data.extra.items()):
         weights[f"extra.{name}"] = extra.weight
     return weights
+
+
+def _at_temperature(
+    weights: Mapping[str, float], counts: Mapping[str, PairCounts], temperature: float
+) -> dict[str, float]:
+    """The weights, times what gives an epoch n^(1 / temperature) pairs of a set of n, but for a common factor.
+
+    The largest set keeps its weight (Arivazhagan et al., 2019, "Massively multilingual neural machine translation in
+    the wild", section 4.2).
+    """
+    largest = max(count.pairs_kept for count in counts.values())
+    scaled = {
+        name: weight * (max(1, counts[name].pairs_kept) / largest) ** (1.0 / temperature - 1.0)
+        for name, weight in weights.items()
+    }
+    shown = ", ".join(f"{name} {weight:.4g}" for name, weight in scaled.items())
+    log.info("data.temperature=%g: weights of the training sets: %s", temperature, shown)
+    return scaled
 
 
 def configured_sets(data: DataConfig) -> dict[str, PairConfig]:
