@@ -129,6 +129,12 @@ def _cpu_multiplies_bf16() -> bool:
     return any(probe is not None and probe() for probe in probes)
 
 
+def multiplies_int8() -> bool:
+    """Whether this CPU multiplies 8-bit integers in hardware, four at a time; others do it in steps that saturate."""
+    probes = [getattr(torch.cpu, name, None) for name in ("_is_vnni_supported", "_is_avx512_vnni_supported")]
+    return any(probe is not None and probe() for probe in probes)
+
+
 def dtype_of(precision: Precision) -> torch.dtype:
     """The type of the parameters: bf16 and fp16 runs keep them in fp32, and autocast casts them for each product."""
     return torch.float64 if precision is Precision.fp64 else torch.float32

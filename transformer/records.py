@@ -345,6 +345,7 @@ class Results:
     dev: Scores | None = None  # where there is no test set: the averaged model, on the dev set
     dev_digest: str | None = None  # of that set's text
     average: int | None = None  # checkpoints that the average was to be of; None: written before this was stored
+    engine: str | None = None  # what searched in place of torch, with its version and type
 
     def __post_init__(self) -> None:
         check_names("results.test_sets", self.test_sets)

@@ -128,6 +128,11 @@ class RunDir:
         return self.path / "best.json"
 
     @property
+    def engines(self) -> Path:
+        """The directory of copies of weights that CTranslate2 searches with: see `decoding.engine`."""
+        return self.path / "engines"
+
+    @property
     def results(self) -> Path:
         """The scores of a finished run."""
         return self.path / "results.json"
@@ -158,7 +163,7 @@ class RunDir:
 
     def check_folders(self) -> None:
         """Raise StorageError where a folder that is written to is a link: nothing outside the run may be changed."""
-        for folder in (self.checkpoints, self.averaged, self.hypotheses):
+        for folder in (self.checkpoints, self.averaged, self.hypotheses, self.engines):
             if folder.is_symlink():
                 raise StorageError(f"{folder}: a link, which is not followed; link the whole run directory instead")
 

@@ -686,6 +686,7 @@ def test_format_parity_says_whose_translation_is_better(gap: float, said: str) -
         tokens=20,
         arithmetic="float32",
         versions={"peer": "1.0"},
+        mean_log_probs=0.0,
         log_probs=1e-6,
         logits=None,
         bound=1e-4,

@@ -135,7 +135,14 @@ NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
 NOTED |= {"train.kernels"}
 PARTS = ("src", "tgt", "dataset", "subset", "split")
 FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
-NOT_HERE = {"tokenizer.model", "train.fit_memory", "data.test.test.tag", "data.test.other.tag"}  # tests of their own
+NOT_HERE = {
+    "search.engine",
+    "search.engine_type",
+    "tokenizer.model",
+    "train.fit_memory",
+    "data.test.test.tag",
+    "data.test.other.tag",
+}  # tests of their own
 CHOSEN = {  # where twice or half would be no value, or takes time
     "model.n_decoder_layers": 2,
     "model.d_k": 8,

@@ -388,6 +388,8 @@ ON_RESUME = {
     "search.length_penalty": "a",
     "search.max_extra": "a",
     "search.batch_tokens": "a",
+    "search.engine": "a",
+    "search.engine_type": "a",
 }
 
 

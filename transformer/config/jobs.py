@@ -5,6 +5,7 @@ The groups of keys are those of `settings`. Checks that compare keys of several 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import TypeVar
 
 from transformer.config.primitives import made_again
@@ -13,6 +14,7 @@ from transformer.config.settings import (
     Algorithm,
     DataConfig,
     Device,
+    Engine,
     Format,
     LineFormat,
     ModelConfig,
@@ -20,6 +22,7 @@ from transformer.config.settings import (
     PairConfig,
     Precision,
     SampleConfig,
+    Score,
     SearchConfig,
     SearchOverride,
     SweepConfig,
@@ -85,6 +88,11 @@ class TrainJob(Job):
         require(
             rate is None or not is_char,
             f"train.subword_sampling={rate} cuts pieces, and tokenizer.algorithm=char has none to cut: leave one out",
+        )
+
+        require(
+            self.search.engine is Engine.torch or self.model.score is not Score.additive,
+            "search.engine=ctranslate2 has no additive attention (model.score=additive): set search.engine=torch",
         )
 
         # The longest sentence must fit the model, a step and a micro-batch.
@@ -173,6 +181,13 @@ class TranslateJob(DecodeJob):
             not self.sample.is_wanted or self.search.beam_size is None,
             f"search.beam_size={self.search.beam_size} is for a search, which sample.* replaces: leave one out",
         )
+        if self.search.engine is Engine.ctranslate2:
+            for key, is_set in (
+                ("sample.*", self.sample.is_wanted),
+                ("ensemble", self.ensemble),
+                ("align", self.align),
+            ):
+                require(not is_set, f"{key} needs torch: leave it out, or set search.engine=torch")
 
 
 @dataclass
@@ -200,10 +215,11 @@ class ScoreJob(DecodeJob):
         check_tag("tag", self.tag)
         require((self.src is None) == (self.tgt is None), "src and tgt belong together: set both, or neither")
         require(not self.pieces or self.format is LineFormat.jsonl, "pieces=true needs format=jsonl")
-        for name in ("beam_size", "max_extra"):
+        for name in ("beam_size", "max_extra", "engine", "engine_type"):
             value = getattr(self.search, name)
+            shown = value.name if isinstance(value, Enum) else value
             require(
-                value is None, f"search.{name}={value} is for a search, and given translations need none: leave it out"
+                value is None, f"search.{name}={shown} is for a search, and given translations need none: leave it out"
             )
 
 

@@ -151,6 +151,23 @@ class Metric(Enum):
     loss = "loss"
 
 
+class Engine(Enum):
+    """What searches for translations: torch, or CTranslate2 with a copy of the weights."""
+
+    torch = "torch"
+    ctranslate2 = "ctranslate2"
+
+
+class EngineType(Enum):
+    """The type of the weights in CTranslate2; `auto` is int8 where the processor multiplies it, float32 elsewhere."""
+
+    auto = "auto"
+    float32 = "float32"
+    int8 = "int8"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
 class Quantization(Enum):
     """The type of the weights of a model in another library; all but `float32` lose something."""
 
@@ -617,12 +634,26 @@ class SearchConfig:
     batch_tokens: int | None = option(
         None, "size of a batch: source pieces, padding counted, x beam_size (null: by device)", on_resume=OnResume.allow
     )
+    engine: Engine = option(
+        Engine.torch,
+        "what searches: torch, or ctranslate2, faster on a CPU (needs the extra export): docs/translating.md",
+        on_resume=OnResume.allow,
+    )
+    engine_type: EngineType = option(
+        EngineType.auto,
+        "type of CTranslate2's weights (auto: int8 where the processor multiplies it, else float32)",
+        on_resume=OnResume.allow,
+    )
 
     def __post_init__(self) -> None:
         at_least(self, "search.", 1, "beam_size", "max_extra", "batch_tokens")
         at_least(self, "search.", 0, "length_penalty")
         at_most(self, "search.", MOST_BEAM, "beam_size")
         at_most(self, "search.", MOST_PENALTY, "length_penalty")
+        require(
+            self.engine is Engine.ctranslate2 or self.engine_type is EngineType.auto,
+            f"search.engine_type={self.engine_type.name} is for search.engine=ctranslate2: set that, or leave it out",
+        )
 
 
 # ---- settings of single commands ------------------------------------------------------------------------------------
@@ -640,14 +671,23 @@ class SearchOverride:
     batch_tokens: int | None = option(
         None, "size of a batch: source pieces, padding counted, x beam_size (null: the run's)"
     )
+    engine: Engine | None = option(
+        None, "what searches: torch, or ctranslate2, faster on a CPU (needs the extra export; null: the run's)"
+    )
+    engine_type: EngineType | None = option(
+        None, "type of CTranslate2's weights: auto, float32, int8, float16, bfloat16 (null: the run's)"
+    )
 
     def over(self, base: SearchConfig) -> SearchConfig:
         """`base`, with the values that are set here. Raises ValueError for a value that SearchConfig refuses."""
+        if self.engine is Engine.torch:
+            base = replace(base, engine_type=EngineType.auto)  # of the engine that is not used
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(base, **{name: value for name, value in values.items() if value is not None})
 
     def __post_init__(self) -> None:
-        self.over(SearchConfig())
+        of_engine = self.engine is not Engine.torch and self.engine_type is not None  # which may be the run's
+        self.over(SearchConfig(engine=Engine.ctranslate2 if of_engine else Engine.torch))
 
 
 @dataclass

@@ -5,7 +5,7 @@ from numbers import Real
 
 from transformer.arguments import shown, whole
 from transformer.config.primitives import made_again
-from transformer.config.settings import SampleConfig, SearchConfig, SearchOverride
+from transformer.config.settings import Engine, EngineType, SampleConfig, SearchConfig, SearchOverride
 from transformer.decoding.sampling import Sampling
 from transformer.errors import InputError
 
@@ -60,7 +60,13 @@ def length_penalties_of(alphas: Iterable[float]) -> list[float]:
 
 
 def search_override(
-    beam_size: int | None, length_penalty: float | None, *, max_extra: int | None, batch_tokens: int | None
+    beam_size: int | None,
+    length_penalty: float | None,
+    *,
+    max_extra: int | None,
+    batch_tokens: int | None,
+    engine: Engine | None = None,
+    engine_type: EngineType | None = None,
 ) -> SearchOverride:
     """What replaces the run's search settings; None keeps the run's own. Raises InputError for one that cannot be."""
     for name, value in {"beam_size": beam_size, "max_extra": max_extra, "batch_tokens": batch_tokens}.items():
@@ -70,7 +76,7 @@ def search_override(
         _check_number("length_penalty", length_penalty)
 
     try:
-        return SearchOverride(beam_size, length_penalty, max_extra, batch_tokens)
+        return SearchOverride(beam_size, length_penalty, max_extra, batch_tokens, engine, engine_type)
     except ValueError as error:
         raise InputError(str(error).removeprefix("search.")) from None
 

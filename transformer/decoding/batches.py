@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transformer.compute import autocast, default_batch_tokens, memory_errors_named
-from transformer.config.settings import Precision, SearchConfig
+from transformer.config.settings import Precision, Quantization, SearchConfig
 from transformer.data.batch import pad_rows
+from transformer.decoding.engine.searcher import Searcher
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import IdPair, align, piece_log_probs
 from transformer.decoding.parallel import MOST_AT_ONCE, in_parallel
@@ -64,6 +65,7 @@ class Batches:
     device: torch.device
     precision: Precision
     is_plain: bool = False  # attention by products and a softmax, where torch would choose a fused kernel
+    searcher: Searcher | None = field(default=None, repr=False)  # which searches for the one model, in its place
 
     @classmethod
     def of(cls, model: Transformer, search: SearchConfig, *, device: torch.device, precision: Precision) -> "Batches":
@@ -74,7 +76,8 @@ class Batches:
 
     def __reduce__(self) -> tuple[object, ...]:
         """What pickle and copy keep: the ready form of a model may be in a layout of oneDNN's, and is made anew."""
-        return _of_all, (self.models, self.search, self.device, self.precision)
+        recipe = None if self.searcher is None else (self.searcher.pieces, self.searcher.quantization)
+        return _of_all, (self.models, self.search, self.device, self.precision, recipe)
 
     def joined(self, other: "Batches") -> "Batches":
         """The ensemble of the models of both; search settings and arithmetic stay."""
@@ -109,6 +112,20 @@ class Batches:
         """
 
         penalty = penalty or length_penalty(self.search.length_penalty)
+        if self.searcher is not None:
+            found = self._by_searcher(
+                self.searcher, sources, n_best=n_best, prefixes=prefixes, penalty=penalty, check=check
+            )
+            by_torch = [n for n, of_source in enumerate(found) if of_source is None]
+            again = replace(self, searcher=None).hypotheses(
+                [sources[n] for n in by_torch],
+                n_best=n_best,
+                prefixes=None if prefixes is None else [prefixes[n] for n in by_torch],
+                penalty=penalty,
+                check=check,
+            )
+            rest = iter(again)
+            return [next(rest) if of_source is None else of_source for of_source in found]
 
         def find(batch: _Batch) -> list[list[Hypothesis]]:
             return beam_search(
@@ -128,7 +145,13 @@ class Batches:
     def sweep(
         self, sources: Sequence[list[int]], penalties: Sequence[Callable[[int], float]]
     ) -> list[list[Hypothesis]]:
-        """The best hypothesis of each source under each of these penalties, from one search."""
+        """The best hypothesis of each source under each of these penalties, from one search.
+
+        A searcher has one for each.
+        """
+        if self.searcher is not None:
+            by_penalty = [self.hypotheses(sources, n_best=1, penalty=penalty) for penalty in penalties]
+            return [[best for [best] in of_source] for of_source in zip(*by_penalty, strict=True)]
 
         def find(batch: _Batch) -> list[list[Hypothesis]]:
             return sweep_penalties(
@@ -194,6 +217,45 @@ class Batches:
 
     # ---- in batches
 
+    def _by_searcher(
+        self,
+        searcher: Searcher,
+        sources: Sequence[list[int]],
+        *,
+        n_best: int,
+        prefixes: Sequence[list[int]] | None,
+        penalty: Callable[[int], float],
+        check: Callable[[], None],
+    ) -> list[list[Hypothesis] | None]:
+        """What the searcher finds: None for a source that it has not enough hypotheses of."""
+        lengths = [len(source) + 1 for source in sources]  # EOS counted
+        groups = [list(range(len(sources)))]
+        if prefixes is not None:
+            groups = [[n for n in groups[0] if not prefixes[n]], [n for n in groups[0] if prefixes[n]]]
+        batches = []
+        for group in groups:
+            cut = _cut([lengths[n] for n in group], width=self.search.beam_size, batch_tokens=self._batch_tokens)
+            batches += [[group[n] for n in batch] for batch in cut]
+        with memory_errors_named("translating", remedy=self._remedy):
+            return searcher.hypotheses(
+                sources,
+                batches,
+                beam_size=self.search.beam_size,
+                n_best=n_best,
+                max_lengths=[self.max_length(source) for source in sources],
+                penalty=penalty,
+                prefixes=prefixes,
+                check=check,
+            )
+
+    @property
+    def _batch_tokens(self) -> int:
+        return self.search.batch_tokens or default_batch_tokens(self.device)
+
+    @property
+    def _remedy(self) -> str:
+        return f"lower search.batch_tokens (now {self._batch_tokens})"
+
     def _search(
         self,
         sources: Sequence[list[int]],
@@ -250,9 +312,7 @@ class Batches:
         A CPU works on several batches at once, each with its share of the threads: two threads that share a batch wait
         for each other at each of its small products.
         """
-        batch_tokens = self.search.batch_tokens or default_batch_tokens(self.device)
-        remedy = f"lower search.batch_tokens (now {batch_tokens})"
-        batches = list(_cut(lengths, width=width, batch_tokens=batch_tokens))
+        batches = list(_cut(lengths, width=width, batch_tokens=self._batch_tokens))
 
         def work_on(batch: list[int], cancelled: Event) -> list[tuple[int, Result]]:
             plainly = sdpa_kernel(SDPBackend.MATH) if self.is_plain else nullcontext()
@@ -262,16 +322,25 @@ class Batches:
         at_once = 1
         if self.device.type == "cpu":
             at_once = min(len(batches), torch.get_num_threads(), MOST_AT_ONCE)
-        with memory_errors_named("translating", remedy=remedy):
+        with memory_errors_named("translating", remedy=self._remedy):
             results = dict(chain.from_iterable(in_parallel(work_on, batches, at_once=at_once, check=check)))
         return [results[n] for n in range(len(lengths))]
 
 
-def _of_all(models: Models, search: SearchConfig, device: torch.device, precision: Precision) -> Batches:
-    """With these models, the first alone or an ensemble."""
+def _of_all(
+    models: Models,
+    search: SearchConfig,
+    device: torch.device,
+    precision: Precision,
+    recipe: tuple[list[str], Quantization] | None = None,
+) -> Batches:
+    """With these models, the first alone or an ensemble; of a searcher, its pieces and its type are given."""
     first, *others = [Batches.of(model, search, device=device, precision=precision) for model in models]
     for other in others:
         first = first.joined(other)
+    if recipe is not None:
+        pieces, quantization = recipe
+        first = replace(first, searcher=Searcher.of(models[0], pieces, quantization=quantization, device=device))
     return first
 
 

@@ -20,10 +20,20 @@ from transformer.compute import (
     resolve_precision,
 )
 from transformer.config.jobs import ScoreJob, TranslateJob
-from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, SearchConfig, SearchOverride
+from transformer.config.settings import (
+    DataConfig,
+    Device,
+    Engine,
+    EngineType,
+    ModelConfig,
+    Precision,
+    SearchConfig,
+    SearchOverride,
+)
 from transformer.data.tokenizer import Tokenizer, read_model
 from transformer.decoding.arguments import search_override
 from transformer.decoding.batches import Batches
+from transformer.decoding.engine.make import with_engine
 from transformer.decoding.proof import in_way, known_way, prove_search
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
@@ -45,6 +55,8 @@ def load(
     length_penalty: float | None = None,
     max_extra: int | None = None,
     batch_tokens: int | None = None,
+    engine: Literal["torch", "ctranslate2"] | None = None,
+    engine_type: Literal["auto", "float32", "int8", "float16", "bfloat16"] | None = None,
     ensemble: Iterable[str | Path] = (),
 ) -> Translator:
     """The translator of a run directory, to be used from Python: `transformer.load("runs/demo").translate(texts)`.
@@ -59,6 +71,8 @@ def load(
     max_extra: a translation has at most this many pieces more than its source.
     batch_tokens: the size of a batch, in padded source pieces times `beam_size`, which decides how much memory is
         needed. A CPU holds as many batches as torch has threads, but at most 8.
+    engine: what searches: "torch", or "ctranslate2", which writes a copy of the weights into the run once.
+    engine_type: the type of that copy; "auto" is int8 where the processor multiplies it, else float32.
     ensemble: other runs with the same tokenizer: at each step the probabilities of all models are averaged.
 
     None leaves a search setting as the run was trained with. The number of CPU threads is torch's. On a GPU, the
@@ -76,7 +90,14 @@ def load(
     return load_translator(
         path_of("run_dir", run_dir),
         checkpoint=checkpoint,
-        search=search_override(beam_size, length_penalty, max_extra=max_extra, batch_tokens=batch_tokens),
+        search=search_override(
+            beam_size,
+            length_penalty,
+            max_extra=max_extra,
+            batch_tokens=batch_tokens,
+            engine=None if engine is None else _choose(Engine, "engine", engine),
+            engine_type=None if engine_type is None else _choose(EngineType, "engine_type", engine_type),
+        ),
         device=_choose(Device, "device", device),
         precision=_choose(Precision, "precision", precision),
         ensemble=[path_of("a run of ensemble", other) for other in ensemble],
@@ -107,6 +128,8 @@ def load_translator(
     tokenizers differ; CheckpointError if a run is damaged.
     """
     first_checkpoint = find_checkpoint(run_dir, checkpoint)
+    if ensemble and _settings(first_checkpoint, search).engine is Engine.ctranslate2:
+        raise InputError("ensemble needs torch: set search.engine=torch")
     translator = build_translator(run_dir, first_checkpoint, search=search, device=device, precision=precision)
 
     tokenizer_model = read_model(RunDir(run_dir).tokenizer)
@@ -126,10 +149,11 @@ def load_translator(
 
 def load_for(job: TranslateJob | ScoreJob) -> Translator:
     """The translator of a job's settings; a tag that it does not know is logged. Raises what `load_translator` does."""
+    is_searched = isinstance(job, TranslateJob)
     translator = load_translator(
         Path(job.run_dir),
         checkpoint=job.checkpoint,
-        search=job.search,
+        search=job.search if is_searched else replace(job.search, engine=Engine.torch),
         device=job.device,
         precision=job.precision,
         ensemble=[Path(other) for other in job.ensemble],
@@ -157,7 +181,7 @@ def build_translator(
     avoid_cudnn_attention(torch_device)
     if precision is Precision.auto:
         precision = _precision_of(run, torch_device)
-    settings = search.over(checkpoint.settings("search", SearchConfig))
+    settings = _settings(checkpoint, search)
 
     # The model, on the CPU.
     config = checkpoint.settings("model", ModelConfig)
@@ -180,7 +204,16 @@ def build_translator(
         if torch_device.type == "cuda":
             way = known_way(run, torch_device)
             batches = prove_search(batches)[0] if way is None else in_way(batches, way)
-    return Translator(tokenizer, batches, tags=checkpoint.settings("data", DataConfig).required_tags())
+    translator = Translator(tokenizer, batches, tags=checkpoint.settings("data", DataConfig).required_tags())
+    return translator if settings.engine is Engine.torch else with_engine(translator, run, checkpoint)
+
+
+def _settings(checkpoint: Checkpoint, search: SearchOverride) -> SearchConfig:
+    """The run's search settings, with those of a command. Raises InputError where they do not go together."""
+    try:
+        return search.over(checkpoint.settings("search", SearchConfig))
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def _precision_of(run: RunDir, device: torch.device) -> Precision:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from transformer.arguments import check_callable, check_flag, list_of_texts, shown, whole
-from transformer.config.settings import MOST_BEAM, Precision, SearchConfig
+from transformer.config.settings import MOST_BEAM, Engine, Precision, SearchConfig
 from transformer.data.corpus import is_blank
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.arguments import check_ids, check_search, length_penalties_of, lines_of, sampling_of
@@ -69,10 +69,20 @@ class Translator:
         """The arithmetic in which it computes."""
         return self.batches.precision
 
+    @property
+    def engine(self) -> str | None:
+        """What searches in place of torch, with its version and type; None where torch does."""
+        searcher = self.batches.searcher
+        return None if searcher is None else f"CTranslate2 {searcher.version} in {searcher.quantization.value}"
+
     def with_search(self, search: SearchConfig) -> "Translator":
         """The same model under other search settings. Raises InputError for what are none."""
         check_search(search)
-        return replace(self, batches=replace(self.batches, search=search))
+        is_other = (search.engine, search.engine_type) != (self.search.engine, self.search.engine_type)
+        if is_other and search.engine is Engine.ctranslate2:
+            raise InputError(f"search.engine={search.engine.name} is chosen by load: give it engine, and engine_type")
+        searcher = self.batches.searcher if search.engine is Engine.ctranslate2 else None
+        return replace(self, batches=replace(self.batches, search=search, searcher=searcher))
 
     def translate(
         self,
@@ -126,6 +136,7 @@ class Translator:
         not as many as texts, or longer than a translation may be.
         """
         check_flag("align", align)
+        self._check_torch("align", is_wanted=align)
         texts = self._checked(texts, first_line=first_line, strict=strict)
         n_best = self._checked_n_best(n_best)
 
@@ -164,6 +175,7 @@ class Translator:
         if not 1 <= n_samples <= MOST_BEAM:
             raise InputError(f"n_samples={n_samples} must be from 1 to {MOST_BEAM}")
         check_flag("align", align)
+        self._check_torch("align", is_wanted=align)
         texts = self._checked(texts, first_line=first_line, strict=strict)
 
         sources, given = self._encode_all(texts, prefixes, first_line=first_line, strict=strict)
@@ -240,6 +252,7 @@ class Translator:
         Raises InputError unless there are as many targets as sources, in lists, and where a text is longer than the
         model has positions for: cut, it would be another sentence.
         """
+        self._check_torch("score", is_wanted=True)
         check_search(self.search)
         whole("first_line", first_line, least=0)
         sources = list_of_texts("sources", sources)
@@ -264,6 +277,11 @@ class Translator:
         whole("first_line", first_line, least=0)
         check_flag("strict", strict)
         return list_of_texts("texts", texts)
+
+    def _check_torch(self, what: str, *, is_wanted: bool) -> None:
+        """Raise InputError for what CTranslate2 cannot do: the figures of another arithmetic would be no answer."""
+        if is_wanted and self.search.engine is not Engine.torch:
+            raise InputError(f"{what} needs torch: set search.engine=torch")
 
     def _checked_n_best(self, n_best: int) -> int:
         beam_size = self.search.beam_size

@@ -54,6 +54,7 @@ class Evaluation:
     search: SearchConfig
     seed: int
     data_digest: str
+    engine: str | None  # what searched in place of torch, with its version and type
 
 
 # ---- the command `evaluate` -----------------------------------------------------------------------------------------
@@ -95,6 +96,7 @@ def evaluate(job: EvaluateJob) -> Evaluation:
         search=translator.search,
         seed=recipe.seed,
         data_digest=state.data_digest,
+        engine=translator.engine,
     )
 
 
@@ -170,7 +172,8 @@ def format_results(run_dir: Path, results: Results | Evaluation) -> str:
     origin = describe_origin(results.averaged, steps=results.steps, seed=results.seed, data_digest=results.data_digest)
     depends_on = [
         f"model: {run_dir}, {origin}",
-        f"search: beam {search.beam_size}, alpha {search.length_penalty}, source + {search.max_extra} at most",
+        f"search: beam {search.beam_size}, alpha {search.length_penalty}, source + {search.max_extra} at most"
+        f"{'' if results.engine is None else f', by {results.engine}'}",
     ]
 
     sets = results.test_sets

@@ -91,4 +91,5 @@ def _evaluate(run: Run) -> Results:
         dev=dev,
         dev_digest=None if dev is None else run.dev.digest,
         average=job.train.average,
+        engine=translator.engine,
     )

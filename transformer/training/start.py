@@ -20,13 +20,14 @@ from transformer.checkpoint import Checkpoint, load_checkpoint, newest
 from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import Device
+from transformer.config.settings import Device, Engine
 from transformer.cost import count_parameters
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.plan import Batching
 from transformer.data.prepare import Prepared, SharedPrepared, prepare
 from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.engine.make import check_engine
 from transformer.distributed import Wait, World, local_device
 from transformer.errors import CheckpointError, StorageError
 from transformer.evaluation.score import check_language
@@ -79,6 +80,8 @@ def open_run(job: TrainJob, world: World) -> Iterator[Run]:
     """
     # Before any time is spent.
     check_language(job.data.tgt_lang)
+    if job.search.engine is Engine.ctranslate2:
+        check_engine(job.model, job.search, resolve_device(job.train.device))
 
     directory = RunDir(Path(job.run_dir))
     if not world.is_rank0:

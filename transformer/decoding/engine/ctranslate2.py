@@ -7,7 +7,7 @@ Checked against the specification classes of CTranslate2 4.8. Its search ends a 
 hypotheses as the beam is wide; under a large `patience` it goes on to the end, and finds what our search finds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,41 @@ def _epsilon(model: Transformer) -> float:
     """The epsilon of the model's norms, which is one for all."""
     (epsilon,) = {module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)}
     return epsilon
+
+
+# ---- searching ------------------------------------------------------------------------------------------------------
+
+
+def version() -> str:
+    """Of the library that is installed."""
+    import ctranslate2
+
+    return str(ctranslate2.__version__)
+
+
+def supported_types(device: torch.device) -> set[str]:
+    """The names of the types that CTranslate2 computes in on a device. Raises RuntimeError where it cannot tell."""
+    import ctranslate2
+
+    return set(ctranslate2.get_supported_compute_types(device.type, device.index or 0))
+
+
+def open_translator(files: Mapping[str, bytes], *, device: torch.device, workers: int, threads: int) -> Any:
+    """A `ctranslate2.Translator` of these files, with so many workers of so many threads each.
+
+    Raises RuntimeError and ValueError where CTranslate2 cannot use the files or the device.
+    """
+    import ctranslate2
+
+    return ctranslate2.Translator(
+        "engine",  # a name that it needs, and never opens
+        device.type,
+        device_index=device.index or 0,
+        inter_threads=workers,
+        intra_threads=threads,
+        max_queued_batches=-1,
+        files=dict(files),
+    )
 
 
 # ---- running --------------------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ class Parity:
     arithmetic: str  # of the exported model
     versions: dict[str, str]
     log_probs: float  # the largest difference
+    mean_log_probs: float  # the mean of them all
     logits: float | None  # the same, where the library gives them
     bound: float | None  # the largest difference allowed; None: the type of the weights loses more
     searches: list[SearchParity]
@@ -157,7 +158,7 @@ def compare(
         targets = [best.tokens for best in _ours(translator, peer, sources, beam_size=1)]
     else:
         targets = translator.tokenizer.encode(references)
-    log_probs, logits = _compare_forced(exact, peer, sources, targets)
+    log_probs, mean_log_probs, logits = _compare_forced(exact, peer, sources, targets)
 
     # Cut the same texts into pieces.
     pieces = peer.encode([sentence.text for sentence in sentences])
@@ -170,6 +171,7 @@ def compare(
         arithmetic=peer.arithmetic,
         versions=peer.versions,
         log_probs=log_probs,
+        mean_log_probs=mean_log_probs,
         logits=logits,
         bound=bound,
         searches=searches,
@@ -187,8 +189,8 @@ def _references(sentences: Sequence[Sentence]) -> list[str] | None:
 
 def _compare_forced(
     exact: Transformer, peer: Peer, sources: Sequence[list[int]], targets: Sequence[list[int]]
-) -> tuple[float, float | None]:
-    """The largest difference of a log-probability, and of a logit where there are any."""
+) -> tuple[float, float, float | None]:
+    """The largest and the mean difference of a log-probability, and the largest of a logit where there are any."""
     log_probs = []
     logits = []
     for start in range(0, len(sources), BATCH):  # of all lengths, so that padding is checked, too
@@ -197,18 +199,18 @@ def _compare_forced(
         of_exact = _force(exact, batch_sources, batch_targets)
         of_peer = peer.forced(batch_sources, batch_targets)
         for ours, theirs in zip(of_exact, of_peer, strict=True):
-            log_probs.append(_largest_difference(ours.log_probs, theirs.log_probs))
+            log_probs.append(_differences(ours.log_probs, theirs.log_probs))
             if ours.logits is not None and theirs.logits is not None:
-                logits.append(_largest_difference(ours.logits, theirs.logits))
+                logits.append(_differences(ours.logits, theirs.logits).max())
 
-    largest_log_prob = float(torch.stack(log_probs).max())
+    of_tokens = torch.cat(log_probs)
     largest_logit = float(torch.stack(logits).max()) if logits else None
-    return largest_log_prob, largest_logit
+    return float(of_tokens.max()), float(of_tokens.mean()), largest_logit
 
 
-def _largest_difference(ours: Tensor, theirs: Tensor) -> Tensor:
+def _differences(ours: Tensor, theirs: Tensor) -> Tensor:
     assert ours.shape == theirs.shape, (ours.shape, theirs.shape)  # broadcasting would hide a row too few
-    return (ours - theirs).abs().max()
+    return (ours - theirs).abs()
 
 
 def _force(model: Transformer, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:

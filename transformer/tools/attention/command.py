@@ -7,10 +7,12 @@ The weights themselves come from `tools/inspection`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from transformer.config.settings import Engine
 from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
@@ -55,7 +57,7 @@ def attention(job: AttentionJob) -> str:
     translator = load_translator(
         run.path,
         checkpoint=job.checkpoint,
-        search=job.search,
+        search=replace(job.search, engine=Engine.torch),  # whose attention is shown
         device=job.device,
         precision=job.precision,
     )

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 
 from transformer.checkpoint import find_checkpoint
 from transformer.config.primitives import to_json
-from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, Quantization
+from transformer.config.settings import DataConfig, Device, Engine, ModelConfig, Precision, Quantization
 from transformer.data.corpus import read_lines, read_pairs
 from transformer.data.tokenizer import read_model
 from transformer.decoding.engine.parity import Parity, choose_sentences, compare, format_parity, mean_length
@@ -97,7 +97,13 @@ def export(job: ExportJob) -> Exported:
     # Read the model, and the sentences to check it with.
     threads = resolve_threads(job.threads)
     torch.set_num_threads(threads)
-    translator = build_translator(run.path, checkpoint, search=job.search, device=Device.cpu, precision=Precision.fp32)
+    translator = build_translator(
+        run.path,
+        checkpoint,
+        search=replace(job.search, engine=Engine.torch),
+        device=Device.cpu,
+        precision=Precision.fp32,
+    )
     pairs, checked_on = _read_sentences(job, run)
     sentences = choose_sentences(pairs, translator=translator, count=job.sentences)
     if not sentences:

@@ -33,6 +33,8 @@ class ExportJob(Job):
 
     def __post_init__(self) -> None:
         at_least(self, "", 1, "sentences", "threads")
+        for name in ("engine", "engine_type"):
+            require(getattr(self.search, name) is None, f"search.{name} is for a search by this package: leave it out")
         require(self.output != "", "output must name a directory")
         require(self.tgt is None or self.src is not None, "tgt has the references of src: set both")
         require(

@@ -1,0 +1,163 @@
+"""The engine of a checkpoint: CTranslate2's copy of the weights, written once, checked, and kept in the run.
+
+    RUN/engines/DIGEST-TYPE/  {config.json, model.bin, shared_vocabulary.json}  MANIFEST.json
+
+DIGEST is of all that the files are made from. A folder with the name is complete, and was checked; a damaged one is
+made again. Where the run cannot be written, the engine lives in a temporary folder as long as the translator does.
+"""
+
+import copy
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from transformer.checkpoint import Checkpoint
+from transformer.compute import multiplies_int8
+from transformer.config.primitives import to_json
+from transformer.config.settings import EngineType, ModelConfig, Precision, Quantization, Score, SearchConfig
+from transformer.decoding.batches import Batches
+from transformer.decoding.engine.ctranslate2 import CTranslate2Peer, supported_types, version, vocabulary_of, write
+from transformer.decoding.engine.files import is_usable, read_engine, seal
+from transformer.decoding.engine.parity import choose_sentences, compare
+from transformer.decoding.engine.peer import FLOAT32_BOUND
+from transformer.decoding.engine.searcher import Searcher, temporary_folder
+from transformer.decoding.translator import Translator
+from transformer.errors import CheckpointError, InputError
+from transformer.files import build_once, open_regular, storage_error
+from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file
+from transformer.vocabulary import UNK
+
+FORMAT = 1  # of what is written: a change makes every engine anew
+SENTENCES = 64  # that an engine is checked on
+LONGEST = 24  # pieces of a made-up one
+MOST_LOSS = 0.1  # by which the log-probability of a piece may deviate in few bits, on average
+_FIRST_LINES = 1 << 18  # bytes of the dev set that sentences are taken from
+_OTHERWISE = "set search.engine=torch"
+
+log = logging.getLogger(__name__)
+
+
+def check_engine(config: ModelConfig, search: SearchConfig, device: torch.device) -> Quantization:
+    """The type of the engine that the settings ask for. Raises InputError, with the key, where there is none."""
+    if config.score is Score.additive:
+        raise InputError(f"search.engine=ctranslate2 has no additive attention (model.score=additive): {_OTHERWISE}")
+    if find_spec("ctranslate2") is None:
+        raise InputError(f"search.engine=ctranslate2: pip install 'transformer-mt[export]', or {_OTHERWISE}")
+    try:
+        supported = supported_types(device)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"search.engine=ctranslate2: {error}: {_OTHERWISE}") from error
+
+    if search.engine_type is EngineType.auto:
+        is_fast = "int8" in supported and (device.type != "cpu" or multiplies_int8())
+        return Quantization.int8 if is_fast else Quantization.float32
+    if search.engine_type.value not in supported:
+        known = ", ".join(kind.value for kind in Quantization if kind.value in supported)
+        raise InputError(
+            f"search.engine_type={search.engine_type.value}: CTranslate2 computes in {known} on this {device.type}"
+        )
+    return Quantization(search.engine_type.value)
+
+
+def with_engine(translator: Translator, run: RunDir, checkpoint: Checkpoint) -> Translator:
+    """The translator with the engine that its settings ask for, made where it is not there yet.
+
+    Where `auto` finds that int8 loses too much, it is float32.
+
+    Raises InputError where the engine cannot be made or does not compute what the model does; StorageError where there
+    is no room for it.
+    """
+    quantization = check_engine(translator.model.config, translator.search, translator.device)
+    try:
+        searcher = _searcher_of(translator, run, checkpoint, quantization=quantization)
+    except InputError as error:
+        if translator.search.engine_type is not EngineType.auto or quantization is Quantization.float32:
+            raise
+        log.warning("%s; float32 is used", str(error).removesuffix(f": {_OTHERWISE}"))
+        quantization = Quantization.float32
+        searcher = _searcher_of(translator, run, checkpoint, quantization=quantization)
+    search = replace(translator.search, engine_type=EngineType(quantization.value))
+    return replace(translator, batches=replace(translator.batches, search=search, searcher=searcher))
+
+
+def _searcher_of(
+    translator: Translator, run: RunDir, checkpoint: Checkpoint, *, quantization: Quantization
+) -> Searcher:
+    """The engine in the run, or in a temporary folder where the run cannot be written."""
+    pieces = vocabulary_of(translator.tokenizer)
+
+    def fill(folder: Path) -> None:
+        write(translator.model, pieces, folder, quantization=quantization)
+        _check(translator, run, folder, quantization)
+        seal(folder)
+
+    run.check_folders()
+    folder = run.engines / f"{_digest(run, checkpoint)}-{quantization.value}"
+    is_temporary = False
+    with suppress(CheckpointError):  # missing, or damaged
+        files = read_engine(folder)
+        return Searcher(folder, pieces, quantization=quantization, device=translator.device, files=files)
+    log.info("%s: making what CTranslate2 searches with, once", folder)
+    try:
+        build_once(folder, fill, is_usable=is_usable)
+    except OSError as error:
+        log.warning("%s: cannot be written (%s): made in a temporary folder, for this time", folder, error.strerror)
+        try:
+            folder = temporary_folder()
+            is_temporary = True
+            fill(folder)
+        except OSError as failure:
+            raise storage_error(folder, error=failure) from failure
+    return Searcher(folder, pieces, quantization=quantization, device=translator.device, is_temporary=is_temporary)
+
+
+def _digest(run: RunDir, checkpoint: Checkpoint) -> str:
+    """Of what the files are made from: weights, model, tokenizer, and the versions of their writers."""
+    weights = checkpoint.manifest.files[tensor_file(checkpoint.weights_name)]
+    model = to_json(checkpoint.settings("model", ModelConfig))
+    parts = [FORMAT, version(), weights.sha256, model, sha256(run.tokenizer.read_bytes()).hexdigest()]
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# ---- the check ------------------------------------------------------------------------------------------------------
+
+
+def _check(translator: Translator, run: RunDir, folder: Path, quantization: Quantization) -> None:
+    """Raise InputError unless the engine computes what the model does, by forced and by greedy decoding, on a CPU."""
+    model = copy.deepcopy(translator.model).cpu().float()
+    search = SearchConfig(beam_size=1, max_extra=translator.search.max_extra)
+    batches = Batches.of(model, search, device=torch.device("cpu"), precision=Precision.fp32)
+    plain = Translator(translator.tokenizer, batches)
+    sentences = choose_sentences(((text, None) for text in _texts(run, plain)), translator=plain, count=SENTENCES)
+
+    pieces = vocabulary_of(translator.tokenizer)
+    peer = CTranslate2Peer(folder, pieces, run.tokenizer, alpha=0.0, threads=torch.get_num_threads())
+    is_exact = quantization is Quantization.float32
+    parity = compare(plain, peer, sentences, bound=FLOAT32_BOUND if is_exact else None)
+    problems = parity.problems
+    if not parity.mean_log_probs <= MOST_LOSS:
+        problems.append(f"the log-probability of a piece differs by {parity.mean_log_probs:.2g} on average")
+    if problems:
+        raise InputError(
+            f"search.engine=ctranslate2: in {quantization.value} it does not compute what the model does "
+            f"({'; '.join(problems)}): {_OTHERWISE}"
+        )
+
+
+def _texts(run: RunDir, translator: Translator) -> Iterator[str]:
+    """The first lines of the dev set, then made-up ones."""
+    with suppress(OSError), open_regular(run.text(DEV, SOURCE)) as file:
+        yield from file.read(_FIRST_LINES).decode(errors="replace").split("\n")[:-1]
+    draw = np.random.default_rng(0)
+    longest = max(1, min(LONGEST, translator.batches.max_positions // 2))
+    while True:
+        ids = draw.integers(UNK + 1, translator.model.vocab_size, size=draw.integers(1, longest, endpoint=True))
+        yield from translator.tokenizer.decode([ids.tolist()])
