@@ -6,7 +6,8 @@ A run keeps the text of its own sets, so that it can be scored wherever it is co
     train:     write_sets ... evaluate_sets -> NAME.hyp, results.json
     evaluate:  read_sets, checked against results.json (or other sets, that the job names) -> score_sets
 
-Only training writes: `evaluate` leaves a run as it is, so results.json is always about the translations beside it.
+Only training writes: `evaluate` leaves a run as it is, but for an engine of CTranslate2; so results.json is always
+about the translations beside it.
 """
 
 import json
