@@ -443,9 +443,9 @@ SURVIVORS = (
     Mutant(
         "dev BLEU is counted on lower-cased text",
         "training/validate.py",
-        "scores = measure(hypotheses, dev.references, tgt_lang=tgt_lang)",
+        "bleu = measure_bleu(hypotheses, dev.references, tgt_lang=tgt_lang, tokenize=tokenize)",
         "lower = [[text.lower() for text in texts] for texts in (hypotheses, dev.references)]\n"
-        "    scores = measure(*lower, tgt_lang=tgt_lang)",
+        "    bleu = measure_bleu(*lower, tgt_lang=tgt_lang, tokenize=tokenize)",
         "unit/test_validate.py::test_validate_scores_cased_text",
     ),
 )

@@ -314,6 +314,8 @@ class Scores:
     bleu_signature: str
     chrf: float
     chrf_signature: str
+    chrf_plus_plus: float | None = field(default=None, kw_only=True)  # None: written before this was stored
+    chrf_plus_plus_signature: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

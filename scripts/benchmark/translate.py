@@ -221,7 +221,7 @@ def write_run(model: Transformer, tokenizer_model: bytes, *, run_dir: Path, beam
         step=1,
         tensors={MODEL: parameters_by_name(model)},
         state=to_json(CheckpointState(model.vocab_size, data_digest="")),
-        config={"model": to_json(model.config), "search": to_json(search)},
+        config={"data": to_json(DataConfig()), "model": to_json(model.config), "search": to_json(search)},
     )
     write_new(RunDir(run_dir).tokenizer, tokenizer_model)
 

@@ -105,6 +105,13 @@ def test_compare_prints_the_figures_of_the_sacrebleu_command_line(files: Path) -
     assert [of.replace("bs:1000", "ar:10000") for of in signatures] == re.findall(r"(nrefs:\S+)", randomisation)
 
 
+def test_compare_cuts_words_as_it_is_told(files: Path, few_samples: None, capsys: pytest.CaptureFixture[str]) -> None:
+    (of_set,) = compared(capsys, "hypotheses=[a,b]", "references=ref", "data.tgt_lang=de", "bleu_tokenize=char")[
+        "test_sets"
+    ].values()
+    assert "|tok:char|" in of_set["scores"][0]["signature"]
+
+
 @pytest.mark.parametrize(
     ("bootstrap", "randomisation", "is_significant"),
     [(0.0010, 0.0501, False), (0.2, 0.05, True), (None, None, False)],

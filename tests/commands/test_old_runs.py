@@ -16,6 +16,7 @@ from support.corpora import read, typed_in_a_child
 from support.paths import ROOT, TESTS
 from transformer.config.primitives import from_json
 from transformer.config.settings import Kernels, TrainConfig
+from transformer.run_dir import RunDir
 
 JOB = [
     "experiment=small",
@@ -75,6 +76,7 @@ def test_old_run_evaluates_and_exports_through_the_command_line(old_run: Path) -
     scores = json.loads(evaluated.printed)["test_sets"]["test"]
     assert scores["bleu"] == pytest.approx(1.3062713160525186, abs=0.3)
     assert scores["chrf"] == pytest.approx(13.053170136478215, abs=0.3)
+    assert RunDir(old_run).read_results().test_sets["test"].chrf_plus_plus is None, "its own scores have none"
 
     pytest.importorskip("ctranslate2")
     exported = typed_in_a_child("export", "run_dir=old_run", "to=ctranslate2", "output=out", cwd=old_run.parent)

@@ -48,6 +48,7 @@ from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
+    BleuTokenizer,
     DataConfig,
     ExtraConfig,
     Format,
@@ -63,7 +64,7 @@ from transformer.decoding.batches import Batches
 from transformer.decoding.search import Hypothesis
 from transformer.decoding.translate_stream import run as translate
 from transformer.errors import CheckpointError, InputError, Stopped
-from transformer.evaluation.sets import evaluate
+from transformer.evaluation.sets import evaluate, format_results
 from transformer.records import Progress, Validation
 from transformer.run_dir import RunDir
 from transformer.tools.search_settings import sweep
@@ -246,6 +247,43 @@ def test_train_scores_in_the_target_language(tmp_path: Path, monkeypatch: pytest
     for scores in results["test_sets"].values():
         assert scores["bleu"] == pytest.approx(100.0)
         assert "|tok:zh|" in scores["bleu_signature"]
+
+
+def test_train_scores_each_test_set_in_its_own_language(corpus: DataConfig, tmp_path: Path) -> None:
+    """A finished run is scored again where that changes how BLEU cuts a set into words, and only there."""
+
+    def cut(**languages: str) -> dict[str, str]:
+        test = {name: replace(pair, tgt_lang=languages.get(name)) for name, pair in corpus.test.items()}
+        scores = results_of(run(tiny_job(tmp_path / "a", replace(corpus, test=test), max_steps=1)))["test_sets"]
+        return {name: re.findall(r"tok:([^|]*)", of["bleu_signature"])[0] for name, of in scores.items()}
+
+    assert cut(other="zh") == {"test": "13a", "other": "zh"}
+    before = (tmp_path / "a" / "results.json").stat().st_mtime_ns
+    assert cut(other="zho", test="fr") == {"test": "13a", "other": "zh"}
+    assert (tmp_path / "a" / "results.json").stat().st_mtime_ns == before
+    assert cut() == {"test": "13a", "other": "13a"}
+
+
+def test_train_scores_with_the_tokenizer_of_the_run(corpus: DataConfig, tmp_path: Path) -> None:
+    """In validation, in the results, and in what is computed from the run later."""
+    job = tiny_job(tmp_path / "a", replace(corpus, bleu_tokenize=BleuTokenizer["char"]), max_steps=1)
+    results = results_of(run(job))
+    hypotheses, references = (lines_of(tmp_path / "a" / "hypotheses" / f"other.{kind}") for kind in ("hyp", "ref"))
+    expected = sacrebleu.BLEU(tokenize="char").corpus_score(hypotheses, [references]).score
+    assert results["test_sets"]["other"]["bleu"] == pytest.approx(expected, abs=1e-9)
+    evaluated = evaluate(EvaluateJob(run_dir=job.run_dir, threads=1))
+    assert "|tok:char|" in evaluated.test_sets["other"].bleu_signature
+    printed = format_results(tmp_path / "a", evaluated)
+    assert printed.count("|tok:char|") == 1, "both sets are scored alike"
+    again = evaluate(EvaluateJob(run_dir=job.run_dir, threads=1, bleu_tokenize=BleuTokenizer["intl"]))
+    assert "|tok:intl|" in again.test_sets["other"].bleu_signature
+
+
+def test_train_refuses_a_test_set_that_cannot_be_scored_before_it_begins(corpus: DataConfig, tmp_path: Path) -> None:
+    test = {"other": replace(corpus.test["other"], tgt_lang="chinese")}
+    with pytest.raises(InputError, match=r"^data\.test\.other\.tgt_lang=chinese: not a code of ISO 639"):
+        run(tiny_job(tmp_path / "a", replace(corpus, test=test), max_steps=1))
+    assert not (tmp_path / "a").exists()
 
 
 def test_train_writes_what_one_step_computes(corpus: DataConfig, tmp_path: Path) -> None:
@@ -436,7 +474,7 @@ def test_train_prints_the_results_of_a_finished_run_again(
     run_command("train", job)
     printed = capsys.readouterr().out
     results = results_of(finished)
-    assert re.findall(r"^(\w+) +BLEU ([0-9.]+), chrF ([0-9.]+)$", printed, re.MULTILINE) == [
+    assert re.findall(r"^(\w+) +BLEU ([0-9.]+), chrF ([0-9.]+), chrF\+\+ [0-9.]+$", printed, re.MULTILINE) == [
         (name, f"{scores['bleu']:.2f}", f"{scores['chrf']:.2f}") for name, scores in results["test_sets"].items()
     ]
     assert f"\n  BLEU: {results['test_sets']['test']['bleu_signature']}\n" in printed
@@ -968,13 +1006,14 @@ def test_train_without_a_test_set_scores_the_average_on_the_dev_set(
     assert dev["bleu"] == sacrebleu.corpus_bleu(translations, [lines_of(corpus.dev.tgt)], force=True).score
     best = results["validations"][0]
     assert capsys.readouterr().out.splitlines() == [
-        f"dev  BLEU {dev['bleu']:.2f}, chrF {dev['chrf']:.2f}",
+        f"dev  BLEU {dev['bleu']:.2f}, chrF {dev['chrf']:.2f}, chrF++ {dev['chrf_plus_plus']:.2f}",
         f"  model: {tmp_path / 'a'}, mean of steps 4, seed 1, data {results['data_digest'][:12]}",
         "  search: beam 4, alpha 0.6, source + 4 at most",
         f"  best validation: step 4, greedy BLEU {best['bleu']:.2f}, chrF {best['chrf']:.2f}",
         "  there is no test set (data.test.NAME.src, data.test.NAME.tgt)",
         f"  BLEU: {dev['bleu_signature']}",
         f"  chrF: {dev['chrf_signature']}",
+        f"  chrF++: {dev['chrf_plus_plus_signature']}",
     ]
 
     # Another text of the dev set is scored anew, though nothing is left to train.
@@ -1024,7 +1063,7 @@ def test_commands_work_on_a_run_that_was_moved_without_its_text(
     assert typed_in_a_child("translate", *settings, cwd=empty_folder, text=source).printed == expected
     printed = typed_in_a_child("evaluate", *settings, cwd=empty_folder).printed
     for name, scores in results["test_sets"].items():
-        assert f"{name:<5}  BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}\n" in printed
+        assert f"{name:<5}  BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}, " in printed
     assert f"  BLEU: {results['test_sets']['test']['bleu_signature']}\n" in printed
 
 

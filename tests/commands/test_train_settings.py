@@ -31,6 +31,7 @@ from support.resumed_runs import stop_at, with_value
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     Activation,
+    BleuTokenizer,
     DataConfig,
     Decay,
     Norm,
@@ -129,25 +130,21 @@ FREE = {
     *("data.root", "data.store_dir", "train.max_steps", "train.log_every", "train.save_every"),
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
     *("train.average", "train.samples", "train.prefetch", "train.proof", "train.profile"),
-    "data.dev.tag",
+    *("data.dev.tag", "data.train.tgt_lang", "data.dev.tgt_lang"),
 }
 NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
 NOTED |= {"train.kernels"}
 PARTS = ("src", "tgt", "dataset", "subset", "split")
 FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
-NOT_HERE = {
-    "search.engine",
-    "search.engine_type",
-    "tokenizer.model",
-    "train.fit_memory",
-    "data.test.test.tag",
-    "data.test.other.tag",
-}  # tests of their own
+NOT_HERE = {"search.engine", "search.engine_type", "tokenizer.model", "train.fit_memory"}  # tests of their own
+NOT_HERE |= {f"data.test.{name}.{key}" for name in ("test", "other") for key in ("tag", "tgt_lang")}
 CHOSEN = {  # where twice or half would be no value, or takes time
     "model.n_decoder_layers": 2,
     "model.d_k": 8,
     "model.d_v": 8,
     **{f"data.{pair}.tag": "<x>" for pair in ("train", "dev")},
+    **{f"data.{pair}.tgt_lang": "fr" for pair in ("train", "dev")},
+    "data.bleu_tokenize": BleuTokenizer["intl"],
     "data.store_dir": "",
     "data.temperature": 2.0,
     "tokenizer.character_coverage": 0.99,

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import random
+import re
 import shutil
 import threading
 from collections import Counter
@@ -701,12 +702,13 @@ def test_evaluate_scores_the_run_s_sets(run_dir: Path) -> None:
     assert results.search == SEARCH
     news, talks = results.test_sets["news"], results.test_sets["talks"]
     assert format_results(run_dir, results).splitlines() == [
-        f"news   BLEU {news.bleu:.2f}, chrF {news.chrf:.2f}",
-        f"talks  BLEU {talks.bleu:.2f}, chrF {talks.chrf:.2f}",
+        f"news   BLEU {news.bleu:.2f}, chrF {news.chrf:.2f}, chrF++ {news.chrf_plus_plus:.2f}",
+        f"talks  BLEU {talks.bleu:.2f}, chrF {talks.chrf:.2f}, chrF++ {talks.chrf_plus_plus:.2f}",
         f"  model: {run_dir}, mean of steps 20, 30, seed 1, data unknown",
         "  search: beam 4, alpha 0.6, source + 8 at most",
         f"  BLEU: {news.bleu_signature}",
         f"  chrF: {news.chrf_signature}",
+        f"  chrF++: {news.chrf_plus_plus_signature}",
     ]
     assert not list((run_dir / "hypotheses").glob("*.hyp"))
 
@@ -724,11 +726,27 @@ def test_evaluate_scores_as_it_is_told(run_dir: Path) -> None:
         evaluate(evaluation(run_dir, data=ScoredText(tgt_lang="chinese")))
 
 
+def test_evaluate_scores_each_set_in_its_own_language(run_dir: Path, tmp_path: Path) -> None:
+    """What is said of a set counts before what is said of all; and each signature says of which sets it is."""
+    for name in ("src", "tgt"):
+        (tmp_path / name).write_text("今天天气很好。\n", encoding="utf-8")
+    files = str(tmp_path / "src"), str(tmp_path / "tgt")
+    sets = {"one": PairConfig(*files), "two": PairConfig(*files, tgt_lang="zh"), "three": PairConfig(*files)}
+    results = evaluate(evaluation(run_dir, test=sets, data=ScoredText(tgt_lang="fr")))
+    tokenizers = [re.findall(r"tok:(\w+)", scores.bleu_signature)[0] for scores in results.test_sets.values()]
+    assert tokenizers == ["13a", "zh", "13a"]
+    printed = format_results(run_dir, results)
+    assert f"\n  one, three: BLEU: {results.test_sets['one'].bleu_signature}\n" in printed
+    assert f"\n  two: BLEU: {results.test_sets['two'].bleu_signature}\n" in printed
+    assert f"\n  chrF: {results.test_sets['two'].chrf_signature}\n" in printed
+
+
 def test_evaluate_prints_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_command("evaluate", evaluation(run_dir, format=Format.json))
     found = json.loads(capsys.readouterr().out)
     assert list(found["test_sets"]) == ["news", "talks"]
-    assert list(found["test_sets"]["news"]) == ["bleu", "bleu_signature", "chrf", "chrf_signature"]
+    names = ("bleu", "chrf", "chrf_plus_plus")
+    assert list(found["test_sets"]["news"]) == [key for name in names for key in (name, f"{name}_signature")]
     assert (found["averaged"], found["search"]["beam_size"]) == ([20, 30], 4)
 
 
@@ -777,7 +795,12 @@ def test_evaluate_refuses_tokenised_translations(
     with pytest.raises(InputError, match="the hypotheses are tokenised"):
         evaluate(evaluation(run_dir, test={"mine": pair}))
     pairs = {"mine": [("a dog", "a dog."), ("a cat", "a cat.")]}
-    assert evaluate_sets(RunDir(tmp_path), translator, pairs, scorer=partial(measure, tgt_lang="de"))["mine"].chrf > 0
+    assert (
+        evaluate_sets(RunDir(tmp_path), translator, pairs, scorers={"mine": partial(measure, tgt_lang="de")})[
+            "mine"
+        ].chrf
+        > 0
+    )
     assert (tmp_path / "hypotheses/mine.hyp").read_bytes() == b"a dog .\na cat .\n"
 
 
@@ -790,7 +813,7 @@ def test_evaluate_sets_scores_what_was_written(translator: Translator, tmp_path:
     echo = Translator(translator.tokenizer, Echo(of.models, of.ready, of.search, of.device, of.precision))
     own = RunDir(tmp_path)
     write_sets(own, {"same": [(text, text) for text in sentences(20)]})
-    scores = evaluate_sets(own, echo, read_sets(own), scorer=partial(score, tgt_lang="en"))
+    scores = evaluate_sets(own, echo, read_sets(own), scorers={"same": partial(score, tgt_lang="en")})
     assert scores["same"].bleu == pytest.approx(100)
     found = [(tmp_path / "hypotheses" / f"same.{kind}").read_bytes() for kind in ("src", "ref", "hyp")]
     assert found[0] == found[1] == found[2]

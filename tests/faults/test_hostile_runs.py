@@ -332,7 +332,11 @@ def document(kind: type) -> dict[str, Any]:
         "plan_version": 1,
     }
     search = to_json(SearchConfig())
-    scores = {"bleu": 1.0, "bleu_signature": "s", "chrf": 2.0, "chrf_signature": "s"}
+    scores = {
+        f"{name}{part}": value
+        for name in ("bleu", "chrf", "chrf_plus_plus")
+        for part, value in (("", 1.0), ("_signature", "s"))
+    }
     resolved = {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 300, "layout": "packed"}
     documents: dict[type, dict[str, Any]] = {
         CheckpointState: {"vocab_size": 60, "data_digest": "d" * 64, "averaged": [2, 4], "training": training},

@@ -156,7 +156,7 @@ def test_from_json_takes_the_default_of_a_missing_key() -> None:
 def test_to_json_names_choices_and_keeps_nesting() -> None:
     data = to_json(SummaryJob(format=Format.json, model=ModelConfig(norm=Norm.pre)))
     assert (data["format"], data["model"]["norm"]) == ("json", "pre")
-    nothing = {"src": "", "tgt": "", "dataset": None, "subset": None, "split": None, "tag": None}
+    nothing = {"src": "", "tgt": "", "dataset": None, "subset": None, "split": None, "tag": None, "tgt_lang": None}
     assert (data["data"]["train"], data["data"]["test"]) == (nothing, {})
 
 
@@ -309,30 +309,35 @@ ON_RESUME = {
     "model.tie_embeddings": "r",
     "data.src_lang": "r",
     "data.tgt_lang": "r",
+    "data.bleu_tokenize": "r",
     "data.root": "a",
     "data.train.src": "a",
     "data.train.tgt": "a",
     "data.train.dataset": "a",
     "data.train.subset": "a",
     "data.train.split": "a",
+    "data.train.tgt_lang": "a",
     "data.train.tag": "r",
     "data.dev.src": "a",
     "data.dev.tgt": "a",
     "data.dev.dataset": "a",
     "data.dev.subset": "a",
     "data.dev.split": "a",
+    "data.dev.tgt_lang": "a",
     "data.dev.tag": "r",  # but see test_tags
     "data.test.NAME.src": "a",
     "data.test.NAME.tgt": "a",
     "data.test.NAME.dataset": "a",
     "data.test.NAME.subset": "a",
     "data.test.NAME.split": "a",
+    "data.test.NAME.tgt_lang": "a",
     "data.test.NAME.tag": "r",  # the same
     "data.extra.NAME.src": "a",
     "data.extra.NAME.tgt": "a",
     "data.extra.NAME.dataset": "a",
     "data.extra.NAME.subset": "a",
     "data.extra.NAME.split": "a",
+    "data.extra.NAME.tgt_lang": "a",
     "data.extra.NAME.tag": "r",
     "data.extra.NAME.weight": "r",
     "data.temperature": "r",

@@ -71,7 +71,7 @@ def test_split_hyphens_as_the_perl_line_does(text: str, split: str) -> None:
 def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
     """Tokens: Ein schwarz ##AT##-##AT## weiß ##AT##-##AT## er Hund läuft . of 9; `Der` is wrong."""
     hypotheses, references = ["Der schwarz-weiß-er Hund läuft."], ["Ein schwarz-weiß-er Hund läuft."]
-    both = choose_scorer(tgt_lang="deu", lowercase=False, paper_bleu=True)(hypotheses, references)
+    both = choose_scorer(tgt_lang="deu", tokenize=None, lowercase=False, paper_bleu=True)(hypotheses, references)
     assert isinstance(both, PaperScores)
     plain = score(hypotheses, references, tgt_lang="de")
     assert (both.bleu, both.bleu_signature, both.chrf) == (plain.bleu, plain.bleu_signature, plain.chrf)
@@ -87,7 +87,7 @@ def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
 def test_split_hyphens_raise_a_real_score() -> None:
     """By about as much as papers say, 0.7 to 1.0: on newstest2021."""
     hypotheses, references = (lines(DATA / "wmt21_en_de" / name) for name in ("hyp.Online-G.de", "ref.A.de"))
-    both = choose_scorer(tgt_lang="de", lowercase=False, paper_bleu=True)(hypotheses, references)
+    both = choose_scorer(tgt_lang="de", tokenize=None, lowercase=False, paper_bleu=True)(hypotheses, references)
     assert isinstance(both, PaperScores)
     assert both.bleu == pytest.approx(27.0781, abs=1e-4)
     assert 0.3 < both.paper_bleu - both.bleu < 1.5
@@ -96,11 +96,11 @@ def test_split_hyphens_raise_a_real_score() -> None:
 def test_choose_scorer_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(InputError, match=r"^paper_bleu needs Moses' tokenizer: pip install 'transformer-mt\[moses\]'$"):
-        choose_scorer(tgt_lang="de", lowercase=False, paper_bleu=True)
-    assert type(choose_scorer(tgt_lang="de", lowercase=False, paper_bleu=False)(["a"], ["a"])) is Scores
+        choose_scorer(tgt_lang="de", tokenize=None, lowercase=False, paper_bleu=True)
+    assert type(choose_scorer(tgt_lang="de", tokenize=None, lowercase=False, paper_bleu=False)(["a"], ["a"])) is Scores
 
 
 @pytest.mark.parametrize("language", ["zh", "yue"])
 def test_choose_scorer_refuses_languages_without_spaces(language: str) -> None:
     with pytest.raises(InputError, match="paper_bleu: Moses does not cut zh into words"):
-        choose_scorer(tgt_lang=language, lowercase=False, paper_bleu=True)
+        choose_scorer(tgt_lang=language, tokenize=None, lowercase=False, paper_bleu=True)

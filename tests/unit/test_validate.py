@@ -78,6 +78,7 @@ def test_validate_scores_cased_text(answers: list[str], bleu: float) -> None:
         step=7,
         max_tokens=100,
         tgt_lang="de",
+        tokenize=None,
         check=lambda: None,
     )
     assert hypotheses == answers
@@ -112,6 +113,7 @@ def test_validate_on_three_ranks_is_that_of_one(tmp_path: Path) -> None:
             step=7,
             max_tokens=60,
             tgt_lang="de",
+            tokenize=None,
             check=lambda: None,
         )
 

@@ -12,6 +12,7 @@ from transformer.config.primitives import made_again
 from transformer.config.settings import (
     MOST_BEAM,
     Algorithm,
+    BleuTokenizer,
     DataConfig,
     Device,
     Engine,
@@ -239,6 +240,9 @@ class EvaluateJob(DecodeJob):
     )
     references: list[str] = option([], "their references: a file, or several as [A,B]")
     data: ScoredText = field(default_factory=ScoredText)
+    bleu_tokenize: BleuTokenizer | None = option(
+        None, "how BLEU splits text into words, by sacreBLEU's names (null: as the run, else by the language)"
+    )
     lowercase: bool = option(False, "score without regard to case")
     paper_bleu: bool = option(
         False, "also print BLEU as papers count it: Moses' tokens, words split at hyphens, not smoothed"

@@ -93,7 +93,8 @@ def _meaning(kind: Any, meaning: str) -> str:
 
 def choices_of(kind: Any) -> list[str]:
     """The names that a key of this type is a choice between; none if it is of another kind."""
-    return list(kind.__members__) if isinstance(kind, type) and issubclass(kind, Enum) else []
+    choices = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Enum)]
+    return list(choices[0].__members__) if choices else []
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

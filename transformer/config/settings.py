@@ -177,6 +177,10 @@ class Quantization(Enum):
     bfloat16 = "bfloat16"
 
 
+# How BLEU cuts text into words, by sacreBLEU's names; a class statement could not spell them.
+BleuTokenizer = Enum("BleuTokenizer", ["13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores200", "spm"])
+
+
 class Format(Enum):
     """How a command prints its result."""
 
@@ -369,6 +373,11 @@ class PairConfig:
     )
     split: str | None = option(None, "split of a hub data set, such as train", on_resume=OnResume.allow)
     tag: str | None = option(None, "a word in front of each source, such as <bt> or <2de> (null: none)")
+    tgt_lang: str | None = option(
+        None,
+        "language of the targets, where it is not that of the run: it decides how a set is scored (null: the run's)",
+        on_resume=OnResume.allow,
+    )
 
     @property
     def title(self) -> str:
@@ -407,6 +416,9 @@ class DataConfig:
 
     src_lang: str = option("en", "source language, an ISO 639 code")
     tgt_lang: str = option("de", "target language, an ISO 639 code: it decides how scores split text into words")
+    bleu_tokenize: BleuTokenizer | None = option(
+        None, "how BLEU splits text into words, by sacreBLEU's names (null: by the language; 13a for most)"
+    )
     root: str = option(
         "data", "folder of corpora, or hub data set, that the experiments read from", on_resume=OnResume.allow
     )
@@ -435,10 +447,9 @@ class DataConfig:
             require(0.0 < extra.weight <= 1000.0, f"data.extra.{name}.weight={extra.weight} must be in (0, 1000]")
         at_least(self, "data.", 1, "temperature")
         at_most(self, "data.", 100, "temperature")
-        for name in ("src_lang", "tgt_lang"):
-            language = getattr(self, name)
+        for key, language in {"src_lang": self.src_lang, **self.tgt_langs()}.items():
             is_bool = language in ("True", "False")  # Norwegian is `no`
-            require(not is_bool, f"data.{name}={language}: quote it, YAML takes a bare no for false")
+            require(not is_bool, f"data.{key}={language}: quote it, YAML takes a bare no for false")
 
     def sets(self) -> dict[str, PairConfig]:
         """Every set of pairs by its key below `data`, the small ones first."""
@@ -447,6 +458,20 @@ class DataConfig:
         sets |= {"train": self.train}
         sets |= {f"extra.{name}": pair for name, pair in self.extra.items()}
         return sets
+
+    def tgt_langs(self) -> dict[str, str]:
+        """Every target language that is set, by its key below `data`."""
+        of_sets = {f"{name}.tgt_lang": pair.tgt_lang for name, pair in self.sets().items()}
+        return {"tgt_lang": self.tgt_lang, **{key: language for key, language in of_sets.items() if language}}
+
+    def languages_of(self, name: str) -> tuple[str, str]:
+        """Source and target language of a set, by its key below `data`."""
+        pair = self.sets().get(name)
+        return self.src_lang, (pair.tgt_lang if pair is not None else None) or self.tgt_lang
+
+    def tgt_lang_of(self, name: str) -> str:
+        """The target language of a set that the run keeps: `dev`, or a test set by its name."""
+        return self.languages_of(name if name == "dev" else f"test.{name}")[1]
 
     def required_tags(self) -> list[str]:
         """The tags of the training sets; none where one of them has no tag, as beside text that was translated back."""

@@ -240,7 +240,8 @@ def prepare(job: TrainJob) -> Prepared:
     """
     # Refuse what is cheap to refuse.
     began = time.monotonic()
-    language_of(job.data.tgt_lang, "data.tgt_lang")
+    for key, language in job.data.tgt_langs().items():
+        language_of(language, f"data.{key}")
     store_dir = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
     mixture_weights = _configured_weights(job.data)
     tokenizer_model = _given_tokenizer(job)
@@ -325,7 +326,7 @@ def configured_sets(data: DataConfig) -> dict[str, PairConfig]:
 
 def _open_set(pair: PairConfig, name: str, data: DataConfig, *, store_dir: Path, is_training: bool) -> _TextSet:
     key = f"data.{name}"
-    source = resolve_source(pair, key, languages=(data.src_lang, data.tgt_lang), store_dir=store_dir)
+    source = resolve_source(pair, key, languages=data.languages_of(name), store_dir=store_dir)
     files = {part: _describe(path, key) for part, path in source.files.items()}
     left_out = Counter[str]()
     pairs = None if is_training else source.load(key, left_out)

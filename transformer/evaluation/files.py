@@ -18,7 +18,12 @@ def score_files(job: EvaluateJob) -> Scores:
 
     Raises InputError where a file cannot be read, has another number of lines, or cannot be scored fairly.
     """
-    scorer = choose_scorer(tgt_lang=str(job.data.tgt_lang), lowercase=job.lowercase, paper_bleu=job.paper_bleu)
+    scorer = choose_scorer(
+        tgt_lang=str(job.data.tgt_lang),
+        tokenize=job.bleu_tokenize,
+        lowercase=job.lowercase,
+        paper_bleu=job.paper_bleu,
+    )
 
     hypotheses_file = str(job.hypotheses)
     hypotheses, *references = read_parallel([hypotheses_file, *job.references])

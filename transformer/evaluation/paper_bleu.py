@@ -13,6 +13,7 @@ from importlib.metadata import version
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 
 from transformer.config.languages import language_of
+from transformer.config.settings import BleuTokenizer
 from transformer.errors import InputError
 from transformer.evaluation.score import Scorer, check_language, score
 from transformer.records import PaperScores
@@ -20,29 +21,31 @@ from transformer.records import PaperScores
 _HYPHEN = re.compile(rb"(\S)-(\S)")  # of bytes, as Perl reads its input: a letter of two of them is two
 
 
-def choose_scorer(*, tgt_lang: str, lowercase: bool, paper_bleu: bool) -> Scorer:
+def choose_scorer(*, tgt_lang: str, tokenize: BleuTokenizer | None, lowercase: bool, paper_bleu: bool) -> Scorer:
     """`score` for a language, with the papers' BLEU beside it if `paper_bleu` asks for that.
 
     Raises InputError at once for a language that cannot be scored, or whose tokenizer is not installed.
     """
-    check_language(tgt_lang)
+    check_language(tgt_lang, tokenize=tokenize)
+    scorer = partial(score, tgt_lang=tgt_lang, tokenize=tokenize, lowercase=lowercase)
     if not paper_bleu:
-        return partial(score, tgt_lang=tgt_lang, lowercase=lowercase)
+        return scorer
 
     language = language_of(tgt_lang, "data.tgt_lang")
     tokenise = _load_moses(language)
-    return partial(_score_both, language=language, lowercase=lowercase, tokenise=tokenise)
+    return partial(_score_both, scorer=scorer, language=language, lowercase=lowercase, tokenise=tokenise)
 
 
 def _score_both(
     hypotheses: Sequence[str],
     *references: Sequence[str],
+    scorer: Scorer,
     language: str,
     lowercase: bool,
     tokenise: Callable[[str], str],
 ) -> PaperScores:
     """Both BLEUs of the same texts, each with its signature."""
-    scores = score(hypotheses, *references, tgt_lang=language, lowercase=lowercase)
+    scores = scorer(hypotheses, *references)
 
     # The same texts as papers tokenise them.
     tokenised = [[split_hyphens(tokenise(text)) for text in texts] for texts in (hypotheses, *references)]
@@ -50,10 +53,7 @@ def _score_both(
     tokens = f"moses-{language}+hyphens-split|sacremoses:{version('sacremoses')}"
 
     return PaperScores(
-        bleu=scores.bleu,
-        bleu_signature=scores.bleu_signature,
-        chrf=scores.chrf,
-        chrf_signature=scores.chrf_signature,
+        **vars(scores),
         paper_bleu=paper.score,
         paper_bleu_signature=signature.replace("tok:none", f"tok:{tokens}"),
     )

@@ -74,9 +74,16 @@ def evaluate(job: EvaluateJob) -> Evaluation:
     recipe = checkpoint.settings("train", TrainConfig)
 
     # What can be wrong with the scorer and the sets is found before anything is translated.
-    tgt_lang = job.data.tgt_lang or data.tgt_lang
-    scorer = choose_scorer(tgt_lang=tgt_lang, lowercase=job.lowercase, paper_bleu=job.paper_bleu)
-    sets = _sets_of(job, run, languages=(data.src_lang, tgt_lang))
+    sets = _sets_of(job, run, data)
+    scorers = {
+        name: choose_scorer(
+            tgt_lang=_tgt_lang(job, data, name),
+            tokenize=job.bleu_tokenize or data.bleu_tokenize,
+            lowercase=job.lowercase,
+            paper_bleu=job.paper_bleu,
+        )
+        for name in sets
+    }
 
     torch.set_num_threads(resolve_threads(job.threads))
     translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
@@ -90,7 +97,7 @@ def evaluate(job: EvaluateJob) -> Evaluation:
         warn_of_missing_tag(texts, translator.tags, first_line=1, key=f"test.{name}.tag")
     state = checkpoint.run_state()
     return Evaluation(
-        test_sets={name: scores for name, scores, _ in score_sets(translator, sets, scorer=scorer)},
+        test_sets={name: scores for name, scores, _ in score_sets(translator, sets, scorers=scorers)},
         checkpoint=checkpoint.path.name,
         averaged=state.averaged,
         steps=checkpoint.step,
@@ -101,10 +108,17 @@ def evaluate(job: EvaluateJob) -> Evaluation:
     )
 
 
-def _sets_of(job: EvaluateJob, run: RunDir, *, languages: tuple[str, str]) -> Sets:
+def _tgt_lang(job: EvaluateJob, data: DataConfig, name: str) -> str:
+    """The language of a set: what the job says of the set, or of all text; else what the run says."""
+    if name in job.test:
+        return job.test[name].tgt_lang or job.data.tgt_lang or data.tgt_lang
+    return job.data.tgt_lang or data.tgt_lang_of(name)
+
+
+def _sets_of(job: EvaluateJob, run: RunDir, data: DataConfig) -> Sets:
     """The sets that the job names, else those that the run keeps."""
     if job.test:
-        return _given_sets(job, languages=languages)
+        return _given_sets(job, data)
 
     kept = read_sets(run)
     check_kept(run, kept)
@@ -113,11 +127,12 @@ def _sets_of(job: EvaluateJob, run: RunDir, *, languages: tuple[str, str]) -> Se
     return kept
 
 
-def _given_sets(job: EvaluateJob, *, languages: tuple[str, str]) -> Sets:
+def _given_sets(job: EvaluateJob, data: DataConfig) -> Sets:
     """The sets that the job names."""
     store_dir = store_beside(job.run_dir) if job.store_dir is None else Path(job.store_dir)
     given = {}
     for name, pair in job.test.items():
+        languages = (data.src_lang, _tgt_lang(job, data, name))
         source = resolve_source(pair, f"test.{name}", languages=languages, store_dir=store_dir)
         given[name] = source.load(f"test.{name}")
     return given
@@ -139,26 +154,30 @@ def check_kept(run: RunDir, kept: Sets) -> None:
 # ---- translating and scoring ----------------------------------------------------------------------------------------
 
 
-def evaluate_sets(run: RunDir, translator: Translator, sets: Sets, *, scorer: Scorer) -> dict[str, Scores]:
+def evaluate_sets(
+    run: RunDir, translator: Translator, sets: Sets, *, scorers: Mapping[str, Scorer]
+) -> dict[str, Scores]:
     """Translate and score each set at the end of a training, and keep the translations as NAME.hyp."""
     run.check_folders()
     scores_by_name = {}
-    for name, scores, hypotheses in score_sets(translator, sets, scorer=scorer):
+    for name, scores, hypotheses in score_sets(translator, sets, scorers=scorers):
         _write_lines(run.text(name, HYPOTHESIS), hypotheses)
         scores_by_name[name] = scores
     return scores_by_name
 
 
-def score_sets(translator: Translator, sets: Sets, *, scorer: Scorer) -> Iterator[tuple[str, Scores, list[str]]]:
+def score_sets(
+    translator: Translator, sets: Sets, *, scorers: Mapping[str, Scorer]
+) -> Iterator[tuple[str, Scores, list[str]]]:
     """Translate each set and score it: its name, its scores and its translations.
 
-    `scorer` is `score` for a language, which refuses text that cannot be compared fairly; or, at the end of a training,
-    `measure`: a doubt about the text must not cost a run its results.
+    A scorer is `score` for the language of its set, which refuses text that cannot be compared fairly; or, at the end
+    of a training, `measure`: a doubt about the text must not cost a run its results.
     """
     for name, pairs in sets.items():
         trim_heap()  # of what a training, or the set before, has left
         hypotheses = translator.translate([source for source, _ in pairs])
-        yield name, scorer(hypotheses, [reference for _, reference in pairs]), hypotheses
+        yield name, scorers[name](hypotheses, [reference for _, reference in pairs]), hypotheses
 
 
 # ---- scores, for people ---------------------------------------------------------------------------------------------
@@ -186,10 +205,21 @@ def format_results(run_dir: Path, results: Results | Evaluation) -> str:
 
     width = max(map(len, sets), default=0)
     lines = [f"{name:<{width}}  {format_scores(scores)}" for name, scores in sets.items()]
-    for scores in list(sets.values())[:1]:  # all sets are scored alike
-        depends_on += format_signatures(scores)
+    depends_on += _format_signatures(sets)
     lines += [f"  {line}" for line in depends_on]
     return "".join(f"{printable(line)}\n" for line in lines)  # names and digests are what files say
+
+
+def _format_signatures(sets: Mapping[str, Scores]) -> list[str]:
+    """The signatures, each once; where sets are scored in different ways, each with the names of its sets."""
+    names_of: dict[str, list[str]] = {}
+    for name, scores in sets.items():
+        for signature in format_signatures(scores):
+            names_of.setdefault(signature, []).append(name)
+    return [
+        signature if len(names) == len(sets) else f"{', '.join(names)}: {signature}"
+        for signature, names in names_of.items()
+    ]
 
 
 def describe_origin(averaged: Sequence[int], *, steps: int, seed: int, data_digest: str) -> str:

@@ -8,8 +8,9 @@ Every beam size is tried with every length penalty (alpha), but decoded only onc
 import logging
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from transformer.data.corpus import Pair
 from transformer.decoding.loading import build_translator
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
-from transformer.evaluation.score import measure_bleu
+from transformer.evaluation.score import Bleu, measure_bleu
 from transformer.evaluation.sets import describe_origin, digest_sets, read_set
 from transformer.machine import resolve_threads
 from transformer.run_dir import DEV, SOURCE, RunDir
@@ -76,13 +77,18 @@ def sweep(job: EvaluateJob) -> Sweep:
     # The trials, one beam size after the other.
     beam_sizes = sorted(set(job.sweep.beam_size or [translator.search.beam_size]))
     alphas = sorted(set(job.sweep.length_penalty or [translator.search.length_penalty]))
-    tgt_lang = job.data.tgt_lang or data.tgt_lang
+    metric = partial(
+        measure_bleu,
+        tgt_lang=job.data.tgt_lang or data.tgt_lang_of(DEV),
+        tokenize=job.bleu_tokenize or data.bleu_tokenize,
+        lowercase=job.lowercase,
+    )
     trials: list[Trial] = []
     signature = ""
     for beam_size in beam_sizes:
         started = time.perf_counter()
         of_beam = translator.with_search(replace(translator.search, beam_size=beam_size))
-        trials_of_beam, signature = _try_alphas(of_beam, dev, alphas=alphas, tgt_lang=tgt_lang, lowercase=job.lowercase)
+        trials_of_beam, signature = _try_alphas(of_beam, dev, alphas=alphas, metric=metric)
         trials += trials_of_beam
         log.info("beam %d: %d dev sentences in %.1f s", beam_size, len(dev), time.perf_counter() - started)
 
@@ -125,7 +131,7 @@ def _read_dev(run: RunDir) -> list[Pair]:
 
 
 def _try_alphas(
-    translator: Translator, dev: Sequence[Pair], *, alphas: Sequence[float], tgt_lang: str, lowercase: bool
+    translator: Translator, dev: Sequence[Pair], *, alphas: Sequence[float], metric: Callable[..., Bleu]
 ) -> tuple[list[Trial], str]:
     """A trial for each alpha, and the signature of their BLEU."""
     sources = [source for source, _ in dev]
@@ -134,7 +140,7 @@ def _try_alphas(
     trials = []
     signature = ""
     for alpha, hypotheses in translator.translate_sweep(sources, alphas).items():
-        bleu = measure_bleu(hypotheses, references, tgt_lang=tgt_lang, lowercase=lowercase)
+        bleu = metric(hypotheses, references)
         trials.append(Trial(translator.search.beam_size, alpha, bleu=bleu.score, length_ratio=bleu.length_ratio))
         signature = bleu.signature  # the same for all
     return trials, signature

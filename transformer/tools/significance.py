@@ -25,6 +25,7 @@ from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
 from transformer.config.languages import language_of
+from transformer.config.settings import BleuTokenizer
 from transformer.errors import InputError
 from transformer.evaluation.score import bleu_metric
 
@@ -48,12 +49,14 @@ class Interval:
     signature: str
 
 
-def bootstrap_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str) -> Interval:
+def bootstrap_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str, tokenize: BleuTokenizer | None = None
+) -> Interval:
     """BLEU with a bootstrap interval (Koehn, 2004) by sacreBLEU, always from the same resamples.
 
     The interval is about the choice of the sentences alone: another seed of the training may differ by more.
     """
-    return _bootstrap(bleu_metric(tgt_lang, lowercase=False), hypotheses, [references])
+    return _bootstrap(bleu_metric(tgt_lang, tokenize=tokenize, lowercase=False), hypotheses, [references])
 
 
 def _bootstrap(bleu: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Interval:
@@ -108,26 +111,29 @@ class Metrics:
     """
 
     tgt_lang: str
+    tokenize: BleuTokenizer | None
     lowercase: bool
     bleu: Any  # sacreBLEU's BLEU; its `tokenizer` is set at run time
     chrf: CHRF
     ter: TER
 
     @classmethod
-    def of(cls, *, tgt_lang: str, lowercase: bool) -> "Metrics":
+    def of(cls, *, tgt_lang: str, tokenize: BleuTokenizer | None, lowercase: bool) -> "Metrics":
         """The metrics for a language. Raises InputError where sacreBLEU cannot score it."""
         has_no_spaces = language_of(tgt_lang, "data.tgt_lang") in ("zh", "ja")
         return cls(
             tgt_lang=tgt_lang,
+            tokenize=tokenize,
             lowercase=lowercase,
-            bleu=bleu_metric(tgt_lang, lowercase=lowercase),
+            bleu=bleu_metric(tgt_lang, tokenize=tokenize, lowercase=lowercase),
             chrf=CHRF(lowercase=lowercase),
             ter=_Ter(by_character=has_no_spaces),
         )
 
     def bleu_interval(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Interval:
         """BLEU with a bootstrap interval; by a metric of its own, whose signature then names the resamples."""
-        return _bootstrap(bleu_metric(self.tgt_lang, lowercase=self.lowercase), hypotheses, references)
+        metric = bleu_metric(self.tgt_lang, tokenize=self.tokenize, lowercase=self.lowercase)
+        return _bootstrap(metric, hypotheses, references)
 
 
 class _Ter(TER):

@@ -8,9 +8,9 @@ from transformer.config.settings import SearchOverride
 from transformer.cost import count_parameters
 from transformer.decoding.loading import build_translator
 from transformer.errors import CheckpointError
-from transformer.evaluation.score import measure
+from transformer.evaluation.score import bleu_metric, measure
 from transformer.evaluation.sets import digest_sets, evaluate_sets
-from transformer.records import Results
+from transformer.records import Results, Scores
 from transformer.run_dir import DEV
 from transformer.training.start import Run
 
@@ -31,7 +31,21 @@ def is_finished(run: Run) -> bool:
         and results.search == run.job.search
         and results.test_digest == digest_sets(run.test)
         and (results.dev is None or results.dev_digest == run.dev.digest)
+        and all(_has_words_of(run, name, scores) for name, scores in _scores_by_set(results).items())
     )
+
+
+def _scores_by_set(results: Results) -> dict[str, Scores]:
+    """The scores of the sets that the results are of."""
+    return results.test_sets if results.dev is None else {DEV: results.dev}
+
+
+def _has_words_of(run: Run, name: str, scores: Scores) -> bool:
+    """Whether BLEU cut this set into words as it would now: `data.test.NAME.tgt_lang` may have changed."""
+    data = run.job.data
+    metric = bleu_metric(data.tgt_lang_of(name), tokenize=data.bleu_tokenize, lowercase=False)
+    kind = str(metric.tokenizer_signature).partition("-mecab")[0]  # MeCab's version follows, which may be another now
+    return f"|tok:{kind}" in scores.bleu_signature
 
 
 def finish(run: Run) -> Results:
@@ -67,11 +81,14 @@ def _evaluate(run: Run) -> Results:
         device=run.resolved.device,
         precision=run.resolved.precision,
     )
-    scorer = partial(measure, tgt_lang=job.data.tgt_lang)
-    test_sets = evaluate_sets(run.directory, translator, run.test, scorer=scorer)
+    scorers = {
+        name: partial(measure, tgt_lang=job.data.tgt_lang_of(name), tokenize=job.data.bleu_tokenize)
+        for name in (*run.test, DEV)
+    }
+    test_sets = evaluate_sets(run.directory, translator, run.test, scorers=scorers)
     dev = None
     if not test_sets:
-        dev = evaluate_sets(run.directory, translator, {DEV: run.dev.pairs}, scorer=scorer)[DEV]
+        dev = evaluate_sets(run.directory, translator, {DEV: run.dev.pairs}, scorers=scorers)[DEV]
 
     return Results(
         test_sets=test_sets,

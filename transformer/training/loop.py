@@ -346,7 +346,8 @@ def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:
                 tokenizer=run.tokenizer,
                 step=run.progress.step,
                 max_tokens=run.resolved.max_tokens,
-                tgt_lang=job.data.tgt_lang,
+                tgt_lang=job.data.tgt_lang_of(DEV),
+                tokenize=job.data.bleu_tokenize,
                 check=signals.check,
             )
     except Interrupted:

@@ -30,7 +30,7 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.engine.make import check_engine
 from transformer.distributed import Wait, World, local_device
 from transformer.errors import CheckpointError, StorageError
-from transformer.evaluation.score import check_language
+from transformer.evaluation.score import check_scores
 from transformer.records import MemoryCheck, Progress, Proof, Resolved, TrainingRecord
 from transformer.run_dir import RunDir, list_steps, lock_run
 from transformer.tracking import log_to
@@ -79,7 +79,7 @@ def open_run(job: TrainJob, world: World) -> Iterator[Run]:
     Raises InputError, LockedError, StorageError and CheckpointError; the error of one rank ends all of them.
     """
     # Before any time is spent.
-    check_language(job.data.tgt_lang)
+    world.from_rank0(lambda: check_scores(job.data))  # which may fetch what a tokenizer needs
     if job.search.engine is Engine.ctranslate2:
         check_engine(job.model, job.search, resolve_device(job.train.device))
 

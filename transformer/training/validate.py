@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from transformer.compute import autocast
-from transformer.config.settings import Precision
+from transformer.config.settings import BleuTokenizer, Precision
 from transformer.data.batch import collate
 from transformer.data.corpus import Pair, is_blank
 from transformer.data.plan import split_step
@@ -21,7 +21,7 @@ from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.batches import Batches
 from transformer.distributed import World
-from transformer.evaluation.score import measure
+from transformer.evaluation.score import measure_bleu, measure_chrf
 from transformer.evaluation.sets import digest_sets
 from transformer.records import Validation
 from transformer.run_dir import DEV
@@ -78,6 +78,7 @@ def validate(
     step: int,
     max_tokens: int,
     tgt_lang: str,
+    tokenize: BleuTokenizer | None,
     check: Callable[[], None],
 ) -> tuple[Validation, list[str]]:
     """The validation of `step`, and the translations; each rank does its share, and all get the same.
@@ -94,8 +95,8 @@ def validate(
         check=check,
     )
     hypotheses = translate_dev(batches, dev, world, tokenizer=tokenizer, check=check)
-    scores = measure(hypotheses, dev.references, tgt_lang=tgt_lang)
-    return Validation(step, loss, nll, scores.bleu, scores.chrf), hypotheses
+    bleu = measure_bleu(hypotheses, dev.references, tgt_lang=tgt_lang, tokenize=tokenize)
+    return Validation(step, loss, nll, bleu.score, measure_chrf(hypotheses, dev.references)), hypotheses
 
 
 def translate_dev(

@@ -80,19 +80,24 @@ def compare(job: CompareJob) -> Comparison:
         material = read_files(job)
     else:
         check_systems(job.runs, "transformer compare runs/a runs/b")
-        material = read_runs(job.runs, tgt_lang=job.data.tgt_lang)
-    metrics = Metrics.of(tgt_lang=material.tgt_lang, lowercase=job.lowercase)
-    tokenise = word_splitter(metrics)
-    word_counts = None
-    if material.baseline is not None:
-        word_counts = count_training_words(material.baseline, tokenise)
+        material = read_runs(job.runs, tgt_lang=job.data.tgt_lang, tokenize=job.bleu_tokenize)
+    metrics_of = {
+        (tgt_lang, tokenize): Metrics.of(tgt_lang=tgt_lang, tokenize=tokenize, lowercase=job.lowercase)
+        for tgt_lang, tokenize in dict.fromkeys((texts.tgt_lang, texts.tokenize) for texts in material.sets.values())
+    }
+    counts_of: dict[str, WordCounts | None] = {}  # by tokenizer: the training text is read once for each
 
     # One test set after the other.
     test_sets = {}
     for name, texts in material.sets.items():
         log.info("%s: %d systems on %d sentences", name, len(texts.translations), len(texts.references[0]))
+        metrics = metrics_of[texts.tgt_lang, texts.tokenize]
+        tokenise = word_splitter(metrics)
+        tokenizer = str(metrics.bleu.tokenizer_signature)
+        if tokenizer not in counts_of and material.baseline is not None:
+            counts_of[tokenizer] = count_training_words(material.baseline, tokenise)
         test_sets[name] = _compare_set(
-            texts, metrics, tokenise=tokenise, word_counts=word_counts, most_changes=job.changed
+            texts, metrics, tokenise=tokenise, word_counts=counts_of.get(tokenizer), most_changes=job.changed
         )
 
     return Comparison(

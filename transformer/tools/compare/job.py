@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from transformer.config.jobs import Job, ScoredText
-from transformer.config.settings import Format, at_least, option, require
+from transformer.config.settings import BleuTokenizer, Format, at_least, option, require
 
 
 @dataclass
@@ -14,6 +14,9 @@ class CompareJob(Job):
     hypotheses: list[str] = option([], "instead of runs: files of translations, one a line, as [A,B]")
     references: list[str] = option([], "their references: a file, or several as [A,B]")
     data: ScoredText = field(default_factory=ScoredText)
+    bleu_tokenize: BleuTokenizer | None = option(
+        None, "how BLEU splits text into words, by sacreBLEU's names (null: as the first run, else by the language)"
+    )
     lowercase: bool = option(False, "score without regard to case")
     changed: int = option(5, "show this many of the sentences whose translations changed most")
     format: Format = option(Format.text, "text (Markdown) for people, or JSON for programs")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer.config.settings import TAG
+from transformer.config.settings import TAG, BleuTokenizer
 from transformer.data.corpus import Pair, is_blank
 from transformer.errors import InputError
 from transformer.evaluation.files import read_parallel
@@ -23,14 +23,15 @@ class Texts:
     sources: list[str] | None
     references: list[list[str]]  # one list, or several where each sentence has several references
     translations: dict[str, list[str]]
+    tgt_lang: str
+    tokenize: BleuTokenizer | None  # how BLEU cuts it into words; None: by the language
 
 
 @dataclass(frozen=True)
 class Material:
-    """All that is compared, and in which language it is."""
+    """All that is compared."""
 
     sets: dict[str, Texts]
-    tgt_lang: str
     baseline: RunDir | None  # None where files are compared
     notes: list[str]
 
@@ -52,20 +53,26 @@ def read_files(job: CompareJob) -> Material:
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
 
-    texts = Texts(sources=None, references=references, translations=translations)
+    texts = Texts(
+        sources=None,
+        references=references,
+        translations=translations,
+        tgt_lang=str(job.data.tgt_lang),
+        tokenize=job.bleu_tokenize,
+    )
     return Material(
         sets={", ".join(job.references): texts},
-        tgt_lang=str(job.data.tgt_lang),
         baseline=None,
         notes=[],
     )
 
 
-def read_runs(names: Sequence[str], *, tgt_lang: str | None) -> Material:
+def read_runs(names: Sequence[str], *, tgt_lang: str | None, tokenize: BleuTokenizer | None) -> Material:
     """The test sets that all of these run directories were scored on, with their translations.
 
-    `tgt_lang` is the language of the text; None: that of the first run. Raises InputError where a run is not finished,
-    or the runs cannot be compared fairly; CheckpointError where one is damaged.
+    `tgt_lang` is the language of the text, and `tokenize` how BLEU cuts it into words; None: as for the first run.
+    Raises InputError where a run is not finished, or the runs cannot be compared fairly; CheckpointError where one is
+    damaged.
     """
     runs = {name: RunDir(Path(name)) for name in names}
     results = {name: _read_results(run) for name, run in runs.items()}
@@ -78,6 +85,7 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None) -> Material:
 
     # Their text. It must be the same in all runs, and the one that the results are about.
     kept = {name: _read_kept(run, results[name]) for name, run in runs.items()}
+    data = runs[baseline].read_record().config.data
     sets = {}
     for test_set in shared:
         pairs = kept[baseline][test_set]
@@ -87,6 +95,8 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None) -> Material:
             sources=[source for source, _ in pairs],
             references=[[reference for _, reference in pairs]],
             translations={name: _read_translations(run, test_set) for name, run in runs.items()},
+            tgt_lang=tgt_lang or data.tgt_lang_of(test_set),
+            tokenize=tokenize or data.bleu_tokenize,
         )
 
     # The test sets that are left out.
@@ -96,8 +106,7 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None) -> Material:
     if left_out:
         notes.append(f"Not every run was scored on {', '.join(left_out)}: left out.")
 
-    language = tgt_lang or runs[baseline].read_record().config.data.tgt_lang
-    return Material(sets, language, baseline=runs[baseline], notes=notes)
+    return Material(sets, baseline=runs[baseline], notes=notes)
 
 
 def _shared_test_sets(baseline: str, results: Mapping[str, Results]) -> list[str]:

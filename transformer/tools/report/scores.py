@@ -91,12 +91,12 @@ def _score(names: list[str], *, samples: int) -> Scored:
 
     Raises InputError where the runs cannot be compared, CheckpointError where one is damaged.
     """
-    material = read_runs(names, tgt_lang=None)
-    metrics = Metrics.of(tgt_lang=material.tgt_lang, lowercase=False)
+    material = read_runs(names, tgt_lang=None, tokenize=None)
     sets = []
     notes = list(material.notes)
     for name, texts in list(material.sets.items())[:MOST_SETS]:
         log.info("%s: scoring the translations of %s", name, ", ".join(names))
+        metrics = Metrics.of(tgt_lang=texts.tgt_lang, tokenize=texts.tokenize, lowercase=False)
         sets.append(_score_set(name, texts, metrics, samples=samples))
     if len(material.sets) > MOST_SETS:
         notes.append(f"{len(material.sets) - MOST_SETS:,} more test sets are left out.")
@@ -168,4 +168,5 @@ def _dev_bleu(run: RunReading, job: ReportJob, *, checkpoint: str, dev: Sequence
     sources = [source for source, _ in dev]
     references = [reference for _, reference in dev]
     translations = translator.translate(sources)
-    return bootstrap_bleu(translations, references, tgt_lang=run.record.config.data.tgt_lang)
+    data = run.record.config.data
+    return bootstrap_bleu(translations, references, tgt_lang=data.tgt_lang_of(DEV), tokenize=data.bleu_tokenize)

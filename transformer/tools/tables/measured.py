@@ -75,7 +75,9 @@ def measure(job: TrainJob, results: Results) -> Measured:
     for name in results.test_sets or ([] if results.dev is None else [DEV]):
         references = [reference for _, reference in read_set(run, name)]
         hypotheses = [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
-        scores[name] = bootstrap_bleu(hypotheses, references, tgt_lang=job.data.tgt_lang)
+        scores[name] = bootstrap_bleu(
+            hypotheses, references, tgt_lang=job.data.tgt_lang_of(name), tokenize=job.data.bleu_tokenize
+        )
 
     # Perplexity per piece and per word: the same loss is spread over fewer words than pieces.
     dev = [reference for _, reference in read_set(run, DEV)]
