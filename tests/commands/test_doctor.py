@@ -24,6 +24,7 @@ from support.paths import ROOT
 from transformer.config.settings import (
     DataConfig,
     Device,
+    ExtraConfig,
     Format,
     LayoutKind,
     ModelConfig,
@@ -253,6 +254,26 @@ def test_doctor_is_silent_on_a_slice_of_multi30k(tmp_path: Path) -> None:
     assert diagnosis.sets["train"].pairs == diagnosis.sets["train"].sampled == SLICE
     require_health(diagnosis)
     assert not (tmp_path / "runs" / "a").exists()
+
+
+@needs_corpora
+def test_doctor_examines_each_set_in_its_own_language(tmp_path: Path) -> None:
+    """More training pairs and a test set in French are sound if that is said of them, and as findings if not."""
+    data = Corpus.of(SLICE).write(tmp_path / "corpus")
+    folder = DATA / "multi30k"
+    for name, file, count in (("extra", "train", 600), ("test", "test_2016_flickr", 300)):
+        for lang in ("en", "fr"):
+            lines = read_lines(folder / f"{file}.{lang}", 1200 if name == "extra" else count)[-count:]
+            (tmp_path / f"{name}.{lang}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def found(tgt_lang: str | None) -> set[str]:
+        data.extra["fr"] = ExtraConfig(f"{tmp_path}/extra.en", f"{tmp_path}/extra.fr", tgt_lang=tgt_lang)
+        data.test["fr"] = PairConfig(f"{tmp_path}/test.en", f"{tmp_path}/test.fr", tgt_lang=tgt_lang)
+        return set(findings_of(doctor(job_of(data, tmp_path / "a", vocab_size=4000, text_only=True))))
+
+    in_french = {f"function words in {name} target" for name in ("extra.fr", "test.fr")}
+    assert in_french <= found(None)
+    assert not {key for key in found("fr") if key.startswith(("function words", "language", "untranslated", "script"))}
 
 
 @needs_corpora

@@ -68,7 +68,7 @@ def doctor(job: DoctorJob) -> Diagnosis:
     surveys = _read_sets(job)
     checks = [
         *check_text(surveys, job.data.filter),
-        *check_languages(surveys, (job.data.src_lang, job.data.tgt_lang)),
+        *check_languages(surveys, job.data),
         *check_alignment(surveys),
         check_characters(surveys, job),
     ]
@@ -97,9 +97,8 @@ def _read_sets(job: TrainJob) -> list[Survey]:
     """Every set: the training sets first, `train` before the others, then the evaluation sets, dev first."""
     # Where each set is.
     store_dir = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
-    languages = (job.data.src_lang, job.data.tgt_lang)
     sources = {
-        name: resolve_source(pair, f"data.{name}", languages=languages, store_dir=store_dir)
+        name: resolve_source(pair, f"data.{name}", languages=job.data.languages_of(name), store_dir=store_dir)
         for name, pair in configured_sets(job.data).items()
     }
     training = [name for name in sources if is_training_set(name)]

@@ -14,17 +14,17 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from transformer.config.languages import language_of
+from transformer.config.settings import DataConfig
 from transformer.tools.doctor.findings import Check, Level, measured, passed, percent
 from transformer.tools.doctor.lexicon import Floats
 from transformer.tools.doctor.profiles import Evidence, Trigrams, distance, sort_sides
 from transformer.tools.doctor.survey import SIDES, Survey
-
-KEYS = ("src_lang", "tgt_lang")
 
 EVIDENCE = 12.0  # nats of a line's trigrams in favour of a language, to be certain of it
 MOST_SWAPPED = 0.005  # of the pairs; seen: 0
@@ -81,14 +81,50 @@ _SCRIPT_OF_LANGUAGE = {language: script for script, languages in SCRIPTS.items()
 _EAST_ASIAN = {"CJK", "KANA", "HANGUL"}  # which Japanese mixes, and Korean may
 
 
-def check_languages(surveys: Sequence[Survey], languages: tuple[str, str]) -> list[Check]:
-    """Check every set; `languages` are data.src_lang and data.tgt_lang, and `dev` is one of the sets.
+@dataclass(frozen=True)
+class _Setting:
+    """The language of a side, and the key that says so."""
+
+    code: str
+    key: str
+
+    @classmethod
+    def of(cls, code: str, key: str) -> "_Setting":
+        """The language of a code. Raises InputError for what is not one."""
+        return cls(language_of(code, key), key)
+
+
+def check_languages(surveys: Sequence[Survey], data: DataConfig) -> list[Check]:
+    """Check every set; `dev` is one of them. Sets of another target language are compared among themselves alone.
 
     Raises InputError for what is not the code of a language.
     """
-    codes = [language_of(code, f"data.{key}") for code, key in zip(languages, KEYS, strict=True)]
+    targets = data.tgt_langs()
+    source = _Setting.of(data.src_lang, "data.src_lang")
+    by_target: dict[str, list[Survey]] = {}
+    checks = []
+    settings = {}
+    for survey in surveys:
+        own = f"{survey.name}.tgt_lang"
+        key = own if own in targets else "tgt_lang"
+        settings[survey.name] = (source, _Setting.of(targets[key], f"data.{key}"))
+        by_target.setdefault(settings[survey.name][1].code, []).append(survey)
+    for of_target in by_target.values():
+        checks += _check_trigrams(of_target)
 
-    # Trigrams: the pairs of all sets are sorted together, one set after the other.
+    # Function words and scripts.
+    for survey in surveys:
+        for side, setting in enumerate(settings[survey.name]):
+            checks.append(_check_language(survey, side, setting))
+            checks.append(_check_script(survey, side, setting))
+    return checks
+
+
+# ---- by trigrams ----------------------------------------------------------------------------------------------------
+
+
+def _check_trigrams(surveys: Sequence[Survey]) -> list[Check]:
+    """Check sets of the same two languages: the pairs of all are sorted together, one set after the other."""
     sources = [text for survey in surveys for text in survey.sources]
     targets = [text for survey in surveys for text in survey.targets]
     evidence = sort_sides(Trigrams.of(sources), Trigrams.of(targets))
@@ -99,17 +135,7 @@ def check_languages(surveys: Sequence[Survey], languages: tuple[str, str]) -> li
         own = slice(first, first + len(survey.lines))
         first += len(survey.lines)
         checks += _check_sides(survey, Evidence(evidence.source[own], evidence.target[own]))
-    checks += _check_profiles(surveys)
-
-    # Function words and scripts.
-    for survey in surveys:
-        for side, code in enumerate(codes):
-            checks.append(_check_language(survey, side, code))
-            checks.append(_check_script(survey, side, code))
-    return checks
-
-
-# ---- by trigrams ----------------------------------------------------------------------------------------------------
+    return checks + _check_profiles(surveys)
 
 
 def _check_sides(survey: Survey, evidence: Evidence) -> list[Check]:
@@ -154,12 +180,14 @@ def _check_sides(survey: Survey, evidence: Evidence) -> list[Check]:
 
 
 def _check_profiles(surveys: Sequence[Survey]) -> list[Check]:
-    """How far each side of each set is from that side of dev, on the way to dev's other side.
+    """How far each side of each set is from that side of dev, if it is among them, on the way to dev's other side.
 
     Two parts of one text are some distance apart, too: the shorter the text and the more different characters it has,
     the further. So the distance between the halves of dev is subtracted.
     """
-    dev = next(survey for survey in surveys if survey.name == "dev")
+    dev = next((survey for survey in surveys if survey.name == "dev"), None)
+    if dev is None:
+        return []
     profiles = [_profile(dev.side(side)) for side in (0, 1)]
     between_sides = distance(profiles[0], profiles[1])
     between_halves = [_distance_of_halves(dev.side(side)) for side in (0, 1)]
@@ -215,8 +243,9 @@ def _languages_of_word() -> dict[str, list[str]]:
     return table
 
 
-def _check_language(survey: Survey, side: int, code: str) -> Check:
+def _check_language(survey: Survey, side: int, setting: _Setting) -> Check:
     """Function words of the side as a whole, and lines that have some of another language and none of their own."""
+    code = setting.code
     where = f"{survey.name} {SIDES[side]}"
     is_latin = _SCRIPT_OF_LANGUAGE.get(code, "LATIN") == "LATIN"
     if code not in FUNCTION_WORDS and is_latin:  # it may share words with a neighbour whose words are known
@@ -262,7 +291,7 @@ def _check_language(survey: Survey, side: int, code: str) -> Check:
         value=max(share, float(is_other)),
         limit=MOST_FOREIGN,
         level=Level.error,
-        remedy=f"data.{KEYS[side]}={code} must be the language of {survey.path(side)}: name the right file, "
+        remedy=f"{setting.key}={code} must be the language of {survey.path(side)}: name the right file, "
         "or drop these lines",
         places=survey.places(foreign_lines, side),
     )
@@ -280,7 +309,7 @@ def _script_of(character: str) -> str:
     return "KANA" if script in ("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA") else script
 
 
-def _check_script(survey: Survey, side: int, code: str) -> Check:
+def _check_script(survey: Survey, side: int, setting: _Setting) -> Check:
     """Lines whose letters are mostly of another script than the language's, or where that is not known, the side's."""
     # Letters by script, in each line and in all.
     letters_of_lines = [Counter(filter(None, map(_script_of, text))) for text in survey.side(side)]
@@ -290,7 +319,7 @@ def _check_script(survey: Survey, side: int, code: str) -> Check:
 
     # The script that the side should have.
     commonest = total.most_common(1)[0][0] if total else "LATIN"
-    expected = _SCRIPT_OF_LANGUAGE.get(code, commonest)
+    expected = _SCRIPT_OF_LANGUAGE.get(setting.code, commonest)
     accepted = _EAST_ASIAN if expected in _EAST_ASIAN else {expected}
 
     # The lines that have another.
@@ -315,6 +344,6 @@ def _check_script(survey: Survey, side: int, code: str) -> Check:
         value=share,
         limit=MOST_OTHER_SCRIPT,
         level=Level.error,
-        remedy=f"data.{KEYS[side]}={code} is written in another script: name the right file, or drop these lines",
+        remedy=f"{setting.key}={setting.code} is written in another script: name the right file, or drop these lines",
         places=survey.places(lines, side),
     )
