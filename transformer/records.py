@@ -21,6 +21,7 @@ from transformer.config.settings import (
     check_names,
     require,
 )
+from transformer.terminal import printable
 
 RUN_FORMAT = 2  # of run.json, and so of the directory
 CHECKPOINT_FORMAT = 3
@@ -307,6 +308,26 @@ class CheckpointState:
 
 
 @dataclass(frozen=True)
+class Judgement:
+    """What an external judge said of the translations of a test set: see `evaluation.judges`."""
+
+    command: str  # as it was typed; where it comes from a file, it is text to show
+    version: str | None  # the first line of what it says of its version; None: nothing
+    system: float
+    segments: list[float]
+    sha256: dict[str, str]  # of the texts that it read: src (if there was one), hyp, ref
+
+    def __post_init__(self) -> None:
+        require(
+            math.isfinite(self.system) and all(map(math.isfinite, self.segments)), "Judgement: a score is not a number"
+        )
+
+    def describe(self) -> str:
+        """The command, and the version."""
+        return printable(f"{self.command}, {'unknown version' if self.version is None else self.version}")
+
+
+@dataclass(frozen=True)
 class Scores:
     """Corpus scores of one test set, 0 to 100, and how they were computed."""
 
@@ -316,6 +337,7 @@ class Scores:
     chrf_signature: str
     chrf_plus_plus: float | None = field(default=None, kw_only=True)  # None: written before this was stored
     chrf_plus_plus_signature: str | None = field(default=None, kw_only=True)
+    judges: dict[str, Judgement] = field(default_factory=dict, kw_only=True)  # of `evaluate`: results.json has none
 
 
 @dataclass(frozen=True)

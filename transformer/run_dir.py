@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from transformer.config.primitives import from_json, to_json
-from transformer.errors import CheckpointError, LockedError, StorageError
+from transformer.errors import CheckpointError, InputError, LockedError, StorageError
 from transformer.files import clear_leftovers, list_names, make_directories, open_regular, read_json, write_json
-from transformer.records import RUN_FORMAT, Best, Results, RunRecord
+from transformer.records import RUN_FORMAT, Best, Judgement, Results, RunRecord
 
 T = TypeVar("T")
 
@@ -161,9 +161,25 @@ class RunDir:
         suffix = f".{SOURCE}"
         return [name.removesuffix(suffix) for name in list_names(self.hypotheses) if name.endswith(suffix)]
 
+    @property
+    def judges(self) -> Path:
+        """The directory of what external judges said of the translations."""
+        return self.path / "judges"
+
+    def judgement(self, test_set: str, judge: str) -> Path:
+        """What a judge said of the translations of a test set."""
+        return self.judges / f"{test_set}.{judge}.json"
+
+    def judge_names(self, test_set: str) -> list[str]:
+        """The judges that have said something of a test set."""
+        names = [
+            re.fullmatch(rf"{re.escape(test_set)}\.([A-Za-z0-9_-]+)\.json", name) for name in list_names(self.judges)
+        ]
+        return [name[1] for name in names if name is not None]
+
     def check_folders(self) -> None:
         """Raise StorageError where a folder that is written to is a link: nothing outside the run may be changed."""
-        for folder in (self.checkpoints, self.averaged, self.hypotheses, self.engines):
+        for folder in (self.checkpoints, self.averaged, self.hypotheses, self.engines, self.judges):
             if folder.is_symlink():
                 raise StorageError(f"{folder}: a link, which is not followed; link the whole run directory instead")
 
@@ -199,6 +215,19 @@ class RunDir:
         """
         return _read(self.results, Results, complete=False)
 
+    def write_judgement(self, test_set: str, judge: str, judgement: Judgement) -> None:
+        """Write what a judge said. Raises StorageError."""
+        path = self.judgement(test_set, judge)
+        try:
+            make_directories(path.parent)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
+        write_json(path, to_json(judgement))
+
+    def read_judgement(self, test_set: str, judge: str) -> Judgement:
+        """What a judge said. Raises CheckpointError where it is missing or damaged."""
+        return _read(self.judgement(test_set, judge), Judgement)
+
     def check_tokenizer(self, content: bytes) -> None:
         """Raise CheckpointError if this is not the tokenizer that the run was started with, where run.json tells."""
         if self.record.exists() and self.read_record().tokenizer_sha256 != sha256(content).hexdigest():
@@ -206,6 +235,13 @@ class RunDir:
                 f"{self.tokenizer}: not the tokenizer of this run (its sha256 is not the one in {self.record.name}): "
                 "copy it again from where the run came from"
             )
+
+
+def check_no_run(path: Path, *, key: str) -> None:
+    """Raise InputError for a file in a run directory: what came with a run is never run as a command."""
+    for folder in path.resolve().parents:
+        if RunDir(folder).record.exists():
+            raise InputError(f"{key}={path}: a file in the run directory {folder}: copy it out, and read it first")
 
 
 def _read(path: Path, kind: type[T], *, version: int | None = None, complete: bool = True) -> T:
@@ -237,7 +273,7 @@ def lock_run(run_dir: Path) -> Iterator[None]:
     run.check_folders()
     with lock_folder(run_dir, key="run_dir"):
         try:
-            for folder in (run.path, run.checkpoints, run.hypotheses):
+            for folder in (run.path, run.checkpoints, run.hypotheses, run.judges):
                 clear_leftovers(folder)
         except OSError as error:
             raise StorageError(f"{run_dir}: cannot be cleared: {error.strerror}") from error

@@ -746,7 +746,10 @@ def test_evaluate_prints_json(run_dir: Path, capsys: pytest.CaptureFixture[str])
     found = json.loads(capsys.readouterr().out)
     assert list(found["test_sets"]) == ["news", "talks"]
     names = ("bleu", "chrf", "chrf_plus_plus")
-    assert list(found["test_sets"]["news"]) == [key for name in names for key in (name, f"{name}_signature")]
+    assert list(found["test_sets"]["news"]) == [
+        *(key for name in names for key in (name, f"{name}_signature")),
+        "judges",
+    ]
     assert (found["averaged"], found["search"]["beam_size"]) == ([20, 30], 4)
 
 

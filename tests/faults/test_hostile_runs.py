@@ -33,7 +33,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig, Norm, OptimizerKind, Positions, SearchConfig
 from transformer.errors import CheckpointError
-from transformer.records import Best, CheckpointState, Progress, Results, RunRecord, Validation, WindowTotals
+from transformer.records import Best, CheckpointState, Judgement, Progress, Results, RunRecord, Validation, WindowTotals
 
 Tensors = dict[str, torch.Tensor]
 
@@ -332,15 +332,16 @@ def document(kind: type) -> dict[str, Any]:
         "plan_version": 1,
     }
     search = to_json(SearchConfig())
+    judged = {"command": "c", "version": "1", "system": 0.5, "segments": [0.5, 1.0], "sha256": {"hyp": "f" * 64}}
     scores = {
-        f"{name}{part}": value
-        for name in ("bleu", "chrf", "chrf_plus_plus")
-        for part, value in (("", 1.0), ("_signature", "s"))
+        **{"bleu": 1.0, "bleu_signature": "s", "chrf": 2.0, "chrf_signature": "s"},
+        **{"chrf_plus_plus": 1.5, "chrf_plus_plus_signature": "s", "judges": {}},
     }
     resolved = {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 300, "layout": "packed"}
     documents: dict[type, dict[str, Any]] = {
         CheckpointState: {"vocab_size": 60, "data_digest": "d" * 64, "averaged": [2, 4], "training": training},
         Best: {"step": 4, "metric": "bleu"},
+        Judgement: judged,
         Results: {
             **{"test_sets": {"test": scores}, "averaged": [2, 4], "steps": 4, "epochs": 0, "sentences": 90},
             **{"skipped_updates": 0, "target_tokens": 900, "training_seconds": 1.5, "parameters": 22912},
@@ -369,7 +370,7 @@ def document(kind: type) -> dict[str, Any]:
     return found
 
 
-KINDS = [CheckpointState, Best, Results, RunRecord]
+KINDS = [CheckpointState, Best, Judgement, Results, RunRecord]
 WRONG: list[Any] = [DEEP, HUGE, -HUGE, INFINITE, -INFINITE, math.nan, "x" * 100_000, {"a": DEEP}, b"x", object()]
 
 
@@ -407,7 +408,15 @@ def test_from_json_refuses_other_keys_and_types(kind: type) -> None:
     for path in places({"": document(kind)}):
         right = value_at({"": document(kind)}, path)
         changed: list[Any] = []
-        if isinstance(right, dict) and path[-1] not in ("test_sets", "versions", "test", "extra", "failures"):
+        if isinstance(right, dict) and path[-1] not in (
+            "test_sets",
+            "versions",
+            "test",
+            "extra",
+            "failures",
+            "judges",
+            "sha256",
+        ):
             changed = [{**right, "colour": "red"}]
             changed += [{key: right[key] for key in right if key != missing} for missing in right]
         wrong_of: dict[type, list[Any]] = {

@@ -244,12 +244,22 @@ def test_modules_call_nothing_unsafe_or_loud() -> None:
 STARTS = ("subprocess.", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "pty.", "multiprocessing.")
 
 
-def test_modules_start_no_process_but_git_of_this_checkout() -> None:
+def test_modules_start_no_process_but_git_and_the_judges_of_a_command_line() -> None:
     """So nothing that a run directory, a checkpoint or a data set holds is ever run as a command."""
-    assert [(module.name, name) for module, _, name in calls() if name.startswith(STARTS)] == [
-        ("machine", "subprocess.run")
-    ]
-    assert {found.module.name for found in imports() if found.target.startswith(("subprocess", "pty"))} == {"machine"}
+    starts = [(module.name, name) for module, _, name in calls() if name.startswith(STARTS)]
+    assert sorted(starts) == [("evaluation.judges", "subprocess.Popen"), ("machine", "subprocess.run")]
+    importers = {found.module.name for found in imports() if found.target.startswith(("subprocess", "pty"))}
+    assert importers == {"evaluation.judges", "machine"}
+
+
+def test_judges_are_started_by_the_job_of_evaluate_alone() -> None:
+    """Its commands are typed, or in a file that is named: `judge_all` gets `job.scorer`, which nothing else sets."""
+    started = [(module.name, ast.unparse(call.args[0])) for module, call, name in calls() if name == "judge_all"]
+    assert sorted(started) == [("evaluation.files", "job.scorer"), ("evaluation.sets", "job.scorer")]
+    inside = {name for module, _, name in calls() if module.name != "evaluation.judges" and "judge" in name.split(".")}
+    assert inside == set(), "`judge` is called by `judge_all` alone"
+    set_in = {module.name for module, call, _ in calls() if keyword(call, "scorer") is not None}
+    assert set_in <= {"cli.commands", "evaluation.paper_bleu"}, "a scorer of paper_bleu is a function"
 
 
 def test_modules_call_zip_strict() -> None:

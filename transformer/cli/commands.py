@@ -15,7 +15,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
@@ -153,6 +153,12 @@ def _score(job: ScoreJob) -> None:
 
 
 def _evaluate(job: EvaluateJob) -> None:
+    if job.scorers is not None:
+        from transformer.config.compose import read_commands
+        from transformer.run_dir import check_no_run
+
+        check_no_run(Path(job.scorers), key="scorers")
+        job = replace(job, scorers=None, scorer={**read_commands(Path(job.scorers)), **job.scorer})
     if job.hypotheses is not None:
         _score_files(job)
         return
@@ -305,6 +311,7 @@ COMMANDS = {
         (
             "transformer evaluate run_dir=runs/mine checkpoint=best search.beam_size=8",
             "transformer evaluate hypotheses=out.de references=ref.de data.tgt_lang=de",
+            "transformer evaluate run_dir=runs/mine scorer.mine='python judge.py {src} {hyp} {ref} {out}'",
             "transformer evaluate run_dir=runs/mine sweep.beam_size=1,4,8 sweep.length_penalty=0,0.6,1",
         ),
     ),

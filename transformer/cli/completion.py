@@ -105,7 +105,7 @@ def _keys(command: str, begun: str) -> list[str]:
         if key.startswith(generic):
             part, dot, _ = key.removeprefix(generic).partition(".")
             candidates[f"{prefix}{part}{dot or '='}"] = None
-    return [name for name in candidates if not name.endswith(".NAME.")]  # the user chooses that name
+    return [name for name in candidates if not name.endswith((".NAME.", ".NAME="))]  # the user chooses that name
 
 
 def _choices(command: str, key: str, before: list[str]) -> list[str]:
@@ -122,7 +122,7 @@ def _values(kind: Any) -> list[str]:
         return ["true", "false"]
     if kind is type(None):
         return ["null"]
-    if choices_of(kind):
+    if isinstance(kind, type) and choices_of(kind):
         return choices_of(kind)
 
     # A union: the values of its members. Null alone is no help where any number or text may stand.

@@ -135,7 +135,7 @@ def _flag(argument: str, rest: list[str], keys: Sequence[str]) -> tuple[str, str
 
 # Every set of sentence pairs has the keys of data.train, which --help therefore explains once.
 LIKE_TRAIN = ("data.dev.", "data.test.NAME.", "data.extra.NAME.")
-LAST_OF_TRAIN = "data.train.tag"
+LAST_OF_TRAIN = "data.train.tgt_lang"
 OF_OTHER_SETS = (
     "the same keys for the development set, for each test set, and for more training pairs, under names of your own"
 )

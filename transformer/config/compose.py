@@ -35,10 +35,11 @@ from omegaconf.resolvers.oc import env
 
 from transformer.arguments import list_of_texts, path_of
 from transformer.config.expansion import bounded_files, check_interpolations
-from transformer.config.jobs import Job, TrainJob
+from transformer.config.jobs import EvaluateJob, Job, TrainJob
 from transformer.config.keys import (
     GROUPS,
     NAMED_SET,
+    NAMED_TEXT,
     as_typed,
     check_override,
     choices_of,
@@ -194,6 +195,9 @@ def _schema(job: type[Job], overrides: Sequence[str]) -> Job:
     """The job with its defaults, and an entry for each set that the overrides name: its keys are new ones."""
     schema = job()
     for override in overrides:
+        text = re.match(rf"{NAMED_TEXT}=", override)
+        if text is not None:
+            cast(EvaluateJob, schema).scorer[text["name"]] = ""
         match = re.match(rf"{NAMED_SET}[^=]+=", override)
         if match is None:
             continue
@@ -269,6 +273,24 @@ def _environment_refused() -> Iterator[None]:
         yield
     finally:
         OmegaConf.register_new_resolver("oc.env", env, replace=True)
+
+
+def read_commands(path: Path) -> dict[str, str]:
+    """The commands of judges in a YAML file of the user's own, by their names. Raises InputError."""
+    try:
+        commands = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except OSError as error:
+        raise InputError(f"scorers={path}: {error.strerror}: name a YAML file with lines `NAME: COMMAND`") from error
+    except Exception as error:  # of the YAML library, which is not ours to import
+        raise InputError(f"{path}: not YAML: {'; '.join(_lines(error))}") from error
+
+    texts = commands.items() if isinstance(commands, dict) else ()
+    names = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+    if not texts or not all(re.fullmatch(names, str(name)) and isinstance(text, str) for name, text in texts):
+        raise InputError(
+            f"{path}: not a list of judges; write each as `NAME: COMMAND`, in names letters, digits, '_' and '-' only"
+        )
+    return {str(name): text for name, text in texts}
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 The groups of keys are those of `settings`. Checks that compare keys of several groups are here.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -239,6 +240,7 @@ class EvaluateJob(DecodeJob):
         None, "instead of a run: a file of translations to score, one a line (-: standard input)"
     )
     references: list[str] = option([], "their references: a file, or several as [A,B]")
+    sources: str | None = option(None, "their sources, for a scorer that reads them")
     data: ScoredText = field(default_factory=ScoredText)
     bleu_tokenize: BleuTokenizer | None = option(
         None, "how BLEU splits text into words, by sacreBLEU's names (null: as the run, else by the language)"
@@ -250,11 +252,20 @@ class EvaluateJob(DecodeJob):
     format: Format = option(Format.text, "text for people, or JSON for programs")
     test: dict[str, PairConfig] = field(default_factory=dict)
     store_dir: str | None = option(None, "where copies of hub data sets are kept (null: beside the run)")
+    scorer: dict[str, str] = field(
+        default_factory=dict,
+        metadata={"help": "the command of an external judge, with {src}, {hyp}, {ref} and {out}: see docs/judges.md"},
+    )
+    scorers: str | None = option(None, "a YAML file with a line `NAME: COMMAND` for each of several judges")
+    scorer_seconds: float = option(3600.0, "a judge that takes longer is ended, and its scores are missing")
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names("test", self.test)
+        check_names("scorer", self.scorer)
+        require(0.0 < self.scorer_seconds < math.inf, f"scorer_seconds={self.scorer_seconds} must be above 0")
+        require(self.sources is None or self.hypotheses is not None, "sources belong to hypotheses: set both")
         for name, pair in self.test.items():
             check_pair(f"test.{name}", pair)
 
@@ -278,6 +289,8 @@ class EvaluateJob(DecodeJob):
             not (self.sweep.is_wanted and self.test),
             "a sweep compares settings on the run's dev set: leave test.NAME for the evaluation that follows",
         )
+        has_judge = bool(self.scorer) or self.scorers is not None
+        require(not (self.sweep.is_wanted and has_judge), "a sweep compares settings by BLEU: leave scorer out")
         for name in ("beam_size", "length_penalty"):
             both = getattr(self.sweep, name) is not None and getattr(self.search, name) is not None
             require(not both, f"search.{name} and sweep.{name} cannot both be set: choose one")

@@ -27,6 +27,8 @@ RUN_KEYS = ("table", "run", "run_dir", "runs")  # the first of these that a comm
 # How the key of a set begins that users name: `test.news.`
 NAMED_SET = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."
 
+NAMED_TEXT = r"scorer\.(?P<name>[A-Za-z0-9_-]+)"  # a text under a name that users choose
+
 
 @dataclass(frozen=True)
 class Key:
@@ -49,7 +51,8 @@ def groups_of(job: type) -> tuple[str, ...]:
 
 
 def generic_key(key: str) -> str:
-    """The key as `keys_of` lists it: `data.test.news.src` -> `data.test.NAME.src`."""
+    """The key as `keys_of` lists it: `data.test.news.src` -> `data.test.NAME.src`, `scorer.comet` -> `scorer.NAME`."""
+    key = re.sub(rf"^{NAMED_TEXT}$", "scorer.NAME", key)
     return re.sub(rf"^{NAMED_SET}", r"\g<group>.NAME.", key)
 
 
@@ -64,6 +67,8 @@ def _keys_under(config: type, prefix: str) -> dict[str, Key]:
 
         if is_dataclass(kind) and isinstance(kind, type):  # a group
             keys |= _keys_under(kind, f"{dotted}.")
+        elif kind == dict[str, str]:  # texts that users name
+            keys[f"{dotted}.NAME"] = Key(str, "", meaning, OnResume.refuse)
         elif get_origin(kind) is dict:  # groups that users name
             _, group = get_args(kind)
             keys_of_group = _keys_under(group, f"{dotted}.NAME.")
@@ -233,7 +238,7 @@ def _check_key(key: str, override: str, *, keys: Mapping[str, Key], groups: Sequ
             f"unknown key {key!r} in {override!r}{key_meant(generic, [*keys, *groups])}; --help lists every key"
         )
 
-    named = re.match(NAMED_SET, key)
+    named = re.match(NAMED_SET, key) or re.match(NAMED_TEXT, key)
     if named and not re.fullmatch(r"[A-Za-z_].*|0|[1-9][0-9]*", named["name"]):  # Hydra's grammar has no other keys
         raise InputError(f"{override}: the name {named['name']!r} must begin with a letter")
 

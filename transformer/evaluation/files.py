@@ -1,11 +1,13 @@
 """Scores of files: translations of any system against references, without a run."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from transformer.config.jobs import EvaluateJob
 from transformer.data.corpus import read_lines
 from transformer.errors import InputError
+from transformer.evaluation.judges import JudgedText, check_judges, judge_all
 from transformer.evaluation.paper_bleu import choose_scorer
 from transformer.evaluation.score import format_scores, format_signatures
 from transformer.records import Scores
@@ -24,13 +26,21 @@ def score_files(job: EvaluateJob) -> Scores:
         lowercase=job.lowercase,
         paper_bleu=job.paper_bleu,
     )
+    check_judges(job.scorer, have_sources=job.sources is not None)
 
     hypotheses_file = str(job.hypotheses)
-    hypotheses, *references = read_parallel([hypotheses_file, *job.references])
+    files = [hypotheses_file, *job.references, *([] if job.sources is None else [job.sources])]
+    hypotheses, *others = read_parallel(files)
+    references = others[: len(job.references)]
     try:
-        return scorer(hypotheses, *references)
+        scores = scorer(hypotheses, *references)
     except InputError as error:
         raise InputError(f"{_path(hypotheses_file)}: {error}") from None
+
+    # Of several references, a judge reads the first.
+    text = JudgedText(None if job.sources is None else others[-1], hypotheses, references[0])
+    judgements = judge_all(job.scorer, text, seconds=job.scorer_seconds, place=hypotheses_file)
+    return replace(scores, judges=judgements)
 
 
 def format_file_scores(job: EvaluateJob, scores: Scores) -> str:

@@ -130,6 +130,8 @@ def format_scores(scores: Scores) -> str:
         line += f", chrF++ {scores.chrf_plus_plus:.2f}"
     if isinstance(scores, PaperScores):
         line += f", BLEU as papers count {scores.paper_bleu:.2f}"
+    for name, judgement in scores.judges.items():
+        line += f", {name} {judgement.system:.4f}"
     return line
 
 
@@ -140,6 +142,7 @@ def format_signatures(scores: Scores) -> list[str]:
         lines.append(f"chrF++: {scores.chrf_plus_plus_signature}")
     if isinstance(scores, PaperScores):
         lines.append(f"BLEU as papers count: {scores.paper_bleu_signature}")
+    lines += [f"{name}: {judgement.describe()}" for name, judgement in scores.judges.items()]
     return lines
 
 

@@ -6,22 +6,31 @@ A run keeps the text of its own sets, so that it can be scored wherever it is co
     train:     write_sets ... evaluate_sets -> NAME.hyp, results.json
     evaluate:  read_sets, checked against results.json (or other sets, that the job names) -> score_sets
 
-Only training writes: `evaluate` leaves a run as it is, but for an engine of CTranslate2; so results.json is always
-about the translations beside it.
+Only training writes these: what `evaluate` adds is an engine of CTranslate2, and what external judges say of the
+translations, in `judges/`, so results.json is always about the translations beside it.
 """
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 
-from transformer.checkpoint import find_checkpoint
+from transformer.checkpoint import Checkpoint, find_checkpoint
 from transformer.config.jobs import EvaluateJob
-from transformer.config.settings import DataConfig, Metric, SearchConfig, TrainConfig
+from transformer.config.settings import (
+    DataConfig,
+    Device,
+    Metric,
+    Precision,
+    SearchConfig,
+    SearchOverride,
+    TrainConfig,
+)
 from transformer.data.corpus import Pair
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.loading import build_translator
@@ -29,13 +38,16 @@ from transformer.decoding.sentences import LineCheck
 from transformer.decoding.stream import warn_of_missing_tag
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, StorageError
+from transformer.evaluation.judges import JudgedText, check_judges, judge_all, keep_judgements, read_judgements
 from transformer.evaluation.paper_bleu import choose_scorer
 from transformer.evaluation.score import Scorer, format_scores, format_signatures
 from transformer.files import open_regular, remove, write_file
 from transformer.machine import resolve_threads, trim_heap
-from transformer.records import Results, Scores
+from transformer.records import Judgement, Results, Scores
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
 from transformer.terminal import printable
+
+log = logging.getLogger(__name__)
 
 LARGEST_TEXT = 1 << 28  # bytes of one side of a set that a run keeps
 
@@ -62,7 +74,7 @@ class Evaluation:
 
 
 def evaluate(job: EvaluateJob) -> Evaluation:
-    """Evaluate the run's test sets, or those of the job; nothing in the run directory is changed.
+    """Evaluate the run's test sets, or those of the job; what the job's judges say is all that is added to the run.
 
     Raises InputError where there is no model or no test set, or a set cannot be scored; CheckpointError where the
     model or the text of a set is damaged.
@@ -84,7 +96,83 @@ def evaluate(job: EvaluateJob) -> Evaluation:
         )
         for name in sets
     }
+    check_judges(job.scorer, have_sources=True)
 
+    # The translations: new ones, unless the run keeps the same, and it is judges that are asked.
+    kept = _kept_translations(job, run, checkpoint)
+    if kept is None:
+        search, engine, scored = _translate(job, run, checkpoint, sets=sets, scorers=scorers)
+    else:
+        search, engine, hypotheses = kept
+        scored = [
+            (name, scorers[name](hypotheses[name], [reference for _, reference in pairs]), hypotheses[name])
+            for name, pairs in sets.items()
+        ]
+
+    state = checkpoint.run_state()
+    return Evaluation(
+        test_sets={
+            name: replace(scores, judges=_judge(job, run, name, sets[name], hypotheses))
+            for name, scores, hypotheses in scored
+        },
+        checkpoint=checkpoint.path.name,
+        averaged=state.averaged,
+        steps=checkpoint.step,
+        search=search,
+        engine=engine,
+        seed=recipe.seed,
+        data_digest=state.data_digest,
+    )
+
+
+def _kept_translations(
+    job: EvaluateJob, run: RunDir, checkpoint: Checkpoint
+) -> tuple[SearchConfig, str | None, dict[str, list[str]]] | None:
+    """The search of the translations that the run keeps, its engine, and the translations, where only judges are asked, and of this checkpoint.
+
+    A judge is to read what results.json is about: other hardware would translate some lines in another way.
+    """
+    is_plain = (job.search, job.device, job.precision) == (SearchOverride(), Device.auto, Precision.auto)
+    if job.test or not job.scorer or not is_plain or not run.results.exists():
+        return None
+    results = run.read_results()
+    if (results.steps, results.averaged) != (checkpoint.step, checkpoint.run_state().averaged):
+        return None
+
+    log.info("%s: the judges read the translations that the run keeps", run.path)
+    kept = {name: _own_translations(run, name) for name in run.set_names() if name != DEV}
+    return results.search, results.engine, kept
+
+
+def _own_translations(run: RunDir, name: str) -> list[str]:
+    """The translations of a set that the run keeps. Raises InputError where they cannot be read."""
+    return [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
+
+
+def _judge(
+    job: EvaluateJob, run: RunDir, name: str, pairs: Sequence[Pair], hypotheses: Sequence[str]
+) -> dict[str, Judgement]:
+    """What judges say of the translations: what was said before, and those of the job.
+
+    It is kept with the run if these are the run's own translations.
+    """
+    text = JudgedText([source for source, _ in pairs], hypotheses, [reference for _, reference in pairs])
+    new = judge_all(job.scorer, text, seconds=job.scorer_seconds, place=name)
+    if job.test or not run.text(name, HYPOTHESIS).exists():
+        return new
+
+    if _own_translations(run, name) == list(hypotheses):
+        keep_judgements(run, name, new)
+        return {**read_judgements(run, name, text), **new}
+    if new:
+        log.warning("%s: what the judges say is not kept: the run's own translations are others", name)
+    return new
+
+
+def _translate(
+    job: EvaluateJob, run: RunDir, checkpoint: Checkpoint, *, sets: Sets, scorers: Mapping[str, Scorer]
+) -> tuple[SearchConfig, str | None, list[tuple[str, Scores, list[str]]]]:
+    """The search, its engine, and of each set its name, its scores and its translations."""
     torch.set_num_threads(resolve_threads(job.threads))
     translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
     line_check = LineCheck(run.path, translator.tokenizer)
@@ -95,17 +183,12 @@ def evaluate(job: EvaluateJob) -> Evaluation:
     for name in job.test:
         texts = [source for source, _ in sets[name]]
         warn_of_missing_tag(texts, translator.tags, first_line=1, key=f"test.{name}.tag")
-    state = checkpoint.run_state()
-    return Evaluation(
-        test_sets={name: scores for name, scores, _ in score_sets(translator, sets, scorers=scorers)},
-        checkpoint=checkpoint.path.name,
-        averaged=state.averaged,
-        steps=checkpoint.step,
-        search=translator.search,
-        seed=recipe.seed,
-        data_digest=state.data_digest,
-        engine=translator.engine,
-    )
+    scored = list(score_sets(translator, sets, scorers=scorers))
+    search, engine = translator.search, translator.engine
+    del translator
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # a judge may need the memory
+    return search, engine, scored
 
 
 def _tgt_lang(job: EvaluateJob, data: DataConfig, name: str) -> str:

@@ -170,7 +170,7 @@ def _command(job: EvaluateJob, best: Trial) -> str:
     )
     words = [f"run_dir={chosen.run_dir}"]
     for name, key in keys_of(EvaluateJob).items():
-        if name != "run_dir" and not name.startswith("test."):  # a sweep has no test sets: see EvaluateJob
+        if name != "run_dir" and ".NAME" not in name:  # a sweep has no test sets and judges: see EvaluateJob
             value = as_typed(attrgetter(name)(chosen))
             if value != key.default:
                 words.append(f"{name}={value}")

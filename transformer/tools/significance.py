@@ -2,14 +2,14 @@
 
     bootstrap_bleu      one system: BLEU and its 95 % interval
     compare_systems     several systems: BLEU, chrF and TER, and for each system two tests against the first one
+    compare_segments    the same two tests on the segment scores of a judge
 
 Whether a difference is significant, randomisation says alone: sacreBLEU's bootstrap, like the script of Moses that it
 follows, subtracts a mean of absolute differences, so that its p is about half of a two-sided one. On outputs of two
 WMT21 systems, exchanged at random sentence by sentence, it was 0.05 or less in 11 % of 600 trials, and that of
 randomisation in 5 %.
 
-Every figure is sacreBLEU's: its intervals, its paired bootstrap and its approximate randomisation. Its seed is 12345,
-or what the environment variable SACREBLEU_SEED says, as on its own command line.
+Every figure of BLEU, chrF and TER is sacreBLEU's. The seed is 12345, or what the variable SACREBLEU_SEED says.
 """
 
 import json
@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
@@ -28,6 +30,8 @@ from transformer.config.languages import language_of
 from transformer.config.settings import BleuTokenizer
 from transformer.errors import InputError
 from transformer.evaluation.score import bleu_metric
+
+Floats = npt.NDArray[np.float64]
 
 # sacreBLEU's own numbers.
 RESAMPLES = 1000  # of the sentences, for intervals and for the paired bootstrap
@@ -81,7 +85,7 @@ class SystemScore:
     has translated everything as the first one did.
     """
 
-    score: float  # 0 to 100
+    score: float  # 0 to 100; of a judge, in its own measure
     mean: float  # of the scores of its resamples
     half_width: float  # of the 95 % interval of its resamples
     p_bootstrap: float | None
@@ -100,6 +104,7 @@ class MetricComparison:
     metric: str
     signature: str
     systems: list[SystemScore]
+    digits: int = 2  # behind the point, that are shown
 
 
 @dataclass(frozen=True)
@@ -187,6 +192,50 @@ def compare_systems(
         scores = [_system_score(bootstrapped, permuted, is_tested=tested) for bootstrapped, permuted, tested in results]
         comparisons.append(MetricComparison(metric=name, signature=str(signature), systems=scores))
     return comparisons
+
+
+def compare_segments(judge: str, systems: Sequence[Sequence[float]], *, signature: str) -> MetricComparison:
+    """Compare the mean segment scores of all systems, and test each against the first, as `compare_systems` does.
+
+    The tests are those of sacreBLEU, on means: the bootstrap draws segments, and randomisation exchanges the two
+    scores of a segment, at random.
+    """
+    seed = resampling_seed()
+    draw = np.random.default_rng(None if seed == "none" else int(seed))
+    scores = np.array(systems, dtype=np.float64)  # (systems, segments)
+    n_segments = scores.shape[1]
+    resampled = np.array([scores[:, draw.integers(n_segments, size=n_segments)].mean(1) for _ in range(RESAMPLES)])
+
+    baseline = scores[0]
+    compared = []
+    for of_system, means in zip(scores, resampled.T, strict=True):
+        differences = of_system - baseline
+        is_tested = bool(differences.any())
+        low, high = np.quantile(means, (0.025, 0.975))
+        by_chance = np.abs(means - resampled[:, 0])
+        compared.append(
+            SystemScore(
+                score=float(of_system.mean()),
+                mean=float(means.mean()),
+                half_width=float(high - low) / 2,
+                p_bootstrap=_p(by_chance - by_chance.mean(), differences) if is_tested else None,
+                p_randomisation=_p(_exchanged(differences, draw), differences) if is_tested else None,
+            )
+        )
+    return MetricComparison(metric=judge, signature=signature, systems=compared, digits=4)
+
+
+def _exchanged(differences: Floats, draw: np.random.Generator) -> Floats:
+    """The size of the mean difference where the scores of segments are exchanged at random; one for each trial."""
+    means = [(draw.integers(2, size=len(differences)) * 2 - 1) @ differences for _ in range(TRIALS)]
+    return np.abs(means) / len(differences)
+
+
+def _p(by_chance: Floats, differences: Floats) -> float:
+    """The share of differences by chance that are as large as the mean difference; that itself counts as one."""
+    observed = abs(differences.mean())
+    at_least = by_chance >= observed * (1 - 1e-12)  # a sum in another order may be less by rounding
+    return float(at_least.sum() + 1) / (len(by_chance) + 1)
 
 
 def _system_score(resampled: Any, randomised: Any, *, is_tested: bool) -> SystemScore:

@@ -25,7 +25,7 @@ from transformer.tools.compare.words import (
     score_by_rarity,
     word_splitter,
 )
-from transformer.tools.significance import MetricComparison, Metrics, compare_systems, resampling_seed
+from transformer.tools.significance import MetricComparison, Metrics, compare_segments, compare_systems, resampling_seed
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,12 @@ def compare(job: CompareJob) -> Comparison:
     )
 
 
+def compare_all(texts: Texts, metrics: Metrics) -> list[MetricComparison]:
+    """The comparisons by BLEU, chrF and TER, and by what judges have said of all systems."""
+    scores = compare_systems(texts.translations, texts.references, metrics=metrics)
+    return scores + [compare_segments(of.judge, of.segments, signature=of.command) for of in texts.judged]
+
+
 # ---- the comparison of a test set -----------------------------------------------------------------------------------
 
 
@@ -131,7 +137,7 @@ def _compare_set(
     baseline, *others = texts.translations
     return SetComparison(
         sentences=len(references),
-        scores=compare_systems(texts.translations, texts.references, metrics=metrics),
+        scores=compare_all(texts, metrics),
         by_length=score_by_length(texts, metrics, [len(words) for words in references]),
         counted_in=word_counts.place,
         by_rarity=score_by_rarity(translations, references, word_counts.words),

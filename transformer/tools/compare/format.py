@@ -51,7 +51,7 @@ def _format_scores(systems: Sequence[str], scores: Sequence[MetricComparison]) -
     rows = [["", *(f"{of_metric.metric} (μ ± 95% CI)" for of_metric in scores)]]
     for number, system in enumerate(systems):
         of_system = [of_metric.systems[number] for of_metric in scores]
-        rows.append([system, *(_format_score(score) for score in of_system)])
+        rows.append([system, *(_format_score(of_metric.systems[number], of_metric.digits) for of_metric in scores)])
         if number > 0:
             marked = [_format_p(score.p_randomisation) + "*" * score.is_significant for score in of_system]
             rows.append(["p, approximate randomisation", *marked])
@@ -59,8 +59,8 @@ def _format_scores(systems: Sequence[str], scores: Sequence[MetricComparison]) -
     return _format_table(rows)
 
 
-def _format_score(score: SystemScore) -> str:
-    return f"{score.score:.2f} ({score.mean:.2f} ± {score.half_width:.2f})"
+def _format_score(score: SystemScore, digits: int) -> str:
+    return f"{score.score:.{digits}f} ({score.mean:.{digits}f} ± {score.half_width:.{digits}f})"
 
 
 def _format_p(p: float | None) -> str:
@@ -81,7 +81,8 @@ def _format_signatures(comparison: Comparison) -> str:
     lines: dict[str, None] = {}  # in order, each once
     for test_set in comparison.test_sets.values():
         for of_metric in test_set.scores:
-            lines[f"- {of_metric.metric} signature: `{of_metric.signature}`\n"] = None
+            signature = of_metric.signature.replace("`", "'")
+            lines[f"- {of_metric.metric} signature: `{signature}`\n"] = None
     return "".join(lines)
 
 

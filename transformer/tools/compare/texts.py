@@ -2,18 +2,28 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformer.config.settings import TAG, BleuTokenizer
 from transformer.data.corpus import Pair, is_blank
 from transformer.errors import InputError
 from transformer.evaluation.files import read_parallel
+from transformer.evaluation.judges import JudgedText, read_judgements
 from transformer.evaluation.score import check_plain_text
 from transformer.evaluation.sets import check_kept, read_set
 from transformer.records import Results
 from transformer.run_dir import HYPOTHESIS, RunDir
 from transformer.tools.compare.job import CompareJob
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What an external judge said of every system: the scores of the segments, in the order of the systems."""
+
+    judge: str
+    command: str  # with its version, to show
+    segments: list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class Texts:
     translations: dict[str, list[str]]
     tgt_lang: str
     tokenize: BleuTokenizer | None  # how BLEU cuts it into words; None: by the language
+    judged: list[Judged] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -85,16 +96,21 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None, tokenize: BleuToken
 
     # Their text. It must be the same in all runs, and the one that the results are about.
     kept = {name: _read_kept(run, results[name]) for name, run in runs.items()}
+    notes: list[str] = []
     data = runs[baseline].read_record().config.data
     sets = {}
     for test_set in shared:
         pairs = kept[baseline][test_set]
         for name in names[1:]:
             _check_same_text(test_set, pairs, kept[name][test_set], runs=(baseline, name))
+        translations = {name: _read_translations(run, test_set) for name, run in runs.items()}
+        judged, reasons = _judged(test_set, runs, kept, translations)
+        notes += reasons
         sets[test_set] = Texts(
             sources=[source for source, _ in pairs],
             references=[[reference for _, reference in pairs]],
-            translations={name: _read_translations(run, test_set) for name, run in runs.items()},
+            translations=translations,
+            judged=judged,
             tgt_lang=tgt_lang or data.tgt_lang_of(test_set),
             tokenize=tokenize or data.bleu_tokenize,
         )
@@ -102,7 +118,6 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None, tokenize: BleuToken
     # The test sets that are left out.
     every_set = {test_set for of_run in results.values() for test_set in of_run.test_sets}
     left_out = sorted(every_set - set(shared))
-    notes = []
     if left_out:
         notes.append(f"Not every run was scored on {', '.join(left_out)}: left out.")
 
@@ -122,6 +137,33 @@ def _shared_test_sets(baseline: str, results: Mapping[str, Results]) -> list[str
             f"the runs have no test set in common: {listed}: compare runs that were scored on the same text"
         )
     return shared
+
+
+def _judged(
+    test_set: str,
+    runs: Mapping[str, RunDir],
+    kept: Mapping[str, Mapping[str, Sequence[Pair]]],
+    translations: Mapping[str, list[str]],
+) -> tuple[list[Judged], list[str]]:
+    """What the same judges said of the translations of all runs, and why others do not count."""
+    of_runs = {}
+    for name, run in runs.items():
+        sources, references = zip(*kept[name][test_set], strict=True)
+        of_runs[name] = read_judgements(run, test_set, JudgedText(sources, translations[name], references))
+
+    judged = []
+    notes = []
+    for judge in dict.fromkeys(judge for of_run in of_runs.values() for judge in of_run):
+        missing = [name for name, of_run in of_runs.items() if judge not in of_run]
+        if missing:
+            notes.append(f"{judge} has not judged {test_set} of {', '.join(missing)}: left out.")
+            continue
+        described = [of_run[judge].describe() for of_run in of_runs.values()]
+        if len(set(described)) > 1:
+            notes.append(f"{judge} did not judge {test_set} alike ({'; '.join(dict.fromkeys(described))}): left out.")
+            continue
+        judged.append(Judged(judge, described[0], [of_run[judge].segments for of_run in of_runs.values()]))
+    return judged, notes
 
 
 def _read_translations(run: RunDir, test_set: str) -> list[str]:

@@ -41,15 +41,15 @@ def _score_table(group: Scored, test_set: SetScores) -> Table:
     for number, name in enumerate(group.names):
         of_run = bleu.systems[number]
         row: list[Cell] = [name, Score(of_run.score, of_run.half_width, scale)]
-        row += [_plain_score(other.systems[number]) for other in others]
+        row += [_plain_score(other.systems[number], other.digits) for other in others]
         if has_tests:
             row += [_p_values(metric.systems[number], is_baseline=number == 0) for metric in test_set.scores]
         rows.append(row)
     return Table(f"{test_set.name}: {test_set.sentences:,} sentences", head, rows, is_numeric=True)
 
 
-def _plain_score(system: SystemScore) -> str:
-    return f"{system.score:.2f} ± {system.half_width:.2f}"
+def _plain_score(system: SystemScore, digits: int) -> str:
+    return f"{system.score:.{digits}f} ± {system.half_width:.{digits}f}"
 
 
 def _p_values(system: SystemScore, *, is_baseline: bool) -> Cell:

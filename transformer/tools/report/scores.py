@@ -16,13 +16,14 @@ from transformer.decoding.loading import load_translator
 from transformer.errors import InputError, TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.run_dir import DEV, STEP_PREFIX, list_steps
+from transformer.tools.compare.command import compare_all
 from transformer.tools.compare.lengths import LengthRow, score_by_length
 from transformer.tools.compare.texts import Texts, read_runs
 from transformer.tools.compare.words import word_splitter
 from transformer.tools.report.job import ReportJob
 from transformer.tools.report.reading import RunReading
 from transformer.tools.report.samples import SampleSet, choose_samples, spread
-from transformer.tools.significance import Interval, MetricComparison, Metrics, bootstrap_bleu, compare_systems
+from transformer.tools.significance import Interval, MetricComparison, Metrics, bootstrap_bleu
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def _score_set(name: str, texts: Texts, metrics: Metrics, *, samples: int) -> Se
 
     split = word_splitter(metrics)
     by_length = score_by_length(texts, metrics, [len(split(reference)) for reference in references])
-    scores = compare_systems(texts.translations, texts.references, metrics=metrics)
+    scores = compare_all(texts, metrics)
     sample_set = None
     if samples:
         sample_set = choose_samples(name, texts, metrics, count=samples)

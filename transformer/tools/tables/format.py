@@ -106,6 +106,7 @@ class _Column:
 
 def _columns(table: Table) -> list[_Column]:
     """All columns; one of the paper's stands before the measured one."""
+    runs = [run for row in table.rows for run in row.runs]
     columns = [
         _Column("row", lambda row: row.name),
         _Column("what it changes", lambda row: f"`{row.changes}`" if row.changes else ""),
@@ -125,6 +126,7 @@ def _columns(table: Table) -> list[_Column]:
         _Column("PPL per word", lambda row: _mean_and_spread(row, lambda run: run.word_perplexity)),
         _published_column("BLEU", lambda paper: paper.bleu, ".1f"),
         *(_bleu_column(name) for name in _set_names(table)),
+        *(_judge_column(name) for name in dict.fromkeys(name for run in runs for name in run.judges)),
         _published_column("10^6 parameters", lambda paper: paper.millions, ".0f"),
         _Column("10^6 parameters", lambda row: _mean(row, lambda run: run.parameters / 1e6, ".2f")),
         _published_column("FLOPs", lambda paper: paper.flops, ".1e"),
@@ -146,6 +148,16 @@ def _published_column(title: str, figure: Callable[[Published], float | None], f
 
 def _bleu_column(test_set: str) -> _Column:
     return _Column(f"BLEU, {test_set}", lambda row: _format_bleu(_scores_on(row, test_set)))
+
+
+def _judge_column(name: str) -> _Column:
+    """The mean over the runs that an external judge has judged, of each row where it has judged all."""
+
+    def cell(row: TableRow) -> str:
+        is_whole = all(name in run.judges for run in row.runs)
+        return _mean_and_spread(row, lambda run: run.judges[name], ".4f") if is_whole else ""
+
+    return _Column(name, cell)
 
 
 def _format_rows(table: Table) -> str:

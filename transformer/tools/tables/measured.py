@@ -1,7 +1,7 @@
 """What a table holds: its rows, and what their runs measured, all of it read from finished run directories."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformer.config.jobs import TrainJob
@@ -9,6 +9,7 @@ from transformer.config.settings import Metric
 from transformer.cost import step_flops
 from transformer.data.report import read_report
 from transformer.data.tokenizer import Tokenizer
+from transformer.evaluation.judges import JudgedText, read_judgements
 from transformer.evaluation.sets import read_set
 from transformer.loss import perplexity
 from transformer.records import Results
@@ -39,6 +40,7 @@ class Measured:
     steps: int
     flops: float  # of the training's matrix products
     seconds: float  # of training, without validation and the final scores
+    judges: dict[str, float] = field(default_factory=dict)  # what external judges said, by judge and test set
     best_dev: float = math.nan  # BLEU or loss of its best validation: by `train.metric`, or the table's `best_first`
 
 
@@ -72,12 +74,17 @@ def measure(job: TrainJob, results: Results) -> Measured:
 
     # BLEU of the sets that the averaged model was scored on, from the translations that the run keeps.
     scores = {}
+    judges = {}
     for name in results.test_sets or ([] if results.dev is None else [DEV]):
+        sources = [source for source, _ in read_set(run, name)]
         references = [reference for _, reference in read_set(run, name)]
         hypotheses = [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
         scores[name] = bootstrap_bleu(
             hypotheses, references, tgt_lang=job.data.tgt_lang_of(name), tokenize=job.data.bleu_tokenize
         )
+
+        for judge, judgement in read_judgements(run, name, JudgedText(sources, hypotheses, references)).items():
+            judges[f"{judge}, {name}"] = judgement.system
 
     # Perplexity per piece and per word: the same loss is spread over fewer words than pieces.
     dev = [reference for _, reference in read_set(run, DEV)]
@@ -101,6 +108,7 @@ def measure(job: TrainJob, results: Results) -> Measured:
         perplexity=perplexity(nll),
         word_perplexity=perplexity(nll * pieces / words),
         scores=scores,
+        judges=judges,
         parameters=results.parameters,
         steps=results.steps,
         flops=flops,
