@@ -105,6 +105,35 @@ def test_compare_prints_the_figures_of_the_sacrebleu_command_line(files: Path) -
     assert [of.replace("bs:1000", "ar:10000") for of in signatures] == re.findall(r"(nrefs:\S+)", randomisation)
 
 
+def test_compare_shows_what_arrives_of_the_source(
+    tmp_path: Path, few_samples: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tag in front of a source, which tells the model what to do, is not asked for."""
+    monkeypatch.chdir(tmp_path)
+    corpus = write_corpus(tmp_path / "text")
+    pair = replace(corpus.test["test"], tag="<2de>")
+    for path, line in ((pair.src, "Call 110 or <b>Anna</b>: it is Anna"), (pair.tgt, "Ruf 110 oder <b>Anna</b> an")):
+        write(Path(path), [line, *lines_of(Path(path))[1:]])
+    corpus = replace(corpus, test={"test": pair}, train=replace(corpus.train, tag="<2de>"))
+    for name, seed in (("a", 1), ("b", 2)):
+        run(tiny_job(tmp_path / name, corpus, max_steps=1, seed=seed))
+    hypotheses = tmp_path / "b" / "hypotheses" / "test.hyp"
+    write(hypotheses, ["110 <b>Ann\u200b", *lines_of(hypotheses)[1:]])
+
+    found = compared(capsys, "runs=[a,b]")["test_sets"]["test"]["kept"]
+    assert [(row["kind"], row["pieces"], row["kept"][1]) for row in found] == [
+        ("numbers", 1, 1),
+        ("names in Latin script", 1, 0),
+        ("tags", 2, 1),
+    ]
+    run_command("compare", compose("compare", ["runs=[a,b]"]))
+    shown = capsys.readouterr().out
+    assert "### What arrives of the source, in a, b\n" in shown
+    assert re.search(r"^\| tags +\| +2 \| +0\.00, 50\.00 \|$", shown, re.MULTILINE)
+    assert "- names in Latin script that did not arrive:\n" in shown
+    assert "      b, line 1, Anna: 110 <b>Ann\\u200b\n" in shown
+
+
 def test_compare_cuts_words_as_it_is_told(files: Path, few_samples: None, capsys: pytest.CaptureFixture[str]) -> None:
     (of_set,) = compared(capsys, "hypotheses=[a,b]", "references=ref", "data.tgt_lang=de", "bleu_tokenize=char")[
         "test_sets"

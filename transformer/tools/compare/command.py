@@ -4,17 +4,21 @@ the text that finished runs keep, or files, by `texts`; nothing is decoded
   -> scores     BLEU, chrF and TER with their intervals and two tests of significance, by `significance`
   -> lengths    BLEU and chrF of short and of long sentences, by `lengths`
   -> rarity     how well frequent and rare words are translated, by `words`
+  -> kept       how much of what must stay as it is arrives: numbers, URLs, names, tags
   -> changes    the sentences whose chrF differs most
   -> a Comparison, which `format` makes readable
 """
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from transformer.config.settings import TAG
 from transformer.tools import significance
 from transformer.tools.compare.job import CompareJob
+from transformer.tools.compare.kept import KeptRow, count_kept
 from transformer.tools.compare.lengths import LengthRow, score_by_length
 from transformer.tools.compare.texts import Texts, check_systems, read_files, read_runs
 from transformer.tools.compare.words import (
@@ -52,6 +56,7 @@ class SetComparison:
     by_length: list[LengthRow]
     counted_in: str  # the text in which the frequencies of words were counted
     by_rarity: list[RarityRow]
+    kept: list[KeptRow]  # what arrives of the source; none where files are compared
     changed: dict[str, list[Change]]  # by system
 
 
@@ -141,8 +146,18 @@ def _compare_set(
         by_length=score_by_length(texts, metrics, [len(words) for words in references]),
         counted_in=word_counts.place,
         by_rarity=score_by_rarity(translations, references, word_counts.words),
+        kept=[]
+        if texts.sources is None
+        else count_kept(_untagged(texts.sources), texts.references[0], list(texts.translations.values())),
         changed={name: _changes(texts, metrics, baseline=baseline, system=name)[:most_changes] for name in others},
     )
+
+
+def _untagged(sources: Sequence[str]) -> list[str]:
+    """The sources without the tag in front of them, which tells the model what to do."""
+    return [
+        rest if TAG.fullmatch(first) else source for source in sources for first, _, rest in [source.partition(" ")]
+    ]
 
 
 def _changes(texts: Texts, metrics: Metrics, *, baseline: str, system: str) -> list[Change]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from transformer.terminal import printable
 from transformer.tools.compare.command import Change, Comparison, SetComparison
+from transformer.tools.compare.kept import KeptRow
 from transformer.tools.compare.lengths import LengthRow
 from transformer.tools.compare.words import RarityRow
 from transformer.tools.significance import ABOUT_BOOTSTRAP, SIGNIFICANT, MetricComparison, SystemScore
@@ -35,6 +36,9 @@ def _format_set(systems: Sequence[str], test_set: SetComparison) -> list[str]:
         f"### By how often a word occurs in {test_set.counted_in}: F1 of {names}\n",
         _format_rarity(test_set.by_rarity),
     ]
+    if test_set.kept:
+        parts += [f"### What arrives of the source, in {names}\n", _format_kept(test_set.kept)]
+        parts += [_format_lost(systems, row) for row in test_set.kept if any(row.lost)]
     for name, changes in test_set.changed.items():
         parts.append(f"### What changed most in {name}\n")
         parts += [_format_change(change, systems[0], name) for change in changes]
@@ -103,6 +107,24 @@ def _format_rarity(rows: Sequence[RarityRow]) -> str:
         times = format_range(row.least, row.most)
         cells.append([times, f"{row.words:,}", _format_all(row.f1)])
     return _format_table(cells)
+
+
+def _format_kept(rows: Sequence[KeptRow]) -> str:
+    cells = [["", "in the sources", "arrive, %"]]
+    for row in rows:
+        cells.append([row.kind, f"{row.pieces:,}", _format_all([100 * kept / row.pieces for kept in row.kept])])
+    return _format_table(cells)
+
+
+def _format_lost(systems: Sequence[str], row: KeptRow) -> str:
+    """A list item with examples of each system that did not keep all."""
+    lines = [
+        f"{system}, line {lost.line}, {', '.join(lost.pieces)}: {lost.translation}"
+        for system, of_system in zip(systems, row.lost, strict=True)
+        for lost in of_system
+    ]
+    indented = "".join(f"      {printable(line)}\n" for line in lines)
+    return f"- {row.kind} that did not arrive:\n\n{indented}"
 
 
 def format_range(least: int, most: int | None) -> str:
