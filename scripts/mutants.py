@@ -455,8 +455,8 @@ FOUND = (
     Mutant(
         "the tokenizer is not verified",
         "run_dir.py",
-        "if self.record.exists() and self.read_record().tokenizer_sha256 != ",
-        "if False and self.read_record().tokenizer_sha256 != ",
+        "            if here != there:",
+        "            if False:",
         "faults/test_hostile_runs.py::test_tokenizer_with_one_flipped_bit_is_refused",
     ),
     Mutant(

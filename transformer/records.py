@@ -121,6 +121,7 @@ class RunRecord:
     dev_digest: str | None = None  # of the development set's text
     test_digest: str | None = None  # of the test sets' texts
     proof: Proof | None = None  # None: nothing was compared, as on a CPU
+    target_tokenizer_sha256: str | None = None  # None: one tokenizer serves both languages
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -29,7 +29,8 @@ MODEL = "model"
 OPTIMIZER = "optimizer"
 EMA = "ema"
 
-TOKENIZER = "tokenizer.model"
+TOKENIZER = "tokenizer.model"  # of both languages, or of the source
+TARGET_TOKENIZER = "tokenizer.target.model"  # where the target has its own
 STEP_PREFIX = "step-"
 
 # The three files of a test set. The development set is kept beside them, under the name DEV.
@@ -105,8 +106,13 @@ class RunDir:
 
     @property
     def tokenizer(self) -> Path:
-        """The SentencePiece model."""
+        """The SentencePiece model of both languages, or of the source."""
         return self.path / TOKENIZER
+
+    @property
+    def target_tokenizer(self) -> Path:
+        """The SentencePiece model of the target, where it has its own."""
+        return self.path / TARGET_TOKENIZER
 
     @property
     def checkpoints(self) -> Path:
@@ -228,13 +234,29 @@ class RunDir:
         """What a judge said. Raises CheckpointError where it is missing or damaged."""
         return _read(self.judgement(test_set, judge), Judgement)
 
-    def check_tokenizer(self, content: bytes) -> None:
-        """Raise CheckpointError if this is not the tokenizer that the run was started with, where run.json tells."""
-        if self.record.exists() and self.read_record().tokenizer_sha256 != sha256(content).hexdigest():
-            raise CheckpointError(
-                f"{self.tokenizer}: not the tokenizer of this run (its sha256 is not the one in {self.record.name}): "
-                "copy it again from where the run came from"
-            )
+    def check_tokenizers(self, models: Mapping[str, bytes]) -> None:
+        """Raise CheckpointError if these files are not the ones that the run was started with, where run.json tells.
+
+        `models` has the content of TOKENIZER and, where there is one, of TARGET_TOKENIZER.
+        """
+        if not self.record.exists():
+            return
+        record = self.read_record()
+        expected = (record.tokenizer_sha256, record.target_tokenizer_sha256)
+        for path, here, there in zip(
+            (self.tokenizer, self.target_tokenizer), tokenizer_digests(models), expected, strict=True
+        ):
+            if here != there:
+                raise CheckpointError(
+                    f"{path}: not the tokenizer of this run (its sha256 is not the one in {self.record.name}): "
+                    "copy it again from where the run came from"
+                )
+
+
+def tokenizer_digests(models: Mapping[str, bytes]) -> tuple[str, str | None]:
+    """The SHA-256 of TOKENIZER, and of TARGET_TOKENIZER where there is one."""
+    target = models.get(TARGET_TOKENIZER)
+    return sha256(models[TOKENIZER]).hexdigest(), None if target is None else sha256(target).hexdigest()
 
 
 def check_no_run(path: Path, *, key: str) -> None:

@@ -36,7 +36,6 @@ from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import ModelConfig, Precision
 from transformer.data.prepare import prepare
 from transformer.data.store import Store
-from transformer.data.tokenizer import Tokenizer
 from transformer.errors import TransformerError
 from transformer.records import Resolved
 
@@ -144,7 +143,7 @@ def prepare_corpora(args: argparse.Namespace, folder: Path) -> dict[int, Prepare
         args.vocab = pieces
         job = replace(configure(args, folder), run_dir=str(folder / str(pieces)))
         prepared = prepare(job)
-        vocab_size = Tokenizer.from_bytes(prepared.tokenizer_model).vocab_size
+        vocab_size = prepared.tokenizers.source.vocab_size
         corpora[pieces] = Prepared(job, vocab_size, prepared.store)
     return corpora
 

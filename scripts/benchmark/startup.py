@@ -91,7 +91,7 @@ def random_run(folder: Path) -> Path:
 
     job = compose("train", ["experiment=demo", f"run_dir={folder / 'prepared'}"])
     assert isinstance(job, TrainJob)
-    tokenizer_model = prepare(job).tokenizer_model
+    tokenizer_model = prepare(job).tokenizers.source.model
     model = Transformer(job.model, Tokenizer.from_bytes(tokenizer_model).vocab_size)
     write_run(model, tokenizer_model, run_dir=folder / "run", beam_size=4)
     return folder / "run"

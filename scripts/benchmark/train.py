@@ -71,7 +71,6 @@ from transformer.config.settings import (
 from transformer.data.plan import plan_epoch
 from transformer.data.prepare import prepare
 from transformer.data.store import Store
-from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError, TransformerError
 from transformer.machine import resolve_threads
 from transformer.model.transformer import Transformer
@@ -284,7 +283,7 @@ def write_batches(job: TrainJob, steps: int, path: Path) -> tuple[int, int]:
     )
     epochs = (plan(epoch=epoch) for epoch in count())
     save_batches(store, islice(chain.from_iterable(epochs), steps), path)
-    return Tokenizer.from_bytes(prepared.tokenizer_model).vocab_size, int(store.lengths.max())
+    return prepared.tokenizers.source.vocab_size, int(store.lengths.max())
 
 
 def save_batches(store: Store, steps: Iterable[Ids], path: Path) -> None:

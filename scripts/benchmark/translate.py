@@ -185,7 +185,7 @@ def train_tokenizer(src: Path, tgt: Path, *, vocab_size: int, folder: Path) -> b
         data=DataConfig(train=pair, dev=pair),  # nothing is validated
         tokenizer=TokenizerConfig(vocab_size=vocab_size),
     )
-    return prepare(job).tokenizer_model
+    return prepare(job).tokenizers.source.model
 
 
 def pick_sentences(args: argparse.Namespace, texts: Texts, tokenizer_model: bytes) -> dict[str, dict[str, Any]]:

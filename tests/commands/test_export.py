@@ -143,14 +143,11 @@ def random_translator(config: ModelConfig, tokenizer_model: bytes, seed: int = 1
     return translator_with(model.eval(), tokenizer, search=search, precision=Precision.fp32)
 
 
-def original_of(
-    translator: Translator, tokenizer_model: bytes, quantization: Quantization = Quantization.float32
-) -> Original:
+def original_of(translator: Translator, quantization: Quantization = Quantization.float32) -> Original:
     return Original(
         translator,
         src_lang="en",
         tgt_lang="de",
-        tokenizer_model=tokenizer_model,
         quantization=quantization,
         exponent=0.4,
         origin="runs/tiny (averaged)",
@@ -196,7 +193,7 @@ def test_export_of_a_variant_computes_the_same(
     need(target)
     config = model_config(variant)
     check_expressible(config, target)
-    original = original_of(random_translator(config, tokenizer_model), tokenizer_model)
+    original = original_of(random_translator(config, tokenizer_model))
     parity = parity_of(original, target, tmp_path, text)
     assert parity.problems == []
     assert parity.bound == (1e-9 if target is Target.marian and variant not in ROUNDED else 1e-4)
@@ -215,7 +212,7 @@ def test_export_to_marian_of_a_greedy_search_has_no_length_penalty(
     need(Target.marian)
     translator = random_translator(model_config("plain"), tokenizer_model)
     greedy = translator.with_search(replace(translator.search, beam_size=1))
-    parity = parity_of(original_of(greedy, tokenizer_model), Target.marian, tmp_path, text)
+    parity = parity_of(original_of(greedy), Target.marian, tmp_path, text)
     assert parity.problems == []
     settings = json.loads((tmp_path / "generation_config.json").read_text("utf-8"))
     assert settings["num_beams"] == 1
@@ -275,7 +272,7 @@ def test_export_in_fewer_bits_states_what_it_loses_and_leaves_the_model_alone(
     need(Target.ctranslate2)
     translator = random_translator(model_config("plain"), tokenizer_model)
     before = {name: weight.clone() for name, weight in translator.model.state_dict().items()}
-    parity = parity_of(original_of(translator, tokenizer_model, quantization), Target.ctranslate2, tmp_path, text)
+    parity = parity_of(original_of(translator, quantization), Target.ctranslate2, tmp_path, text)
 
     after = translator.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -307,7 +304,7 @@ class Twin:
         self.translator = translator
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.translator.tokenizer.encode(list(texts))
+        return self.translator.tokenizers.source.encode(list(texts))
 
     def penalty(self, length: int) -> float:
         return length**self.alpha
@@ -346,7 +343,9 @@ def test_compare_finds_nothing_where_both_are_the_same(translator: Translator, t
     assert parity.problems == []
     assert [search.identical for search in parity.searches] == [12, 12]
     assert [search.their_bleu == search.bleu is not None for search in parity.searches] == [True, True]
-    assert parity.tokens == sum(len(ids) + 1 for ids in translator.tokenizer.encode([target for _, target in text]))
+    assert parity.tokens == sum(
+        len(ids) + 1 for ids in translator.tokenizers.source.encode([target for _, target in text])
+    )
 
 
 def test_compare_without_references_forces_our_translations(
@@ -373,7 +372,7 @@ def test_compare_sees_one_weight_that_differs(
     model = copy.deepcopy(translator.model)
     with torch.no_grad():
         dict(model.named_parameters())[name][place] += 0.5
-    other = translator_with(model, translator.tokenizer, search=translator.search, precision=Precision.fp32)
+    other = translator_with(model, translator.tokenizers.source, search=translator.search, precision=Precision.fp32)
     parity = compared(translator, Twin(other), text)
     assert re.match("log-probabilities differ by up to", parity.problems[0])
 
@@ -417,7 +416,7 @@ def test_compare_forgives_candidates_that_are_as_good_as_equal(
 ) -> None:
     """Of two pieces with the same weights, whichever a search takes, nobody is wrong."""
     translator = random_translator(model_config("untied"), tokenizer_model)
-    sources = translator.tokenizer.encode([source for source, _ in text])
+    sources = translator.tokenizers.source.encode([source for source, _ in text])
     greedily = translator.with_search(replace(translator.search, beam_size=1))
     hypotheses = greedily.hypotheses(sources, n_best=1)
     [piece, *_] = next(best.tokens for [best] in hypotheses if best.tokens)
@@ -426,7 +425,7 @@ def test_compare_forgives_candidates_that_are_as_good_as_equal(
         for matrix in (translator.model.output, translator.model.target_embedding.matrix):
             matrix[other] = matrix[piece]
     translator = translator_with(
-        translator.model, translator.tokenizer, search=translator.search, precision=Precision.fp32
+        translator.model, translator.tokenizers.source, search=translator.search, precision=Precision.fp32
     )
 
     class Undecided(Twin):
@@ -564,7 +563,7 @@ def test_export_that_does_not_compute_the_same_is_not_written(
         model = copy.deepcopy(original.translator.model)
         with torch.no_grad():
             model.output *= 1.01
-        other = translator_with(model, original.translator.tokenizer, search=original.translator.search)
+        other = translator_with(model, original.translator.tokenizers.source, search=original.translator.search)
         ctranslate2.write(replace(original, translator=other), folder)
 
     need(Target.ctranslate2)

@@ -110,8 +110,8 @@ GIVEN = b"two old dog near the tree\n\nthe cat sees a bird .\n \t\nsmall house\n
 
 def test_translate_writes_the_same_translations_in_every_format(run_dir: Path, translator: Translator) -> None:
     texts = GIVEN.decode("utf-8").split("\n")[:-1]
-    expected = translator.hypotheses(translator.tokenizer.encode([texts[n] for n in (0, 2, 4)]), n_best=3)
-    spelt = [translator.tokenizer.decode([one.tokens for one in of_one]) for of_one in expected]
+    expected = translator.hypotheses(translator.tokenizers.source.encode([texts[n] for n in (0, 2, 4)]), n_best=3)
+    spelt = [translator.tokenizers.source.decode([one.tokens for one in of_one]) for of_one in expected]
 
     plain = output_of(run_dir, GIVEN).split("\n")
     assert plain == [spelt[0][0], "", spelt[1][0], "", spelt[2][0], ""]

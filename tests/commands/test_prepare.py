@@ -288,7 +288,7 @@ def test_prepare_checks_a_sample_of_training_targets(
 def test_prepare_names_a_given_tokenizer_as_the_cause(
     job: TrainJob, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    (tmp_path / "given.model").write_bytes(prepare(job).tokenizer_model)
+    (tmp_path / "given.model").write_bytes(prepare(job).tokenizers.source.model)
     job.tokenizer = TokenizerConfig(model=str(tmp_path / "given.model"))
     with_references(job, ["☃"])
     prepare(job)
@@ -335,7 +335,7 @@ def test_prepare_uses_what_an_earlier_call_built(job: TrainJob) -> None:
     second = prepare(job)
     again = (store_of(job) / "source.ids").stat()
     assert (stamp.st_ino, stamp.st_mtime_ns) == (again.st_ino, again.st_mtime_ns)
-    assert (first.report, first.tokenizer_model) == (second.report, second.tokenizer_model)
+    assert (first.report, first.tokenizers.source.model) == (second.report, second.tokenizers.source.model)
     assert texts(first) == texts(second)
 
 
@@ -417,7 +417,7 @@ def test_prepare_uses_a_given_tokenizer_and_no_other_setting_of_it(
 ) -> None:
     caplog.set_level(logging.INFO)
     built = prepare(job)
-    model = built.tokenizer_model
+    model = built.tokenizers.source.model
     assert "tokenizer: " not in caplog.text
     (tmp_path / "given.model").write_bytes(model)
     job.tokenizer = TokenizerConfig(model=str(tmp_path / "given.model"))
@@ -427,7 +427,7 @@ def test_prepare_uses_a_given_tokenizer_and_no_other_setting_of_it(
     second = prepare(job)
     said = f"given.model, {built.report.vocab_size:,} pieces; the other keys of tokenizer are not used"
     assert said in caplog.text
-    assert first.tokenizer_model == second.tokenizer_model == model
+    assert first.tokenizers.source.model == second.tokenizers.source.model == model
     assert first.report.digest == second.report.digest
     (tmp_path / "given.model").write_bytes(b"nonsense")
     with pytest.raises(InputError, match=r"given\.model: not a SentencePiece model"):
@@ -495,7 +495,7 @@ def test_prepare_spells_with_characters(job: TrainJob) -> None:
     job.tokenizer = TokenizerConfig(algorithm=Algorithm.char)
     job.data.train.tag = "<bt>"
     prepared = prepare(job)
-    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
+    tokenizer = prepared.tokenizers.source
     assert {len(piece.text) for piece in tokenizer.vocabulary() if piece.is_text} == {1, len("\u2581<bt>")}
     [ids] = tokenizer.encode(["<bt> one two"])
     assert [tokenizer.piece(index) for index in ids] == ["\u2581<bt>", *"\u2581one\u2581two"]
@@ -715,7 +715,7 @@ def test_prepare_makes_the_same_of_compressed_files_in_small_blocks(
         Path(f"{path}{suffix}").write_bytes(compressed(Path(path).read_bytes(), suffix))
         setattr(job.data.train, side, f"{path}{suffix}")
     packed = prepare(job)
-    assert packed.tokenizer_model == plain.tokenizer_model
+    assert packed.tokenizers.source.model == plain.tokenizers.source.model
     assert texts(packed) == texts(plain)
 
 
@@ -783,7 +783,7 @@ def test_prepare_finds_damage_and_builds_again(job: TrainJob, caplog: pytest.Log
         caplog.clear()
         again = prepare(job)
         assert texts(again) == texts(whole)
-        assert (again.report, again.tokenizer_model) == (whole.report, whole.tokenizer_model)
+        assert (again.report, again.tokenizers.source.model) == (whole.report, whole.tokenizers.source.model)
         assert "built again" in caplog.text
 
 

@@ -139,7 +139,7 @@ def test_replay_names_the_sentences_with_the_piece_that_overflows(
 ) -> None:
     run_dir = copied(layout)
     prepared = prepare(finished[layout])
-    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
+    tokenizer = prepared.tokenizers.source
     sources = texts_of(prepared.store, tokenizer)
     (piece,) = {ids[0] for ids in tokenizer.encode(["seven"])}
     spoil(run_dir, 4, lambda tensors: tensors["embedding"][piece].fill_(3e38))

@@ -31,7 +31,6 @@ from transformer.config.settings import (
 )
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.source import Source
-from transformer.data.tokenizer import Tokenizer
 from transformer.decoding import score_stream, translate_stream
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
@@ -165,7 +164,7 @@ def test_prepare_puts_one_piece_in_front_of_each_source(languages: DataConfig, t
     french = [(f"<2fr> {spelt(three, ENGLISH)}", spelt(three, FRENCH)) for three in digits]
     assert texts(prepared) == german + french
 
-    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
+    tokenizer = prepared.tokenizers.source
     tags = [tokenizer.piece(ids[0]) for ids in sources_of(prepared)]
     assert tags == ["\u2581<2de>"] * 300 + ["\u2581<2fr>"] * 300
     plain = tokenizer.encode([spelt(three, ENGLISH) for three in digits])
@@ -228,7 +227,7 @@ def test_prepare_names_a_corpus_by_its_tags(tmp_path: Path) -> None:
 def test_prepare_warns_of_a_tag_that_is_no_piece(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = few(tmp_path, [("one", "eins"), ("bet", "bett")])
     given = tmp_path / "given.model"
-    given.write_bytes(prepare(job).tokenizer_model)
+    given.write_bytes(prepare(job).tokenizers.source.model)
     assert "piece of the tokenizer" not in caplog.text
 
     # Of an evaluation set: no text that is trained on has it.
@@ -313,10 +312,10 @@ def test_doctor_judges_text_without_tags(languages: DataConfig, tmp_path: Path) 
 
 def test_check_longest_counts_the_tag(tmp_path: Path) -> None:
     job = few(tmp_path, [("one two three", "eins"), ("two", "zwei")])
-    tokenizer = Tokenizer.from_bytes(prepare(job).tokenizer_model)
-    [pieces] = tokenizer.encode(["one two three"])
+    tokenizers = prepare(job).tokenizers
+    [pieces] = tokenizers.source.encode(["one two three"])
     read = survey("train", Source([(Path(job.data.train.title), Path(str(job.data.train.tgt)))]), None)
-    [check] = check_longest([read], job, tokenizer)
+    [check] = check_longest([read], job, tokenizers)
     assert check.found.startswith(f"the longest sentence has {1 + len(pieces) + 1} tokens")  # tag, text, EOS
 
 
@@ -339,8 +338,8 @@ def test_translate_puts_a_tag_in_front_of_each_line(finished: TrainJob) -> None:
 
     translator = transformer.load(finished.run_dir)
     assert first["text"] == translator.translate(["<2fr> one two"])[0]
-    [ids] = translator.tokenizer.encode(["<2fr> one two"])
-    assert translator.tokenizer.piece(ids[0]) == "\u2581<2fr>"
+    [ids] = translator.tokenizers.source.encode(["<2fr> one two"])
+    assert translator.tokenizers.source.piece(ids[0]) == "\u2581<2fr>"
 
 
 def test_score_puts_a_tag_in_front_of_each_source(finished: TrainJob) -> None:

@@ -87,7 +87,7 @@ def job(run_dir: Path, **changes: Any) -> TranslateJob:
 
 def test_translator_finds_the_same_in_any_batch_order_and_padding(translator: Translator) -> None:
     texts = sentences(80)
-    sources = translator.tokenizer.encode(texts)
+    sources = translator.tokenizers.source.encode(texts)
     alone = translator.with_search(replace(SEARCH, batch_tokens=1))
     expected = alone.hypotheses(sources, n_best=2)
     assert len({tuple(best.tokens) for best, _ in expected}) > 60
@@ -104,7 +104,9 @@ def test_translator_finds_the_same_in_any_batch_order_and_padding(translator: Tr
 
 def test_translator_in_float32_agrees_up_to_its_rounding(translator: Translator) -> None:
     texts = sentences(60)
-    single = translator_with(translator.model.float(), translator.tokenizer, search=replace(SEARCH, batch_tokens=1))
+    single = translator_with(
+        translator.model.float(), translator.tokenizers.source, search=replace(SEARCH, batch_tokens=1)
+    )
     together = single.with_search(replace(SEARCH, batch_tokens=10**6))
     pairs = list(zip(single.translate(texts), together.translate(texts), strict=True))
     assert sum(one == other for one, other in pairs) == 60
@@ -122,7 +124,7 @@ def test_hypotheses_of_batches_side_by_side_are_those_of_one_after_the_other(
     translator: Translator, two_threads: None
 ) -> None:
     many = translator.with_search(replace(SEARCH, batch_tokens=100))
-    ids = translator.tokenizer.encode(sentences(60))
+    ids = translator.tokenizers.source.encode(sentences(60))
     checks: list[int] = []
     found = many.hypotheses(ids, n_best=2, check=lambda: checks.append(torch.get_num_threads()))
     assert torch.get_num_threads() == 2
@@ -145,7 +147,7 @@ def test_hypotheses_end_with_the_error_of_a_check(translator: Translator, two_th
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        many.hypotheses(translator.tokenizer.encode(sentences(60)), n_best=1, check=fail_at_the_fifth)
+        many.hypotheses(translator.tokenizers.source.encode(sentences(60)), n_best=1, check=fail_at_the_fifth)
     assert len(calls) == 5
     assert torch.get_num_threads() == 2
 
@@ -153,7 +155,7 @@ def test_hypotheses_end_with_the_error_of_a_check(translator: Translator, two_th
 def test_translator_equals_a_search_by_hand(translator: Translator) -> None:
     """One sentence, its tensors written out: source with EOS, lengths by the rule of section 6.1."""
     text = "two old dog near the tree"
-    ids = translator.tokenizer.encode([text])[0]
+    ids = translator.tokenizers.source.encode([text])[0]
     model = translator.model.eval()
     layout = Padded.of([len(ids) + 1], len(ids) + 1)
     with torch.inference_mode():
@@ -168,7 +170,7 @@ def test_translator_equals_a_search_by_hand(translator: Translator) -> None:
             bos=BOS,
             eos=EOS,
         )
-    assert translator.translate([text]) == translator.tokenizer.decode([expected[0].tokens])
+    assert translator.translate([text]) == translator.tokenizers.source.decode([expected[0].tokens])
     assert translator.hypotheses([ids], n_best=3) == [expected]
     assert len(expected) == 3
     assert not {PAD, BOS, EOS} & {token for hypothesis in expected for token in hypothesis.tokens}
@@ -176,7 +178,7 @@ def test_translator_equals_a_search_by_hand(translator: Translator) -> None:
 
 def test_hypotheses_are_ranked_by_the_penalty_that_is_given(translator: Translator) -> None:
     """A penalty that grows fast prefers long translations, as a large alpha does; without one, alpha decides."""
-    sources = translator.tokenizer.encode(sentences(6))
+    sources = translator.tokenizers.source.encode(sentences(6))
     steep = translator.with_search(replace(translator.search, length_penalty=3.0))
 
     def found(of: Translator, penalty: Callable[[int], float] | None = None) -> list[list[int]]:
@@ -205,7 +207,7 @@ def test_translator_keeps_batches_within_batch_tokens(translator: Translator, mo
 
 @pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16, Precision.fp16])
 def test_translator_translates_in_other_arithmetic(translator: Translator, precision: Precision) -> None:
-    fast = translator_with(translator.model.float(), translator.tokenizer, precision=precision)
+    fast = translator_with(translator.model.float(), translator.tokenizers.source, precision=precision)
     assert len([text for text in fast.translate(sentences(10)) if text]) > 5
 
 
@@ -225,7 +227,9 @@ class Casts(TorchDispatchMode):
 def test_translator_casts_weights_once_and_not_at_each_step(translator: Translator) -> None:
     small = replace(SEARCH, batch_tokens=300)
     with Casts() as casts:
-        half = translator_with(translator.model.float(), translator.tokenizer, search=small, precision=Precision.bf16)
+        half = translator_with(
+            translator.model.float(), translator.tokenizers.source, search=small, precision=Precision.bf16
+        )
         assert len(half.translate(sentences(8))) == 8
     matrices = [p.data_ptr() for name, p in half.model.named_parameters() if "W_" in name and p.dim() == 2]
     assert len(matrices) == 16  # of a layer of each kind: twelve of attention, four of feed-forward networks
@@ -301,7 +305,7 @@ def test_translator_cuts_a_source_too_long_and_reports_it(
     translator: Translator, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = " ".join(["dog"] * 200)
-    cut = translator.tokenizer.decode([translator.tokenizer.encode([long])[0][:59]])[0]
+    cut = translator.tokenizers.source.decode([translator.tokenizers.source.encode([long])[0][:59]])[0]
     texts = ["a cat .", long, "a dog .", cut]
     with caplog.at_level(logging.WARNING):
         found = translator.translate(texts, first_line=41)
@@ -319,14 +323,14 @@ def test_translator_writes_no_more_than_the_model_can(translator: Translator) ->
         model.get_parameter(f"{norm}.weight").zero_()
         model.get_parameter(f"{norm}.bias").fill_(1.0)
         model.output[:] = torch.arange(model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
-    wordy = translator_with(model, translator.tokenizer, search=replace(SEARCH, max_extra=1_000))
+    wordy = translator_with(model, translator.tokenizers.source, search=replace(SEARCH, max_extra=1_000))
     [[hypothesis]] = wordy.hypotheses([[5] * 59], n_best=1)
     assert (hypothesis.tokens, hypothesis.finished) == ([7] * 60, False)
 
 
 def test_translator_stops_when_asked_and_leaves_the_model_as_it_was(translator: Translator) -> None:
     model = translator.model.train()
-    small = translator_with(model, translator.tokenizer, search=replace(SEARCH, batch_tokens=1))
+    small = translator_with(model, translator.tokenizers.source, search=replace(SEARCH, batch_tokens=1))
     asked: list[int] = []
 
     def at_the_third() -> None:
@@ -340,7 +344,7 @@ def test_translator_stops_when_asked_and_leaves_the_model_as_it_was(translator: 
     expected = small.translate(sentences(9))
     assert model.training
 
-    evaluated = translator_with(model.eval(), translator.tokenizer, search=small.search)
+    evaluated = translator_with(model.eval(), translator.tokenizers.source, search=small.search)
     assert evaluated.translate(sentences(9)) == expected  # no dropout while it translates
     assert not model.training
 
@@ -370,7 +374,7 @@ def weights(translator: Translator) -> list[float]:
 def test_load_translator_chooses_the_checkpoint(run_dir: Path, name: str, seed: int) -> None:
     options: dict[str, Any] = {"search": SearchOverride(beam_size=2), "device": Device.cpu, "precision": Precision.fp32}
     found = load_translator(run_dir, checkpoint=name, **options)
-    assert weights(found) == network(found.tokenizer.vocab_size, seed).output[:2, 0].tolist()
+    assert weights(found) == network(found.tokenizers.source.vocab_size, seed).output[:2, 0].tolist()
     assert found.search == SearchConfig(beam_size=2, length_penalty=0.6, max_extra=8, batch_tokens=2_000)
     assert not found.model.training
 
@@ -813,7 +817,7 @@ def test_evaluate_sets_scores_what_was_written(translator: Translator, tmp_path:
             return [[Hypothesis(ids, 0.0, True)] for ids in sources]
 
     of = translator.batches
-    echo = Translator(translator.tokenizer, Echo(of.models, of.ready, of.search, of.device, of.precision))
+    echo = Translator(translator.tokenizers, Echo(of.models, of.ready, of.search, of.device, of.precision))
     own = RunDir(tmp_path)
     write_sets(own, {"same": [(text, text) for text in sentences(20)]})
     scores = evaluate_sets(own, echo, read_sets(own), scorers={"same": partial(score, tgt_lang="en")})

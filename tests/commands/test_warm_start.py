@@ -95,7 +95,7 @@ def test_init_from_begins_with_the_loss_of_its_source(other: DataConfig, source:
     options: Any = {"search": SearchOverride(), "device": Device.cpu, "precision": Precision.fp32}
     old = load_translator(source, checkpoint="averaged", **options)
     lines = [Path(path).read_text(encoding="utf-8").split("\n")[:-1] for path in (other.dev.src, other.dev.tgt)]
-    dev = DevSet.of(list(zip(*lines, strict=True)), old.tokenizer, max_pieces=1000)
+    dev = DevSet.of(list(zip(*lines, strict=True)), old.tokenizers, max_pieces=1000)
     objective, alone = Objective(old.model, 0.1), World(0, 1, {})
     expected = dev_loss(objective, dev.store, alone, max_tokens=300, device=CPU, precision=Precision.fp32)
     (row,) = [row for row in metrics_of(run_dir) if "dev/loss" in row]
@@ -135,12 +135,12 @@ def test_init_from_takes_the_other_optimizer(other: DataConfig, source: Path, tm
 
 def test_init_from_puts_the_new_text_into_the_old_pieces(other: DataConfig, source: Path, tmp_path: Path) -> None:
     """Under `prepare` too, which needs no weights; from a run, and from a checkpoint in it."""
-    own = prepare(tiny_job(tmp_path / "own", other)).tokenizer_model
+    own = prepare(tiny_job(tmp_path / "own", other)).tokenizers.source.model
     old = (source / "tokenizer.model").read_bytes()
     assert own != old
     for place in (source, step_dir(source, 8), source / "averaged"):
         prepared = prepare(warm(tmp_path / "b", other, place))
-        assert prepared.tokenizer_model == old
+        assert prepared.tokenizers.source.model == old
         first = Path(other.train.src).read_text(encoding="utf-8").partition("\n")[0]
         (pieces,) = Tokenizer(old, "old").encode([first])
         (found, count) = prepared.store.gather(torch.zeros(1, dtype=torch.int64).numpy(), 0)
@@ -319,7 +319,7 @@ def test_init_from_refuses_weights_of_another_tokenizer(other: DataConfig, sourc
 
 def test_init_from_takes_no_other_tokenizer_beside_it(other: DataConfig, source: Path, tmp_path: Path) -> None:
     """Another one is refused; the same one, under any name, is the same one."""
-    (tmp_path / "own.model").write_bytes(prepare(tiny_job(tmp_path / "own", other)).tokenizer_model)
+    (tmp_path / "own.model").write_bytes(prepare(tiny_job(tmp_path / "own", other)).tokenizers.source.model)
     shutil.copy(source / "tokenizer.model", tmp_path / "same.model")
     job = warm(tmp_path / "b", other, source, **STILL)
     assert_refused(with_value(job, "tokenizer.model", str(tmp_path / "own.model")), "own.model is not ")
@@ -374,7 +374,7 @@ def test_init_from_is_not_needed_any_more_once_a_run_has_begun(
     run(job)
     assert_same_end(tmp_path / "b", calm)
     with as_a_command():
-        assert prepare(job).tokenizer_model == (calm / "tokenizer.model").read_bytes()
+        assert prepare(job).tokenizers.source.model == (calm / "tokenizer.model").read_bytes()
     run(job)  # and a finished run prints its results
 
 

@@ -20,7 +20,6 @@ from support.corpora import Shell, write_pair
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig, TrainConfig
 from transformer.data.prepare import Prepared, prepare
-from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError
 
 TRIALS = 100
@@ -246,7 +245,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, clean: DataConfig) -> str:
     prepared = prepare(
         job_of(Corpus("txt").write(folder / "corpus"), clean, folder / "run", TokenizerConfig(vocab_size=40))
     )
-    (folder / "given.model").write_bytes(prepared.tokenizer_model)
+    (folder / "given.model").write_bytes(prepared.tokenizers.source.model)
     return str(folder / "given.model")
 
 
@@ -257,7 +256,7 @@ def job_of(pair: PairConfig, clean: DataConfig, run_dir: Path, tokenizer: Tokeni
 
 def numbers_of(prepared: Prepared) -> list[tuple[list[str], list[str]]]:
     """The numbers in both texts of each pair of the store."""
-    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
+    tokenizer = prepared.tokenizers.source
     sides = []
     for side in (0, 1):
         ids = [prepared.store.gather(np.array([i]), side)[0].tolist() for i in range(len(prepared.store))]

@@ -39,7 +39,6 @@ from transformer.config.settings import (
     TrainConfig,
 )
 from transformer.data.prepare import Prepared
-from transformer.data.tokenizer import Tokenizer
 from transformer.training.loop import train
 
 ENGLISH = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -412,6 +411,6 @@ def assert_same_end(left: Path, right: Path) -> None:
 
 def texts(prepared: Prepared) -> list[tuple[str, str]]:
     """The pairs of a prepared corpus, read back from its pieces."""
-    tokenizer, ids = Tokenizer.from_bytes(prepared.tokenizer_model), range(len(prepared.store))
+    tokenizer, ids = prepared.tokenizers.source, range(len(prepared.store))
     sides = [tokenizer.decode([prepared.store.gather(np.array([i]), side)[0].tolist() for i in ids]) for side in (0, 1)]
     return list(zip(*sides, strict=True))

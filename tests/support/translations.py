@@ -19,7 +19,7 @@ from transformer.config.settings import (
     Precision,
     SearchConfig,
 )
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizer, Tokenizers
 from transformer.decoding.batches import Batches
 from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
@@ -52,7 +52,8 @@ def translator_with(
     model: Transformer, tokenizer: Tokenizer, *, search: SearchConfig = SEARCH, precision: Precision = Precision.fp64
 ) -> Translator:
     """A translator of the model as it is now: a change to its weights would come too late."""
-    return Translator(tokenizer, Batches.of(model, search, device=torch.device("cpu"), precision=precision))
+    batches = Batches.of(model, search, device=torch.device("cpu"), precision=precision)
+    return Translator(Tokenizers(tokenizer, tokenizer), batches)
 
 
 def state_of(vocab_size: int, averaged: list[int] | None = None) -> dict[str, Any]:

@@ -215,11 +215,11 @@ def test_validate_measures_the_moving_average(
 ) -> None:
     """Loss and BLEU of every validation are those of the model in ema.safetensors, loaded afresh."""
     sides = [Path(path).read_text(encoding="utf-8").split("\n")[:-1] for path in (corpus.dev.src, corpus.dev.tgt)]
-    tokenizer = translator_of(finished, "last").tokenizer
-    dev = DevSet.of(list(zip(*sides, strict=True)), tokenizer, max_pieces=1000)
+    tokenizers = translator_of(finished, "last").tokenizers
+    dev = DevSet.of(list(zip(*sides, strict=True)), tokenizers, max_pieces=1000)
     used: list[Transformer] = []
     real = Batches.hypotheses
-    dev_ids = tokenizer.encode(dev.sources)
+    dev_ids = tokenizers.source.encode(dev.sources)
 
     def noted(batches: Batches, sources: list[list[int]], **options: Any) -> list[list[Hypothesis]]:
         if sources == dev_ids:

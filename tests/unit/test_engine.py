@@ -143,7 +143,7 @@ def test_engine_gives_n_best_by_our_penalty_in_order(kept: Path) -> None:
     translator = load(kept, length_penalty=1.0)
     forced = by_torch(kept, length_penalty=1.0)
     penalty = length_penalty(1.0)
-    sources = translator.tokenizer.encode(texts)
+    sources = translator.tokenizers.source.encode(texts)
     for source, found in zip(sources, translator.hypotheses(sources, n_best=3), strict=True):
         scores = [one.score(penalty) for one in found if one.finished]  # torch puts what has not ended behind
         assert len(found) == 3

@@ -48,7 +48,8 @@ WHOLE = [(PAIRS, 1.0)]
 def make_stores(
     corpus: Store = CORPUS, sampler: SubwordSampler | None = None, *, mixture: Mixture = WHOLE, seed: int = 3
 ) -> EpochStores:
-    return EpochStores(corpus, sampler or SubwordSampler(VOCABULARY, 0.2), mixture=mixture, seed=seed)
+    sampler = sampler or SubwordSampler(VOCABULARY, 0.2)
+    return EpochStores(corpus, (sampler, sampler), mixture=mixture, seed=seed)
 
 
 def sentences_of(store: Store, side: int) -> list[list[int]]:

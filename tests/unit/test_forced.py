@@ -62,7 +62,7 @@ def log_probs_by_hand(model: Transformer, source: list[int], target: list[int]) 
 
 def test_score_is_the_log_softmax_of_the_logits(translator: Translator) -> None:
     sources, targets = sentences(40), [*sentences(39)[::-1], "a"]
-    encode = translator.tokenizer.encode
+    encode = translator.tokenizers.source.encode
     for batch_tokens in (1, 400, 10**6):
         found = translator.with_search(replace(SEARCH, batch_tokens=batch_tokens)).score(sources, targets)
         for source, target, one in zip(sources, targets, found, strict=True):
@@ -71,11 +71,11 @@ def test_score_is_the_log_softmax_of_the_logits(translator: Translator) -> None:
             assert one.piece_log_probs == pytest.approx(expected, abs=1e-9)
             assert one.log_prob == pytest.approx(math.fsum(expected), abs=1e-9)
             assert one.score == pytest.approx(math.fsum(expected) / ((5 + len(expected)) / 6) ** 0.6, abs=1e-9)
-            assert one.pieces == [*(translator.tokenizer.piece(index) for index in ids), "</s>"]
+            assert one.pieces == [*(translator.tokenizers.source.piece(index) for index in ids), "</s>"]
 
 
 def test_piece_log_probs_of_what_the_search_found_add_up_to_what_it_said(translator: Translator) -> None:
-    sources = translator.tokenizer.encode(sentences(30))
+    sources = translator.tokenizers.source.encode(sentences(30))
     found = translator.hypotheses(sources, n_best=2)
     pairs = [(ids, one.tokens) for ids, of_one in zip(sources, found, strict=True) for one in of_one]
     again = piece_log_probs([translator.model.eval()], pairs, torch.device("cpu"))
@@ -197,8 +197,8 @@ def test_translate_n_best_aligns_with_the_pieces(translator: Translator) -> None
         for one in translations:
             if one.alignment is None:
                 continue
-            [ids] = translator.tokenizer.encode([text])
-            assert one.alignment.source_pieces == [translator.tokenizer.piece(index) for index in ids]
+            [ids] = translator.tokenizers.source.encode([text])
+            assert one.alignment.source_pieces == [translator.tokenizers.source.piece(index) for index in ids]
             assert "".join(one.alignment.pieces).replace("▁", " ").strip() == one.text
             assert len(one.alignment.source_of) == len(one.alignment.pieces)
             assert set(one.alignment.source_of) <= set(range(len(ids)))
@@ -216,7 +216,7 @@ def test_translate_n_best_aligns_a_translation_as_long_as_the_model_can_write(tr
         norm.weight.zero_()  # type: ignore[union-attr, operator]
         norm.bias.fill_(1.0)  # type: ignore[union-attr, operator]
         model.output[:] = torch.arange(model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
-    wordy = translator_with(model, translator.tokenizer, search=replace(SEARCH, max_extra=1_000, beam_size=1))
+    wordy = translator_with(model, translator.tokenizers.source, search=replace(SEARCH, max_extra=1_000, beam_size=1))
     [[one]] = wordy.translate_n_best(["a dog"], 1, align=True)
     assert one.alignment is not None
     assert len(one.alignment.source_of) == 60
@@ -370,11 +370,13 @@ def test_ensemble_of_a_model_with_itself_is_that_model(translator: Translator) -
 
 
 def test_ensemble_score_is_the_mean_of_the_probabilities(translator: Translator) -> None:
-    other = network(translator.tokenizer.vocab_size, 9, torch.float64)
-    both = replace(translator, batches=translator.batches.joined(translator_with(other, translator.tokenizer).batches))
+    other = network(translator.tokenizers.source.vocab_size, 9, torch.float64)
+    both = replace(
+        translator, batches=translator.batches.joined(translator_with(other, translator.tokenizers.source).batches)
+    )
     texts = sentences(10)
     for text, one in zip(texts, both.score(texts, texts), strict=True):
-        [ids] = translator.tokenizer.encode([text])
+        [ids] = translator.tokenizers.source.encode([text])
         by_model = [log_probs_by_hand(model, ids, ids) for model in (translator.model, other)]
         expected = [math.log((math.exp(a) + math.exp(b)) / 2) for a, b in zip(*by_model, strict=True)]
         assert one.piece_log_probs == pytest.approx(expected, abs=1e-9)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from support.corpora import results_of, run, step_dir, tiny_job, write_corpus
 from support.ranks import ranks
 from transformer.config.settings import ModelConfig, Precision
+from transformer.data.tokenizer import Tokenizers
 from transformer.decoding.search import Hypothesis
 from transformer.distributed import World, join_world
 from transformer.layout import Padded
@@ -35,6 +36,7 @@ class Letters:
 
 
 LETTERS: Any = Letters()  # in the place of a Tokenizer
+BOTH = Tokenizers(LETTERS, LETTERS)
 
 
 class Answers:
@@ -67,7 +69,7 @@ class Answers:
 def test_validate_scores_cased_text(answers: list[str], bleu: float) -> None:
     torch.manual_seed(0)
     model = Transformer(ModelConfig(n_layers=1, d_model=8, d_ff=8, n_heads=2), 54)
-    dev = DevSet.of(list(zip("abc", REFERENCES, strict=True)), LETTERS, max_pieces=100)
+    dev = DevSet.of(list(zip("abc", REFERENCES, strict=True)), BOTH, max_pieces=100)
     answering: Any = Answers(dict(zip("abc", answers, strict=True)))
     validation, hypotheses = validate(
         Objective(model, 0.1),
@@ -89,7 +91,7 @@ def test_validate_scores_cased_text(answers: list[str], bleu: float) -> None:
 def test_translate_dev_asks_for_what_is_not_blank_and_as_long_as_the_model_has_positions_for() -> None:
     answering: Any = Answers({"aaa": "short", "bb": "B"})
     sources = ["aaaaa", "", " ", "\u200b", "bb"]
-    dev = DevSet.of([(source, "x") for source in sources], LETTERS, max_pieces=3)
+    dev = DevSet.of([(source, "x") for source in sources], BOTH, max_pieces=3)
     assert translate_dev(answering, dev, World(0, 1, {}), tokenizer=answering) == ["short", "", "", "", "B"]
     assert answering.asked == LETTERS.encode(["aaa", "bb"])
 
@@ -100,7 +102,7 @@ def test_validate_on_three_ranks_is_that_of_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
     objective = Objective(Transformer(ModelConfig(n_layers=1, d_model=8, d_ff=8, n_heads=2), 54), EPS)
     sources = [*REFERENCES, "ja", "Wo ist hier der Bahnhof?", "Es regnet.", "Ein Satz, der länger als die anderen ist."]
-    dev = DevSet.of([(source, source.upper()) for source in sources], LETTERS, max_pieces=100)
+    dev = DevSet.of([(source, source.upper()) for source in sources], BOTH, max_pieces=100)
     upper: Any = Answers({source: source.upper() for source in sources})
 
     def validate_on(world: World) -> tuple[Validation, list[str]]:
@@ -163,7 +165,7 @@ def test_dev_loss_is_a_mean_over_target_tokens_with_their_ends(max_tokens: int) 
     torch.manual_seed(0)
     model = Transformer(ModelConfig(n_layers=1, d_model=8, d_ff=8, n_heads=2, dropout=0.3), 54)
     texts = [*zip(REFERENCES, ["ja", "", "Ein Satz, der länger als die anderen ist."], strict=True)]
-    dev = DevSet.of(texts, LETTERS, max_pieces=100)
+    dev = DevSet.of(texts, BOTH, max_pieces=100)
     found = dev_loss(
         Objective(model, EPS),
         dev.store,

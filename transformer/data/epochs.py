@@ -22,37 +22,42 @@ import numpy.typing as npt
 
 from transformer.data.store import SIDES, Ids, Lengths, Mixture, Sentences, Store
 from transformer.data.subwords import SubwordSampler
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizers
 
 BLOCK = 1_000  # pairs that are sampled at a time
 SAMPLE = 50_000  # pairs at most that tell, before the first epoch, how long sampled sentences are
+
+Samplers = tuple[SubwordSampler, SubwordSampler]  # of the source and of the target
 
 log = logging.getLogger(__name__)
 
 
 def epoch_stores(
-    corpus: Store, tokenizer: Tokenizer, *, mixture: Mixture, rate: float | None, seed: int
+    corpus: Store, tokenizers: Tokenizers, *, mixture: Mixture, rate: float | None, seed: int
 ) -> "EpochStores":
     """The stores of a run's epochs, with `train.subword_sampling` at this rate; None: without."""
-    sampler = None if rate is None else SubwordSampler(tokenizer.vocabulary(), rate)
-    return EpochStores(corpus, sampler, mixture=mixture, seed=seed)
+    if rate is None:
+        return EpochStores(corpus, None, mixture=mixture, seed=seed)
+    source = SubwordSampler(tokenizers.source.vocabulary(), rate)
+    target = source if tokenizers.is_shared else SubwordSampler(tokenizers.target.vocabulary(), rate)
+    return EpochStores(corpus, (source, target), mixture=mixture, seed=seed)
 
 
 class EpochStores:
-    """The store of every epoch of a run, for one thread to ask for; without a sampler always that of the corpus.
+    """The store of every epoch of a run, for one thread to ask for; without samplers always that of the corpus.
 
     A sentence that would become longer than the longest of the corpus keeps the pieces that it has there. So whatever
     has room for the corpus has room for every epoch.
     """
 
-    def __init__(self, corpus: Store, sampler: SubwordSampler | None, *, mixture: Mixture, seed: int) -> None:
+    def __init__(self, corpus: Store, samplers: Samplers | None, *, mixture: Mixture, seed: int) -> None:
         self.corpus = corpus
-        self._sampler = sampler
+        self._samplers = samplers
         self._seed = seed
 
         # The parts of an epoch's store, and where each begins there and in the corpus.
-        parts = _copies_apart(mixture) if sampler is not None else [(0, len(corpus), 1.0)]
-        self.mixture = mixture if sampler is None else [(count, weight) for _, count, weight in parts]
+        parts = _copies_apart(mixture) if samplers is not None else [(0, len(corpus), 1.0)]
+        self.mixture = mixture if samplers is None else [(count, weight) for _, count, weight in parts]
         counts = [count for _, count, _ in parts]
         self._starts = np.cumsum([0, *counts[:-1]])
         self._corpus_starts = np.array([start for start, _, _ in parts])
@@ -65,7 +70,7 @@ class EpochStores:
 
     def __call__(self, epoch: int) -> Store:
         """The store of this epoch. From now on, that of the next one is made."""
-        if self._sampler is None:
+        if self._samplers is None:
             return self.corpus
 
         if epoch not in self._made:
@@ -79,7 +84,7 @@ class EpochStores:
 
     def make(self, epoch: int) -> Store:
         """The store of this epoch, made by the calling thread whatever others wait for."""
-        return self.corpus if self._sampler is None else self._make(epoch)
+        return self.corpus if self._samplers is None else self._make(epoch)
 
     def corpus_ids(self, ids: Ids) -> Ids:
         """The pairs of the corpus that these pairs of an epoch's store are, or are copies of."""
@@ -96,7 +101,7 @@ class EpochStores:
     @cached_property
     def lengths(self) -> Lengths:
         """Lengths `(n, 2)` as the first epoch has them: of some pairs, and of the longest sentences of the corpus."""
-        if self._sampler is None:
+        if self._samplers is None:
             return self.corpus.lengths
 
         some = np.arange(0, len(self.corpus), -(-len(self.corpus) // SAMPLE))
@@ -148,12 +153,12 @@ class EpochStores:
 
     def _sample(self, ids: Ids, *, epoch: int, side: int) -> Sentences:
         """The sentences `ids` `(b,)` of one side as an epoch has them, their pieces as the corpus stores them."""
-        assert self._sampler is not None
+        assert self._samplers is not None
         if self._is_closed.is_set():
             raise CancelledError
 
         plain = self.corpus.gather(self.corpus_ids(ids), side)
-        sampled = self._sampler.sample(plain, ids, seed=self._seed, epoch=epoch, side=side)
+        sampled = self._samplers[side].sample(plain, ids, seed=self._seed, epoch=epoch, side=side)
         is_too_long = sampled.counts + 1 > self.corpus.longest[side]  # (b,) with EOS
         pieces, counts = _choose(is_too_long, plain, sampled)
         return Sentences(pieces.astype(self.corpus.dtype), counts)

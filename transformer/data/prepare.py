@@ -54,7 +54,7 @@ from transformer.data.report import (
 from transformer.data.round_trip import RoundTrip, warn_of_changes
 from transformer.data.source import Source, is_hub_dataset, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter
-from transformer.data.tokenizer import Tokenizer, read_model, sample_lines, train_tokenizer
+from transformer.data.tokenizer import Tokenizer, Tokenizers, read_model, sample_lines, train_tokenizer
 from transformer.errors import InputError, StorageError
 from transformer.files import build_once, digest_file, read_json, write_json
 from transformer.machine import resolve_threads, trim_heap
@@ -87,7 +87,7 @@ class Prepared:
     path: Path  # of the prepared corpus
     store: Store
     mixture: Mixture  # pairs and weight of each training set in the store
-    tokenizer_model: bytes  # the model file's content
+    tokenizers: Tokenizers
     report: DataReport
     dev: list[Pair]
     test: dict[str, list[Pair]]
@@ -129,14 +129,14 @@ class SharedPrepared:
         """
         path = Path(self.path)
         try:
-            tokenizer_model = (path / TOKENIZER).read_bytes()
-        except OSError as error:
+            tokenizers = Tokenizers.load(path)
+        except InputError as error:
             raise InputError(f"{path}: cannot be read by every process: set data.store_dir to a shared disk") from error
         return Prepared(
             path=path,
             store=Store.open(path, is_verified=True),
             mixture=tuple(zip(self.pairs, self.weights, strict=True)),
-            tokenizer_model=tokenizer_model,
+            tokenizers=tokenizers,
             report=self.report,
             dev=list(zip(self.dev_sources, self.dev_references, strict=True)),
             test={},
@@ -226,7 +226,7 @@ class _Built:
 
     path: Path
     store: Store
-    tokenizer_model: bytes
+    tokenizers: Tokenizers
     report: BuildReport
 
 
@@ -276,7 +276,7 @@ def prepare(job: TrainJob) -> Prepared:
     round_trips = {f"data.{name}": set_report.references for name, set_report in report.sets.items()}
     round_trips["a sample of the training targets"] = report.targets
     warn_of_changes(round_trips, job.tokenizer, is_given=tokenizer_model is not None)
-    _warn_of_cut_tags(job.data, Tokenizer.from_bytes(built.tokenizer_model), is_given=tokenizer_model is not None)
+    _warn_of_cut_tags(job.data, built.tokenizers.source, is_given=tokenizer_model is not None)
     if len(mixture_weights) > 1:
         _log_mixture(mixture_weights, counts)
     log.info("data ready: %s; %.1f s", _summary(report), time.monotonic() - began)
@@ -285,7 +285,7 @@ def prepare(job: TrainJob) -> Prepared:
         path=built.path,
         store=built.store,
         mixture=tuple((counts[name].pairs_kept, weight) for name, weight in mixture_weights.items()),
-        tokenizer_model=built.tokenizer_model,
+        tokenizers=built.tokenizers,
         report=report,
         dev=sets["dev"].pairs or [],
         test={name: sets[f"test.{name}"].pairs or [] for name in job.data.test},
@@ -354,8 +354,6 @@ def _data_report(
     mixture_weights: Mapping[str, float],
     built: _Built,
 ) -> DataReport:
-    tokenizer = Tokenizer.from_bytes(built.tokenizer_model)
-
     # A set is either trained on, and has counts, or kept whole, and has pairs.
     set_reports = {}
     for name, text_set in sets.items():
@@ -368,7 +366,9 @@ def _data_report(
             weight=mixture_weights.get(name),
             pairs_read=len(pairs or ()) if trained_on is None else trained_on.pairs_read,
             pairs_kept=None if trained_on is None else trained_on.pairs_kept,
-            references=None if pairs is None else RoundTrip.of([reference for _, reference in pairs], tokenizer),
+            references=None
+            if pairs is None
+            else RoundTrip.of([reference for _, reference in pairs], built.tokenizers.target),
             left_out=left_out.get(name, text_set.left_out),
         )
 
@@ -570,11 +570,11 @@ def _open(path: Path) -> _Built:
     """The prepared corpus at `path`. Raises InputError where it is missing, damaged or incomplete."""
     store = Store.open(path)
     try:
-        tokenizer_model = read_model(path / TOKENIZER)
+        tokenizers = Tokenizers.load(path)
         report = from_json(BuildReport, read_json(path / REPORT))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a complete prepared corpus ({error})") from error
-    return _Built(path, store, tokenizer_model, report)
+    return _Built(path, store, tokenizers, report)
 
 
 def _is_usable(path: Path) -> bool:
@@ -603,7 +603,7 @@ def _build(path: Path, corpus: _Corpus, screened: _Screened) -> None:
     tokenizer_model = corpus.tokenizer_model
     if tokenizer_model is None:
         tokenizer_model = _train_tokenizer(corpus, screened)
-    tokenizer = Tokenizer.from_bytes(tokenizer_model)
+    tokenizers = Tokenizers.of({TOKENIZER: tokenizer_model}, path)
 
     # The third reading.
     log.info("encoding %s pairs", f"{screened.kept:,}")
@@ -614,8 +614,8 @@ def _build(path: Path, corpus: _Corpus, screened: _Screened) -> None:
     several_sentences = 0  # sources of the store that have more than one
     lengths = np.zeros(corpus.filters.max_length + 1, np.int64)  # how many sources of the store have so many pieces
 
-    with closing(StoreWriter(path, tokenizer.vocab_size)) as writer:
-        for block in _encode_blocks(corpus, kept_by_text, tokenizer):
+    with closing(StoreWriter(path, tokenizers.source.vocab_size)) as writer:
+        for block in _encode_blocks(corpus, kept_by_text, tokenizers):
             keep = _filter_by_pieces(block.source.counts, block.target.counts, corpus.filters, dropped=dropped)
             writer.add(block.source.select(keep), block.target.select(keep))
             kept_by_pieces += keep.tobytes()
@@ -631,12 +631,12 @@ def _build(path: Path, corpus: _Corpus, screened: _Screened) -> None:
             dropped={reason: dropped[reason] for reason in REASONS},
             filters=corpus.filters,
             tokens=TokenCounts(writer.tokens(0), writer.tokens(1)),
-            vocab_size=tokenizer.vocab_size,
-            targets=RoundTrip.of(sampled_targets, tokenizer),
+            vocab_size=tokenizers.target.vocab_size,
+            targets=RoundTrip.of(sampled_targets, tokenizers.target),
             lines=LineCounts(several_sentences, int(lengths.cumsum().searchsorted(0.9999 * lengths.sum()))),
         )
         report_text = json.dumps(to_json(report), indent=1)
-        writer.finish({TOKENIZER: tokenizer_model, REPORT: report_text.encode()})
+        writer.finish({**tokenizers.models, REPORT: report_text.encode()})
 
 
 def _train_tokenizer(corpus: _Corpus, screened: _Screened) -> bytes:
@@ -651,7 +651,7 @@ def _train_tokenizer(corpus: _Corpus, screened: _Screened) -> bytes:
     return tokenizer_model
 
 
-def _encode_blocks(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -> Iterator[_EncodedBlock]:
+def _encode_blocks(corpus: _Corpus, kept_by_text: bytes, tokenizers: Tokenizers) -> Iterator[_EncodedBlock]:
     """The pairs that are kept by their text, block by block, in order.
 
     A thread takes a whole block: to share each block among the threads would have them wait for each other at its end.
@@ -662,18 +662,18 @@ def _encode_blocks(corpus: _Corpus, kept_by_text: bytes, tokenizer: Tokenizer) -
 
     with ThreadPoolExecutor(corpus.threads) as pool:
         while block := list(islice(pairs, BLOCK)):
-            ahead.append(pool.submit(_encode, block, tokenizer, sampled_every=sampled_every))
+            ahead.append(pool.submit(_encode, block, tokenizers, sampled_every=sampled_every))
             if len(ahead) > corpus.threads:  # one more than are encoded: no thread waits for the next
                 yield ahead.popleft().result()
         yield from (future.result() for future in ahead)
 
 
-def _encode(block: list[Pair], tokenizer: Tokenizer, *, sampled_every: int) -> _EncodedBlock:
+def _encode(block: list[Pair], tokenizers: Tokenizers, *, sampled_every: int) -> _EncodedBlock:
     sources = [source for source, _ in block]
     targets = [target for _, target in block]
     return _EncodedBlock(
-        source=Sentences.of(tokenizer.encode(sources)),
-        target=Sentences.of(tokenizer.encode(targets)),
+        source=Sentences.of(tokenizers.source.encode(sources)),
+        target=Sentences.of(tokenizers.target.encode(targets)),
         has_several_sentences=np.fromiter(map(has_several_sentences, sources), np.bool_, len(sources)),
         sampled_targets=targets[::sampled_every],
     )

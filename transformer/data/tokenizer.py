@@ -1,13 +1,15 @@
-"""SentencePiece: one model for both languages, with the fixed ids pad 0, unknown 1, begin 2, end 3.
+"""SentencePiece: one model for both languages or one for each, with the fixed ids pad 0, unknown 1, begin 2, end 3.
 
 Encoding gives pieces only: BOS and EOS are added where batches are made. Decoding drops them. Whitespace of any kind is
 encoded as a space, as scorers see it: a tab or a no-break space shall not be an unknown character.
 """
 
 import io
+import os
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -16,6 +18,7 @@ import sentencepiece
 from transformer.config.settings import TokenizerConfig
 from transformer.errors import InputError
 from transformer.files import open_regular
+from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER
 from transformer.seeding import seed_for
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
@@ -53,6 +56,7 @@ class Tokenizer:
                 f"{origin}: its special ids are pad, unk, bos, eos = {ids}: "
                 "train it with --pad_id=0 --unk_id=1 --bos_id=2 --eos_id=3"
             )
+        self.model = tokenizer_model  # the content of its file
         self.vocab_size: int = processor.get_piece_size()
 
         try:
@@ -116,6 +120,52 @@ class Tokenizer:
     def piece(self, index: int) -> str:
         """The piece of an id, with U+2581 for a space."""
         return str(self._processor.id_to_piece(index))
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """The tokenizer of either side: the same one where one model serves both languages."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    @classmethod
+    def of(cls, models: Mapping[str, bytes], folder: Path) -> "Tokenizers":
+        """From the model files of a folder, as `read_models` gives them. Raises InputError as `Tokenizer` does."""
+        source, *target = (Tokenizer(content, str(folder / name)) for name, content in models.items())
+        return cls(source, target[0] if target else source)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizers":
+        """Those of a run directory, or of a prepared corpus. Raises InputError where they cannot be read."""
+        return cls.of(read_models(folder), folder)
+
+    @property
+    def models(self) -> dict[str, bytes]:
+        """The content of each model file, by its name in a run directory and in a prepared corpus."""
+        models = {TOKENIZER: self.source.model}
+        return models if self.is_shared else {**models, TARGET_TOKENIZER: self.target.model}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one model serves both languages."""
+        return self.source is self.target
+
+    @property
+    def sides(self) -> tuple[Tokenizer, Tokenizer]:
+        """Those of the source and of the target, in the order of a store."""
+        return self.source, self.target
+
+
+def read_models(folder: Path) -> dict[str, bytes]:
+    """The model files of a run directory, or of a prepared corpus, by name: the source's, which may serve both sides.
+
+    Raises InputError as `read_model` does.
+    """
+    names = [TOKENIZER]
+    if os.path.lexists(folder / TARGET_TOKENIZER):
+        names.append(TARGET_TOKENIZER)
+    return {name: read_model(folder / name) for name in names}
 
 
 def _with_plain_spaces(text: str) -> str:

@@ -30,7 +30,7 @@ from transformer.config.settings import (
     SearchConfig,
     SearchOverride,
 )
-from transformer.data.tokenizer import Tokenizer, read_model
+from transformer.data.tokenizer import Tokenizers, read_models
 from transformer.decoding.arguments import search_override
 from transformer.decoding.batches import Batches
 from transformer.decoding.engine.make import with_engine
@@ -132,10 +132,10 @@ def load_translator(
         raise InputError("ensemble needs torch: set search.engine=torch")
     translator = build_translator(run_dir, first_checkpoint, search=search, device=device, precision=precision)
 
-    tokenizer_model = read_model(RunDir(run_dir).tokenizer)
+    models = read_models(run_dir)
     for other_dir in ensemble:
         other_checkpoint = find_checkpoint(other_dir, checkpoint)
-        if read_model(RunDir(other_dir).tokenizer) != tokenizer_model:
+        if read_models(other_dir) != models:
             raise InputError(
                 f"ensemble={other_dir}: its tokenizer is not that of {run_dir}: the pieces of one model mean nothing "
                 "to the other; train the runs on the same data, or with init_from"
@@ -158,7 +158,7 @@ def load_for(job: TranslateJob | ScoreJob) -> Translator:
         precision=job.precision,
         ensemble=[Path(other) for other in job.ensemble],
     )
-    if job.tag is not None and not translator.tokenizer.has_word(job.tag):
+    if job.tag is not None and not translator.tokenizers.source.has_word(job.tag):
         log.warning("tag=%s is no piece of the run's tokenizer: check how the run's own tags are written", job.tag)
     return translator
 
@@ -171,9 +171,10 @@ def build_translator(
     Raises CheckpointError where the parts do not belong together or are damaged.
     """
     run = RunDir(run_dir)
-    tokenizer_model = read_model(run.tokenizer)
-    run.check_tokenizer(tokenizer_model)
-    tokenizer = Tokenizer(tokenizer_model, str(run.tokenizer))
+    models = read_models(run.path)
+    run.check_tokenizers(models)
+    tokenizers = Tokenizers.of(models, run.path)
+    vocab_size = tokenizers.target.vocab_size
 
     torch_device = resolve_device(device)
     if device is Device.auto and torch_device.type == "cpu" and (obstacle := gpu_obstacle()) is not None:
@@ -187,10 +188,10 @@ def build_translator(
     config = checkpoint.settings("model", ModelConfig)
     tensors = checkpoint.weights()
     try:
-        if checkpoint.run_state().vocab_size != tokenizer.vocab_size:
+        if checkpoint.run_state().vocab_size != vocab_size:
             raise ValueError(f"made for another tokenizer than {run.tokenizer}")
-        check_size(config, tokenizer.vocab_size, tensors)
-        model = Transformer(config, tokenizer.vocab_size)
+        check_size(config, vocab_size, tensors)
+        model = Transformer(config, vocab_size)
         load_parameters(model, tensors)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
@@ -204,7 +205,7 @@ def build_translator(
         if torch_device.type == "cuda":
             way = known_way(run, torch_device)
             batches = prove_search(batches)[0] if way is None else in_way(batches, way)
-    translator = Translator(tokenizer, batches, tags=checkpoint.settings("data", DataConfig).required_tags())
+    translator = Translator(tokenizers, batches, tags=checkpoint.settings("data", DataConfig).required_tags())
     return translator if settings.engine is Engine.torch else with_engine(translator, run, checkpoint)
 
 

@@ -36,7 +36,7 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     torch.set_num_threads(resolve_threads(job.threads))
     translator = load_for(job)
     sentences = Sentences.of(Path(job.run_dir)) if job.split else None
-    line_check = LineCheck(Path(job.run_dir), translator.tokenizer)
+    line_check = LineCheck(Path(job.run_dir), translator.tokenizers.source)
     _translate(translator, job, [], None, line=1)  # of nothing: an error in the settings shows before anything is read
     if stdin.isatty():
         log.info("ready: type a sentence; Ctrl-D ends")

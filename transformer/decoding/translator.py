@@ -1,4 +1,4 @@
-"""Text in, text out: a tokenizer around `Batches`, which know ids alone.
+"""Text in, text out: tokenizers around `Batches`, which know ids alone.
 
     texts -> _encode -> ids -> search, sampling or forced decoding in `Batches` -> ids -> _decode -> texts
 
@@ -16,7 +16,7 @@ import torch
 from transformer.arguments import check_callable, check_flag, list_of_texts, shown, whole
 from transformer.config.settings import MOST_BEAM, Engine, Precision, SearchConfig
 from transformer.data.corpus import is_blank
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizer, Tokenizers
 from transformer.decoding.arguments import check_ids, check_search, length_penalties_of, lines_of, sampling_of
 from transformer.decoding.batches import Batches
 from transformer.decoding.forced import IdPair
@@ -39,13 +39,13 @@ class _Prefix:
 
 @dataclass(frozen=True)
 class Translator:
-    """A model with its tokenizer, its search settings, and where and in which arithmetic it computes.
+    """A model with its tokenizers, its search settings, and where and in which arithmetic it computes.
 
     `load` makes one of a run directory; `translate` is its main method. Two threads must not use one translator at the
     same time: it divides torch's threads among its own.
     """
 
-    tokenizer: Tokenizer
+    tokenizers: Tokenizers
     batches: Batches
     tags: Sequence[str] = ()  # all text that the model was trained on began with one of these, if there are any
 
@@ -219,10 +219,10 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """The `n_best` best hypotheses of each source, with their log-probabilities, in the order of the sources.
 
-        Sources and hypotheses are ids of pieces, without BOS and EOS: `tokenizer.encode` and `decode` turn texts into
-        ids and back. The best hypothesis comes first; see `beam_search` for what a list holds. `check` is called before
-        each batch, and may raise. `penalty` is another function of |Y| than that of `search.length_penalty`, such as
-        another toolkit's; it must not fall.
+        Sources and hypotheses are ids of pieces, without BOS and EOS: `tokenizers.source` encodes texts as sources, and
+        `tokenizers.target` decodes hypotheses. The best hypothesis comes first; see `beam_search` for what a list
+        holds. `check` is called before each batch, and may raise. `penalty` is another function of |Y| than that of
+        `search.length_penalty`, such as another toolkit's; it must not fall.
 
         Raises InputError unless 1 <= n_best <= search.beam_size, for ids that no piece has, for a source that the model
         has no positions for, and where memory runs out.
@@ -231,7 +231,7 @@ class Translator:
         check_callable("check", check)
         if penalty is not None:
             check_callable("penalty", penalty)
-        ids = check_ids("sources", sources, vocab_size=self.tokenizer.vocab_size)
+        ids = check_ids("sources", sources, vocab_size=self.tokenizers.source.vocab_size)
         for index, source in enumerate(ids):
             self._check_length(source, f"sources[{index}]")
         return self.batches.hypotheses(ids, n_best=self._checked_n_best(n_best), penalty=penalty, check=check)
@@ -266,7 +266,7 @@ class Translator:
         for (index, (_, target)), by_piece in zip(pairs.items(), log_probs, strict=True):
             total = math.fsum(by_piece)
             score = total / penalty(len(by_piece))
-            scored[index] = Scored(total, score, self._pieces([*target, EOS]), by_piece)
+            scored[index] = Scored(total, score, _pieces([*target, EOS], self.tokenizers.target), by_piece)
         return [scored.get(index, UNSCORED) for index in range(len(sources))]
 
     # ---- what a user gave
@@ -307,8 +307,10 @@ class Translator:
         """
         alignments = self._align(list(sources.values()), hypotheses) if align else None
         penalty = length_penalty(self.search.length_penalty)
-        texts = iter(self.tokenizer.decode([hypothesis.tokens for n_best in hypotheses for hypothesis in n_best]))
-        spelt_prefixes = self.tokenizer.decode([prefix.ids for prefix in prefixes])
+        texts = iter(
+            self.tokenizers.target.decode([hypothesis.tokens for n_best in hypotheses for hypothesis in n_best])
+        )
+        spelt_prefixes = self.tokenizers.target.decode([prefix.ids for prefix in prefixes])
 
         by_index = {}
         for n, (index, n_best) in enumerate(zip(sources, hypotheses, strict=True)):
@@ -341,7 +343,11 @@ class Translator:
             end = start + len(n_best)
             of_source = []
             for (source, target), source_of in zip(pairs[start:end], aligned[start:end], strict=True):
-                of_source.append(Alignment(self._pieces(source), self._pieces(target), source_of))
+                of_source.append(
+                    Alignment(
+                        _pieces(source, self.tokenizers.source), _pieces(target, self.tokenizers.target), source_of
+                    )
+                )
             alignments.append(of_source)
             start = end
         return alignments
@@ -358,7 +364,7 @@ class Translator:
     def _encode(self, texts: list[str], *, lines: Sequence[int], strict: bool) -> dict[int, list[int]]:
         """The ids of each text that is not blank, by its index among the texts; `lines` are what errors name."""
         not_blank = [n for n, text in enumerate(texts) if not is_blank(text)]
-        encoded = self.tokenizer.encode([texts[n] for n in not_blank])
+        encoded = self.tokenizers.source.encode([texts[n] for n in not_blank])
 
         sources = {}
         for index, ids in zip(not_blank, encoded, strict=True):
@@ -374,8 +380,8 @@ class Translator:
             raise InputError(f"{len(sources)} sources, but {len(targets)} targets: each target belongs to one source")
 
         not_blank = [n for n in range(len(sources)) if not (is_blank(sources[n]) or is_blank(targets[n]))]
-        source_ids = self.tokenizer.encode([sources[n] for n in not_blank])
-        target_ids = self.tokenizer.encode([targets[n] for n in not_blank])
+        source_ids = self.tokenizers.source.encode([sources[n] for n in not_blank])
+        target_ids = self.tokenizers.target.encode([targets[n] for n in not_blank])
 
         pairs = {}
         for index, source, target in zip(not_blank, source_ids, target_ids, strict=True):
@@ -387,7 +393,7 @@ class Translator:
 
     def _decode(self, hypotheses: list[Hypothesis], indices: list[int], *, n_texts: int) -> list[str]:
         """The texts of these hypotheses, each at its index in a list of `n_texts`; the others are empty."""
-        translations = self.tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses])
+        translations = self.tokenizers.target.decode([hypothesis.tokens for hypothesis in hypotheses])
         by_index = dict(zip(indices, translations, strict=True))
         return [by_index.get(index, "") for index in range(n_texts)]
 
@@ -403,7 +409,7 @@ class Translator:
             raise InputError(f"{len(prefixes)} prefixes for {n_texts} texts: give one for each, a blank one for none")
 
         texts = ["" if is_blank(prefixes[index]) else " ".join(prefixes[index].split()) for index in sources]
-        encoded = self.tokenizer.encode(texts)
+        encoded = self.tokenizers.target.encode(texts)
 
         for (index, source), ids in zip(sources.items(), encoded, strict=True):
             most = self.batches.max_length(source) - 1  # beside EOS
@@ -414,10 +420,6 @@ class Translator:
                     f"has room for {most}: shorten the prefix{', or raise search.max_extra' * is_bound_by_search}"
                 )
         return [_Prefix(text, ids) for text, ids in zip(texts, encoded, strict=True)]
-
-    def _pieces(self, ids: list[int]) -> list[str]:
-        """The pieces as text."""
-        return [self.tokenizer.piece(index) for index in ids]
 
     def _truncate(self, ids: list[int], line: int, *, strict: bool) -> list[int]:
         """The pieces of a source that the model has positions for, beside EOS; `strict` refuses a longer one."""
@@ -439,6 +441,11 @@ class Translator:
                 f"{what} has {len(ids)} pieces, but model.max_positions has room for {most}: shorten it, or leave the "
                 "pair out"
             )
+
+
+def _pieces(ids: list[int], tokenizer: Tokenizer) -> list[str]:
+    """The pieces as text."""
+    return [tokenizer.piece(index) for index in ids]
 
 
 def _two_names(origins: tuple[str, str]) -> tuple[str, str]:

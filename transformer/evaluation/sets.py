@@ -128,7 +128,9 @@ def evaluate(job: EvaluateJob) -> Evaluation:
 def _kept_translations(
     job: EvaluateJob, run: RunDir, checkpoint: Checkpoint
 ) -> tuple[SearchConfig, str | None, dict[str, list[str]]] | None:
-    """The search of the translations that the run keeps, its engine, and the translations, where only judges are asked, and of this checkpoint.
+    """Of the translations that the run keeps: their search, its engine, and the text; None where they do not serve.
+
+    They serve where only judges are asked, and of this checkpoint.
 
     A judge is to read what results.json is about: other hardware would translate some lines in another way.
     """
@@ -175,7 +177,7 @@ def _translate(
     """The search, its engine, and of each set its name, its scores and its translations."""
     torch.set_num_threads(resolve_threads(job.threads))
     translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
-    line_check = LineCheck(run.path, translator.tokenizer)
+    line_check = LineCheck(run.path, translator.tokenizers.source)
     for pairs in sets.values():
         line_check.add([source for source, _ in pairs])
     line_check.warn("such lines are scored as they come; sets of a sentence a line tell what the model can do")

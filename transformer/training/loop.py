@@ -256,7 +256,7 @@ def _record_step(run: Run, step: Step, result: StepResult, *, waited: float) -> 
     state.norms.add(result.grad_norm)
     flops = step_flops(
         run.job.model,
-        run.tokenizer.vocab_size,
+        run.tokenizers.target.vocab_size,
         source=step.source_tokens,
         target=step.target_tokens,
         mean_length=(step.source_tokens + step.target_tokens) / (2 * step.sentences),
@@ -343,7 +343,7 @@ def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:
                 batches,
                 run.dev,
                 run.world,
-                tokenizer=run.tokenizer,
+                tokenizer=run.tokenizers.target,
                 step=run.progress.step,
                 max_tokens=run.resolved.max_tokens,
                 tgt_lang=job.data.tgt_lang_of(DEV),
@@ -378,7 +378,7 @@ def _commit(run: Run, tracker: Tracker) -> None:
     def write() -> None:
         tracker.flush()  # before the checkpoint is there: after a crash, nobody measures again what led up to it
         state = CheckpointState(
-            vocab_size=run.tokenizer.vocab_size,
+            vocab_size=run.tokenizers.target.vocab_size,
             data_digest=run.data_digest,
             training=run.state.to_record(window, dev_digest=run.dev.digest, plan_version=plan_version(run.job)),
         )

@@ -34,7 +34,7 @@ from transformer.evaluation.sets import digest_sets
 from transformer.files import MANIFEST, remove, write_file, write_json
 from transformer.machine import describe_processor, source_commit
 from transformer.records import RUN_FORMAT, Origin, Proof, Resolved, RunRecord
-from transformer.run_dir import DEV, RunDir
+from transformer.run_dir import DEV, RunDir, tokenizer_digests
 from transformer.training.resolve import resolve_again, resolve_settings
 
 log = logging.getLogger(__name__)
@@ -48,10 +48,11 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
     run = RunDir(Path(job.run_dir))
 
     # A run whose checkpoints were taken away may have left these.
-    for stale in (run.results, run.best, run.averaged):
+    for stale in (run.results, run.best, run.averaged, run.target_tokenizer):
         remove(stale)
 
     resolved = resolve_settings(job, world_size)
+    tokenizer_sha256, target_tokenizer_sha256 = tokenizer_digests(prepared.tokenizers.models)
     record = RunRecord(
         format=RUN_FORMAT,
         id=secrets.token_hex(8),
@@ -59,7 +60,7 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
         versions=_versions(),
         data_digest=prepared.report.digest,
         prepare_version=PREPARE_VERSION,
-        tokenizer_sha256=sha256(prepared.tokenizer_model).hexdigest(),
+        tokenizer_sha256=tokenizer_sha256,
         init_from=None if source is None else _origin(source),
         resolved=resolved,
         config=job,
@@ -68,10 +69,12 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
         dev_digest=digest_sets({DEV: prepared.dev}),
         test_digest=digest_sets(prepared.test),
         proof=_earlier_proof(run),
+        target_tokenizer_sha256=target_tokenizer_sha256,
     )
 
     _write(run, record, prepared)
-    write_file(run.tokenizer, prepared.tokenizer_model)
+    for name, content in prepared.tokenizers.models.items():
+        write_file(run.path / name, content)
     return resolved
 
 
@@ -191,7 +194,8 @@ def _changed_data(job: TrainJob, prepared: Prepared, *, record: RunRecord, check
             if record.prepare_version == PREPARE_VERSION
             else f"how data are prepared: version {record.prepare_version} -> {PREPARE_VERSION}"
         )
-    elif record.tokenizer_sha256 != sha256(prepared.tokenizer_model).hexdigest():  # the digest is of its settings
+    elif (record.tokenizer_sha256, record.target_tokenizer_sha256) != tokenizer_digests(prepared.tokenizers.models):
+        # The digest of the data is of the tokenizer's settings.
         before = record.versions.get("sentencepiece")
         now = sentencepiece.__version__
         changed.append(f"the tokenizer: SentencePiece {before} trained another one than {now} does")

@@ -26,7 +26,7 @@ from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.plan import Batching
 from transformer.data.prepare import Prepared, SharedPrepared, prepare
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizers
 from transformer.decoding.engine.make import check_engine
 from transformer.distributed import Wait, World, local_device
 from transformer.errors import CheckpointError, StorageError
@@ -56,7 +56,7 @@ class Run:
     directory: RunDir
     resolved: Resolved
     device: torch.device
-    tokenizer: Tokenizer
+    tokenizers: Tokenizers
     stores: EpochStores
     batching: Batching
     dev: DevSet
@@ -191,7 +191,8 @@ def build_run(
     """
     set_up_process(threads=resolved.threads, deterministic=job.train.deterministic, compiles=resolved.compile)
     directory = RunDir(Path(job.run_dir))
-    tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
+    tokenizers = prepared.tokenizers
+    vocab_size = tokenizers.target.vocab_size
     device = local_device(torch.device(resolved.device.name))
     avoid_cudnn_attention(device)
 
@@ -200,7 +201,7 @@ def build_run(
         state = TrainState.at_start(
             job.model,
             job.train,
-            vocab_size=tokenizer.vocab_size,
+            vocab_size=vocab_size,
             device=device,
             precision=resolved.precision,
             source=source,
@@ -212,7 +213,7 @@ def build_run(
     # How to compute it: in a way that this device is sound in.
     stores = epoch_stores(
         prepared.store,
-        tokenizer,
+        tokenizers,
         mixture=prepared.mixture,
         rate=job.train.subword_sampling,
         seed=job.train.seed,
@@ -247,12 +248,12 @@ def build_run(
         world.from_rank0(partial(_update_record, directory, resolved=resolved, memory=memory))
 
     settings = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items() if value is not None)
-    log.info("%s parameters; %s", f"{count_parameters(job.model, tokenizer.vocab_size).total:,}", settings)
+    log.info("%s parameters; %s", f"{count_parameters(job.model, vocab_size).total:,}", settings)
     if device.type == "cuda":
         log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")
 
     # The dev set, which may change between two starts: validation only measures.
-    dev = DevSet.of(prepared.dev, tokenizer, max_pieces=job.model.max_positions - 1)
+    dev = DevSet.of(prepared.dev, tokenizers, max_pieces=job.model.max_positions - 1)
     if record is not None and record.dev_digest != dev.digest:
         log.warning("the text of data.dev has changed: its scores cannot be compared with the earlier ones")
 
@@ -262,7 +263,7 @@ def build_run(
         directory=directory,
         resolved=resolved,
         device=device,
-        tokenizer=tokenizer,
+        tokenizers=tokenizers,
         stores=stores,
         batching=batching(resolved),
         dev=dev,

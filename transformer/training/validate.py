@@ -18,7 +18,7 @@ from transformer.data.batch import collate
 from transformer.data.corpus import Pair, is_blank
 from transformer.data.plan import split_step
 from transformer.data.store import Store
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizer, Tokenizers
 from transformer.decoding.batches import Batches
 from transformer.distributed import World
 from transformer.evaluation.score import measure_bleu, measure_chrf
@@ -41,12 +41,12 @@ class DevSet:
     digest: str  # of the texts
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], tokenizer: Tokenizer, *, max_pieces: int) -> "DevSet":
+    def of(cls, pairs: Sequence[Pair], tokenizers: Tokenizers, *, max_pieces: int) -> "DevSet":
         """The dev set of these sentence pairs; the model sees the first `max_pieces` pieces of a side."""
         sources = [source for source, _ in pairs]
         references = [reference for _, reference in pairs]
-        source_pieces = tokenizer.encode(sources)
-        target_pieces = tokenizer.encode(references)
+        source_pieces = tokenizers.source.encode(sources)
+        target_pieces = tokenizers.target.encode(references)
 
         for line, (source, target) in enumerate(zip(source_pieces, target_pieces, strict=True), 1):
             longest = max(len(source), len(target))

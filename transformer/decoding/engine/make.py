@@ -92,7 +92,7 @@ def _searcher_of(
     translator: Translator, run: RunDir, checkpoint: Checkpoint, *, quantization: Quantization
 ) -> Searcher:
     """The engine in the run, or in a temporary folder where the run cannot be written."""
-    pieces = vocabulary_of(translator.tokenizer)
+    pieces = vocabulary_of(translator.tokenizers.target)
 
     def fill(folder: Path) -> None:
         write(translator.model, pieces, folder, quantization=quantization)
@@ -135,10 +135,10 @@ def _check(translator: Translator, run: RunDir, folder: Path, quantization: Quan
     model = copy.deepcopy(translator.model).cpu().float()
     search = SearchConfig(beam_size=1, max_extra=translator.search.max_extra)
     batches = Batches.of(model, search, device=torch.device("cpu"), precision=Precision.fp32)
-    plain = Translator(translator.tokenizer, batches)
+    plain = Translator(translator.tokenizers, batches)
     sentences = choose_sentences(((text, None) for text in _texts(run, plain)), translator=plain, count=SENTENCES)
 
-    pieces = vocabulary_of(translator.tokenizer)
+    pieces = vocabulary_of(translator.tokenizers.target)
     peer = CTranslate2Peer(folder, pieces, run.tokenizer, alpha=0.0, threads=torch.get_num_threads())
     is_exact = quantization is Quantization.float32
     parity = compare(plain, peer, sentences, bound=FLOAT32_BOUND if is_exact else None)
@@ -160,4 +160,4 @@ def _texts(run: RunDir, translator: Translator) -> Iterator[str]:
     longest = max(1, min(LONGEST, translator.batches.max_positions // 2))
     while True:
         ids = draw.integers(UNK + 1, translator.model.vocab_size, size=draw.integers(1, longest, endpoint=True))
-        yield from translator.tokenizer.decode([ids.tolist()])
+        yield from translator.tokenizers.source.decode([ids.tolist()])

@@ -116,7 +116,8 @@ def choose_sentences(pairs: Iterable[tuple[str, str | None]], *, translator: Tra
 def _usable_sentences(pairs: Iterable[tuple[str, str | None]], translator: Translator) -> Iterator[Sentence]:
     max_pieces = translator.model.config.max_positions - 1  # the last position is for EOS
     for line, (text, reference) in enumerate(pairs, 1):
-        pieces, target = translator.tokenizer.encode([text, reference or ""])
+        [pieces] = translator.tokenizers.source.encode([text])
+        [target] = translator.tokenizers.target.encode([reference or ""])
         if pieces and max(len(pieces), len(target)) <= max_pieces:
             yield Sentence(line, text, pieces, reference)
 
@@ -127,7 +128,7 @@ def mean_length(sentences: Sequence[Sentence], translator: Translator) -> float:
     if references is None:
         targets = [sentence.pieces for sentence in sentences]
     else:
-        targets = translator.tokenizer.encode(references)
+        targets = translator.tokenizers.target.encode(references)
     return 1.0 + sum(map(len, targets)) / len(targets)
 
 
@@ -157,7 +158,7 @@ def compare(
     if references is None:
         targets = [best.tokens for best in _ours(translator, peer, sources, beam_size=1)]
     else:
-        targets = translator.tokenizer.encode(references)
+        targets = translator.tokenizers.target.encode(references)
     log_probs, mean_log_probs, logits = _compare_forced(exact, peer, sources, targets)
 
     # Cut the same texts into pieces.
@@ -244,8 +245,8 @@ def _compare_searches(
     sources = [sentence.pieces for sentence in sentences]
     ours = _ours(translator, peer, sources, beam_size=beam_size)
     theirs = _theirs(translator, peer, sources, beam_size=beam_size)
-    our_texts = translator.tokenizer.decode([best.tokens for best in ours])
-    their_texts = translator.tokenizer.decode([best.tokens for best in theirs])
+    our_texts = translator.tokenizers.target.decode([best.tokens for best in ours])
+    their_texts = translator.tokenizers.target.decode([best.tokens for best in theirs])
 
     # Where they differ, and by how much.
     differences = []

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from transformer.config.settings import Engine
+from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
@@ -105,9 +106,9 @@ def describe_heads(job: AttentionJob, run: RunDir, translator: Translator) -> He
     if not sentences:
         raise InputError(f"{origin_of(job, run)} has no sentence")
     for number, (source, target) in enumerate(sentences, 1):
-        check_pieces(translator, source, f"sentence {number}")
+        check_pieces(translator, source, f"sentence {number}", side=0)
         if target is not None:
-            check_pieces(translator, target, f"the reference of sentence {number}")
+            check_pieces(translator, target, f"the reference of sentence {number}", side=1)
     gold = None if job.alignments is None else read_alignments(Path(job.alignments), len(sentences))
 
     # Measure the heads in each of them.
@@ -124,8 +125,8 @@ def describe_heads(job: AttentionJob, run: RunDir, translator: Translator) -> He
         )
         heads.add(maps)
         if gold is not None:
-            source_words = _word_of_each(translator, source_ids)
-            target_words = _word_of_each(translator, target_ids)
+            source_words = _word_of_each(translator.tokenizers.source, source_ids)
+            target_words = _word_of_each(translator.tokenizers.target, target_ids)
             _check_links(gold[index], source_words, target_words, place=f"{job.alignments}:{index + 1}")
             alignments.add(maps, gold[index], source=source_words, target=target_words)
 
@@ -138,9 +139,9 @@ def describe_heads(job: AttentionJob, run: RunDir, translator: Translator) -> He
     )
 
 
-def _word_of_each(translator: Translator, ids: Sequence[int]) -> list[int]:
+def _word_of_each(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """The word that each piece belongs to, counted from 0."""
-    return word_of_each([translator.tokenizer.piece(id) for id in ids])
+    return word_of_each([tokenizer.piece(id) for id in ids])
 
 
 def _check_links(gold: Gold, source: Sequence[int], target: Sequence[int], *, place: str) -> None:

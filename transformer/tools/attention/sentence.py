@@ -112,13 +112,13 @@ def inspect(translator: Translator, sentence: Sentence, *, most_weights: int) ->
 
     Raises InputError where it has no visible text, or is too long for the model or for a page.
     """
-    tokenizer = translator.tokenizer
+    tokenizers = translator.tokenizers
     text, given = sentence
 
     # The pieces of both sides.
-    check_pieces(translator, text, "the sentence")
+    check_pieces(translator, text, "the sentence", side=0)
     if given is not None:
-        check_pieces(translator, given, "the translation")
+        check_pieces(translator, given, "the translation", side=1)
     [(source, target)] = read_pieces(translator, [sentence])
     _check_weights(translator, n_source=len(source), n_target=len(target), most_weights=most_weights)
 
@@ -132,21 +132,21 @@ def inspect(translator: Translator, sentence: Sentence, *, most_weights: int) ->
     )
     return Inspected(
         text=text,
-        source=[tokenizer.piece(id) for id in [*source, EOS]],
-        reads=[tokenizer.piece(id) for id in [BOS, *target]],
-        predicts=[tokenizer.piece(id) for id in [*target, EOS]],
-        translation=tokenizer.decode([target])[0] if given is None else given,
+        source=[tokenizers.source.piece(id) for id in [*source, EOS]],
+        reads=[tokenizers.target.piece(id) for id in [BOS, *target]],
+        predicts=[tokenizers.target.piece(id) for id in [*target, EOS]],
+        translation=tokenizers.target.decode([target])[0] if given is None else given,
         is_forced=given is not None,
         maps=maps,
     )
 
 
-def check_pieces(translator: Translator, text: str, which: str) -> None:
+def check_pieces(translator: Translator, text: str, which: str, *, side: int) -> None:
     """Raise InputError where a text has no pieces, or more than the model has positions for.
 
-    `which` names the text in the error.
+    `which` names the text in the error. `side` is 0 for a source, 1 for a target.
     """
-    [pieces] = translator.tokenizer.encode([text])
+    [pieces] = translator.tokenizers.sides[side].encode([text])
     max_pieces = translator.model.config.max_positions - 1  # one position is for EOS or BOS
     if not pieces or is_blank(text):
         raise InputError(f"{which} has no visible text: choose another")
@@ -171,12 +171,12 @@ def _check_weights(translator: Translator, *, n_source: int, n_target: int, most
 
 def read_pieces(translator: Translator, sentences: Sequence[Sentence]) -> list[tuple[list[int], list[int]]]:
     """The piece ids of each source, and of its translation: the given one, or the model's own."""
-    sources = translator.tokenizer.encode([source for source, _ in sentences])
+    sources = translator.tokenizers.source.encode([source for source, _ in sentences])
     targets: dict[int, list[int]] = {}  # by the number of the sentence
 
     # The translations that are given.
     given = {number: target for number, (_, target) in enumerate(sentences) if target is not None}
-    encoded = translator.tokenizer.encode(list(given.values()))
+    encoded = translator.tokenizers.target.encode(list(given.values()))
     targets.update(zip(given, encoded, strict=True))
 
     # The model's own for the other sentences.

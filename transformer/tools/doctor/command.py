@@ -19,7 +19,6 @@ from transformer.compute import avoid_cudnn_attention
 from transformer.config.jobs import TrainJob
 from transformer.data.prepare import configured_sets, prepare
 from transformer.data.source import resolve_source, store_beside
-from transformer.data.tokenizer import Tokenizer
 from transformer.errors import CheckpointError, FindingsError, InputError
 from transformer.tools.doctor.alignment import check_alignment
 from transformer.tools.doctor.findings import Check, Level, failed
@@ -126,8 +125,8 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
         find_source(job)
         prepared = prepare(job)
         resolved = resolve_settings(job, world_size=1)
-        tokenizer = Tokenizer.from_bytes(prepared.tokenizer_model)
-        vocab_size = tokenizer.vocab_size
+        tokenizers = prepared.tokenizers
+        vocab_size = tokenizers.target.vocab_size
         batching = batching_of(job, resolved, lengths=prepared.store.lengths, mixture=prepared.mixture)
         preview = preview_epoch(prepared.store.lengths, batching)
     except (InputError, CheckpointError) as error:
@@ -136,8 +135,8 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
 
     # Tokenizer and plan.
     checks = [
-        *check_pieces(surveys, tokenizer),
-        *check_longest(surveys, job, tokenizer),
+        *check_pieces(surveys, tokenizers),
+        *check_longest(surveys, job, tokenizers),
         check_dropped(prepared, job),
         check_plan(preview, job),
     ]

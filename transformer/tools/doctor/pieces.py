@@ -14,7 +14,7 @@ from transformer.config.jobs import TrainJob
 from transformer.data.corpus import with_tag
 from transformer.data.prepare import Prepared
 from transformer.data.round_trip import RoundTrip
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizer, Tokenizers
 from transformer.tools.doctor.findings import Check, Level, failed, measured, passed, percent
 from transformer.tools.doctor.survey import SIDES, Survey
 from transformer.tools.preview import Preview
@@ -57,33 +57,45 @@ def check_characters(surveys: Sequence[Survey], job: TrainJob) -> Check:
     )
 
 
-def check_pieces(surveys: Sequence[Survey], tokenizer: Tokenizer) -> list[Check]:
+def check_pieces(surveys: Sequence[Survey], tokenizers: Tokenizers) -> list[Check]:
     """What the vocabulary consists of, and for each side of each set its unknown pieces, bytes and round trip."""
-    pieces = {index: tokenizer.piece(index) for index in range(EOS + 1, tokenizer.vocab_size)}
-    bytes_ids = {index for index, piece in pieces.items() if _BYTE.fullmatch(piece)}
-    single = sum(len(piece) == 1 for piece in pieces.values()) + len(bytes_ids)
-
-    checks = [
-        measured(
-            "single characters",
-            "vocabulary",
-            found=f"{single:,} of {tokenizer.vocab_size:,} pieces are single characters or bytes",
-            value=single / tokenizer.vocab_size,
-            limit=MOST_SINGLE,
-            level=Level.warning,
-            remedy="raise tokenizer.vocab_size, or lower tokenizer.character_coverage (0.9995) with "
-            "tokenizer.byte_fallback=true: hardly a word is a piece",
-            places=[],
-        )
-    ]
+    if tokenizers.is_shared:
+        checks = [_check_vocabulary(tokenizers.source, "vocabulary", key="tokenizer")]
+    else:
+        checks = [
+            _check_vocabulary(tokenizers.source, "source vocabulary", key="tokenizer"),
+            _check_vocabulary(tokenizers.target, "target vocabulary", key="tokenizer.target"),
+        ]
     for survey in surveys:
-        for side in (0, 1):
-            checks += _check_side(survey, side, tokenizer=tokenizer, bytes_ids=bytes_ids)
+        for side, tokenizer in enumerate(tokenizers.sides):
+            checks += _check_side(survey, side, tokenizer)
     return checks
 
 
-def _check_side(survey: Survey, side: int, *, tokenizer: Tokenizer, bytes_ids: set[int]) -> list[Check]:
-    """Cut the texts of one side into pieces, and look at these; `bytes_ids` are the pieces that stand for a byte."""
+def _check_vocabulary(tokenizer: Tokenizer, where: str, *, key: str) -> Check:
+    """What a vocabulary consists of; `key` is the group of its settings."""
+    pieces = [tokenizer.piece(index) for index in range(EOS + 1, tokenizer.vocab_size)]
+    single = sum(len(piece) == 1 for piece in pieces) + len(_bytes_ids(tokenizer))
+    return measured(
+        "single characters",
+        where,
+        found=f"{single:,} of {tokenizer.vocab_size:,} pieces are single characters or bytes",
+        value=single / tokenizer.vocab_size,
+        limit=MOST_SINGLE,
+        level=Level.warning,
+        remedy=f"raise {key}.vocab_size, or lower {key}.character_coverage (0.9995) with {key}.byte_fallback=true: "
+        "hardly a word is a piece",
+        places=[],
+    )
+
+
+def _bytes_ids(tokenizer: Tokenizer) -> set[int]:
+    """The pieces that stand for a byte."""
+    return {index for index in range(EOS + 1, tokenizer.vocab_size) if _BYTE.fullmatch(tokenizer.piece(index))}
+
+
+def _check_side(survey: Survey, side: int, tokenizer: Tokenizer) -> list[Check]:
+    """Cut the texts of one side into pieces, and look at these."""
     # Encode, a sample where there are many.
     stride = -(-len(survey.lines) // MOST_TEXTS) or 1
     texts = survey.side(side)[::stride]
@@ -93,6 +105,7 @@ def _check_side(survey: Survey, side: int, *, tokenizer: Tokenizer, bytes_ids: s
     # Count.
     total = max(1, sum(map(len, encoded)))
     characters = sum(map(len, texts))
+    bytes_ids = _bytes_ids(tokenizer)
     unknown = sum(ids.count(UNK) for ids in encoded)
     spelled = sum(index in bytes_ids for ids in encoded for index in ids)
     lines_with_unknown = [line for line, ids in zip(lines, encoded, strict=True) if UNK in ids]
@@ -141,7 +154,7 @@ def _check_side(survey: Survey, side: int, *, tokenizer: Tokenizer, bytes_ids: s
 # ---- lengths --------------------------------------------------------------------------------------------------------
 
 
-def check_longest(surveys: Sequence[Survey], job: TrainJob, tokenizer: Tokenizer) -> list[Check]:
+def check_longest(surveys: Sequence[Survey], job: TrainJob, tokenizers: Tokenizers) -> list[Check]:
     """The longest sentences of a training set against the step, of an evaluation set against the model's positions."""
     tags = {name: pair.tag for name, pair in job.data.sets().items()}
     checks = []
@@ -159,7 +172,7 @@ def check_longest(surveys: Sequence[Survey], job: TrainJob, tokenizer: Tokenizer
             remedy = "split these lines: what is longer is cut off"
 
         tag = tags[survey.name]
-        lengths = {line: _tokens(tokenizer, with_tag(source, tag), target) for line, source, target in survey.longest}
+        lengths = {line: _tokens(tokenizers, with_tag(source, tag), target) for line, source, target in survey.longest}
         longest = max(lengths.values(), default=0)
         too_long = [line for line, length in lengths.items() if length > limit]
 
@@ -175,9 +188,11 @@ def check_longest(surveys: Sequence[Survey], job: TrainJob, tokenizer: Tokenizer
     return checks
 
 
-def _tokens(tokenizer: Tokenizer, source: str, target: str) -> int:
+def _tokens(tokenizers: Tokenizers, source: str, target: str) -> int:
     """The tokens of a pair's longer side, with EOS."""
-    return max(len(ids) for ids in tokenizer.encode([source, target])) + 1
+    [source_ids] = tokenizers.source.encode([source])
+    [target_ids] = tokenizers.target.encode([target])
+    return max(len(source_ids), len(target_ids)) + 1
 
 
 def check_dropped(prepared: Prepared, job: TrainJob) -> Check:

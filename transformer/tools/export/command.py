@@ -25,7 +25,6 @@ from transformer.checkpoint import find_checkpoint
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Device, Engine, ModelConfig, Precision, Quantization
 from transformer.data.corpus import read_lines, read_pairs
-from transformer.data.tokenizer import read_model
 from transformer.decoding.engine.parity import Parity, choose_sentences, compare, format_parity, mean_length
 from transformer.decoding.engine.peer import exponent_near
 from transformer.decoding.loading import build_translator
@@ -116,7 +115,6 @@ def export(job: ExportJob) -> Exported:
         translator=translator,
         src_lang=data.src_lang,
         tgt_lang=data.tgt_lang,
-        tokenizer_model=read_model(run.tokenizer),
         quantization=job.quantization,
         exponent=exponent,
         origin=f"{run.path} ({checkpoint.path.name})",

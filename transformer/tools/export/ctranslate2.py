@@ -38,13 +38,15 @@ print([pieces.decode(result.hypotheses[0]) for result in found])
 def write(original: Original, folder: Path) -> None:
     """Write the model, its vocabulary and its tokenizer."""
     translator = original.translator
-    write_model(translator.model, vocabulary_of(translator.tokenizer), folder, quantization=original.quantization)
-    (folder / TOKENIZER).write_bytes(original.tokenizer_model)
+    write_model(
+        translator.model, vocabulary_of(translator.tokenizers.source), folder, quantization=original.quantization
+    )
+    (folder / TOKENIZER).write_bytes(translator.tokenizers.source.model)
 
 
 def load(original: Original, folder: Path, threads: int) -> CTranslate2Peer:
     """The model in the folder, with the exponent of the export."""
-    pieces = vocabulary_of(original.translator.tokenizer)
+    pieces = vocabulary_of(original.translator.tokenizers.source)
     return CTranslate2Peer(folder, pieces, folder / TOKENIZER, alpha=original.exponent, threads=threads)
 
 

@@ -16,12 +16,11 @@ from transformer.decoding.translator import Translator
 
 @dataclass(frozen=True)
 class Original:
-    """What is exported: a model, its tokenizer and its search settings, in float32 on a CPU."""
+    """What is exported: a model, its tokenizers and its search settings, in float32 on a CPU."""
 
     translator: Translator
     src_lang: str
     tgt_lang: str
-    tokenizer_model: bytes
     quantization: Quantization
     exponent: float  # of a length, in place of the run's length penalty: see `exponent_near`
     origin: str  # the run and the checkpoint, for people

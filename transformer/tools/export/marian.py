@@ -140,10 +140,10 @@ def _write_tokenizer(original: Original, folder: Path) -> None:
 
     source = folder / "source.spm"
     target = folder / "target.spm"
-    source.write_bytes(original.tokenizer_model)
-    target.write_bytes(original.tokenizer_model)
+    source.write_bytes(original.translator.tokenizers.source.model)
+    target.write_bytes(original.translator.tokenizers.target.model)
 
-    tokenizer = original.translator.tokenizer
+    tokenizer = original.translator.tokenizers.source
     pieces = {tokenizer.piece(index): index for index in range(tokenizer.vocab_size)}
     vocabulary = folder / "vocab.json"
     vocabulary.write_bytes(encode_json(pieces))

@@ -217,7 +217,7 @@ def write(original: Original, folder: Path) -> None:
         },
         outputs=["logits", "keys", "values"],
     )
-    (folder / TOKENIZER).write_bytes(original.tokenizer_model)
+    (folder / TOKENIZER).write_bytes(original.translator.tokenizers.source.model)
 
 
 def _export(

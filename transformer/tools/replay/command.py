@@ -180,7 +180,7 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
             f"{directory.path}: the training data or the filters have changed since this run began: restore them to "
             "replay it"
         )
-    directory.check_tokenizer(prepared.tokenizer_model)
+    directory.check_tokenizers(prepared.tokenizers.models)
     for change in [] if checkpoint is None else changed_order(job, checkpoint):
         raise InputError(f"{directory.path}: {change}: replay it with the version that it was trained with")
 
@@ -384,7 +384,8 @@ def _sentence(run: Run, index: int) -> Sentence:
     ids = np.array([index])
     source_pieces = run.stores.corpus.gather(ids, 0).pieces.tolist()
     target_pieces = run.stores.corpus.gather(ids, 1).pieces.tolist()
-    source, target = run.tokenizer.decode([source_pieces, target_pieces])
+    [source] = run.tokenizers.source.decode([source_pieces])
+    [target] = run.tokenizers.target.decode([target_pieces])
     return Sentence(index, source, target)
 
 

@@ -67,7 +67,7 @@ def _explorers(run: RunReading, job: ReportJob, *, is_alone: bool) -> list[dict[
 def _readable(translator: Translator, dev: Sequence[Pair]) -> list[int]:
     """The lines, counted from 1, of the sentences that are neither too short nor too long to look at."""
     sources = [source for source, _ in dev]
-    pieces = translator.tokenizer.encode(sources)
+    pieces = translator.tokenizers.source.encode(sources)
 
     lines = []
     for line, (source, ids) in enumerate(zip(sources, pieces, strict=True), 1):

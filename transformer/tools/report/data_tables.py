@@ -7,7 +7,7 @@ from statistics import fmean
 from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
 from transformer.data.report import DataReport
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizers
 from transformer.errors import TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.tools.metrics import Curve
@@ -109,7 +109,7 @@ def _pieces(run: RunReading, whose: str) -> list[Block]:
 
     # Read; what fails is noted in the run.
     try:
-        tokenizer = Tokenizer.load(run.directory.tokenizer)
+        tokenizers = Tokenizers.load(run.directory.path)
         sets = {name: read_set(run.directory, name) for name in run.directory.set_names()}
     except TransformerError as error:
         run.missing.append(str(error))
@@ -118,8 +118,8 @@ def _pieces(run: RunReading, whose: str) -> list[Block]:
     # Encode and count.
     rows: list[list[Cell]] = []
     for name, pairs in sets.items():
-        sources = tokenizer.encode([source for source, _ in pairs])
-        targets = tokenizer.encode([target for _, target in pairs])
+        sources = tokenizers.source.encode([source for source, _ in pairs])
+        targets = tokenizers.target.encode([target for _, target in pairs])
         unknown = sum(UNK in ids for ids in [*sources, *targets])
         cut = sum(len(ids) > max_pieces for ids in sources)
         rows.append([name, f"{len(pairs):,}", _lengths(sources), _lengths(targets), f"{unknown:,}", f"{cut:,}"])

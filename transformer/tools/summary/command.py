@@ -22,7 +22,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig
 from transformer.cost import PEAK_FLOPS, UTILISATION, Parameters, StackParameters, count_parameters, step_flops
 from transformer.data.plan import SLOTS
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizers
 from transformer.errors import InputError
 from transformer.records import Resolved
 from transformer.run_dir import RunDir
@@ -166,8 +166,8 @@ def _subject_of_run(path: Path) -> _Subject:
         raise InputError(f"run={path}: no such run directory")
     run = RunDir(path)
     record = run.read_record()
-    tokenizer = Tokenizer.load(run.tokenizer)
-    return _Subject(record.config, tokenizer.vocab_size, record.resolved)
+    tokenizers = Tokenizers.load(run.path)
+    return _Subject(record.config, tokenizers.target.vocab_size, record.resolved)
 
 
 # ---- FLOPs and hours ------------------------------------------------------------------------------------------------

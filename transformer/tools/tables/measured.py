@@ -8,7 +8,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import Metric
 from transformer.cost import step_flops
 from transformer.data.report import read_report
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizers
 from transformer.evaluation.judges import JudgedText, read_judgements
 from transformer.evaluation.sets import read_set
 from transformer.loss import perplexity
@@ -88,8 +88,8 @@ def measure(job: TrainJob, results: Results) -> Measured:
 
     # Perplexity per piece and per word: the same loss is spread over fewer words than pieces.
     dev = [reference for _, reference in read_set(run, DEV)]
-    tokenizer = Tokenizer.load(run.tokenizer)
-    pieces = sum(len(ids) + 1 for ids in tokenizer.encode(dev))
+    tokenizers = Tokenizers.load(run.path)
+    pieces = sum(len(ids) + 1 for ids in tokenizers.target.encode(dev))
     words = sum(len(text.split()) + 1 for text in dev)
     nll = results.validations[-1].nll  # of the last step, which is always validated
 
@@ -97,7 +97,7 @@ def measure(job: TrainJob, results: Results) -> Measured:
     report = read_report(run)
     flops = step_flops(
         job.model,
-        tokenizer.vocab_size,
+        tokenizers.target.vocab_size,
         source=round(results.target_tokens * report.tokens.src / report.tokens.tgt),
         target=results.target_tokens,
         mean_length=results.target_tokens / results.sentences,

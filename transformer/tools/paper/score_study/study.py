@@ -27,7 +27,7 @@ from transformer.checkpoint import Checkpoint, find_checkpoint
 from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.settings import ModelConfig, Score
 from transformer.data.batch import Batch, collate
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizers
 from transformer.errors import CheckpointError, TransformerError
 from transformer.evaluation.sets import read_set
 from transformer.layout import Padded
@@ -131,10 +131,10 @@ def _observe_run(row: str, run: Measured) -> Observed:
     directory = RunDir(Path(run.run_dir))
     checkpoint = find_checkpoint(directory.path, f"{STEP_PREFIX}{run.steps}")
     config = checkpoint.settings("model", ModelConfig)
-    tokenizer = Tokenizer.load(directory.tokenizer)
-    batch = _dev_batch(directory, tokenizer, config)
+    tokenizers = Tokenizers.load(directory.path)
+    batch = _dev_batch(directory, tokenizers, config)
 
-    model = draw_model(config, seed=run.seed, vocab_size=tokenizer.vocab_size)
+    model = draw_model(config, seed=run.seed, vocab_size=tokenizers.target.vocab_size)
     at_start = observe(model, batch)
 
     _load(model, checkpoint)
@@ -156,10 +156,10 @@ def _load(model: Transformer, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
 
 
-def _dev_batch(run: RunDir, tokenizer: Tokenizer, config: ModelConfig) -> Batch:
+def _dev_batch(run: RunDir, tokenizers: Tokenizers, config: ModelConfig) -> Batch:
     """The first sentences of the run's development set."""
     pairs = read_set(run, DEV)[:SENTENCES]
-    dev = DevSet.of(pairs, tokenizer, max_pieces=config.max_positions - 1)
+    dev = DevSet.of(pairs, tokenizers, max_pieces=config.max_positions - 1)
     return collate(dev.store, np.arange(len(pairs)))
 
 
