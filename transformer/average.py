@@ -5,6 +5,7 @@ its own, `averaged`.
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from transformer.config.jobs import AverageJob, TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric, TrainConfig
 from transformer.errors import CheckpointError, InputError
-from transformer.records import CheckpointState, Progress
+from transformer.records import Progress
 from transformer.run_dir import MODEL, RunDir, list_steps, lock_run
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def average_checkpoints(
     last = used[-1]
     last_state = last.run_state()
     used_steps = [checkpoint.step for checkpoint in used]
-    state = CheckpointState(vocab_size=last_state.vocab_size, data_digest=last_state.data_digest, averaged=used_steps)
+    state = replace(last_state, averaged=used_steps, training=None)
     log.info("averaged the checkpoints of steps: %s", ", ".join(map(str, used_steps)))
     return commit(
         run_dir,

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from transformer.config.settings import ModelConfig, Norm, Positions, Score
+from transformer.vocabulary import VocabSize, own_source_size, source_size, target_size
 
 # Dense bf16 (or fp16) FLOP/s of the matrix units, from the makers' data sheets. The first entry counts whose words are
 # all in the device's name, and so a card that is slower than its chip can be comes before the chip.
@@ -44,21 +45,20 @@ class Parameters:
     """How many numbers are trained, by part."""
 
     total: int
-    embeddings: int  # the source's and the target's, or the one matrix that is the output, too
+    embeddings: int  # the source's and the target's, or the one matrix for both
     positions: int  # 0 for sinusoids
     encoder: StackParameters
     decoder: StackParameters
-    output: int  # 0 where it is the embedding
+    output: int  # 0 where it is the target's embedding
 
 
-def count_parameters(config: ModelConfig, vocab_size: int) -> Parameters:
+def count_parameters(config: ModelConfig, vocab_size: VocabSize) -> Parameters:
     """The parameters of a model, by part."""
     d_model = config.d_model
     heads = config.n_heads
     learned = config.positions is Positions.learned
 
-    # One embedding, one attention, one feed-forward network, one LayerNorm.
-    matrix = vocab_size * d_model
+    # One attention, one feed-forward network, one LayerNorm.
     attention = d_model * heads * (2 * config.key_width + 2 * config.value_width)
     attention += heads * config.key_width if config.score is Score.additive else 0
     feed_forward = 2 * d_model * config.d_ff + config.d_ff + d_model
@@ -80,8 +80,13 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> Parameters:
     )
 
     # What is outside of the stacks.
-    embeddings = matrix if config.tie_embeddings else 2 * matrix
-    output = 0 if config.tie_embeddings else matrix
+    target_matrix = target_size(vocab_size) * d_model
+    if config.tie_embeddings:
+        embeddings = target_matrix + (own_source_size(vocab_size) or 0) * d_model
+        output = 0
+    else:
+        embeddings = target_matrix + source_size(vocab_size) * d_model
+        output = target_matrix
     positions = 2 * config.max_positions * d_model if learned else 0
     return Parameters(
         total=embeddings + positions + encoder.total + decoder.total + output,
@@ -103,7 +108,7 @@ def _stack(*, self_attention: int, cross_attention: int, feed_forward: int, norm
     )
 
 
-def step_flops(config: ModelConfig, vocab_size: int, *, source: int, target: int, mean_length: float) -> float:
+def step_flops(config: ModelConfig, vocab_size: VocabSize, *, source: int, target: int, mean_length: float) -> float:
     """FLOPs of one training step over `source` and `target` real tokens in sentences of `mean_length` tokens.
 
     The products of attention are quadratic in the length; they are counted at the mean length, which is a little low.
@@ -128,7 +133,7 @@ def step_flops(config: ModelConfig, vocab_size: int, *, source: int, target: int
     # multiply-add is two FLOPs.
     layers = config.n_layers * source * encoder
     layers += config.decoder_layers * (source * cross_reads + target * decoder)
-    output = target * vocab_size * d_model
+    output = target * target_size(vocab_size) * d_model
     return 3.0 * 2.0 * (layers + output)
 
 

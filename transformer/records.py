@@ -22,6 +22,7 @@ from transformer.config.settings import (
     require,
 )
 from transformer.terminal import printable
+from transformer.vocabulary import VocabSize, vocab_size_of
 
 RUN_FORMAT = 2  # of run.json, and so of the directory
 CHECKPOINT_FORMAT = 3
@@ -296,13 +297,24 @@ class TrainingRecord:
 class CheckpointState:
     """state.json. `training` is missing from an average, which nothing goes on from."""
 
-    vocab_size: int
+    vocab_size: int  # of the target
     data_digest: str
     averaged: list[int] = field(default_factory=list)  # steps whose mean the weights are
     training: TrainingRecord | None = None
+    source_vocab_size: int | None = None  # None: it is the target's vocabulary, too
 
     def __post_init__(self) -> None:
-        at_least(self, "", 1, "vocab_size")
+        at_least(self, "", 1, "vocab_size", "source_vocab_size")
+
+    @staticmethod
+    def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds that was written before there could be two vocabularies: see `from_json`."""
+        return {"source_vocab_size": None, **stored}
+
+    @property
+    def vocab_sizes(self) -> VocabSize:
+        """That of the one vocabulary, or of both."""
+        return vocab_size_of(self.vocab_size, self.source_vocab_size)
 
 
 # ---- results.json ---------------------------------------------------------------------------------------------------

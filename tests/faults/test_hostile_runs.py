@@ -339,7 +339,10 @@ def document(kind: type) -> dict[str, Any]:
     }
     resolved = {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 300, "layout": "packed"}
     documents: dict[type, dict[str, Any]] = {
-        CheckpointState: {"vocab_size": 60, "data_digest": "d" * 64, "averaged": [2, 4], "training": training},
+        CheckpointState: {
+            **{"vocab_size": 60, "data_digest": "d" * 64, "averaged": [2, 4], "training": training},
+            "source_vocab_size": 70,
+        },
         Best: {"step": 4, "metric": "bleu"},
         Judgement: judged,
         Results: {
@@ -419,7 +422,8 @@ def test_from_json_refuses_other_keys_and_types(kind: type) -> None:
             "sha256",
         ):
             changed = [{**right, "colour": "red"}]
-            changed += [{key: right[key] for key in right if key != missing} for missing in right]
+            needed = [key for key in right if key != "source_vocab_size"]  # which older checkpoints have not
+            changed += [{key: right[key] for key in right if key != missing} for missing in needed]
         wrong_of: dict[type, list[Any]] = {
             int: [True, 4.0, "4", [4], {}],
             float: [True, "4", [4.0], {}],
@@ -489,6 +493,8 @@ STATES: dict[str, Callable[[Any], object]] = {
     "vocab_size 0": at("vocab_size", to=0),
     "vocab_size 10^18": at("vocab_size", to=10**18),
     "vocab_size true": at("vocab_size", to=True),
+    "source_vocab_size 0": at("source_vocab_size", to=0),
+    "source_vocab_size of its own": at("source_vocab_size", to=60),
     "no data_digest": without("data_digest"),
     "data_digest 5": at("data_digest", to=5),
     "data_digest null": at("data_digest", to=None),

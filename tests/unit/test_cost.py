@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformer import cost
 from transformer.config.settings import ModelConfig, Norm, Positions, Score
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
+from transformer.vocabulary import VocabSize, VocabSizes
 
 BASE = ModelConfig()
 BIG = ModelConfig(d_model=1024, d_ff=4096, n_heads=16)
@@ -31,7 +33,7 @@ VARIANTS = {
 every_variant = pytest.mark.parametrize("config", list(VARIANTS.values()), ids=list(VARIANTS))
 
 
-def counted(config: ModelConfig, vocab_size: int) -> int:
+def counted(config: ModelConfig, vocab_size: VocabSize) -> int:
     with torch.device("meta"):
         model = Transformer(config, vocab_size)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -41,6 +43,19 @@ def counted(config: ModelConfig, vocab_size: int) -> int:
 def test_parameters_at_37000_pieces(config: ModelConfig, expected: int) -> None:
     assert counted(config, 37_000) == expected
     assert cost.count_parameters(config, 37_000).total == expected
+
+
+def test_parameters_of_two_vocabularies_hold_a_matrix_for_each() -> None:
+    """As at 37,000 pieces, which 24,000 and 13,000 are together."""
+    sizes = VocabSizes(source=24_000, target=13_000)
+    assert cost.count_parameters(BASE, sizes).total == counted(BASE, sizes) == 63_045_632
+    untied = replace(BASE, tie_embeddings=False)
+    assert cost.count_parameters(untied, sizes).total == counted(untied, sizes) == 63_045_632 + 13_000 * 512
+
+
+def test_step_flops_of_two_vocabularies_are_those_of_the_target() -> None:
+    tokens: dict[str, Any] = {"source": 24, "target": 24, "mean_length": 8}
+    assert cost.step_flops(SMALL, VocabSizes(7_000, 101), **tokens) == cost.step_flops(SMALL, 101, **tokens)
 
 
 def test_parameters_of_a_deep_encoder_and_a_shallow_decoder() -> None:
@@ -62,7 +77,7 @@ def part_of(name: str) -> str:
     return "output" if top == "output" else "embeddings"
 
 
-def counted_by_part(config: ModelConfig, vocab_size: int) -> Counter[str]:
+def counted_by_part(config: ModelConfig, vocab_size: VocabSize) -> Counter[str]:
     with torch.device("meta"):
         model = Transformer(config, vocab_size)
     counts = Counter[str]()
@@ -73,9 +88,12 @@ def counted_by_part(config: ModelConfig, vocab_size: int) -> Counter[str]:
 
 @every_variant
 @pytest.mark.parametrize("score", Score, ids=lambda score: score.name)
-def test_count_parameters_is_what_the_model_has_in_each_part(config: ModelConfig, score: Score) -> None:
+@pytest.mark.parametrize("vocab_size", [101, VocabSizes(57, 101)], ids=["one vocabulary", "two"])
+def test_count_parameters_is_what_the_model_has_in_each_part(
+    config: ModelConfig, score: Score, vocab_size: VocabSize
+) -> None:
     config = replace(config, score=score)
-    ours = cost.count_parameters(config, 101)
+    ours = cost.count_parameters(config, vocab_size)
     by_part = {"embeddings": ours.embeddings, "positions": ours.positions, "output": ours.output}
     for name, stack in (("encoder", ours.encoder), ("decoder", ours.decoder)):
         by_part |= {
@@ -85,8 +103,8 @@ def test_count_parameters_is_what_the_model_has_in_each_part(config: ModelConfig
             f"{name} norms": stack.norms,
         }
         assert stack.total == sum(by_part[part] for part in by_part if part.startswith(f"{name} "))
-    assert {part: count for part, count in by_part.items() if count} == counted_by_part(config, 101)
-    assert ours.total == counted(config, 101)
+    assert {part: count for part, count in by_part.items() if count} == counted_by_part(config, vocab_size)
+    assert ours.total == counted(config, vocab_size)
 
 
 def test_parameters_hold_a_vector_of_width_d_k_for_each_head_of_additive_attention() -> None:

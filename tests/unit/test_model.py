@@ -20,6 +20,7 @@ from transformer.layout import Packed, Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import AddNorm, Embedding, FeedForward, sinusoids
 from transformer.model.transformer import DecoderState, Transformer, check_size, load_parameters, parameters_by_name
+from transformer.vocabulary import VocabSizes
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -462,6 +463,25 @@ def test_transformer_has_one_matrix_for_source_target_and_output(
     model = build(BASE)
     assert moved(model, model.embedding, source, target) == (True, elsewhere)
     assert sum("embedding" in name or name == "output" for name in parameters_by_name(model)) == 1
+
+
+@every_config
+def test_transformer_of_two_vocabularies_is_the_papers_formulas(config: ModelConfig) -> None:
+    """The source has a matrix of its own; target and output share one, or have one each."""
+    torch.manual_seed(0)
+    model = Transformer(config, VocabSizes(source=14, target=V)).eval()
+    weights = parameters_by_name(model)
+    matrices = {name for name in weights if "matrix" in name or name in ("embedding", "output")}
+    if config.tie_embeddings:
+        assert matrices == {"embedding", "source_embedding.matrix"}
+        weights |= {"target_embedding.matrix": weights["embedding"], "output": weights["embedding"]}
+    else:
+        assert matrices == {"source_embedding.matrix", "target_embedding.matrix", "output"}
+
+    source, target = [13, 11, 3], [2, 5, 9]
+    found = logits_of(model, pad([source]), pad([target]))
+    assert found.shape == (1, 3, V)
+    assert_close(found[0], paper_logits(weights, replace(config, tie_embeddings=False), source, target))
 
 
 def test_transformer_untied_has_a_matrix_for_each_use() -> None:

@@ -20,7 +20,7 @@ from transformer.errors import InputError
 from transformer.files import open_regular
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER
 from transformer.seeding import seed_for
-from transformer.vocabulary import BOS, EOS, PAD, UNK
+from transformer.vocabulary import BOS, EOS, PAD, UNK, VocabSize, VocabSizes
 
 LARGEST_MODEL = 64 << 20  # bytes; one of 37,000 pieces has less than one million
 SPACE = "\u2581"  # as pieces spell it
@@ -150,6 +150,11 @@ class Tokenizers:
     def is_shared(self) -> bool:
         """Whether one model serves both languages."""
         return self.source is self.target
+
+    @property
+    def vocab_size(self) -> VocabSize:
+        """How many pieces the one vocabulary has, or both of them."""
+        return self.target.vocab_size if self.is_shared else VocabSizes(self.source.vocab_size, self.target.vocab_size)
 
     @property
     def sides(self) -> tuple[Tokenizer, Tokenizer]:

@@ -174,7 +174,7 @@ def build_translator(
     models = read_models(run.path)
     run.check_tokenizers(models)
     tokenizers = Tokenizers.of(models, run.path)
-    vocab_size = tokenizers.target.vocab_size
+    vocab_size = tokenizers.vocab_size
 
     torch_device = resolve_device(device)
     if device is Device.auto and torch_device.type == "cpu" and (obstacle := gpu_obstacle()) is not None:
@@ -188,8 +188,8 @@ def build_translator(
     config = checkpoint.settings("model", ModelConfig)
     tensors = checkpoint.weights()
     try:
-        if checkpoint.run_state().vocab_size != vocab_size:
-            raise ValueError(f"made for another tokenizer than {run.tokenizer}")
+        if checkpoint.run_state().vocab_sizes != vocab_size:
+            raise ValueError(f"made for another tokenizer than {' and '.join(str(run.path / name) for name in models)}")
         check_size(config, vocab_size, tensors)
         model = Transformer(config, vocab_size)
         load_parameters(model, tensors)

@@ -124,7 +124,7 @@ def search_deviation(batches: Batches) -> float:
     draw = np.random.default_rng(0)
     longest = max(1, min(LONGEST, batches.max_positions // 2))
     lengths = np.linspace(1, longest, SOURCES).astype(int).tolist()
-    sources = [draw.integers(UNK, model.vocab_size, size=length).tolist() for length in lengths]
+    sources = [draw.integers(UNK, model.source_vocab_size, size=length).tolist() for length in lengths]
     best = [found[0] for found in batches.hypotheses(sources, n_best=1)]
 
     was_training = model.training

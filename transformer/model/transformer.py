@@ -8,7 +8,7 @@ Training computes all target positions at once (`encode`, `decode`), a search on
 carry the paper's names, and `parameters_by_name` is what a checkpoint holds: a shared matrix once.
 
 `B` sentences, `S` source and `T` target positions, `K` hypotheses of a sentence, `R` hypotheses in all (B K), `D`
-d_model, `V` vocabulary.
+d_model, `V` pieces of the target's vocabulary, which may be the source's, too.
 """
 
 from collections.abc import Mapping
@@ -25,6 +25,7 @@ from transformer.kernels.linear import apply_linear
 from transformer.layout import Histories, Layout, Padded
 from transformer.model.attention import KeyValueCache, MultiHeadAttention
 from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
+from transformer.vocabulary import VocabSize, VocabSizes, source_size, target_size
 
 _FIRST_POSITIONS = 16  # a cache has room for so many at first, and doubles whenever it is full
 
@@ -80,21 +81,26 @@ class Transformer(nn.Module):
 
     output: Tensor  # (V, D)
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: VocabSize) -> None:
         super().__init__()
         self.config = config
-        self.vocab_size = vocab_size
+        self.vocab_sizes = vocab_size
+        self.source_vocab_size = source_size(vocab_size)
+        self.vocab_size = target_size(vocab_size)
 
-        # The embeddings of source and target, and the pre-softmax map (section 3.4): one matrix, or three.
+        # The embeddings of source and target, and the pre-softmax map (section 3.4): one matrix, or two where the
+        # source has a vocabulary of its own, or three.
         if config.tie_embeddings:
-            self.embedding = self._matrix()  # registered first: this is its name in a checkpoint
-            self.source_embedding = self._embedding(self.embedding)
+            self.embedding = self._matrix(self.vocab_size)  # registered first: this is its name in a checkpoint
+            has_own_source = isinstance(vocab_size, VocabSizes)
+            source_matrix = self._matrix(self.source_vocab_size) if has_own_source else self.embedding
+            self.source_embedding = self._embedding(source_matrix)
             self.target_embedding = self._embedding(self.embedding)
             self.output = self.embedding
         else:
-            source_matrix = self._matrix()
-            target_matrix = self._matrix()
-            output_matrix = self._matrix()
+            source_matrix = self._matrix(self.source_vocab_size)
+            target_matrix = self._matrix(self.vocab_size)
+            output_matrix = self._matrix(self.vocab_size)
             self.source_embedding = self._embedding(source_matrix)
             self.target_embedding = self._embedding(target_matrix)
             self.output = output_matrix
@@ -201,9 +207,9 @@ class Transformer(nn.Module):
 
     # ---- construction: numbers from the config, which no module below this one sees
 
-    def _matrix(self) -> nn.Parameter:
-        """A matrix of embeddings, `(V, D)`."""
-        matrix = nn.Parameter(torch.empty(self.vocab_size, self.config.d_model))
+    def _matrix(self, rows: int) -> nn.Parameter:
+        """A matrix with a row for each piece of a vocabulary, such as `(V, D)`."""
+        matrix = nn.Parameter(torch.empty(rows, self.config.d_model))
         nn.init.normal_(matrix, std=self.config.d_model**-0.5)  # times sqrt(d_model): embeddings of unit variance
         return matrix
 
@@ -258,7 +264,7 @@ def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def check_size(config: ModelConfig, vocab_size: int, tensors: Mapping[str, Tensor]) -> None:
+def check_size(config: ModelConfig, vocab_size: VocabSize, tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless `tensors` hold as many numbers as a model of this config has parameters.
 
     To be called before the model is built: a forged config could ask for more memory or time than there is.

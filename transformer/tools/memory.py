@@ -19,6 +19,7 @@ from transformer.config.settings import Activation, Device, LayoutKind, ModelCon
 from transformer.cost import count_parameters
 from transformer.kernels.loss import rows_per_block
 from transformer.records import Resolved
+from transformer.vocabulary import VocabSize, target_size
 
 CUBLAS = (
     2 * 32 * 2**20
@@ -51,7 +52,7 @@ class _Widths:
 
 def estimate_memory(
     config: ModelConfig,
-    vocab_size: int,
+    vocab_size: VocabSize,
     *,
     resolved: Resolved,
     slots: int,
@@ -63,7 +64,7 @@ def estimate_memory(
     weights = count_parameters(config, vocab_size).total * widths.parameter
 
     activations = _activations(config, vocab_size, resolved, widths=widths, slots=slots, mean_length=mean_length)
-    loss = _loss(config, vocab_size, resolved, widths=widths, slots=slots)
+    loss = _loss(config, target_size(vocab_size), resolved, widths=widths, slots=slots)
     transient = max(loss, 2 * slots * config.d_ff * widths.activation)  # the gradients before and behind an activation
     transient += CUBLAS if resolved.device is Device.cuda else 0
     copies = 5 if has_ema else 4  # weights, gradients and two moments; with the moving average of the weights
@@ -90,7 +91,7 @@ def _widths(config: ModelConfig, resolved: Resolved) -> _Widths:
 
 
 def _activations(
-    config: ModelConfig, vocab_size: int, resolved: Resolved, *, widths: _Widths, slots: int, mean_length: float
+    config: ModelConfig, vocab_size: VocabSize, resolved: Resolved, *, widths: _Widths, slots: int, mean_length: float
 ) -> int:
     """What the forward pass of a micro-batch leaves for the backward pass, up to the loss."""
     d_model = config.d_model

@@ -45,6 +45,7 @@ from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.validate import validate
 from transformer.training.window import Clock, bar_text, describe, report_window, validation_scalars
+from transformer.vocabulary import own_source_size
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +257,7 @@ def _record_step(run: Run, step: Step, result: StepResult, *, waited: float) -> 
     state.norms.add(result.grad_norm)
     flops = step_flops(
         run.job.model,
-        run.tokenizers.target.vocab_size,
+        run.tokenizers.vocab_size,
         source=step.source_tokens,
         target=step.target_tokens,
         mean_length=(step.source_tokens + step.target_tokens) / (2 * step.sentences),
@@ -380,6 +381,7 @@ def _commit(run: Run, tracker: Tracker) -> None:
         state = CheckpointState(
             vocab_size=run.tokenizers.target.vocab_size,
             data_digest=run.data_digest,
+            source_vocab_size=own_source_size(run.tokenizers.vocab_size),
             training=run.state.to_record(window, dev_digest=run.dev.digest, plan_version=plan_version(run.job)),
         )
         commit(

@@ -304,7 +304,7 @@ def _without_dropout(model: Transformer, *, precision: Precision, device: torch.
     """A copy of the model that computes the same without dropout."""
     config = replace(model.config, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0)
     random_state = torch.get_rng_state()
-    copy = Transformer(config, model.vocab_size).to(device, dtype_of(precision))
+    copy = Transformer(config, model.vocab_sizes).to(device, dtype_of(precision))
     torch.set_rng_state(random_state)
     load_parameters(copy, parameters_by_name(model))
     return copy

@@ -24,9 +24,10 @@ from transformer.seeding import seed_for
 from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name
 from transformer.training.warm_start import initialise
 from transformer.training.window import GradientNorms, LogWindow
+from transformer.vocabulary import VocabSize, describe_vocab_size
 
 
-def draw_model(config: ModelConfig, *, seed: int, vocab_size: int) -> Transformer:
+def draw_model(config: ModelConfig, *, seed: int, vocab_size: VocabSize) -> Transformer:
     """The model before the first step of a training with this seed."""
     torch.manual_seed(seed_for(seed))
     return Transformer(config, vocab_size)
@@ -50,7 +51,7 @@ class TrainState:
         config: ModelConfig,
         recipe: TrainConfig,
         *,
-        vocab_size: int,
+        vocab_size: VocabSize,
         device: torch.device,
         precision: Precision,
         source: Checkpoint | None,
@@ -133,8 +134,8 @@ class TrainState:
         try:
             if training is None:
                 raise ValueError("it is an average, which cannot be resumed")
-            if state.vocab_size != self.model.output.shape[0]:
-                raise ValueError(f"it has a vocabulary of {state.vocab_size} pieces")
+            if state.vocab_sizes != self.model.vocab_sizes:
+                raise ValueError(f"it has a vocabulary of {describe_vocab_size(state.vocab_sizes)}")
             _load_finite(self.model, checkpoint, MODEL)
             if self.ema is not None:
                 _load_finite(self.ema, checkpoint, EMA)

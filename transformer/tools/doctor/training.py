@@ -40,7 +40,7 @@ from transformer.training.proof import MOST_LEAK, Prover, largest_leak, prove, w
 from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState, draw_model
 from transformer.training.step import Objective, train_step
-from transformer.vocabulary import EOS, PAD
+from transformer.vocabulary import EOS, PAD, VocabSize
 
 PAIRS = 4  # that the model is to learn by heart, or fewer where the corpus has fewer
 LONGEST = 24  # tokens of each
@@ -54,7 +54,7 @@ NOT_FINITE = 1e9  # in place of a share of the loss that is infinite or NaN, whi
 # ---- what the model sees --------------------------------------------------------------------------------------------
 
 
-def check_leak(job: TrainJob, store: Store, *, vocab_size: int, batching: Batching, resolved: Resolved) -> Check:
+def check_leak(job: TrainJob, store: Store, *, vocab_size: VocabSize, batching: Batching, resolved: Resolved) -> Check:
     """Whether what a position predicts depends on tokens that come after it."""
     device = resolve_device(resolved.device)
     model = _model_without_dropout(job, resolved, vocab_size=vocab_size).eval()
@@ -74,7 +74,7 @@ def check_leak(job: TrainJob, store: Store, *, vocab_size: int, batching: Batchi
     )
 
 
-def check_device(job: TrainJob, store: Store, *, vocab_size: int, resolved: Resolved) -> list[Check]:
+def check_device(job: TrainJob, store: Store, *, vocab_size: VocabSize, resolved: Resolved) -> list[Check]:
     """What the proof of the device finds, where a training would make it: see `training.proof`."""
     device = resolve_device(resolved.device)
     if not wants_proof(job, device):
@@ -117,7 +117,7 @@ def _pairs_to_learn(store: Store, batching: Batching) -> Batch:
     return collate(store, np.sort(chosen), capacities, kernel=batching.kernel)
 
 
-def _model_without_dropout(job: TrainJob, resolved: Resolved, *, vocab_size: int) -> Transformer:
+def _model_without_dropout(job: TrainJob, resolved: Resolved, *, vocab_size: VocabSize) -> Transformer:
     """The job's model at its first step, on its device."""
     config = replace(job.model, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0)
     model = draw_model(config, seed=job.train.seed, vocab_size=vocab_size)
@@ -127,7 +127,9 @@ def _model_without_dropout(job: TrainJob, resolved: Resolved, *, vocab_size: int
 # ---- what the model learns ------------------------------------------------------------------------------------------
 
 
-def check_overfit(job: TrainJob, store: Store, *, vocab_size: int, batching: Batching, resolved: Resolved) -> Check:
+def check_overfit(
+    job: TrainJob, store: Store, *, vocab_size: VocabSize, batching: Batching, resolved: Resolved
+) -> Check:
     """Whether the model learns a few pairs by heart: everything between the loss and the weights must work for that."""
     device = resolve_device(resolved.device)
     model = _model_without_dropout(job, resolved, vocab_size=vocab_size)
@@ -188,7 +190,7 @@ def _step(batch: Batch, *, index: int, pairs: int, tokens: int, source_tokens: i
 # ---- what the training costs ----------------------------------------------------------------------------------------
 
 
-def check_cost(job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_size: int) -> list[Check]:
+def check_cost(job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_size: VocabSize) -> list[Check]:
     """Memory, tried on a GPU and estimated on a CPU; disk for the checkpoints; hours, from a timed micro-batch."""
     # A model with its optimizer, as at the first step.
     device = resolve_device(resolved.device)
@@ -220,7 +222,7 @@ def check_cost(job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_s
 
 
 def _estimate(
-    job: TrainJob, resolved: Resolved, batching: Batching, *, vocab_size: int, longest: tuple[int, int]
+    job: TrainJob, resolved: Resolved, batching: Batching, *, vocab_size: VocabSize, longest: tuple[int, int]
 ) -> MemoryCheck:
     """The memory of a step of the largest micro-batches, of nothing but the longest sentences, and what is free."""
     memory = estimate_memory(

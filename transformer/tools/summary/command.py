@@ -30,6 +30,14 @@ from transformer.tools.memory import Memory, estimate_memory
 from transformer.tools.metrics import SPEED, read_curves
 from transformer.tools.summary.job import SummaryJob
 from transformer.training.resolve import resolve_settings
+from transformer.vocabulary import (
+    VocabSize,
+    VocabSizes,
+    describe_vocab_size,
+    own_source_size,
+    target_size,
+    vocab_size_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +91,8 @@ class PaperCost:
 class Summary:
     """What a training costs."""
 
-    vocab_size: int
+    vocab_size: int  # of the target
+    source_vocab_size: int | None  # None: it is the target's vocabulary, too
     parameters: Parameters
     flops: Flops
     memory: Memory  # at the mean length
@@ -98,7 +107,7 @@ class _Subject:
     """The training to be summed up: of given settings, or of a run."""
 
     job: TrainJob
-    vocab_size: int
+    vocab_size: VocabSize
     resolved: Resolved
 
 
@@ -113,7 +122,8 @@ def summarise(job: SummaryJob) -> Summary:
     longest = subject.job.data.filter.max_length + 1  # with EOS
 
     return Summary(
-        vocab_size=subject.vocab_size,
+        vocab_size=target_size(subject.vocab_size),
+        source_vocab_size=own_source_size(subject.vocab_size),
         parameters=count_parameters(model, subject.vocab_size),
         flops=flops,
         memory=_memory(subject, mean_length=MEAN_LENGTH),
@@ -167,13 +177,13 @@ def _subject_of_run(path: Path) -> _Subject:
     run = RunDir(path)
     record = run.read_record()
     tokenizers = Tokenizers.load(run.path)
-    return _Subject(record.config, tokenizers.target.vocab_size, record.resolved)
+    return _Subject(record.config, tokenizers.vocab_size, record.resolved)
 
 
 # ---- FLOPs and hours ------------------------------------------------------------------------------------------------
 
 
-def _flops(model: ModelConfig, train: TrainConfig, vocab_size: int) -> Flops:
+def _flops(model: ModelConfig, train: TrainConfig, vocab_size: VocabSize) -> Flops:
     """The arithmetic of full steps, in sentences of the mean length."""
     tokens = train.tokens_per_step
     step = step_flops(model, vocab_size, source=tokens, target=tokens, mean_length=MEAN_LENGTH)
@@ -276,7 +286,7 @@ def _memory(subject: _Subject, *, mean_length: float) -> Memory:
 def format_summary(summary: Summary) -> str:
     """The summary as lines of text."""
     lines = [
-        *_parameter_lines(summary.parameters, summary.vocab_size),
+        *_parameter_lines(summary.parameters, vocab_size_of(summary.vocab_size, summary.source_vocab_size)),
         *_flop_lines(summary.flops, summary.paper),
         *_memory_lines(summary),
         *_time_lines(summary.paces),
@@ -284,12 +294,17 @@ def format_summary(summary: Summary) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _parameter_lines(parameters: Parameters, vocab_size: int) -> list[str]:
+def _parameter_lines(parameters: Parameters, vocab_size: VocabSize) -> list[str]:
     is_tied = parameters.output == 0
-    matrices = "source, target and output share one matrix" if is_tied else "source and target"
+    if not is_tied:
+        matrices = "source and target"
+    elif isinstance(vocab_size, VocabSizes):
+        matrices = "the source's, and a matrix that target and output share"
+    else:
+        matrices = "source, target and output share one matrix"
 
     lines = [
-        f"parameters       {parameters.total:,} with {vocab_size:,} pieces",
+        f"parameters       {parameters.total:,} with {describe_vocab_size(vocab_size)}",
         f"  embeddings     {parameters.embeddings:,}: {matrices}",
     ]
     if parameters.positions:
