@@ -3,6 +3,7 @@ data set, and the corpora that each of them names."""
 
 import os
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from support.corpora import ENGLISH, GERMAN, finish, read, start, texts
 from support.paths import ROOT
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import PairConfig, paper_peak
+from transformer.config.settings import PairConfig, TargetTokenizerConfig, paper_peak
 from transformer.cost import count_parameters
 from transformer.data.prepare import prepare
 from transformer.tools.summary.command import format_summary, summarise
@@ -82,6 +83,7 @@ RECIPE = {  # base and big of English-German, base and big of English-French; wh
 NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
     "model.max_positions",
     *(f"tokenizer.{key}" for key in ("normalization", "byte_fallback", "character_coverage", "sample_lines")),
+    *(f"tokenizer.target.{field.name}" for field in fields(TargetTokenizerConfig)),
     *(
         f"train.{key}"
         for key in ("seed", "max_tokens", "fit_memory", "precision", "device", "layout", "compile", "threads")

@@ -150,7 +150,7 @@ def test_prepare_reports_counts_and_settings(job: TrainJob) -> None:
     assert from_json(DataReport, report) == prepared.report
     assert list(report) == [
         *("digest", "src_lang", "tgt_lang", "sets", "pairs_read", "pairs_kept"),
-        *("dropped", "filters", "tokens", "vocab_size", "targets", "lines"),
+        *("dropped", "filters", "tokens", "vocab_size", "targets", "lines", "source_vocab_size"),
     ]
     assert report["filters"] == {
         "max_length": 40,
@@ -313,8 +313,8 @@ def test_prepare_trains_the_tokenizer_on_as_many_lines_as_it_may(
     """Of all the text of both sides, its end included."""
     seen: list[str] = []
 
-    def train(lines: Iterable[str], config: TokenizerConfig, *, tags: Sequence[str]) -> bytes:
-        assert tags == []
+    def train(lines: Iterable[str], config: TokenizerConfig, *, tags: Sequence[str], key: str) -> bytes:
+        assert (tags, key) == ([], "tokenizer")
         seen.extend(lines)
         return train_tokenizer(seen, config)
 

@@ -136,8 +136,8 @@ NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
 NOTED |= {"train.kernels"}
 PARTS = ("src", "tgt", "dataset", "subset", "split")
 FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
-NOT_HERE = {"search.engine", "search.engine_type", "tokenizer.model", "train.fit_memory"}  # tests of their own
-NOT_HERE |= {f"data.test.{name}.{key}" for name in ("test", "other") for key in ("tag", "tgt_lang")}
+NOT_HERE = {"search.engine", "search.engine_type", "tokenizer.model", "tokenizer.target.model", "train.fit_memory"}
+NOT_HERE |= {f"data.test.{name}.{key}" for name in ("test", "other") for key in ("tag", "tgt_lang")}  # of their own
 CHOSEN = {  # where twice or half would be no value, or takes time
     "model.n_decoder_layers": 2,
     "model.d_k": 8,
@@ -148,6 +148,12 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "data.store_dir": "",
     "data.temperature": 2.0,
     "tokenizer.character_coverage": 0.99,
+    "tokenizer.target.algorithm": "unigram",
+    "tokenizer.target.vocab_size": 50,
+    "tokenizer.target.normalization": "nfkc",
+    "tokenizer.target.byte_fallback": False,
+    "tokenizer.target.character_coverage": 0.99,
+    "tokenizer.target.sample_lines": 500,
     "search.batch_tokens": 4096,
     "train.proof": False,
     "train.compile": True,
@@ -313,7 +319,7 @@ def test_resume_refuses_another_tokenizer_of_the_same_text(
     stop_at(job, 3)
     shutil.rmtree(str(own_text.store_dir))
     trained = train_tokenizer
-    monkeypatch.setattr(prepare, "train_tokenizer", lambda lines, config, tags: trained(list(lines)[:60], config))
+    monkeypatch.setattr(prepare, "train_tokenizer", lambda lines, config, **_: trained(list(lines)[:60], config))
     with pytest.raises(CheckpointError, match=r"tokenizer: SentencePiece \S+ trained another one") as refused:
         run(job)
     assert "\n" not in str(refused.value)

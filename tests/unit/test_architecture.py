@@ -26,7 +26,9 @@ PEERS = {
     ("arguments", "errors"),
     ("config", "arguments"),
     ("config", "errors"),
+    ("config", "vocabulary"),
     ("cost", "config"),
+    ("cost", "vocabulary"),
     ("distributed", "liveness"),
     ("files", "errors"),
     ("machine", "errors"),
@@ -153,7 +155,9 @@ def test_modules_leave_hydra_to_the_command_line_and_compose() -> None:
 def test_config_is_plain_python() -> None:
     plain = {"collections", "dataclasses", "enum", "reprlib", "math", "numbers", "re", "transformer", "types", "typing"}
     jobs = [module.name for module in modules() if module.name.endswith(".job")]
-    allowed = dict.fromkeys(("config.settings", "config.jobs", "config.primitives", "errors", *jobs), plain)
+    allowed = dict.fromkeys(
+        ("config.settings", "config.jobs", "config.primitives", "errors", "vocabulary", *jobs), plain
+    )
     allowed["config.foreign"] = plain
     allowed["config.keys"] = plain | {"difflib", "os", "pathlib", "shlex"}
     for name, packages in allowed.items():

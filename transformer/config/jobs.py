@@ -81,7 +81,8 @@ class TrainJob(Job):
     def __post_init__(self) -> None:
         require(bool(self.run_dir), "run_dir must name a directory")
         rate = self.train.subword_sampling
-        is_bpe = self.tokenizer.model is None and self.tokenizer.algorithm is Algorithm.bpe
+        models = self.tokenizer.models().values()
+        is_bpe = any(model.model is None and model.algorithm is Algorithm.bpe for model in models)
         require(
             rate is None or rate <= 1.0 or not is_bpe,
             f"train.subword_sampling={rate}: for BPE it is a probability: give 1 at most",

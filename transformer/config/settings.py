@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
+from transformer.vocabulary import VocabSize, VocabSizes
+
 # Far beyond what anybody has a use for: a checkpoint that asks for more would only take memory and time.
 MOST_POSITIONS = 1 << 16
 MOST_BEAM = 1 << 10
@@ -310,7 +312,11 @@ class ModelConfig:
     )
     positions: Positions = option(Positions.sinusoidal, "fixed sinusoids or learned positions")
     max_positions: int = option(1024, "the longest sentence of the model, in pieces, EOS counted")
-    tie_embeddings: bool = option(True, "one matrix for both embeddings and the output projection (paper, section 3.4)")
+    tie_embeddings: bool = option(
+        True,
+        "one matrix for both embeddings and the output projection (paper, section 3.4); with a vocabulary for each "
+        "language, one for the target's embedding and the output",
+    )
 
     def __post_init__(self) -> None:
         at_least(self, "model.", 1, "n_layers", "n_decoder_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v")
@@ -480,11 +486,48 @@ class DataConfig:
 
 
 @dataclass
+class TargetTokenizerConfig:
+    """The target's own model, if any of this is set; what is null is as in `tokenizer`, but for the file."""
+
+    algorithm: Algorithm | None = option(
+        None, "of the target's own vocabulary: how SentencePiece finds the pieces (null: as tokenizer.algorithm)"
+    )
+    vocab_size: int | None = option(
+        None,
+        "number of pieces of the target's own vocabulary, which any key of tokenizer.target gives it (null: as "
+        "tokenizer.vocab_size; all of tokenizer.target null: one vocabulary for both languages)",
+    )
+    normalization: Normalization | None = option(
+        None, "of the target's own vocabulary: see there (null: as tokenizer.normalization)"
+    )
+    byte_fallback: bool | None = option(
+        None, "of the target's own vocabulary: see there (null: as tokenizer.byte_fallback)"
+    )
+    character_coverage: float | None = option(
+        None, "of the target's own vocabulary: see there (null: as tokenizer.character_coverage)"
+    )
+    sample_lines: int | None = option(
+        None, "train the target's own tokenizer on at most this many lines (null: as tokenizer.sample_lines)"
+    )
+    model: str | None = option(
+        None,
+        "use this SentencePiece model file for the target, and another one for the source",
+        on_resume=OnResume.allow,
+    )
+
+    def __post_init__(self) -> None:
+        _check_tokenizer(self, "tokenizer.target.")
+
+
+@dataclass
 class TokenizerConfig:
-    """SentencePiece, one model for both languages (section 5.1)."""
+    """SentencePiece, one model for both languages (section 5.1), unless the target has its own."""
 
     algorithm: Algorithm = option(Algorithm.bpe, "how SentencePiece finds the pieces (char: single characters)")
-    vocab_size: int = option(37_000, "number of pieces, which both languages share; a small corpus may give fewer")
+    vocab_size: int = option(
+        37_000,
+        "number of pieces, which both languages share unless tokenizer.target is set; a small corpus may give fewer",
+    )
     normalization: Normalization = option(
         Normalization.identity,
         "identity leaves characters as they are; nfkc replaces full-width forms, ligatures and the like; nmt_nfkc also "
@@ -496,12 +539,33 @@ class TokenizerConfig:
     model: str | None = option(
         None, "use this SentencePiece model file instead of training one", on_resume=OnResume.allow
     )
+    target: TargetTokenizerConfig = field(default_factory=TargetTokenizerConfig)
 
     def __post_init__(self) -> None:
-        at_least(self, "tokenizer.", 8, "vocab_size")
-        at_least(self, "tokenizer.", 1, "sample_lines")
-        coverage = self.character_coverage
-        require(0.98 <= coverage <= 1.0, f"tokenizer.character_coverage={coverage} must be in [0.98, 1]")
+        _check_tokenizer(self, "tokenizer.")
+
+    def models(self) -> dict[str, "TokenizerConfig"]:
+        """The settings of the one model, or of the source's and of the target's, by the group of keys of each."""
+        one = replace(self, target=TargetTokenizerConfig())
+        values = {field.name: getattr(self.target, field.name) for field in fields(self.target)}
+        own = {name: value for name, value in values.items() if value is not None}
+        if not own:
+            return {"tokenizer": one}
+        return {"tokenizer": one, "tokenizer.target": replace(one, **{"model": None, **own})}
+
+    @property
+    def vocab_sizes(self) -> VocabSize:
+        """The number of pieces asked for, or both of them; what is trained may have fewer, and a file has its own."""
+        sizes = [model.vocab_size for model in self.models().values()]
+        return sizes[0] if len(sizes) == 1 else VocabSizes(*sizes)
+
+
+def _check_tokenizer(config: TokenizerConfig | TargetTokenizerConfig, prefix: str) -> None:
+    at_least(config, prefix, 8, "vocab_size")
+    at_least(config, prefix, 1, "sample_lines")
+    coverage = config.character_coverage
+    is_allowed = coverage is None or 0.98 <= coverage <= 1.0
+    require(is_allowed, f"{prefix}character_coverage={coverage} must be in [0.98, 1]")
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
     resolve and digest   the files of every set; the digest names the prepared corpus, which may be there already
     first reading        screen the text of every training pair          -> a verdict on each pair
-    second reading       train the tokenizer on a sample of the lines    -> tokenizer.model
+    second reading       train the tokenizer on a sample of the lines    -> tokenizer.model, or one for each side
     third reading        encode, filter by the number of pieces, write   -> the store, and report.json
 
 A prepared corpus is named by a digest of the training text, whatever files have it, the filters, the tokenizer's
@@ -54,15 +54,16 @@ from transformer.data.report import (
 from transformer.data.round_trip import RoundTrip, warn_of_changes
 from transformer.data.source import Source, is_hub_dataset, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter
-from transformer.data.tokenizer import Tokenizer, Tokenizers, read_model, sample_lines, train_tokenizer
+from transformer.data.tokenizer import Tokenizer, Tokenizers, read_model, read_models, sample_lines, train_tokenizer
 from transformer.errors import InputError, StorageError
 from transformer.files import build_once, digest_file, read_json, write_json
 from transformer.machine import resolve_threads, trim_heap
-from transformer.run_dir import TOKENIZER, RunDir, list_steps
-from transformer.vocabulary import UNK
+from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER, RunDir, list_steps
+from transformer.vocabulary import UNK, describe_vocab_size, own_source_size
 
 PREPARE_VERSION = 3
 REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
+MODEL_FILES = {"tokenizer": TOKENIZER, "tokenizer.target": TARGET_TOKENIZER}  # by the group of the settings
 BLOCK = 10_000  # pairs that are in memory at a time
 MOST_NAMED = 4  # files that an error names
 SAMPLED_TARGETS = 2_000  # training targets, at least, of which the round trip through the tokenizer is checked
@@ -162,13 +163,30 @@ class _TextSet:
 
 
 @dataclass(frozen=True)
+class _Model:
+    """A SentencePiece model that encodes the corpus."""
+
+    key: str  # the group of its settings
+    config: TokenizerConfig
+    given: bytes | None  # None: to be trained
+
+    @property
+    def is_given(self) -> bool:
+        return self.given is not None
+
+    @property
+    def file(self) -> str:
+        """Its name in a prepared corpus and in a run directory."""
+        return MODEL_FILES[self.key]
+
+
+@dataclass(frozen=True)
 class _Corpus:
     """The training text and everything that decides what becomes of it."""
 
     sets: list[_TextSet]  # one after the other in the store
     filters: FilterConfig
-    tokenizer: TokenizerConfig
-    tokenizer_model: bytes | None  # None: to be trained
+    models: list[_Model]  # one for both languages, or that of the source and that of the target
     threads: int
 
     def pairs(self, kept_by_text: bytes) -> Iterator[Pair]:
@@ -244,7 +262,7 @@ def prepare(job: TrainJob) -> Prepared:
         language_of(language, f"data.{key}")
     store_dir = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
     mixture_weights = _configured_weights(job.data)
-    tokenizer_model = _given_tokenizer(job)
+    models = _models_of(job)
 
     # Find every set. Development and test sets are read whole: their faults must show before hours of work.
     sets = {
@@ -256,8 +274,7 @@ def prepare(job: TrainJob) -> Prepared:
     corpus = _Corpus(
         sets=[sets[name] for name in mixture_weights],
         filters=job.data.filter,
-        tokenizer=job.tokenizer,
-        tokenizer_model=tokenizer_model,
+        models=models,
         threads=resolve_threads(job.train.threads),
     )
     digests = _digest_corpus(corpus, store_dir)
@@ -275,8 +292,9 @@ def prepare(job: TrainJob) -> Prepared:
     _log_left_out(report)
     round_trips = {f"data.{name}": set_report.references for name, set_report in report.sets.items()}
     round_trips["a sample of the training targets"] = report.targets
-    warn_of_changes(round_trips, job.tokenizer, is_given=tokenizer_model is not None)
-    _warn_of_cut_tags(job.data, built.tokenizers.source, is_given=tokenizer_model is not None)
+    of_target = models[-1]
+    warn_of_changes(round_trips, of_target.config, key=of_target.key, is_given=of_target.is_given)
+    _warn_of_cut_tags(job.data, built.tokenizers.source, is_given=models[0].is_given)
     if len(mixture_weights) > 1:
         _log_mixture(mixture_weights, counts)
     log.info("data ready: %s; %.1f s", _summary(report), time.monotonic() - began)
@@ -383,6 +401,7 @@ def _data_report(
         filters=built.report.filters,
         tokens=built.report.tokens,
         vocab_size=built.report.vocab_size,
+        source_vocab_size=own_source_size(built.tokenizers.vocab_size),
         targets=built.report.targets,
         lines=built.report.lines,
     )
@@ -430,32 +449,53 @@ def _summary(report: DataReport) -> str:
         dropped += f": {', '.join(reasons)}"
 
     tokens = f"{report.tokens.src:,} + {report.tokens.tgt:,} tokens"
-    return f"{pairs} ({dropped}), {tokens}, {report.vocab_size:,} pieces"
+    return f"{pairs} ({dropped}), {tokens}, {describe_vocab_size(report.vocab_sizes)}"
 
 
 # ---- a tokenizer that is given, not trained -------------------------------------------------------------------------
 
 
-def _given_tokenizer(job: TrainJob) -> bytes | None:
-    """The model that is not to be trained: that of `tokenizer.model`, or of the run where the weights come from."""
-    origin = None if job.tokenizer.model is None else Path(job.tokenizer.model)
-    tokenizer_model = None if origin is None else read_model(origin.resolve())  # the user's own file may be a link
+def _models_of(job: TrainJob) -> list[_Model]:
+    """The model for both languages, or those of the source and of the target.
+
+    Those that are not to be trained are given: that of `tokenizer.model`, or of the run where the weights come from.
+    """
+    models = []
+    for key, config in job.tokenizer.models().items():
+        given = None if config.model is None else read_model(Path(config.model).resolve())  # it may be a link
+        models.append(_Model(key, config, given))
+    origins = [model.config.model for model in models]
 
     if job.init_from is not None:
-        weights_origin = _tokenizer_run_dir(job.run_dir, job.init_from).tokenizer
-        weights_tokenizer = read_model(weights_origin)
-        if tokenizer_model not in (None, weights_tokenizer):
-            raise InputError(
-                f"tokenizer.model={origin} is not {weights_origin}, which the weights of init_from need: leave it out"
-            )
-        origin = weights_origin
-        tokenizer_model = weights_tokenizer
+        folder = _tokenizer_run_dir(job.run_dir, job.init_from).path
+        of_weights = read_models(folder)
+        models = _as_weights_need(models, of_weights, folder=folder, init_from=job.init_from)
+        origins = [str(folder / name) for name in of_weights]
 
-    if tokenizer_model is not None:
-        given = Tokenizer(tokenizer_model, str(origin))  # refuses a bad one
-        pieces = f"{given.vocab_size:,} pieces"
-        log.info("tokenizer: %s, %s; the other keys of tokenizer are not used", origin, pieces)
-    return tokenizer_model
+    for model, origin in zip(models, origins, strict=True):
+        if model.given is not None:
+            given_tokenizer = Tokenizer(model.given, str(origin))  # refuses a bad one
+            pieces = f"{given_tokenizer.vocab_size:,} pieces"
+            log.info("tokenizer: %s, %s; the other keys of %s are not used", origin, pieces, model.key)
+    return models
+
+
+def _as_weights_need(
+    models: list[_Model], of_weights: Mapping[str, bytes], *, folder: Path, init_from: str
+) -> list[_Model]:
+    """The models of the run `folder`, from which the weights come. Raises InputError where others are asked for."""
+    if len(of_weights) < len(models):
+        raise InputError(
+            f"init_from={init_from}: one vocabulary serves both languages there: leave tokenizer.target out"
+        )
+    for model in models:
+        if model.given not in (None, of_weights[model.file]):
+            raise InputError(
+                f"{model.key}.model={model.config.model} is not {folder / model.file}, which the weights of init_from "
+                "need: leave it out"
+            )
+    files = {file: key for key, file in MODEL_FILES.items()}
+    return [_Model(files[file], models[0].config, content) for file, content in of_weights.items()]
 
 
 def _tokenizer_run_dir(run_dir: str, init_from: str) -> RunDir:
@@ -530,10 +570,11 @@ def _digest_corpus(corpus: _Corpus, store_dir: Path) -> _Digests:
 
 def _digest(corpus: _Corpus, texts: Sequence[Sequence[object]]) -> str:
     """The digest of all that the prepared corpus depends on; `texts` says which text each of its sets has."""
-    if corpus.tokenizer_model is not None:
-        tokenizer: object = hashlib.sha256(corpus.tokenizer_model).hexdigest()
-    else:
-        tokenizer = to_json(corpus.tokenizer)
+    models: list[object] = []
+    for model in corpus.models:
+        settings = {key: value for key, value in to_json(model.config).items() if key != "target"}
+        models.append(settings if model.given is None else hashlib.sha256(model.given).hexdigest())
+    tokenizer = models[0] if len(models) == 1 else models
 
     # A set without a tag has no entry for one.
     tags = [text_set.source.tag for text_set in corpus.sets]
@@ -599,11 +640,11 @@ def _refuse_empty(kept: int, corpus: _Corpus, dropped: Counter[str]) -> None:
 
 def _build(path: Path, corpus: _Corpus, screened: _Screened) -> None:
     """Write the store into the directory `path`, with the tokenizer's model and the report beside it."""
-    # The second reading, unless the tokenizer is given.
-    tokenizer_model = corpus.tokenizer_model
-    if tokenizer_model is None:
-        tokenizer_model = _train_tokenizer(corpus, screened)
-    tokenizers = Tokenizers.of({TOKENIZER: tokenizer_model}, path)
+    # The second reading, unless the tokenizer is given; with two models, one for each.
+    models = {}
+    for side, model in enumerate(corpus.models):
+        models[model.file] = model.given or _train_tokenizer(corpus, screened, model, side=side)
+    tokenizers = Tokenizers.of(models, path)
 
     # The third reading.
     log.info("encoding %s pairs", f"{screened.kept:,}")
@@ -614,7 +655,7 @@ def _build(path: Path, corpus: _Corpus, screened: _Screened) -> None:
     several_sentences = 0  # sources of the store that have more than one
     lengths = np.zeros(corpus.filters.max_length + 1, np.int64)  # how many sources of the store have so many pieces
 
-    with closing(StoreWriter(path, tokenizers.source.vocab_size)) as writer:
+    with closing(StoreWriter(path, max(tokenizer.vocab_size for tokenizer in tokenizers.sides))) as writer:
         for block in _encode_blocks(corpus, kept_by_text, tokenizers):
             keep = _filter_by_pieces(block.source.counts, block.target.counts, corpus.filters, dropped=dropped)
             writer.add(block.source.select(keep), block.target.select(keep))
@@ -639,16 +680,27 @@ def _build(path: Path, corpus: _Corpus, screened: _Screened) -> None:
         writer.finish({**tokenizers.models, REPORT: report_text.encode()})
 
 
-def _train_tokenizer(corpus: _Corpus, screened: _Screened) -> bytes:
-    """Train the tokenizer on the pairs that are kept by their text."""
-    lines = chain.from_iterable(corpus.pairs(screened.kept_by_text))  # source and target in turn
-    total = 2 * screened.kept
-    limit = corpus.tokenizer.sample_lines
-    log.info("training the tokenizer on %s of %s lines", f"{min(total, limit):,}", f"{total:,}")
+def _train_tokenizer(corpus: _Corpus, screened: _Screened, model: _Model, *, side: int) -> bytes:
+    """Train a tokenizer on the pairs that are kept by their text: on both sides of them, or on its own.
 
-    tokenizer_model = train_tokenizer(sample_lines(lines, total=total, limit=limit), corpus.tokenizer, tags=corpus.tags)
+    `side` is 0 for the source's, 1 for the target's.
+    """
+    pairs = corpus.pairs(screened.kept_by_text)
+    is_shared = len(corpus.models) == 1
+    lines = chain.from_iterable(pairs) if is_shared else (pair[side] for pair in pairs)  # source and target in turn
+    total = 2 * screened.kept if is_shared else screened.kept
+    limit = model.config.sample_lines
+    whose = "" if is_shared else (" of the source", " of the target")[side]
+    log.info("training the tokenizer%s on %s of %s lines", whose, f"{min(total, limit):,}", f"{total:,}")
+
+    content = train_tokenizer(
+        sample_lines(lines, total=total, limit=limit),
+        model.config,
+        tags=corpus.tags if side == 0 else [],  # which stand in front of sources
+        key=model.key,
+    )
     trim_heap()  # a gigabyte, beside which the store of tens of millions of pairs would need as much again
-    return tokenizer_model
+    return content
 
 
 def _encode_blocks(corpus: _Corpus, kept_by_text: bytes, tokenizers: Tokenizers) -> Iterator[_EncodedBlock]:

@@ -13,6 +13,7 @@ from transformer.data.source import DatasetOrigin
 from transformer.errors import CheckpointError
 from transformer.files import read_json
 from transformer.run_dir import RunDir
+from transformer.vocabulary import VocabSize, vocab_size_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class BuildReport:
     dropped: dict[str, int]  # pairs by reason
     filters: FilterConfig
     tokens: TokenCounts
-    vocab_size: int
+    vocab_size: int  # of the target
     targets: RoundTrip  # of a sample of the training targets
     lines: LineCounts | None = None  # None: prepared when they were not counted
 
@@ -90,9 +91,15 @@ class DataReport:
     dropped: dict[str, int]  # pairs by reason
     filters: FilterConfig
     tokens: TokenCounts
-    vocab_size: int
+    vocab_size: int  # of the target
     targets: RoundTrip  # of a sample of the training targets
     lines: LineCounts | None = None  # None: prepared when they were not counted
+    source_vocab_size: int | None = None  # None: it is the target's vocabulary, too
+
+    @property
+    def vocab_sizes(self) -> VocabSize:
+        """That of the one vocabulary, or of both."""
+        return vocab_size_of(self.vocab_size, self.source_vocab_size)
 
 
 def read_report(run: RunDir) -> DataReport:

@@ -57,10 +57,13 @@ def _around_the_difference(text: str, decoded: str) -> Change:
     return Change(text[start : start + 20], decoded[start : start + 20])
 
 
-def warn_of_changes(round_trips: Mapping[str, RoundTrip | None], config: TokenizerConfig, *, is_given: bool) -> None:
+def warn_of_changes(
+    round_trips: Mapping[str, RoundTrip | None], config: TokenizerConfig, *, key: str, is_given: bool
+) -> None:
     """Log how many texts of each set do not come back, with an example and what to do about it.
 
-    `is_given` says that the tokenizer was not trained here, so that no key of `config` can help.
+    `config` is of the target's tokenizer, and `key` the group of these settings. `is_given` says that it was not
+    trained here, so that none of them can help.
     """
     changed = {name: trip for name, trip in round_trips.items() if trip is not None and trip.changed}
     if not changed:
@@ -70,9 +73,9 @@ def warn_of_changes(round_trips: Mapping[str, RoundTrip | None], config: Tokeniz
     example = next(iter(changed.values())).example
     shown = f", such as {example.text!r} -> {example.decoded!r}" if example else ""
     if is_given:
-        remedy = "the given tokenizer is the cause: train one, or name another by tokenizer.model"
+        remedy = f"the given tokenizer is the cause: train one, or name another by {key}.model"
     else:
-        remedy = _remedy(list(changed.values()), config)
+        remedy = _remedy(list(changed.values()), config, key)
     log.warning(
         "some target texts do not come back from the tokenizer, so no translation can equal them: %s%s; %s",
         counts,
@@ -81,15 +84,15 @@ def warn_of_changes(round_trips: Mapping[str, RoundTrip | None], config: Tokeniz
     )
 
 
-def _remedy(trips: list[RoundTrip], config: TokenizerConfig) -> str:
+def _remedy(trips: list[RoundTrip], config: TokenizerConfig, key: str) -> str:
     """The settings that bring the texts back."""
     settings = []
     if any(trip.unknown for trip in trips):
         covers_all = config.character_coverage == 1.0
-        alternative = "" if covers_all else " or tokenizer.character_coverage=1.0"
-        settings.append(f"tokenizer.byte_fallback=true{alternative}")
+        alternative = "" if covers_all else f" or {key}.character_coverage=1.0"
+        settings.append(f"{key}.byte_fallback=true{alternative}")
     if config.normalization is not Normalization.identity and any(trip.unknown < trip.changed for trip in trips):
-        settings.append("tokenizer.normalization=identity")
+        settings.append(f"{key}.normalization=identity")
 
     if not settings:
         return "no setting changes that: U+2581 is SentencePiece's own sign for a space"

@@ -186,14 +186,17 @@ def read_model(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}): check the path") from error
 
 
-def train_tokenizer(lines: Iterable[str], config: TokenizerConfig, *, tags: Sequence[str] = ()) -> bytes:
-    """Train a model on lines of both languages and return its file's content.
+def train_tokenizer(
+    lines: Iterable[str], config: TokenizerConfig, *, tags: Sequence[str] = (), key: str = "tokenizer"
+) -> bytes:
+    """Train a model on lines, of both languages or of one, and return its file's content.
 
     Each tag becomes a piece together with the space before it, which SentencePiece puts in front of a text, too: so a
     tag costs one id, and a text behind it has the pieces that it has by itself. The lines are without tags.
 
     A small corpus may yield fewer pieces than asked for. The same lines give the same bytes. What `lines` raises is
-    raised again as it is, KeyboardInterrupt included. Raises InputError where SentencePiece cannot train.
+    raised again as it is, KeyboardInterrupt included. Raises InputError where SentencePiece cannot train; `key` is the
+    group of the settings that it names.
     """
     # Read the lines through a generator that remembers their errors; SentencePiece would hide them.
     errors: list[BaseException] = []
@@ -224,7 +227,7 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig, *, tags: Sequ
             raise errors[0] from None
         raise InputError(
             f"the tokenizer cannot be trained: {_reason(error)}: "
-            "check tokenizer.vocab_size, tokenizer.character_coverage and data.train"
+            f"check {key}.vocab_size, {key}.character_coverage and data.train"
         ) from error
 
     return tokenizer_model.getvalue()

@@ -31,6 +31,7 @@ from transformer.kernels.packed_attention import WIDEST
 from transformer.kernels.triton_loss import rows_that_fit
 from transformer.machine import resolve_threads
 from transformer.records import Resolved
+from transformer.vocabulary import target_size
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ def _loss_rows(job: TrainJob, device: torch.device, precision: Precision, *, max
         return None
     return rows_that_fit(
         free_gpu_memory(device),
-        vocab_size=job.tokenizer.vocab_size,
+        vocab_size=target_size(job.tokenizer.vocab_sizes),
         itemsize=product_dtype(precision).itemsize,
         most=max_tokens,
     )
@@ -192,7 +193,7 @@ def _compiles(
 def _estimate_seconds(job: TrainJob, device: torch.device, ranks: int) -> float:
     """How long so many GPUs compute until the last step, if they reach UTILISATION of their peak."""
     tokens = job.train.tokens_per_step
-    flops = step_flops(job.model, job.tokenizer.vocab_size, source=tokens, target=tokens, mean_length=MEAN_LENGTH)
+    flops = step_flops(job.model, job.tokenizer.vocab_sizes, source=tokens, target=tokens, mean_length=MEAN_LENGTH)
     peak = peak_flops(torch.cuda.get_device_name(device)) or UNKNOWN_PEAK
     return job.train.max_steps * flops / (UTILISATION * peak * ranks)
 

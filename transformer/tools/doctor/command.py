@@ -69,7 +69,7 @@ def doctor(job: DoctorJob) -> Diagnosis:
         *check_text(surveys, job.data.filter),
         *check_languages(surveys, job.data),
         *check_alignment(surveys),
-        check_characters(surveys, job),
+        *check_characters(surveys, job),
     ]
     if not job.text_only:
         checks += _check_training(job, surveys)

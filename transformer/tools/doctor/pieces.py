@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from transformer.config.jobs import TrainJob
+from transformer.config.settings import TokenizerConfig
 from transformer.data.corpus import with_tag
 from transformer.data.prepare import Prepared
 from transformer.data.round_trip import RoundTrip
@@ -33,26 +34,40 @@ MOST_PADDING = 0.5  # of the positions of a step; seen: 0.14 (KFTT)
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
-def check_characters(surveys: Sequence[Survey], job: TrainJob) -> Check:
-    """Whether the vocabulary has room for every character, before a tokenizer is trained for minutes."""
-    characters = set[str]()
+def check_characters(surveys: Sequence[Survey], job: TrainJob) -> list[Check]:
+    """Whether each vocabulary has room for every character, before a tokenizer is trained for minutes."""
+    characters: tuple[set[str], set[str]] = (set(), set())  # of either side
     for survey in surveys:
         if survey.is_training:
-            characters.update(*survey.sources, *survey.targets)
+            characters[0].update(*survey.sources)
+            characters[1].update(*survey.targets)
 
-    is_given = job.tokenizer.model is not None or job.init_from is not None
-    if is_given:
-        return passed("characters", "vocabulary", found=f"{len(characters):,}, and a tokenizer that is given")
+    models = job.tokenizer.models()
+    if len(models) == 1:
+        return [
+            _check_characters(characters[0] | characters[1], model, key=key, where="vocabulary", job=job)
+            for key, model in models.items()
+        ]
+    return [
+        _check_characters(of_side, model, key=key, where=f"{side} vocabulary", job=job)
+        for of_side, (key, model), side in zip(characters, models.items(), SIDES, strict=True)
+    ]
+
+
+def _check_characters(characters: set[str], model: TokenizerConfig, *, key: str, where: str, job: TrainJob) -> Check:
+    """Whether a vocabulary has room for these characters; `key` is the group of its settings."""
+    if model.model is not None or job.init_from is not None:
+        return passed("characters", where, found=f"{len(characters):,}, and a tokenizer that is given")
 
     return measured(
         "characters",
-        "vocabulary",
-        found=f"{len(characters):,} different characters in the training text, {job.tokenizer.vocab_size:,} pieces",
-        value=len(characters) / job.tokenizer.vocab_size,
-        limit=MOST_SINGLE if job.tokenizer.character_coverage == 1.0 else 1.0,
+        where,
+        found=f"{len(characters):,} different characters in the training text, {model.vocab_size:,} pieces",
+        value=len(characters) / model.vocab_size,
+        limit=MOST_SINGLE if model.character_coverage == 1.0 else 1.0,
         level=Level.error,
-        remedy=f"set tokenizer.vocab_size to {8 * len(characters):,} or so, or tokenizer.character_coverage=0.9995 "
-        "tokenizer.byte_fallback=true, which spell rare characters as bytes",
+        remedy=f"set {key}.vocab_size to {8 * len(characters):,} or so, or {key}.character_coverage=0.9995 "
+        f"{key}.byte_fallback=true, which spell rare characters as bytes",
         places=[],
     )
 
@@ -60,15 +75,17 @@ def check_characters(surveys: Sequence[Survey], job: TrainJob) -> Check:
 def check_pieces(surveys: Sequence[Survey], tokenizers: Tokenizers) -> list[Check]:
     """What the vocabulary consists of, and for each side of each set its unknown pieces, bytes and round trip."""
     if tokenizers.is_shared:
+        keys = ["tokenizer", "tokenizer"]
         checks = [_check_vocabulary(tokenizers.source, "vocabulary", key="tokenizer")]
     else:
+        keys = ["tokenizer", "tokenizer.target"]
         checks = [
-            _check_vocabulary(tokenizers.source, "source vocabulary", key="tokenizer"),
-            _check_vocabulary(tokenizers.target, "target vocabulary", key="tokenizer.target"),
+            _check_vocabulary(tokenizer, f"{side} vocabulary", key=key)
+            for tokenizer, side, key in zip(tokenizers.sides, SIDES, keys, strict=True)
         ]
     for survey in surveys:
         for side, tokenizer in enumerate(tokenizers.sides):
-            checks += _check_side(survey, side, tokenizer)
+            checks += _check_side(survey, side, tokenizer=tokenizer, key=keys[side])
     return checks
 
 
@@ -94,8 +111,8 @@ def _bytes_ids(tokenizer: Tokenizer) -> set[int]:
     return {index for index in range(EOS + 1, tokenizer.vocab_size) if _BYTE.fullmatch(tokenizer.piece(index))}
 
 
-def _check_side(survey: Survey, side: int, tokenizer: Tokenizer) -> list[Check]:
-    """Cut the texts of one side into pieces, and look at these."""
+def _check_side(survey: Survey, side: int, *, tokenizer: Tokenizer, key: str) -> list[Check]:
+    """Cut the texts of one side into pieces, and look at these; `key` is the group of its tokenizer's settings."""
     # Encode, a sample where there are many.
     stride = -(-len(survey.lines) // MOST_TEXTS) or 1
     texts = survey.side(side)[::stride]
@@ -124,8 +141,8 @@ def _check_side(survey: Survey, side: int, tokenizer: Tokenizer) -> list[Check]:
             value=unknown / total,
             limit=MOST_UNKNOWN,
             level=Level.error,
-            remedy="tokenizer.byte_fallback=true spells them as bytes; or raise tokenizer.vocab_size and "
-            "tokenizer.character_coverage=1.0",
+            remedy=f"{key}.byte_fallback=true spells them as bytes; or raise {key}.vocab_size and "
+            f"{key}.character_coverage=1.0",
             places=survey.places(lines_with_unknown, side),
         ),
         measured(
@@ -135,7 +152,7 @@ def _check_side(survey: Survey, side: int, tokenizer: Tokenizer) -> list[Check]:
             value=spelled / total,
             limit=MOST_BYTES,
             level=Level.warning,
-            remedy="raise tokenizer.vocab_size or tokenizer.character_coverage: characters are spelled out",
+            remedy=f"raise {key}.vocab_size or {key}.character_coverage: characters are spelled out",
             places=[],
         ),
         measured(
@@ -145,7 +162,7 @@ def _check_side(survey: Survey, side: int, tokenizer: Tokenizer) -> list[Check]:
             value=trip.changed / max(1, trip.checked),
             limit=MOST_CHANGED,
             level=Level.warning,
-            remedy="tokenizer.byte_fallback=true and tokenizer.normalization=identity keep them as they are",
+            remedy=f"{key}.byte_fallback=true and {key}.normalization=identity keep them as they are",
             places=[],
         ),
     ]

@@ -14,7 +14,7 @@ from transformer.tools.metrics import Curve
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import UNKNOWN, Block, Cell, Table, section
 from transformer.tools.report.reading import RunReading
-from transformer.vocabulary import UNK
+from transformer.vocabulary import UNK, describe_vocab_size
 
 DIGITS = 12  # of a digest
 MOST_DIGESTS = 4  # that are shown of a set
@@ -89,7 +89,7 @@ def _tokenizer(run: RunReading, report: DataReport, whose: str) -> Table:
     tokens = report.tokens
     trip = report.targets
     rows: list[list[Cell]] = [
-        ["vocabulary", f"{report.vocab_size:,} pieces"],
+        ["vocabulary", describe_vocab_size(report.vocab_sizes)],
         ["source tokens", f"{tokens.src:,}, {tokens.src / pairs:.1f} a sentence with its EOS"],
         ["target tokens", f"{tokens.tgt:,}, {tokens.tgt / pairs:.1f} a sentence with its EOS"],
         ["targets that do not come back", f"{trip.changed:,} of {trip.checked:,} that were tried"],

@@ -69,7 +69,7 @@ def _parameters(run: RunReading) -> str:
         return f"{run.results.parameters:,}"
     if run.record is None or run.data is None:
         return UNKNOWN
-    return f"{count_parameters(run.record.config.model, run.data.vocab_size).total:,}"
+    return f"{count_parameters(run.record.config.model, run.data.vocab_sizes).total:,}"
 
 
 def _target_tokens(run: RunReading) -> str:

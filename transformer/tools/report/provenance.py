@@ -49,6 +49,8 @@ def _facts_of_record(record: RunRecord) -> dict[str, str]:
         "data digest": record.data_digest,
         "tokenizer SHA-256": record.tokenizer_sha256,
     }
+    if record.target_tokenizer_sha256 is not None:
+        facts["target tokenizer SHA-256"] = record.target_tokenizer_sha256
     if record.init_from is not None:
         facts["weights from"] = f"{record.init_from.path}, step {record.init_from.step:,}"
     return facts

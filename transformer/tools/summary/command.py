@@ -143,7 +143,7 @@ def summarise(job: SummaryJob) -> Summary:
 def _subject_of_settings(job: SummaryJob) -> _Subject:
     if os.path.exists(RunDir(Path(job.run_dir)).record):
         log.warning("%s is a run: run=%s sums it up; this is of the settings given here", job.run_dir, job.run_dir)
-    return _Subject(job, job.tokenizer.vocab_size, _resolve(job))
+    return _Subject(job, job.tokenizer.vocab_sizes, _resolve(job))
 
 
 def _resolve(job: TrainJob) -> Resolved:
