@@ -30,10 +30,11 @@ from transformer.config.settings import (
     Score,
     SearchConfig,
     SearchOverride,
+    TargetTokenizerConfig,
     TokenizerConfig,
 )
 from transformer.data.corpus import read_pairs
-from transformer.data.tokenizer import Tokenizer, train_tokenizer
+from transformer.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from transformer.decoding.engine.ctranslate2 import n_positions
 from transformer.decoding.engine.parity import (
     Difference,
@@ -125,9 +126,21 @@ def tokenizer_model(text: list[tuple[str, str]]) -> bytes:
     return train_tokenizer([line for pair in text for line in pair], TokenizerConfig(vocab_size=60))
 
 
-def random_translator(config: ModelConfig, tokenizer_model: bytes, seed: int = 1) -> Translator:
+@pytest.fixture(scope="module")
+def two_tokenizers(text: list[tuple[str, str]]) -> Tokenizers:
+    """Of the two sides of the text, with other sizes."""
+    source, target = zip(*text, strict=True)
+    models = [train_tokenizer(lines, TokenizerConfig(vocab_size=size)) for lines, size in ((source, 50), (target, 45))]
+    tokenizers = Tokenizers(*map(Tokenizer.from_bytes, models))
+    assert tokenizers.source.vocab_size != tokenizers.target.vocab_size
+    return tokenizers
+
+
+def random_translator(config: ModelConfig, tokenizer: bytes | Tokenizers, seed: int = 1) -> Translator:
     """Every weight is random, gains and biases of norms among them, which training would begin with at 1 and 0."""
-    tokenizer = Tokenizer.from_bytes(tokenizer_model)
+    if isinstance(tokenizer, bytes):
+        one = Tokenizer.from_bytes(tokenizer)
+        tokenizer = Tokenizers(one, one)
     torch.manual_seed(seed)
     model = Transformer(config, tokenizer.vocab_size)
     with torch.no_grad():
@@ -203,6 +216,31 @@ def test_export_of_a_variant_computes_the_same(
     assert greedy.identical == len(text)
     assert beam.identical + beam.degenerate == len(text)
     assert beam.degenerate <= 2
+
+
+@pytest.mark.parametrize("variant", ["plain", "untied"])
+@pytest.mark.parametrize("target", FORMATS, ids=lambda target: target.value)
+def test_export_of_two_vocabularies_computes_the_same(
+    variant: str, target: Target, text: list[tuple[str, str]], two_tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    need(target)
+    original = original_of(random_translator(model_config(variant), two_tokenizers))
+    parity = parity_of(original, target, tmp_path, text)
+    assert parity.problems == []
+    assert parity.bound == (1e-9 if target is Target.marian else 1e-4)
+    assert parity.cut_alike == parity.sentences == len(text)
+    greedy, beam = parity.searches
+    assert greedy.identical == len(text)
+    assert beam.identical + beam.degenerate == len(text)
+
+    if target is Target.marian:  # what it decodes with, and how it cuts a target
+        import transformers
+
+        of_both = transformers.MarianTokenizer.from_pretrained(tmp_path)
+        for _, reference in text:
+            [ids] = two_tokenizers.target.encode([reference])
+            assert of_both(text_target=[reference])["input_ids"] == [[*ids, EOS]]
+            assert of_both.decode(ids) == reference
 
 
 def test_export_to_marian_of_a_greedy_search_has_no_length_penalty(
@@ -492,6 +530,14 @@ def example_in(folder: Path) -> str:
     return str(code)
 
 
+@pytest.fixture(scope="module")
+def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a vocabulary for each language."""
+    data = write_corpus(tmp_path_factory.mktemp("corpus"))
+    job = tiny_job(tmp_path_factory.mktemp("runs") / "two", data)
+    return run(replace(job, tokenizer=replace(job.tokenizer, target=TargetTokenizerConfig(vocab_size=45))))
+
+
 FILES = {
     Target.ctranslate2: {"config.json", "model.bin", "shared_vocabulary.json", "tokenizer.model"},
     Target.marian: {
@@ -527,6 +573,29 @@ def test_export_writes_a_directory_that_loads_as_its_readme_says(
     # What a user would do.
     capsys.readouterr()
     exec(example_in(output), {})
+    assert capsys.readouterr().out.startswith("['" if target is not Target.onnx else "")
+
+
+FILES_OF_TWO = {
+    Target.ctranslate2: {"source_vocabulary.json", "target_vocabulary.json", "tokenizer.target.model"},
+    Target.marian: {"target_vocab.json"},
+    Target.onnx: {"tokenizer.target.model"},
+}
+
+
+@pytest.mark.parametrize("target", FILES, ids=lambda target: target.value)
+def test_export_of_a_run_with_two_vocabularies_loads_as_its_readme_says(
+    target: Target, run_of_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need(target)
+    found = exported(run_of_two, tmp_path / "model", to=target)
+    expected = {*FILES[target], *FILES_OF_TWO[target], "README.md", "parity.json"} - {"shared_vocabulary.json"}
+    assert {path.name for path in (tmp_path / "model").iterdir()} == expected
+    assert found.parity.problems == []
+    assert found.parity.cut_alike == found.parity.sentences == 16
+
+    capsys.readouterr()
+    exec(example_in(tmp_path / "model"), {})
     assert capsys.readouterr().out.startswith("['" if target is not Target.onnx else "")
 
 

@@ -49,11 +49,16 @@ def network(vocab_size: int, seed: int, dtype: torch.dtype = torch.float32) -> T
 
 
 def translator_with(
-    model: Transformer, tokenizer: Tokenizer, *, search: SearchConfig = SEARCH, precision: Precision = Precision.fp64
+    model: Transformer,
+    tokenizer: Tokenizer | Tokenizers,
+    *,
+    search: SearchConfig = SEARCH,
+    precision: Precision = Precision.fp64,
 ) -> Translator:
     """A translator of the model as it is now: a change to its weights would come too late."""
     batches = Batches.of(model, search, device=torch.device("cpu"), precision=precision)
-    return Translator(Tokenizers(tokenizer, tokenizer), batches)
+    tokenizers = tokenizer if isinstance(tokenizer, Tokenizers) else Tokenizers(tokenizer, tokenizer)
+    return Translator(tokenizers, batches)
 
 
 def state_of(vocab_size: int, averaged: list[int] | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ hypotheses as the beam is wide; under a large `patience` it goes on to the end, 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from transformer.config.settings import Activation, ModelConfig, Norm, Positions, Quantization
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizers
 from transformer.decoding.engine.peer import Forced, encode_with
 from transformer.decoding.engine.weights import Weights, ctranslate2_heads, fold
 from transformer.model.layers import sinusoids
@@ -33,12 +33,28 @@ MOST_INPUT = 1024  # tokens that CTranslate2 reads of a source unless it is told
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def write(model: Transformer, pieces: list[str], folder: Path, *, quantization: Quantization) -> None:
-    """Write a model and its vocabulary, which are the pieces by id. Raises OSError."""
+class Vocabularies(NamedTuple):
+    """The pieces of either side, by id; they may be the same."""
+
+    source: list[str]
+    target: list[str]
+
+    @classmethod
+    def of(cls, tokenizers: Tokenizers) -> "Vocabularies":
+        """Those of a run's tokenizers."""
+        source, target = (
+            [tokenizer.piece(index) for index in range(tokenizer.vocab_size)] for tokenizer in tokenizers.sides
+        )
+        return cls(source, target)
+
+
+def write(model: Transformer, vocabularies: Vocabularies, folder: Path, *, quantization: Quantization) -> None:
+    """Write a model and its vocabularies. Raises OSError."""
     spec = _specification(model)
 
-    # The vocabulary, and its special tokens.
-    spec.register_source_vocabulary(pieces)
+    # The vocabularies, and their special tokens.
+    pieces = vocabularies.target
+    spec.register_source_vocabulary(vocabularies.source)
     spec.register_target_vocabulary(pieces)
     spec.config.bos_token = pieces[BOS]
     spec.config.decoder_start_token = pieces[BOS]
@@ -53,11 +69,6 @@ def write(model: Transformer, pieces: list[str], folder: Path, *, quantization: 
     is_exact = quantization is Quantization.float32
     spec.optimize(quantization=None if is_exact else quantization.value)
     spec.save(str(folder))
-
-
-def vocabulary_of(tokenizer: Tokenizer) -> list[str]:
-    """The pieces of a tokenizer, by id."""
-    return [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
 
 
 def n_positions(config: ModelConfig) -> int:
@@ -165,8 +176,8 @@ class _Filler:
         return _copy(sinusoids(n_positions(self.config), self.config.d_model).float())
 
     def _matrix(self, name: str) -> Array:
-        """One of the three matrices with a row for each piece, which may be the shared one."""
-        return self._array("embedding" if self.config.tie_embeddings else name)
+        """One of the three matrices with a row for each piece, which may be a shared one."""
+        return self._array(name if name in self.weights else "embedding")
 
     def _array(self, name: str) -> Array:
         return _copy(self.weights[name])
@@ -223,7 +234,9 @@ def open_translator(files: Mapping[str, bytes], *, device: torch.device, workers
 class CTranslate2Peer:
     """A model of ours, run by CTranslate2; `alpha` is the exponent of a length in its penalty."""
 
-    def __init__(self, folder: Path, pieces: list[str], tokenizer: Path, *, alpha: float, threads: int) -> None:
+    def __init__(
+        self, folder: Path, vocabularies: Vocabularies, tokenizer: Path, *, alpha: float, threads: int
+    ) -> None:
         import ctranslate2
 
         self._translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
@@ -233,8 +246,8 @@ class CTranslate2Peer:
 
         # CTranslate2 takes and gives pieces as text.
         self._tokenizer = tokenizer
-        self._pieces = pieces
-        self._ids = {piece: index for index, piece in enumerate(pieces)}
+        self._vocabularies = vocabularies
+        self._ids = {piece: index for index, piece in enumerate(vocabularies.target)}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """As the SentencePiece model by itself cuts them."""
@@ -246,13 +259,15 @@ class CTranslate2Peer:
 
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
         """The log-probabilities of the pieces of each target and of its EOS."""
-        results = self._translator.score_batch(self._texts(sources), self._texts(targets))
+        results = self._translator.score_batch(
+            _texts(sources, self._vocabularies.source), _texts(targets, self._vocabularies.target)
+        )
         return [Forced(torch.tensor(result.log_probs, dtype=torch.float64), None) for result in results]
 
     def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
         """The best translation of each source."""
         results = self._translator.translate_batch(
-            self._texts(sources),
+            _texts(sources, self._vocabularies.source),
             beam_size=beam_size,
             length_penalty=self.alpha,
             patience=max_length,
@@ -263,5 +278,6 @@ class CTranslate2Peer:
         best = [result.hypotheses[0] for result in results]
         return [[self._ids[piece] for piece in pieces] for pieces in best]
 
-    def _texts(self, sentences: Sequence[list[int]]) -> list[list[str]]:
-        return [[self._pieces[index] for index in ids] for ids in sentences]
+
+def _texts(sentences: Sequence[list[int]], pieces: list[str]) -> list[list[str]]:
+    return [[pieces[index] for index in ids] for ids in sentences]

@@ -1,12 +1,18 @@
-"""Exports to CTranslate2: what `decoding/engine` writes, with the tokenizer and a README."""
+"""Exports to CTranslate2: what `decoding/engine` writes, with the tokenizers and a README."""
 
 from pathlib import Path
 
-from transformer.decoding.engine.ctranslate2 import CTranslate2Peer, n_positions, vocabulary_of
+from transformer.decoding.engine.ctranslate2 import CTranslate2Peer, Vocabularies, n_positions
 from transformer.decoding.engine.ctranslate2 import write as write_model
 from transformer.decoding.engine.peer import FLOAT32_BOUND
 from transformer.run_dir import TOKENIZER
-from transformer.tools.export.formats import ExportFormat, Original
+from transformer.tools.export.formats import (
+    ExportFormat,
+    Original,
+    readme_tokenizers,
+    target_name,
+    write_tokenizers,
+)
 
 README = """# A translation model for CTranslate2
 
@@ -16,14 +22,14 @@ Exported from {origin}; weights in {quantization}. `parity.json` says how exactl
 import ctranslate2, sentencepiece  # pip install ctranslate2 sentencepiece
 
 folder = {output!r}
-pieces = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{tokenizer}")
+{tokenizers}
 translator = ctranslate2.Translator(folder)
 
 source = pieces.encode(["A sentence.", "And another one."], out_type=str)
 found = translator.translate_batch(
     source, beam_size={beam_size}, length_penalty={length_penalty:g}, min_decoding_length=0
 )
-print([pieces.decode(result.hypotheses[0]) for result in found])
+print([{target}.decode(result.hypotheses[0]) for result in found])
 ```
 
 - CTranslate2 adds EOS to the source. `min_decoding_length=0` lets EOS come first, as training does.
@@ -36,18 +42,16 @@ print([pieces.decode(result.hypotheses[0]) for result in found])
 
 
 def write(original: Original, folder: Path) -> None:
-    """Write the model, its vocabulary and its tokenizer."""
+    """Write the model, its vocabularies and its tokenizers."""
     translator = original.translator
-    write_model(
-        translator.model, vocabulary_of(translator.tokenizers.source), folder, quantization=original.quantization
-    )
-    (folder / TOKENIZER).write_bytes(translator.tokenizers.source.model)
+    write_model(translator.model, Vocabularies.of(translator.tokenizers), folder, quantization=original.quantization)
+    write_tokenizers(original, folder)
 
 
 def load(original: Original, folder: Path, threads: int) -> CTranslate2Peer:
     """The model in the folder, with the exponent of the export."""
-    pieces = vocabulary_of(original.translator.tokenizers.source)
-    return CTranslate2Peer(folder, pieces, folder / TOKENIZER, alpha=original.exponent, threads=threads)
+    vocabularies = Vocabularies.of(original.translator.tokenizers)
+    return CTranslate2Peer(folder, vocabularies, folder / TOKENIZER, alpha=original.exponent, threads=threads)
 
 
 def readme(original: Original) -> str:
@@ -57,7 +61,8 @@ def readme(original: Original) -> str:
         origin=original.origin,
         quantization=original.quantization.value,
         output=str(original.output),
-        tokenizer=TOKENIZER,
+        tokenizers=readme_tokenizers(original),
+        target=target_name(original),
         beam_size=search.beam_size,
         length_penalty=original.exponent,
         alpha=search.length_penalty,

@@ -12,6 +12,7 @@ from pathlib import Path
 from transformer.config.settings import ModelConfig, Quantization
 from transformer.decoding.engine.peer import Peer
 from transformer.decoding.translator import Translator
+from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER
 
 
 @dataclass(frozen=True)
@@ -36,3 +37,23 @@ class ExportFormat:
     write: Callable[[Original, Path], None]  # into a folder that exists
     load: Callable[[Original, Path, int], Peer]  # the model in that folder, to be run on so many threads
     readme: Callable[[Original], str]  # how people load it
+
+
+def write_tokenizers(original: Original, folder: Path) -> None:
+    """Write the SentencePiece models, under the names that they have in a run directory."""
+    for name, content in original.translator.tokenizers.models.items():
+        (folder / name).write_bytes(content)
+
+
+def readme_tokenizers(original: Original) -> str:
+    """The lines of a README's program that load them: `pieces`, and the target's own under `target_name`."""
+    names = {TOKENIZER: "pieces", TARGET_TOKENIZER: "target_pieces"}
+    return "\n".join(
+        f'{names[file]} = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{file}")'
+        for file in original.translator.tokenizers.models
+    )
+
+
+def target_name(original: Original) -> str:
+    """What a README's program calls the SentencePiece model that decodes."""
+    return "pieces" if original.translator.tokenizers.is_shared else "target_pieces"

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from transformer.config.settings import ModelConfig
+from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.engine.peer import FLOAT32_BOUND, Forced, forced_by, pad, without_end
 from transformer.decoding.engine.weights import fold, is_rounded
 from transformer.files import encode_json
 from transformer.model.transformer import Transformer
 from transformer.tools.export.expressible import marian_heads
 from transformer.tools.export.formats import ExportFormat, Original
-from transformer.vocabulary import BOS, EOS, PAD
+from transformer.vocabulary import BOS, EOS, PAD, VocabSizes
 
 # Our names for the parts of a layer, and Marian's.
 _PARTS = {
@@ -85,11 +86,12 @@ def write(original: Original, folder: Path) -> None:
     translator = original.translator
     config = translator.model.config
     heads = marian_heads(config)
+    is_shared = translator.tokenizers.is_shared
 
     # An equal model of theirs, with random weights.
     model = MarianMTModel(
         MarianConfig(
-            vocab_size=translator.model.vocab_size,
+            vocab_size=translator.model.source_vocab_size,
             decoder_vocab_size=translator.model.vocab_size,
             max_position_embeddings=config.max_positions,
             encoder_layers=config.n_layers,
@@ -104,7 +106,7 @@ def write(original: Original, folder: Path) -> None:
             activation_dropout=config.relu_dropout,
             activation_function=config.activation.name,
             scale_embedding=True,
-            share_encoder_decoder_embeddings=config.tie_embeddings,
+            share_encoder_decoder_embeddings=config.tie_embeddings and is_shared,
             tie_word_embeddings=config.tie_embeddings,
             pad_token_id=PAD,
             bos_token_id=BOS,
@@ -135,28 +137,37 @@ def write(original: Original, folder: Path) -> None:
 
 
 def _write_tokenizer(original: Original, folder: Path) -> None:
-    """The SentencePiece model for both languages, and the pieces in the order of their ids."""
+    """The SentencePiece models, which may be the same, and the pieces in the order of their ids."""
     from transformers import MarianTokenizer
 
     source = folder / "source.spm"
     target = folder / "target.spm"
-    source.write_bytes(original.translator.tokenizers.source.model)
-    target.write_bytes(original.translator.tokenizers.target.model)
+    tokenizers = original.translator.tokenizers
+    source.write_bytes(tokenizers.source.model)
+    target.write_bytes(tokenizers.target.model)
 
-    tokenizer = original.translator.tokenizers.source
-    pieces = {tokenizer.piece(index): index for index in range(tokenizer.vocab_size)}
     vocabulary = folder / "vocab.json"
-    vocabulary.write_bytes(encode_json(pieces))
+    vocabulary.write_bytes(encode_json(_ids(tokenizers.source)))
+    target_vocabulary = None
+    if not tokenizers.is_shared:
+        target_vocabulary = folder / "target_vocab.json"
+        target_vocabulary.write_bytes(encode_json(_ids(tokenizers.target)))
 
     exported = MarianTokenizer(
         source_spm=str(source),
         target_spm=str(target),
         vocab=str(vocabulary),
+        target_vocab_file=None if target_vocabulary is None else str(target_vocabulary),
+        separate_vocabs=target_vocabulary is not None,
         source_lang=original.src_lang,
         target_lang=original.tgt_lang,
         model_max_length=original.translator.model.config.max_positions,
     )
     exported.save_pretrained(folder)
+
+
+def _ids(tokenizer: Tokenizer) -> dict[str, int]:
+    return {tokenizer.piece(index): index for index in range(tokenizer.vocab_size)}
 
 
 def _state(model: Transformer) -> dict[str, Tensor]:
@@ -166,10 +177,14 @@ def _state(model: Transformer) -> dict[str, Tensor]:
     cosines = torch.arange(1, d_model, 2)
     order = torch.cat((sines, cosines))
 
+    matrices = dict(_MATRICES)
+    if isinstance(model.vocab_sizes, VocabSizes):
+        matrices["embedding"] = matrices["target_embedding.matrix"]  # which the output shares
+
     state = {}
     for name, weight in fold(model, marian_heads(model.config)).items():
-        if name in _MATRICES:
-            state[_MATRICES[name]] = weight[:, order]
+        if name in matrices:
+            state[matrices[name]] = weight[:, order]
             continue
 
         # Such as decoder.0.cross_attention.W_q.weight.

@@ -29,7 +29,13 @@ from transformer.model.attention import KeyValueCache, KeyValues
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import DecoderState, Transformer
 from transformer.run_dir import TOKENIZER
-from transformer.tools.export.formats import ExportFormat, Original
+from transformer.tools.export.formats import (
+    ExportFormat,
+    Original,
+    readme_tokenizers,
+    target_name,
+    write_tokenizers,
+)
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 Array = npt.NDArray[Any]
@@ -64,7 +70,7 @@ gives the logits of the next, with the keys and values of all tokens so far.
 import numpy as np, onnxruntime, sentencepiece  # pip install onnxruntime sentencepiece
 
 folder = {output!r}
-pieces = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{tokenizer}")
+{tokenizers}
 encoder = onnxruntime.InferenceSession(f"{{folder}}/{encoder}")
 decoder = onnxruntime.InferenceSession(f"{{folder}}/{decoder}")
 
@@ -82,7 +88,7 @@ while tokens[-1] != {eos} and len(tokens) < source.shape[1] + 50:
     }})
     logits[:, [{pad}, {bos}]] = -np.inf  # never written
     tokens.append(int(logits[0].argmax()))
-print(pieces.decode([token for token in tokens if token not in ({bos}, {eos})]))
+print({target}.decode([token for token in tokens if token not in ({bos}, {eos})]))
 ```
 
 A search takes the rows of `past_keys` and `past_values` that it goes on with, along their second axis. There are
@@ -176,7 +182,7 @@ def _stack(layers: list[KeyValues]) -> tuple[Tensor, Tensor]:
 
 
 def write(original: Original, folder: Path) -> None:
-    """Write both graphs and the tokenizer."""
+    """Write both graphs and the tokenizers."""
     model = original.translator.model
     config = model.config
 
@@ -217,7 +223,7 @@ def write(original: Original, folder: Path) -> None:
         },
         outputs=["logits", "keys", "values"],
     )
-    (folder / TOKENIZER).write_bytes(original.translator.tokenizers.source.model)
+    write_tokenizers(original, folder)
 
 
 def _export(
@@ -249,7 +255,8 @@ def readme(original: Original) -> str:
         output=str(original.output),
         encoder=ENCODER,
         decoder=DECODER,
-        tokenizer=TOKENIZER,
+        tokenizers=readme_tokenizers(original),
+        target=target_name(original),
         vocab_size=original.translator.model.vocab_size,
         n_layers=config.decoder_layers,
         n_heads=config.n_heads,
