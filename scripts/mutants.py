@@ -460,6 +460,27 @@ FOUND = (
         "faults/test_hostile_runs.py::test_tokenizer_with_one_flipped_bit_is_refused",
     ),
     Mutant(
+        "targets are encoded with the source's tokenizer",
+        "data/prepare.py",
+        "target=Sentences.of(tokenizers.target.encode(targets))",
+        "target=Sentences.of(tokenizers.source.encode(targets))",
+        "commands/test_two_vocabularies.py::test_prepare_trains_a_tokenizer_on_each_side_and_encodes_with_it",
+    ),
+    Mutant(
+        "references of the development set are encoded with the source's tokenizer",
+        "training/validate.py",
+        "target_pieces = tokenizers.target.encode(references)",
+        "target_pieces = tokenizers.source.encode(references)",
+        "commands/test_two_vocabularies.py::test_dev_set_is_in_the_pieces_of_each_side",
+    ),
+    Mutant(
+        "both sides are sampled with the source's tokenizer",
+        "data/epochs.py",
+        "self._samplers[side].sample(",
+        "self._samplers[0].sample(",
+        "commands/test_two_vocabularies.py::test_epoch_stores_sample_each_side_with_its_own_tokenizer",
+    ),
+    Mutant(
         "the test sets are not verified",
         "evaluation/sets.py",
         "    if digest_sets(own) != results.test_digest:",

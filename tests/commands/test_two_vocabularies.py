@@ -51,6 +51,7 @@ from transformer.tools.replay.command import replay
 from transformer.tools.replay.job import ReplayJob
 from transformer.tools.summary.command import format_summary, summarise
 from transformer.tools.summary.job import SummaryJob
+from transformer.training.validate import DevSet
 
 FILES = ("tokenizer.model", "tokenizer.target.model")
 PLAIN: Any = {"search": SearchOverride(), "device": Device.cpu, "precision": Precision.fp32}
@@ -203,6 +204,13 @@ def test_epoch_stores_sample_each_side_with_its_own_tokenizer(corpus: DataConfig
         ids, plain = ids_of(sampled, side), ids_of(prepared.store, side)
         assert of_side.decode(ids) == of_side.decode(plain)
         assert ids != plain
+
+
+def test_dev_set_is_in_the_pieces_of_each_side(corpus: DataConfig, tmp_path: Path) -> None:
+    prepared = prepare(two(tiny_job(tmp_path / "a", corpus)))
+    dev = DevSet.of(prepared.dev, prepared.tokenizers, max_pieces=100)
+    for side, path in enumerate((corpus.dev.src, corpus.dev.tgt)):
+        assert ids_of(dev.store, side) == processors(prepared.path)[side].encode(lines_of(path))
 
 
 # ---- training, and what reads a run ---------------------------------------------------------------------------------
