@@ -242,10 +242,9 @@ class RunDir:
         if not self.record.exists():
             return
         record = self.read_record()
+        found = tokenizer_digests(models)
         expected = (record.tokenizer_sha256, record.target_tokenizer_sha256)
-        for path, here, there in zip(
-            (self.tokenizer, self.target_tokenizer), tokenizer_digests(models), expected, strict=True
-        ):
+        for path, here, there in zip((self.tokenizer, self.target_tokenizer), found, expected, strict=True):
             if here != there:
                 raise CheckpointError(
                     f"{path}: not the tokenizer of this run (its sha256 is not the one in {self.record.name}): "

@@ -142,7 +142,7 @@ def random_translator(config: ModelConfig, tokenizer: bytes | Tokenizers, seed: 
         one = Tokenizer.from_bytes(tokenizer)
         tokenizer = Tokenizers(one, one)
     torch.manual_seed(seed)
-    model = Transformer(config, tokenizer.vocab_size)
+    model = Transformer(config, tokenizer.vocab_sizes)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))

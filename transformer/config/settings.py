@@ -490,28 +490,24 @@ class TargetTokenizerConfig:
     """The target's own model, if any of this is set; what is null is as in `tokenizer`, but for the file."""
 
     algorithm: Algorithm | None = option(
-        None, "of the target's own vocabulary: how SentencePiece finds the pieces (null: as tokenizer.algorithm)"
+        None, "how SentencePiece finds the pieces of the target's own vocabulary (null: tokenizer.algorithm)"
     )
     vocab_size: int | None = option(
         None,
-        "number of pieces of the target's own vocabulary, which any key of tokenizer.target gives it (null: as "
-        "tokenizer.vocab_size; all of tokenizer.target null: one vocabulary for both languages)",
+        "give the target a vocabulary of its own, of this many pieces, as any key of tokenizer.target does (null: "
+        "tokenizer.vocab_size; all of them null: one vocabulary for both languages)",
     )
     normalization: Normalization | None = option(
-        None, "of the target's own vocabulary: see there (null: as tokenizer.normalization)"
+        None, "tokenizer.normalization of the target's own vocabulary (null: the same)"
     )
-    byte_fallback: bool | None = option(
-        None, "of the target's own vocabulary: see there (null: as tokenizer.byte_fallback)"
-    )
+    byte_fallback: bool | None = option(None, "tokenizer.byte_fallback of the target's own vocabulary (null: the same)")
     character_coverage: float | None = option(
-        None, "of the target's own vocabulary: see there (null: as tokenizer.character_coverage)"
+        None, "tokenizer.character_coverage of the target's own vocabulary (null: the same)"
     )
-    sample_lines: int | None = option(
-        None, "train the target's own tokenizer on at most this many lines (null: as tokenizer.sample_lines)"
-    )
+    sample_lines: int | None = option(None, "tokenizer.sample_lines of the target's own vocabulary (null: the same)")
     model: str | None = option(
         None,
-        "use this SentencePiece model file for the target, and another one for the source",
+        "use this SentencePiece model file for the target instead of training one",
         on_resume=OnResume.allow,
     )
 

@@ -401,7 +401,7 @@ def _data_report(
         filters=built.report.filters,
         tokens=built.report.tokens,
         vocab_size=built.report.vocab_size,
-        source_vocab_size=own_source_size(built.tokenizers.vocab_size),
+        source_vocab_size=own_source_size(built.tokenizers.vocab_sizes),
         targets=built.report.targets,
         lines=built.report.lines,
     )

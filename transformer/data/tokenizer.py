@@ -152,7 +152,7 @@ class Tokenizers:
         return self.source is self.target
 
     @property
-    def vocab_size(self) -> VocabSize:
+    def vocab_sizes(self) -> VocabSize:
         """How many pieces the one vocabulary has, or both of them."""
         return self.target.vocab_size if self.is_shared else VocabSizes(self.source.vocab_size, self.target.vocab_size)
 

@@ -174,7 +174,7 @@ def build_translator(
     models = read_models(run.path)
     run.check_tokenizers(models)
     tokenizers = Tokenizers.of(models, run.path)
-    vocab_size = tokenizers.vocab_size
+    vocab_size = tokenizers.vocab_sizes
 
     torch_device = resolve_device(device)
     if device is Device.auto and torch_device.type == "cpu" and (obstacle := gpu_obstacle()) is not None:

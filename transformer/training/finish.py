@@ -99,7 +99,7 @@ def _evaluate(run: Run) -> Results:
         skipped_updates=progress.skipped,
         target_tokens=progress.target_tokens,
         training_seconds=round(progress.seconds, 1),
-        parameters=count_parameters(job.model, run.tokenizers.vocab_size).total,
+        parameters=count_parameters(job.model, run.tokenizers.vocab_sizes).total,
         search=job.search,
         seed=job.train.seed,
         data_digest=run.data_digest,

@@ -257,7 +257,7 @@ def _record_step(run: Run, step: Step, result: StepResult, *, waited: float) -> 
     state.norms.add(result.grad_norm)
     flops = step_flops(
         run.job.model,
-        run.tokenizers.vocab_size,
+        run.tokenizers.vocab_sizes,
         source=step.source_tokens,
         target=step.target_tokens,
         mean_length=(step.source_tokens + step.target_tokens) / (2 * step.sentences),
@@ -381,7 +381,7 @@ def _commit(run: Run, tracker: Tracker) -> None:
         state = CheckpointState(
             vocab_size=run.tokenizers.target.vocab_size,
             data_digest=run.data_digest,
-            source_vocab_size=own_source_size(run.tokenizers.vocab_size),
+            source_vocab_size=own_source_size(run.tokenizers.vocab_sizes),
             training=run.state.to_record(window, dev_digest=run.dev.digest, plan_version=plan_version(run.job)),
         )
         commit(

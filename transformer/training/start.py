@@ -192,7 +192,7 @@ def build_run(
     set_up_process(threads=resolved.threads, deterministic=job.train.deterministic, compiles=resolved.compile)
     directory = RunDir(Path(job.run_dir))
     tokenizers = prepared.tokenizers
-    vocab_size = tokenizers.vocab_size
+    vocab_size = tokenizers.vocab_sizes
     device = local_device(torch.device(resolved.device.name))
     avoid_cudnn_attention(device)
 

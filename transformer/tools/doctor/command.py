@@ -126,7 +126,7 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
         prepared = prepare(job)
         resolved = resolve_settings(job, world_size=1)
         tokenizers = prepared.tokenizers
-        vocab_size = tokenizers.vocab_size
+        vocab_size = tokenizers.vocab_sizes
         batching = batching_of(job, resolved, lengths=prepared.store.lengths, mixture=prepared.mixture)
         preview = preview_epoch(prepared.store.lengths, batching)
     except (InputError, CheckpointError) as error:

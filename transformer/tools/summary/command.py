@@ -177,7 +177,7 @@ def _subject_of_run(path: Path) -> _Subject:
     run = RunDir(path)
     record = run.read_record()
     tokenizers = Tokenizers.load(run.path)
-    return _Subject(record.config, tokenizers.vocab_size, record.resolved)
+    return _Subject(record.config, tokenizers.vocab_sizes, record.resolved)
 
 
 # ---- FLOPs and hours ------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def measure(job: TrainJob, results: Results) -> Measured:
     report = read_report(run)
     flops = step_flops(
         job.model,
-        tokenizers.vocab_size,
+        tokenizers.vocab_sizes,
         source=round(results.target_tokens * report.tokens.src / report.tokens.tgt),
         target=results.target_tokens,
         mean_length=results.target_tokens / results.sentences,

@@ -134,7 +134,7 @@ def _observe_run(row: str, run: Measured) -> Observed:
     tokenizers = Tokenizers.load(directory.path)
     batch = _dev_batch(directory, tokenizers, config)
 
-    model = draw_model(config, seed=run.seed, vocab_size=tokenizers.vocab_size)
+    model = draw_model(config, seed=run.seed, vocab_size=tokenizers.vocab_sizes)
     at_start = observe(model, batch)
 
     _load(model, checkpoint)
