@@ -218,8 +218,15 @@ def test_export_of_a_variant_computes_the_same(
     assert beam.degenerate <= 2
 
 
-@pytest.mark.parametrize("variant", ["plain", "untied"])
-@pytest.mark.parametrize("target", FORMATS, ids=lambda target: target.value)
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    [
+        pytest.param(variant, target, marks=[pytest.mark.slow] if target is Target.onnx else [])
+        for variant in ("plain", "untied")
+        for target in FORMATS
+    ],
+    ids=lambda value: getattr(value, "value", value),
+)
 def test_export_of_two_vocabularies_computes_the_same(
     variant: str, target: Target, text: list[tuple[str, str]], two_tokenizers: Tokenizers, tmp_path: Path
 ) -> None:
