@@ -93,6 +93,19 @@ def ids_of(store: Store, side: int) -> list[list[int]]:
     return [store.gather(np.array([n]), side).pieces.tolist() for n in range(len(store))]
 
 
+def test_engine_searches_with_both_vocabularies(copied: Path, corpus: DataConfig) -> None:
+    """By the same pieces on either side, in a folder that is verified when it is read again."""
+    pytest.importorskip("ctranslate2")
+    lines = lines_of(corpus.train.src)[:20]
+    settings: dict[str, Any] = {"device": "cpu", "precision": "fp32", "beam_size": 1}
+    by_torch = transformer.load(copied, **settings).translate(lines)
+    for _ in range(2):
+        translator = transformer.load(copied, **settings, engine="ctranslate2", engine_type="float32")
+        assert translator.translate(lines) == by_torch
+    [engine] = (copied / "engines").iterdir()
+    assert {path.name for path in engine.iterdir()} >= {"source_vocabulary.json", "target_vocabulary.json"}
+
+
 # ---- preparing ------------------------------------------------------------------------------------------------------
 
 

@@ -304,8 +304,8 @@ def test_engine_that_computes_something_else_is_not_kept(run_dir: Path, monkeypa
     shutil.rmtree(run_dir / "engines")
     write = ctranslate2.write
 
-    def write_another(model: Transformer, pieces: list[str], folder: Path, **settings: Any) -> None:
-        write(model_that_ends(len(pieces), 3), pieces, folder, **settings)
+    def write_another(model: Transformer, pieces: ctranslate2.Vocabularies, folder: Path, **settings: Any) -> None:
+        write(model_that_ends(len(pieces.target), 3), pieces, folder, **settings)
 
     monkeypatch.setattr(make, "write", write_another)
     with pytest.raises(InputError, match=r"^search\.engine=ctranslate2: in float32 it does not compute .*=torch$"):

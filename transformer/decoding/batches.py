@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformer.compute import autocast, default_batch_tokens, memory_errors_named
 from transformer.config.settings import Precision, Quantization, SearchConfig
 from transformer.data.batch import pad_rows
+from transformer.decoding.engine.ctranslate2 import Vocabularies
 from transformer.decoding.engine.searcher import Searcher
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import IdPair, align, piece_log_probs
@@ -76,7 +77,7 @@ class Batches:
 
     def __reduce__(self) -> tuple[object, ...]:
         """What pickle and copy keep: the ready form of a model may be in a layout of oneDNN's, and is made anew."""
-        recipe = None if self.searcher is None else (self.searcher.pieces, self.searcher.quantization)
+        recipe = None if self.searcher is None else (self.searcher.vocabularies, self.searcher.quantization)
         return _of_all, (self.models, self.search, self.device, self.precision, recipe)
 
     def joined(self, other: "Batches") -> "Batches":
@@ -332,15 +333,15 @@ def _of_all(
     search: SearchConfig,
     device: torch.device,
     precision: Precision,
-    recipe: tuple[list[str], Quantization] | None = None,
+    recipe: tuple[Vocabularies, Quantization] | None = None,
 ) -> Batches:
-    """With these models, the first alone or an ensemble; of a searcher, its pieces and its type are given."""
+    """With these models, the first alone or an ensemble; of a searcher, its vocabularies and its type are given."""
     first, *others = [Batches.of(model, search, device=device, precision=precision) for model in models]
     for other in others:
         first = first.joined(other)
     if recipe is not None:
-        pieces, quantization = recipe
-        first = replace(first, searcher=Searcher.of(models[0], pieces, quantization=quantization, device=device))
+        vocabularies, quantization = recipe
+        first = replace(first, searcher=Searcher.of(models[0], vocabularies, quantization=quantization, device=device))
     return first
 
 

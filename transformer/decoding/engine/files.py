@@ -20,7 +20,12 @@ from transformer.files import (
     write_new,
 )
 
-FILES = ("config.json", "model.bin", "shared_vocabulary.json")  # as CTranslate2 names them
+# As CTranslate2 names them: with one vocabulary for both languages, or one for each.
+_ALWAYS = frozenset({"config.json", "model.bin"})
+FILES = (
+    _ALWAYS | {"shared_vocabulary.json"},
+    _ALWAYS | {"source_vocabulary.json", "target_vocabulary.json"},
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Sealed:
 def seal(folder: Path) -> None:
     """Bring the files in a folder to the disk, with their manifest. Raises OSError."""
     digests = {}
-    for name in FILES:
+    for name in sorted(path.name for path in folder.iterdir()):
         sync(folder / name)
         digests[name] = digest_file(folder / name)
     write_new(folder / MANIFEST, encode_json(to_json(Sealed(digests))))
@@ -46,11 +51,11 @@ def read_engine(folder: Path) -> dict[str, bytes]:
     try:
         with open_regular(path) as file:
             digests = from_json(Sealed, parse_json(file)).files
+        if digests.keys() not in FILES:
+            raise ValueError("it names other files than an engine has")
         contents = {}
-        for name in FILES:
+        for name in digests:
             path = folder / name
-            if name not in digests:
-                raise ValueError(f"{MANIFEST} does not name it")
             with open_regular(path) as file:
                 contents[name] = read_verified(file, digests[name])
     except OSError as error:

@@ -23,8 +23,9 @@ from transformer.checkpoint import Checkpoint
 from transformer.compute import multiplies_int8
 from transformer.config.primitives import to_json
 from transformer.config.settings import EngineType, ModelConfig, Precision, Quantization, Score, SearchConfig
+from transformer.data.tokenizer import read_models
 from transformer.decoding.batches import Batches
-from transformer.decoding.engine.ctranslate2 import CTranslate2Peer, supported_types, version, vocabulary_of, write
+from transformer.decoding.engine.ctranslate2 import CTranslate2Peer, Vocabularies, supported_types, version, write
 from transformer.decoding.engine.files import is_usable, read_engine, seal
 from transformer.decoding.engine.parity import choose_sentences, compare
 from transformer.decoding.engine.peer import FLOAT32_BOUND
@@ -32,7 +33,7 @@ from transformer.decoding.engine.searcher import Searcher, temporary_folder
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.files import build_once, open_regular, storage_error
-from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file
+from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file, tokenizer_digests
 from transformer.vocabulary import UNK
 
 FORMAT = 1  # of what is written: a change makes every engine anew
@@ -92,10 +93,10 @@ def _searcher_of(
     translator: Translator, run: RunDir, checkpoint: Checkpoint, *, quantization: Quantization
 ) -> Searcher:
     """The engine in the run, or in a temporary folder where the run cannot be written."""
-    pieces = vocabulary_of(translator.tokenizers.target)
+    vocabularies = Vocabularies.of(translator.tokenizers)
 
     def fill(folder: Path) -> None:
-        write(translator.model, pieces, folder, quantization=quantization)
+        write(translator.model, vocabularies, folder, quantization=quantization)
         _check(translator, run, folder, quantization)
         seal(folder)
 
@@ -104,7 +105,7 @@ def _searcher_of(
     is_temporary = False
     with suppress(CheckpointError):  # missing, or damaged
         files = read_engine(folder)
-        return Searcher(folder, pieces, quantization=quantization, device=translator.device, files=files)
+        return Searcher(folder, vocabularies, quantization=quantization, device=translator.device, files=files)
     log.info("%s: making what CTranslate2 searches with, once", folder)
     try:
         build_once(folder, fill, is_usable=is_usable)
@@ -116,14 +117,16 @@ def _searcher_of(
             fill(folder)
         except OSError as failure:
             raise storage_error(folder, error=failure) from failure
-    return Searcher(folder, pieces, quantization=quantization, device=translator.device, is_temporary=is_temporary)
+    return Searcher(
+        folder, vocabularies, quantization=quantization, device=translator.device, is_temporary=is_temporary
+    )
 
 
 def _digest(run: RunDir, checkpoint: Checkpoint) -> str:
-    """Of what the files are made from: weights, model, tokenizer, and the versions of their writers."""
+    """Of what the files are made from: weights, model, tokenizers, and the versions of their writers."""
     weights = checkpoint.manifest.files[tensor_file(checkpoint.weights_name)]
     model = to_json(checkpoint.settings("model", ModelConfig))
-    parts = [FORMAT, version(), weights.sha256, model, sha256(run.tokenizer.read_bytes()).hexdigest()]
+    parts = [FORMAT, version(), weights.sha256, model, *tokenizer_digests(read_models(run.path))]
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -138,8 +141,8 @@ def _check(translator: Translator, run: RunDir, folder: Path, quantization: Quan
     plain = Translator(translator.tokenizers, batches)
     sentences = choose_sentences(((text, None) for text in _texts(run, plain)), translator=plain, count=SENTENCES)
 
-    pieces = vocabulary_of(translator.tokenizers.target)
-    peer = CTranslate2Peer(folder, pieces, run.tokenizer, alpha=0.0, threads=torch.get_num_threads())
+    vocabularies = Vocabularies.of(translator.tokenizers)
+    peer = CTranslate2Peer(folder, vocabularies, run.tokenizer, alpha=0.0, threads=torch.get_num_threads())
     is_exact = quantization is Quantization.float32
     parity = compare(plain, peer, sentences, bound=FLOAT32_BOUND if is_exact else None)
     problems = parity.problems

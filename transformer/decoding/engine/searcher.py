@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from transformer.config.settings import Quantization
-from transformer.decoding.engine.ctranslate2 import open_translator, version, write
+from transformer.decoding.engine.ctranslate2 import Vocabularies, open_translator, version, write
 from transformer.decoding.engine.files import read_engine, seal
 from transformer.decoding.search import Hypothesis
 from transformer.errors import InputError
@@ -40,7 +40,7 @@ class Searcher:
     def __init__(
         self,
         folder: Path,
-        pieces: list[str],
+        vocabularies: Vocabularies,
         *,
         quantization: Quantization,
         device: torch.device,
@@ -49,24 +49,24 @@ class Searcher:
     ) -> None:
         self.version = version()
         self.quantization = quantization
-        self.pieces = pieces
+        self.vocabularies = vocabularies
         self._folder = folder
         self._device = device
         self._files = files
-        self._ids = {piece: index for index, piece in enumerate(pieces)}
+        self._ids = {piece: index for index, piece in enumerate(vocabularies.target)}
         self._process = os.getpid()
         if is_temporary:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     @classmethod
     def of(
-        cls, model: Transformer, pieces: list[str], *, quantization: Quantization, device: torch.device
+        cls, model: Transformer, vocabularies: Vocabularies, *, quantization: Quantization, device: torch.device
     ) -> "Searcher":
         """Of a model, in a temporary folder. Raises OSError."""
         folder = temporary_folder()
-        write(model, pieces, folder, quantization=quantization)
+        write(model, vocabularies, folder, quantization=quantization)
         seal(folder)
-        return cls(folder, pieces, quantization=quantization, device=device, is_temporary=True)
+        return cls(folder, vocabularies, quantization=quantization, device=device, is_temporary=True)
 
     def hypotheses(
         self,
@@ -112,8 +112,8 @@ class Searcher:
             longest = max(max_lengths[n] for n in batch)
             exponent = 0.0 if is_flat else _exponent(penalty, longest)
             started = translator.translate_batch(
-                [self._texts(sources[n]) for n in batch],
-                None if prefixes is None else [self._texts(prefixes[n]) for n in batch],
+                [self._source(sources[n]) for n in batch],
+                None if prefixes is None else [self._target(prefixes[n]) for n in batch],
                 asynchronous=True,
                 beam_size=beam_size,
                 num_hypotheses=n_best if is_flat else beam_size,
@@ -145,15 +145,18 @@ class Searcher:
         """The same hypotheses with the log-probabilities of all their pieces: CTranslate2 counts none of a prefix."""
         if not found:
             return []
-        targets = [self._texts(hypothesis.tokens) for hypothesis in found]
-        scored = translator.score_batch([self._texts(source)] * len(found), targets)
+        targets = [self._target(hypothesis.tokens) for hypothesis in found]
+        scored = translator.score_batch([self._source(source)] * len(found), targets)
         return [
             Hypothesis(hypothesis.tokens, sum(one.log_probs), finished=True)
             for hypothesis, one in zip(found, scored, strict=True)
         ]
 
-    def _texts(self, ids: list[int]) -> list[str]:
-        return [self.pieces[index] for index in ids]
+    def _source(self, ids: list[int]) -> list[str]:
+        return [self.vocabularies.source[index] for index in ids]
+
+    def _target(self, ids: list[int]) -> list[str]:
+        return [self.vocabularies.target[index] for index in ids]
 
     # ---- CTranslate2's translators
 
