@@ -6,7 +6,7 @@ import shutil
 import sys
 import venv
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,12 @@ def test_evaluate_takes_judges_from_a_file_of_the_user_s_own(
         Path("judges.yaml").write_text(content, encoding="utf-8")
         with pytest.raises(InputError, match=r"^judges\.yaml: not (YAML|a list of judges)"):
             printed(capsys, "evaluate", "run_dir=a", "scorers=judges.yaml")
+    bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghij")
+    )
+    Path("judges.yaml").write_text(bomb, encoding="utf-8")
+    with pytest.raises(InputError, match=r"judges\.yaml: (?!not a list)"):
+        printed(capsys, "evaluate", "run_dir=a", "scorers=judges.yaml")
     with pytest.raises(InputError, match=r"^scorers=nix\.yaml: No such file"):
         printed(capsys, "evaluate", "run_dir=a", "scorers=nix.yaml")
 

@@ -278,7 +278,10 @@ def _environment_refused() -> Iterator[None]:
 def read_commands(path: Path) -> dict[str, str]:
     """The commands of judges in a YAML file of the user's own, by their names. Raises InputError."""
     try:
-        commands = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        with bounded_files():
+            commands = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"scorers={path}: {error.strerror}: name a YAML file with lines `NAME: COMMAND`") from error
     except Exception as error:  # of the YAML library, which is not ours to import

@@ -160,10 +160,13 @@ def _judge(
     """
     text = JudgedText([source for source, _ in pairs], hypotheses, [reference for _, reference in pairs])
     new = judge_all(job.scorer, text, seconds=job.scorer_seconds, place=name)
-    if job.test or not run.text(name, HYPOTHESIS).exists():
+    if job.test or not (new or run.judge_names(name)) or not run.text(name, HYPOTHESIS).exists():
         return new
 
-    if _own_translations(run, name) == list(hypotheses):
+    own = None
+    with suppress(InputError):  # a training may be replacing them
+        own = _own_translations(run, name)
+    if own == list(hypotheses):
         keep_judgements(run, name, new)
         return {**read_judgements(run, name, text), **new}
     if new:
