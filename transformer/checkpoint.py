@@ -322,7 +322,7 @@ def _set_aside(path: Path) -> None:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a directory looks like a checkpoint; nothing is verified."""
-    return (path / MANIFEST).exists()
+    return os.path.exists(path / MANIFEST)  # which no name is too long for
 
 
 def newest(run_dir: Path, load: Callable[[Path], Checkpoint] | None = None) -> Checkpoint | None:
@@ -378,7 +378,7 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
 
     Raises InputError where there is none of that name, CheckpointError where it is damaged.
     """
-    if not run_dir.is_dir():
+    if not os.path.isdir(run_dir):  # which no name is too long for
         raise InputError(f"{run_dir}: no such run directory; `transformer train {_typed(run_dir)}` makes one")
     averaged = _find_averaged(run_dir, name)
     if averaged is not None:

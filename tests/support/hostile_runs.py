@@ -43,13 +43,15 @@ def edit(path: Path, change: Callable[[Any], object]) -> None:
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value in a document."""
-    if path:
-        yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from places(item, (*path, key))
+def places(value: Any) -> Iterator[tuple[Any, ...]]:
+    """The path of every value in a document, which may be nested as deeply as JSON is read."""
+    left: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    while left:
+        path, owner = left.pop()
+        items = owner.items() if isinstance(owner, dict) else enumerate(owner) if isinstance(owner, list) else ()
+        inside = [((*path, key), item) for key, item in items]
+        yield from (place for place, _ in inside)
+        left += inside
 
 
 def put_at(data: Any, path: tuple[Any, ...], value: Any) -> Any:

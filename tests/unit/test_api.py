@@ -34,6 +34,7 @@ from transformer.config.settings import (
     Precision,
     SearchConfig,
     SearchOverride,
+    TokenizerConfig,
 )
 from transformer.errors import InputError, TransformerError
 
@@ -252,6 +253,7 @@ CALLS: dict[str, tuple[Callable[[Any, Any], object], str]] = {  # of a translato
     "load bytes": (lambda t, run: api.load(b"run"), "run_dir=b'run' must be"),
     "load nothing": (lambda t, run: api.load(""), "run_dir='' must be a path"),
     "load a null byte": (lambda t, run: api.load("a\0b"), r"run_dir='a\\x00b' must be a path"),
+    "load a long name": (lambda t, run: api.load("a" * 5000), "a{5000}: no such run directory"),
     "load a file": (lambda t, run: api.load(run / "run.json"), ".*run.json: no such run directory"),
     "load a list": (lambda t, run: api.load([run]), "run_dir=.* must be a path"),
     "checkpoint 60": (lambda t, run: api.load(run, checkpoint=60), "checkpoint=60 must be a name"),
@@ -370,6 +372,11 @@ CALLS: dict[str, tuple[Callable[[Any, Any], object], str]] = {  # of a translato
         "train.seed: settings are written key=value",
     ),
     "a value in text": (lambda t, run: api.compose("train", ["train.seed=x"]), "train.seed=x: "),
+    "config_dir too long": (
+        lambda t, run: api.compose("train", [], config_dir="a" * 5000),
+        "a{5000}: no such folder of experiments",
+    ),
+    "a NUL": (lambda t, run: api.compose("train", ["run_dir=a\0b"]), r"'run_dir=a\\x00b': a NUL is in it"),
     "config_dir 5": (lambda t, run: api.compose("train", [], config_dir=5), "config_dir=5 must be a path"),
     "config_dir nowhere": (
         lambda t, run: api.compose("train", [], config_dir="nowhere"),
@@ -533,6 +540,11 @@ FIELDS: dict[str, tuple[object, str]] = {
     "data.test": ([], "job.data.test=.* is not of type dict"),
     "data.dev.src": (b"dev.en", "job.data.dev.src=b'dev.en' is not of type str"),
     "run_dir": (Path("run"), r"job.run_dir=PosixPath\('run'\) is not of type str"),
+    "tokenizer": (
+        TokenizerConfig(model="a\0"),
+        r"job.tokenizer.model='a\\x00' is not text: it has a NUL, or half of a c",
+    ),
+    "data.root": ("\ud800", r"job.data.root='\\ud800' is not text: it has a NUL, or half of a character"),
     "init_from": (7, "job.init_from=7 is not of type str"),
 }
 
@@ -547,6 +559,12 @@ def test_train_checks_a_job_that_was_changed_again(tmp_path: Path, field: str) -
     setattr(reduce(getattr, groups, job), name, value)
     _assert_refused(lambda: transformer.train(job), message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_train_finds_no_run_under_a_name_that_is_too_long(run_dir: Path, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path / "run", write_corpus(tmp_path / "corpus"), max_steps=1, average=1)
+    job.init_from = "a" * 5000
+    _assert_refused(lambda: transformer.train(job), "a{5000}: no such run directory")
 
 
 def test_train_takes_the_names_of_choices(run_dir: Path, tmp_path: Path) -> None:

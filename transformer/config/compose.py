@@ -10,6 +10,7 @@ merged after it. Only the user's own overrides, which come last, may change it.
 """
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -213,7 +214,7 @@ def check_config_dir(command: str, config_dir: str | Path) -> None:
     Raises InputError.
     """
     folder = Path(config_dir)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # which no name is too long for
         raise InputError(f"{folder}: no such folder of experiments")
     if (folder / "hydra").exists():
         raise InputError(

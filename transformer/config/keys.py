@@ -168,7 +168,9 @@ def list_override(key: str, values: Sequence[str]) -> str:
 
 
 def _check_text(argument: str) -> None:
-    """Raise InputError for what is not UTF-8."""
+    """Raise InputError for what is not UTF-8, and for a NUL, which only Python can give."""
+    if "\0" in argument:
+        raise InputError(f"{argument!r}: a NUL is in it")
     if any("\ud800" <= character <= "\udfff" for character in argument):  # how Python marks bytes it cannot decode
         raise InputError(f"{argument}: not UTF-8")
 

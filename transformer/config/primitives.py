@@ -5,6 +5,7 @@ becomes null, and comes back as NaN. `made_again` checks a dataclass in the same
 """
 
 import math
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -109,6 +110,8 @@ def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any
     is_too_large = kind is int and type(value) is int and not -(2**63) <= value < 2**63  # for a count of anything
     if type(value) is not kind or is_too_large:
         raise _unexpected(value, place, f"of type {getattr(origin or kind, '__name__', kind)}")
+    if kind is str and re.search("[\0\ud800-\udfff]", value):  # which no file system and no UTF-8 takes
+        raise _unexpected(value, place, "text: it has a NUL, or half of a character")
     return value
 
 
