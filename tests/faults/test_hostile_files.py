@@ -625,15 +625,15 @@ def test_compose_reads_no_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     assert OmegaConf.create({"a": "${oc.env:SECRET}"}).a == "hf_token", "other programs' configurations may"
 
 
-def doubling(line: str, last: str, *, count: int = 40) -> str:
-    """YAML of `count` lines, each of which stands for twice the next one, which is above or below it."""
-    return "".join(line.format(number, number + 1) for number in range(count)) + last
+def doubling(line: str, *, count: int = 40) -> str:
+    """YAML of `count` lines, each of which stands for twice the one above it."""
+    return "".join(line.format(number, number + 1) for number in range(count))
 
 
 BOMBS = {
-    "aliases": (doubling("x{1}: &x{1} [*x{0}, *x{0}]\n", "").replace("[*x0, *x0]", "[]"), "10,000 values"),
+    "aliases": (doubling("x{1}: &x{1} [*x{0}, *x{0}]\n").replace("[*x0, *x0]", "[]"), "10,000 values"),
     "merged aliases": (
-        doubling("x{1}: &x{1} {{<<: [*x0, *x{0}, *x{0}]}}\n", "").replace("[*x0, *x0, *x0]", "&x0 {}"),
+        doubling("x{1}: &x{1} {{<<: [*x0, *x{0}, *x{0}]}}\n").replace("[*x0, *x0, *x0]", "&x0 {}"),
         "10,000 values",
     ),
     "a list of itself": ("run_dir: &x [*x]\n", "10,000 values"),
@@ -642,24 +642,6 @@ BOMBS = {
         "10,000 values",
     ),
     "a long file": ("#" * (1 << 18) + "\nrun_dir: x\n", "262,144 characters"),
-    "interpolations": (
-        "data:\n  test:\n"
-        + doubling('    t{0}: {{src: "${{data.test.t{1}.src}}${{data.test.t{1}.src}}"}}\n', "    t40: {src: x}\n"),
-        "262,144 characters",
-    ),
-    "interpolations of neighbours": (
-        "data:\n  test:\n" + doubling('    t{0}: {{src: "${{..t{1}.src}}${{..t{1}[src]}}"}}\n', "    t40: {src: x}\n"),
-        "262,144 characters",
-    ),
-    "interpolations of a resolver": (
-        "data:\n  test:\n"
-        + doubling('    t{0}: {{src: "${{oc.select:data.test.t{1}.src,x}}${{..t{1}.src}}"}}\n', "    t40: {src: x}\n"),
-        "262,144 characters",
-    ),
-    "a long text, often": (
-        f"data: {{root: {'x' * 9000}, train: {{src: '{'${data.root}' * 40}'}}}}\n",
-        "262,144 characters",
-    ),
 }
 
 
@@ -673,13 +655,12 @@ def test_compose_expands_no_bomb(tmp_path: Path, bomb: str) -> None:
     load = OmegaConf.load
     with pytest.raises(InputError, match=re.escape(words)) as refused:
         compose("train", ["experiment=mine"], config_dir=tmp_path)
-    assert str(refused.value).startswith((str(path), "data.t"))
+    assert str(refused.value).startswith(str(path))
     assert "\n" not in str(refused.value)
     assert OmegaConf.load is load
 
-    if not str(refused.value).startswith("data.t"):
-        with pytest.raises(InputError, match=re.escape(words)):
-            read_rows(path)
+    with pytest.raises(InputError, match=re.escape(words)):
+        read_rows(path)
 
 
 def test_compose_takes_aliases_and_interpolations_in_moderation(tmp_path: Path) -> None:

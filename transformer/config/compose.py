@@ -35,7 +35,7 @@ from omegaconf.errors import (
 from omegaconf.resolvers.oc import env
 
 from transformer.arguments import list_of_texts, path_of
-from transformer.config.expansion import bounded_files, check_interpolations
+from transformer.config.expansion import bounded_files
 from transformer.config.jobs import EvaluateJob, Job, TrainJob
 from transformer.config.keys import (
     GROUPS,
@@ -235,7 +235,6 @@ def typed_job(kind: type[J], composed: DictConfig) -> J:
     try:
         _refuse_mixed_demo()
         _log_overridden_recipe(composed)
-        check_interpolations(_to_dict(composed))
         with _environment_refused():
             plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True, throw_on_missing=True)
         job = cast(J, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), _escaped(plain))))
