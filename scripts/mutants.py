@@ -648,6 +648,13 @@ FOUND = (
         "    close = [last for last, alike in likeness.items() if alike == best > 0]",
         "unit/test_foreign.py::test_key_meant_says_nothing_rather_than_what_misleads",
     ),
+    Mutant(
+        "a bomb of aliases is expanded",
+        "config/expansion.py",
+        "    if root is not None and _count_values(root, {}) > MOST_VALUES:",
+        "    if root is not None and len(root.value) > MOST_VALUES:",
+        "faults/test_hostile_files.py::test_compose_expands_no_bomb[a list of itself]",
+    ),
 )
 
 MUTANTS = (*REPORTED, *SURVIVORS, *FOUND)
