@@ -36,6 +36,7 @@ from transformer.config.settings import (
     SearchOverride,
     TokenizerConfig,
 )
+from transformer.decoding.proof import PLAIN, in_way
 from transformer.errors import InputError, TransformerError
 
 FUNCTIONS = ["attention_weights", "compose", "load", "train"]
@@ -486,6 +487,14 @@ def test_translator_is_copied_and_pickled(run_dir: Path, translator: transformer
         for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
             assert other.translate(texts) == one.translate(texts)
             assert (other.search, other.precision, other.device) == (one.search, one.precision, one.device)
+
+
+def test_copied_batches_compute_in_the_way_that_was_proven(translator: transformer.Translator) -> None:
+    """A GPU whose fused kernels are unsound has them in no copy."""
+    plain = in_way(translator.batches, PLAIN)
+    for other in (copy.copy(plain), copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
+        assert other.is_plain
+    assert not copy.copy(translator.batches).is_plain
 
 
 FORKS = """

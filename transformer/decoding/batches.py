@@ -78,7 +78,7 @@ class Batches:
     def __reduce__(self) -> tuple[object, ...]:
         """What pickle and copy keep: the ready form of a model may be in a layout of oneDNN's, and is made anew."""
         recipe = None if self.searcher is None else (self.searcher.vocabularies, self.searcher.quantization)
-        return _of_all, (self.models, self.search, self.device, self.precision, recipe)
+        return _of_all, (self.models, self.search, self.device, self.precision, self.is_plain, recipe)
 
     def joined(self, other: "Batches") -> "Batches":
         """The ensemble of the models of both; search settings and arithmetic stay."""
@@ -333,7 +333,8 @@ def _of_all(
     search: SearchConfig,
     device: torch.device,
     precision: Precision,
-    recipe: tuple[Vocabularies, Quantization] | None = None,
+    is_plain: bool,
+    recipe: tuple[Vocabularies, Quantization] | None,
 ) -> Batches:
     """With these models, the first alone or an ensemble; of a searcher, its vocabularies and its type are given."""
     first, *others = [Batches.of(model, search, device=device, precision=precision) for model in models]
@@ -342,7 +343,7 @@ def _of_all(
     if recipe is not None:
         vocabularies, quantization = recipe
         first = replace(first, searcher=Searcher.of(models[0], vocabularies, quantization=quantization, device=device))
-    return first
+    return replace(first, is_plain=is_plain)
 
 
 @contextmanager
