@@ -350,6 +350,7 @@ def document(kind: type) -> dict[str, Any]:
             **{"skipped_updates": 0, "target_tokens": 900, "training_seconds": 1.5, "parameters": 22912},
             **{"search": search, "seed": 1, "data_digest": "d" * 64, "test_digest": "e" * 64},
             **{"validations": progress["validations"], "dev": scores, "dev_digest": "d" * 64, "average": 2},
+            "engine": "CTranslate2",
         },
         RunRecord: {
             **{"format": 2, "id": "x", "started": "2026", "versions": {"torch": "2.13"}, "data_digest": "d" * 64},

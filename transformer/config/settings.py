@@ -721,7 +721,7 @@ class SearchConfig:
     )
     engine: Engine = option(
         Engine.torch,
-        "what searches: torch, or ctranslate2, faster on a CPU (needs the extra export): docs/translating.md",
+        "what searches: torch, or ctranslate2, faster on a CPU (needs the extra export; see docs/translating.md)",
         on_resume=OnResume.allow,
     )
     engine_type: EngineType = option(

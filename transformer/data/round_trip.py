@@ -46,9 +46,9 @@ class RoundTrip:
 
 
 def _around_the_difference(text: str, decoded: str) -> Change:
-    """Twenty characters of either text, ten of them before the first that differs."""
-    text = " ".join(text.split())
-    decoded = " ".join(decoded.split())
+    """Twenty characters of either text, ten of them before the first that differs; a NUL, no record keeps."""
+    text = " ".join(text.replace("\0", "\ufffd").split())
+    decoded = " ".join(decoded.replace("\0", "\ufffd").split())
 
     same = 0  # characters at the beginning
     while text[same : same + 1] == decoded[same : same + 1]:
