@@ -153,7 +153,7 @@ def test_train_base_compiled_is_one_graph_and_launches_no_more_than_before(tmp_p
 
 BASE = ("experiment=base", "tokenizer.vocab_size=10000")
 BIG = (*BASE, "model.d_model=1024", "model.d_ff=4096", "model.n_heads=16", "model.dropout=0.3")
-SIZES = {  # and the largest micro-batch that is tried where batches are padded: such as a step fills
+SIZES = {  # and, as the estimate has it, padded micro-batches that one without padding fills
     "base": (*BASE, "train.max_tokens=25000"),
     "big": (*BIG, "train.max_tokens=25000"),
     "small": ("experiment=small", "train.max_tokens=4096"),
@@ -183,6 +183,18 @@ def test_estimate_memory_is_what_the_allocator_needs(size: str, way: str, tmp_pa
     estimate = json.loads(said.out)["longest_memory"]["total"]
     print(f"| {size} | {way} | {peak / 2**30:.2f} | {estimate / 2**30:.2f} | {estimate / peak - 1:+.1%} |")
     assert estimate == pytest.approx(peak, rel=0.1)
+
+
+def test_trial_sees_what_many_short_sentences_need(tmp_path: Path) -> None:
+    """The kernel's backward pass rounds each of them up by 128 slots, in fp32: more than the longest ones take."""
+    lines = ["a dog"] * 20_000 + ["one dog runs and " * 20] * 50
+    for name, count in (("train", len(lines)), ("dev", 10)):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines[:count]), encoding="utf-8")
+    data = [f"data.{part}.{side}={part}.txt" for part in ("train", "dev") for side in ("src", "tgt")]
+    settings = ("experiment=small", "tokenizer.vocab_size=40", "train.tokens_per_step=20000", "train.compile=false")
+    done = train_on_null_gpu(tmp_path, *settings, *data, *SHORTEST)
+    needed = read(tmp_path / "run/run.json")["memory"]["needed"]
+    assert done.report["reserved"] <= needed * ROOM
 
 
 # ---- other cards ----------------------------------------------------------------------------------------------------

@@ -322,7 +322,7 @@ def ranks(kernel: AttentionKernel) -> dict[str, Any]:
 
             *others, (_, last) = step.micro_batches
             if compiled:
-                try_step(parallel, last, device=CPU, precision=Precision.fp32)
+                try_step(parallel, [last], device=CPU, precision=Precision.fp32)
                 pieces_of_trial = pieces
             for _, batch in others:
                 with unsynchronised(parallel):

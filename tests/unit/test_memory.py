@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,13 +22,22 @@ from support.corpora import assert_same_tensors, read, run, step_dir, steps_of, 
 from support.ranks import ranks
 from transformer import machine
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, LayoutKind, ModelConfig, Precision, SearchConfig, TrainConfig
+from transformer.config.settings import (
+    AttentionKernel,
+    DataConfig,
+    LayoutKind,
+    ModelConfig,
+    Precision,
+    SearchConfig,
+    TrainConfig,
+)
 from transformer.data.plan import Batching
 from transformer.errors import InputError
+from transformer.layout import Packed
 from transformer.machine import free_memory
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.training import memory
-from transformer.training.memory import largest_batch, largest_that_fits, try_step
+from transformer.training.memory import batch_of_most, largest_batch, largest_that_fits, try_step
 from transformer.training.step import Objective
 
 CPU = torch.device("cpu")
@@ -114,6 +124,27 @@ def test_largest_batch_is_of_the_longest_sentences_where_weights_of_attention_ar
     assert batch.source.shape == (9, 12)
 
 
+@pytest.mark.parametrize(
+    ("tokens_per_step", "multiple", "shape"),
+    [
+        (60, 1, (7, 12)),  # 60 tokens are hardly ever more than 75 slots, and a sentence longer
+        (60, 2, (4, 12)),  # a rank's half of them
+        (10_000, 1, (83, 12)),  # they fill train.max_tokens
+    ],
+)
+def test_largest_batch_is_no_larger_than_a_step(tokens_per_step: int, multiple: int, shape: tuple[int, int]) -> None:
+    of_a_step = replace(batching(1_000, None), tokens_per_step=tokens_per_step, micro_batch_multiple=multiple)
+    assert largest_batch(of_a_step, (10, 12), is_quadratic=True).source.shape == shape
+
+
+def test_batch_of_most_has_as_many_sentences_as_a_micro_batch_of_the_step() -> None:
+    """40 pairs of 2 and 3 tokens, of which 21 fit into 64 slots: so 20 go into each of two micro-batches."""
+    step = np.array([[2, 3]] * 40, dtype=np.int32)
+    batch = batch_of_most(replace(batching(64, (64, 64)), kernel=AttentionKernel.varlen), step)
+    assert isinstance(batch.target_layout, Packed)
+    assert torch.equal(batch.target_layout.offsets.unique(), torch.arange(0, 63, 3, dtype=torch.int32))
+
+
 @pytest.mark.parametrize("slots", [0, 10**6])
 def test_try_step_leaves_weights_gradients_and_modes_as_they_were(slots: int) -> None:
     torch.manual_seed(0)
@@ -122,7 +153,7 @@ def test_try_step_leaves_weights_gradients_and_modes_as_they_were(slots: int) ->
     before = {name: tensor.clone() for name, tensor in parameters_by_name(objective.model).items()}
     batch = largest_batch(batching(100, None), (10, 12), is_quadratic=False)
     with memory_of(slots) as seen:
-        needed = try_step(objective, batch, device=CPU, precision=Precision.fp32)
+        needed = try_step(objective, [batch], device=CPU, precision=Precision.fp32)
     assert (needed, seen) == ((math.inf, [100]) if slots == 0 else (0.0, [100, 100]))
     assert all(torch.equal(tensor, before[name]) for name, tensor in parameters_by_name(objective.model).items())
     assert all(parameter.grad is None for parameter in objective.parameters())

@@ -5,13 +5,15 @@
                    what is available           the GPU's memory
 
 A trial is a forward and a backward pass of the largest possible micro-batch, of invented sentences, beside the
-gradients of another one and room for the optimizer's moments. It changes neither weights nor moments, and no sentence
-of the corpus is used.
+gradients of another one and room for the optimizer's moments. Where a kernel takes memory for each sentence, one of as
+many sentences as any has is tried, too. A trial changes neither weights nor moments, and no sentence of the corpus is
+used.
 """
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,10 +22,10 @@ from torch import nn
 
 from transformer.compute import autocast, free_gpu_memory
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import Precision, Score
+from transformer.config.settings import AttentionKernel, Precision, Score
 from transformer.data.batch import Batch, collate
-from transformer.data.plan import SLOTS, Batching
-from transformer.data.store import Store
+from transformer.data.plan import SLOTS, Batching, sample_epoch
+from transformer.data.store import Lengths, Store
 from transformer.distributed import World, unsynchronised
 from transformer.errors import InputError
 from transformer.records import MemoryCheck, Resolved
@@ -49,12 +51,12 @@ def can_try(device: torch.device) -> bool:
 class Trial:
     """Whether steps fit into the memory of a GPU, on every rank.
 
-    `longest` are the lengths of the corpus' longest sentences, source and target, EOS counted.
+    `lengths` are those of the pairs of an epoch, as they are without subword sampling.
     """
 
     job: TrainJob
     batching: Callable[[Resolved], Batching]
-    longest: tuple[int, int]
+    lengths: Lengths
     device: torch.device
     world: World
 
@@ -71,7 +73,7 @@ class Trial:
         def fits(max_tokens: int) -> bool:
             return not self.world.any(self._needed(replace(resolved, max_tokens=max_tokens), objective) > limit)
 
-        max_tokens = _largest_max_tokens(self.job, self.longest, fits, ranks=self.world.size)
+        max_tokens = _largest_max_tokens(self.job, self._longest, fits, ranks=self.world.size)
         log.info("train.fit_memory: micro-batches of %d tokens fit", max_tokens)
         return replace(resolved, max_tokens=max_tokens)
 
@@ -97,11 +99,22 @@ class Trial:
         # Less than the GPU has: contexts take some, those of other processes too.
         return free_gpu_memory(self.device) + torch.cuda.memory_reserved(self.device)
 
+    @property
+    def _longest(self) -> tuple[int, int]:
+        """The lengths of the longest sentences, source and target."""
+        source, target = self.lengths.max(axis=0).tolist()
+        return source, target
+
     def _needed(self, resolved: Resolved, tried: nn.Module) -> float:
         """The bytes that a step of the largest micro-batches needs; infinity if the trial runs out of memory."""
+        batching = self.batching(resolved)
         is_quadratic = self.job.model.score is Score.additive
-        batch = largest_batch(self.batching(resolved), self.longest, is_quadratic=is_quadratic)
-        return try_step(tried, batch, device=self.device, precision=resolved.precision)
+        batches = [largest_batch(batching, self._longest, is_quadratic=is_quadratic)]
+        if batching.kernel is AttentionKernel.varlen:
+            with suppress(InputError):  # the loader says what is wrong, unless a sample of the corpus was too small
+                sample = sample_epoch(self.lengths, batching)
+                batches.append(batch_of_most(batching, sample.lengths[max(sample.plan, key=len)]))
+        return try_step(tried, batches, device=self.device, precision=resolved.precision)
 
 
 # ---- a trial --------------------------------------------------------------------------------------------------------
@@ -116,25 +129,42 @@ def largest_batch(batching: Batching, longest: tuple[int, int], *, is_quadratic:
     # Padded: of all widths up to the longest, and above half of it, the one that leaves the fewest slots empty.
     if batching.capacities is None:
         width = max(longest)
+        share = math.ceil(PADDING * batching.tokens_per_step / batching.micro_batch_multiple) + width
+        slots = min(batching.max_tokens, share)
         if not is_quadratic:
-            width = min(range(width, width // 2, -1), key=lambda width: batching.max_tokens % width)
+            width = min(range(width, width // 2, -1), key=lambda width: slots % width)
         source_width = width
         target_width = width
-        count = batching.max_tokens // width
+        count = slots // width
 
     # Packed: as many of the longest sentences as fit on both sides.
     else:
         source_width, target_width = longest
         count = min(limit // width for limit, width in zip(batching.capacities, longest, strict=True))
 
-    source = [[UNK] * (source_width - 1)] * count
-    target = [[UNK] * (target_width - 1)] * count
+    return _invented(batching, count, (source_width, target_width))
+
+
+def batch_of_most(batching: Batching, step: Lengths) -> Batch:
+    """A packed micro-batch of as many sentences as one of `step` has, invented and of one length.
+
+    For the backward pass, torch's kernel for packed sentences rounds each of them up by 128 slots, in fp32: for many
+    short ones that is more than all that the longest ones take.
+    """
+    assert batching.capacities is not None
+    count = max(map(len, batching.split(np.arange(len(step)), step)))
+    source_width, target_width = (capacity // count for capacity in batching.capacities)
+    return _invented(batching, count, (source_width, target_width))
+
+
+def _invented(batching: Batching, count: int, widths: tuple[int, int]) -> Batch:
+    """So many sentence pairs of this length, source and target, EOS counted."""
+    source, target = ([[UNK] * (width - 1)] * count for width in widths)
     store = Store.from_pieces(source, target)
-    ids = np.arange(count)
-    return collate(store, ids, batching.capacities, kernel=batching.kernel)
+    return collate(store, np.arange(count), batching.capacities, kernel=batching.kernel)
 
 
-def try_step(objective: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> float:
+def try_step(objective: nn.Module, batches: Sequence[Batch], *, device: torch.device, precision: Precision) -> float:
     """The most bytes that were taken of a GPU during a trial; infinity if memory ran out. On a CPU they are unknown: 0.
 
     Taken, not in use: torch's allocator has holes, which the next step, of other sizes, may not fill either. There must
@@ -144,7 +174,7 @@ def try_step(objective: nn.Module, batch: Batch, *, device: torch.device, precis
         torch.cuda.empty_cache()  # what the proof of the device has left
         torch.cuda.reset_peak_memory_stats(device)
     try:
-        _accumulate_twice(objective, batch.to(device), device=device, precision=precision)
+        _accumulate(objective, batches, device=device, precision=precision)
     except torch.OutOfMemoryError:
         return math.inf
     finally:
@@ -153,14 +183,15 @@ def try_step(objective: nn.Module, batch: Batch, *, device: torch.device, precis
     return float(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else 0.0
 
 
-def _accumulate_twice(objective: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> None:
-    """What a step does up to its update, with two micro-batches, neither of which is the last: no rank waits."""
+def _accumulate(objective: nn.Module, batches: Sequence[Batch], *, device: torch.device, precision: Precision) -> None:
+    """What a step does up to its update, with these micro-batches, none of which is the last: no rank waits."""
     parameters = list(objective.parameters())
     moments = [torch.empty_like(parameter) for parameter in parameters for _ in MOMENTS]
-    for _ in range(2):  # the second micro-batch finds the gradients of the first
+    for batch in [batches[0], *batches]:  # each finds the gradients of another one
+        on_device = batch.to(device)
         with unsynchronised(objective):
             with autocast(device, precision):
-                loss, _ = objective(batch)
+                loss, _ = objective(on_device)
             loss.backward()
     nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     del moments

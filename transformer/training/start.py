@@ -227,9 +227,9 @@ def build_run(
 
     # Micro-batches that fit into memory.
     batching = partial(batching_of, job, lengths=stores.lengths, mixture=stores.mixture)
-    trial = Trial(job, batching, longest=stores.corpus.longest, device=device, world=world)
-    tries_memory = tries_memory and can_try(device)
-    if tries_memory:
+    trial = None
+    if tries_memory and can_try(device):
+        trial = Trial(job, batching, stores.plain_lengths, device=device, world=world)
         resolved = trial.fit(resolved, _objective(job, resolved, state))
 
     # The model under its loss, as it will be trained.
@@ -243,7 +243,7 @@ def build_run(
             del objective, parallel  # DDP's hooks go with it
             resolved = replace(resolved, compile=False)
             parallel = world.wrap(_objective(job, resolved, state))
-    memory = trial.check(resolved, parallel) if tries_memory else None
+    memory = None if trial is None else trial.check(resolved, parallel)
     if checkpoint is None and (memory or prover):
         world.from_rank0(partial(_update_record, directory, resolved=resolved, memory=memory))
 

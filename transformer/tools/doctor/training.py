@@ -204,7 +204,7 @@ def check_cost(job: TrainJob, prepared: Prepared, *, resolved: Resolved, vocab_s
     batching_with = partial(batching_of, job, lengths=prepared.store.lengths, mixture=prepared.mixture)
     if can_try(device):
         try:
-            trial = Trial(job, batching_with, longest=longest, device=device, world=World(0, 1, {}))
+            trial = Trial(job, batching_with, prepared.store.lengths, device=device, world=World(0, 1, {}))
             resolved = trial.fit(resolved, objective)
             memory = trial.check(resolved, objective)
         except InputError as error:
