@@ -590,7 +590,10 @@ FILES_OF_TWO = {
 }
 
 
-@pytest.mark.parametrize("target", FILES, ids=lambda target: target.value)
+ONNX_IS_SLOW = [pytest.param(target, marks=[pytest.mark.slow] if target is Target.onnx else []) for target in FILES]
+
+
+@pytest.mark.parametrize("target", ONNX_IS_SLOW, ids=lambda target: target.value)
 def test_export_of_a_run_with_two_vocabularies_loads_as_its_readme_says(
     target: Target, run_of_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

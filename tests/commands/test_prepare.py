@@ -907,12 +907,12 @@ module.sample_lines = marked
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    ("driver", "mark", "algorithm"),
+    ("number", "driver", "mark", "algorithm"),
     [
-        (None, "training the tokenizer", Algorithm.bpe),  # SentencePiece reads lines, half a second long
-        (MARKING, "all lines are read", Algorithm.unigram),  # it computes, for seconds, and Python cannot interrupt it
+        # SentencePiece reads lines, for half a second; or it computes, for seconds, and Python cannot interrupt it.
+        (signal.SIGTERM, None, "training the tokenizer", Algorithm.bpe),
+        (signal.SIGINT, MARKING, "all lines are read", Algorithm.unigram),
     ],
     ids=["reading", "computing"],
 )

@@ -171,8 +171,8 @@ SOURCE = "<tuv xml:lang='de'><seg/></tuv><tuv xml:lang='en'><seg>"
 def test_read_tmx_takes_little_memory_whatever_a_file_has(
     before: str, bit: str, after: str, message: str | None, tmp_path: Path
 ) -> None:
-    """Sixteen megabytes of it, in a few kilobytes on the disk; expat's memory is counted, too."""
-    path = write(tmp_path, before + bit * ((16 << 20) // len(bit)) + after, "a.tmx.gz")
+    """Eight megabytes of it, in a few kilobytes on the disk; expat's memory is counted, too."""
+    path = write(tmp_path, before + bit * ((8 << 20) // len(bit)) + after, "a.tmx.gz")
     refused = nullcontext() if message is None else pytest.raises(InputError, match=message)
     tracemalloc.start()
     try:
