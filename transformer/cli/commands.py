@@ -138,7 +138,12 @@ def _what_next(run_dir: Path, *, tags: Sequence[str], is_demo: bool) -> tuple[st
 def _translate(job: TranslateJob) -> None:
     from transformer.decoding.translate_stream import run as translate
 
-    translate(job, sys.stdin.buffer, sys.stdout.buffer)
+    choose = None
+    if job.rerank is not None:
+        from transformer.evaluation.risk import least_risk
+
+        choose = least_risk(job)
+    translate(job, sys.stdin.buffer, sys.stdout.buffer, choose=choose)
 
 
 def _score(job: ScoreJob) -> None:

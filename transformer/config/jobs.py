@@ -12,6 +12,7 @@ from typing import TypeVar
 from transformer.config.primitives import made_again
 from transformer.config.settings import (
     MOST_BEAM,
+    SAMPLES_TO_RERANK,
     Algorithm,
     BleuTokenizer,
     DataConfig,
@@ -23,6 +24,7 @@ from transformer.config.settings import (
     OnResume,
     PairConfig,
     Precision,
+    Rerank,
     SampleConfig,
     Score,
     SearchConfig,
@@ -150,6 +152,15 @@ class TranslateJob(DecodeJob):
     )
     sample: SampleConfig = field(default_factory=SampleConfig)
     n_best: int = option(1, "translations of each line, the best first (at most search.beam_size), or samples")
+    rerank: Rerank | None = option(
+        None,
+        "put first what has the most in common with the other translations of its line, by chrF or by BLEU (minimum "
+        "Bayes risk; the others are the best of the search, or samples; jsonl adds expected_score)",
+    )
+    candidates: int | None = option(
+        None,
+        f"how many translations of each line rerank compares (null: search.beam_size, or {SAMPLES_TO_RERANK} samples)",
+    )
     align: bool = option(
         False,
         "jsonl: add the pieces of source and translation, and source_of, the source piece of each, counted from 0",
@@ -166,7 +177,9 @@ class TranslateJob(DecodeJob):
         super().__post_init__()
         check_tag("tag", self.tag)
         at_least(self, "", 1, "n_best")
-        at_most(self, "", MOST_BEAM, "n_best")
+        at_least(self, "", 2, "candidates")
+        at_most(self, "", MOST_BEAM, "n_best", "candidates")
+        require(self.candidates is None or self.rerank is not None, "candidates is for rerank=chrf or rerank=bleu")
         require(
             self.n_best == 1 or self.format is not LineFormat.text,
             f"n_best={self.n_best} needs format=tsv or format=jsonl: text is one line for each line of input",
@@ -177,8 +190,8 @@ class TranslateJob(DecodeJob):
             f"split=true needs format=text: format={self.format.name} has the score of a whole line",
         )
         require(
-            not self.split or (self.prefix is None and not self.sample.is_wanted),
-            "split=true translates by search, sentence by sentence: leave prefix and sample out",
+            not self.split or (self.prefix is None and self.rerank is None and not self.sample.is_wanted),
+            "split=true translates by search, sentence by sentence: leave prefix, rerank and sample out",
         )
         require(
             not self.sample.is_wanted or self.search.beam_size is None,

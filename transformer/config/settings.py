@@ -18,6 +18,7 @@ from transformer.vocabulary import VocabSize, VocabSizes
 # Far beyond what anybody has a use for: a checkpoint that asks for more would only take memory and time.
 MOST_POSITIONS = 1 << 16
 MOST_BEAM = 1 << 10
+SAMPLES_TO_RERANK = 32
 MOST_PENALTY = 10.0  # ((5 + |Y|) / 6)^10 of the longest translation is still a number
 
 # A tag is a word between marks, in ASCII. A bare `de` would be cut out of every word that begins with it, and another
@@ -188,6 +189,13 @@ class Format(Enum):
 
     text = "text"
     json = "json"
+
+
+class Rerank(Enum):
+    """By which score `translate` compares the translations of a line with one another."""
+
+    chrf = "chrf"
+    bleu = "bleu"
 
 
 class LineFormat(Enum):

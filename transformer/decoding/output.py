@@ -37,7 +37,7 @@ class Translation:
     A `finished` translation came to its end by itself; another one was cut at the maximum length. `log_prob` is the sum
     of the log-probabilities of its pieces, and of EOS if it is finished. `score` is `log_prob` over the length penalty,
     by which the search ranks. Both are None for a blank text, which is not searched. `alignment` is None unless it was
-    asked for.
+    asked for, and `expected_score`, from 0 to 100, unless the translations were compared with one another.
     """
 
     text: str
@@ -45,6 +45,7 @@ class Translation:
     score: float | None
     finished: bool
     alignment: Alignment | None
+    expected_score: float | None = None
 
 
 BLANK = Translation("", None, None, finished=True, alignment=None)
@@ -112,6 +113,8 @@ def _translation_as_json(translation: Translation) -> dict[str, object]:
         "score": _rounded(translation.score),
         "finished": translation.finished,
     }
+    if translation.expected_score is not None:
+        value["expected_score"] = round(translation.expected_score, 6)
     if translation.alignment is not None:
         value |= asdict(translation.alignment)
     return value

@@ -4,7 +4,7 @@ Each line of the input gives one line of output, and the last one ends in a newl
 """
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import BinaryIO
 import torch
 
 from transformer.config.jobs import TranslateJob
+from transformer.config.settings import SAMPLES_TO_RERANK
 from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines, with_tag
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
@@ -25,9 +26,13 @@ from transformer.machine import resolve_threads
 log = logging.getLogger(__name__)
 
 
-def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
+Choose = Callable[[Sequence[Translation]], list[Translation]]  # takes those of one line, gives the best first
+
+
+def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO, *, choose: Choose | None = None) -> None:
     """Translate until the input ends, flushing after each block; BrokenPipeError is left to the caller.
 
+    `choose` is what a job with `rerank` compares the translations of a line by.
     Lines that are unlike those that the run was trained on are counted, and the log says so at the end.
 
     Raises InputError where there is no model, for settings that cannot be, for a line that is too long or not UTF-8
@@ -37,7 +42,9 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     translator = load_for(job)
     sentences = Sentences.of(Path(job.run_dir)) if job.split else None
     line_check = LineCheck(Path(job.run_dir), translator.tokenizers.source)
-    _translate(translator, job, [], None, line=1)  # of nothing: an error in the settings shows before anything is read
+    _translate(
+        translator, job, [], None, line=1, choose=choose
+    )  # of nothing: an error in the settings shows before anything is read
     if stdin.isatty():
         log.info("ready: type a sentence; Ctrl-D ends")
 
@@ -59,7 +66,7 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
                 output = _translate_sentences(translator, job, lines, sentences, line=line)
             else:
                 line_check.add(texts)
-                translations = _translate(translator, job, texts, block_prefixes, line=line)
+                translations = _translate(translator, job, texts, block_prefixes, line=line, choose=choose)
                 output = format_translations(translations, job.format, first_line=line)
             stdout.write(output.encode("utf-8"))
             stdout.flush()
@@ -73,18 +80,47 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
 
 
 def _translate(
-    translator: Translator, job: TranslateJob, texts: Sequence[str], prefixes: Sequence[str] | None, *, line: int
+    translator: Translator,
+    job: TranslateJob,
+    texts: Sequence[str],
+    prefixes: Sequence[str] | None,
+    *,
+    line: int,
+    choose: Choose | None,
 ) -> list[list[Translation]]:
     """The translations of some lines, the first of which is `line`: searched or sampled, by the job's settings."""
+    if choose is None:
+        return _find(translator, job, texts, prefixes, line=line, count=job.n_best)
+
+    beam_size = translator.search.beam_size
+    default = SAMPLES_TO_RERANK if job.sample.is_wanted else beam_size
+    count = max(job.n_best, job.candidates or default)
+    if count > beam_size and not job.sample.is_wanted:
+        key = "candidates" if job.candidates else "n_best"
+        raise InputError(f"{key}={count} must be at most search.beam_size={beam_size}: raise that, or lower it")
+    found = _find(translator, job, texts, prefixes, line=line, count=count)
+    return [choose(translations)[: job.n_best] for translations in found]
+
+
+def _find(
+    translator: Translator,
+    job: TranslateJob,
+    texts: Sequence[str],
+    prefixes: Sequence[str] | None,
+    *,
+    line: int,
+    count: int,
+) -> list[list[Translation]]:
+    """`count` translations of each of these lines, as far as there are so many."""
     if not job.sample.is_wanted:
         return translator.translate_n_best(
-            texts, job.n_best, prefixes=prefixes, align=job.align, first_line=line, strict=job.strict
+            texts, count, prefixes=prefixes, align=job.align, first_line=line, strict=job.strict
         )
 
     temperature = job.sample.temperature
     return translator.sample(
         texts,
-        job.n_best,
+        count,
         temperature=1.0 if temperature is None else temperature,
         top_k=job.sample.top_k,
         top_p=job.sample.top_p,
