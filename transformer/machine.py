@@ -7,12 +7,14 @@ import contextlib
 import ctypes
 import errno
 import os
+import platform
 import re
 import resource
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 from transformer.errors import InputError, StorageError
@@ -189,6 +191,15 @@ def describe_processor() -> str:
         size = "" if kilobytes is None else f", {int(kilobytes[1]) / 2**20:.0f} GiB"
         return f"{'unknown processor' if name is None else name[1]}, {_cores()} cores{size}"
     return "unknown processor"
+
+
+def installed_packages() -> dict[str, str]:
+    """The version of every package that is installed, by its name, and Python's."""
+    versions = {"python": platform.python_version()}
+    for package in distributions():
+        if "Name" in package.metadata:  # an installation may be broken
+            versions.setdefault(package.metadata["Name"].lower(), package.version)
+    return dict(sorted(versions.items()))
 
 
 def source_commit(folder: Path) -> str | None:

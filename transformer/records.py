@@ -1,4 +1,4 @@
-"""What a run writes about itself, typed: run.json, best.json, results.json, and the state.json of a checkpoint.
+"""What a run writes about itself, typed: run.json, history.json, best.json, results.json, a checkpoint's state.json.
 
 Each document is one dataclass, stored by `to_json` and read back by `from_json`, which refuses a key it does not know,
 a missing one and a value of another type. `RunDir` says where each document lies.
@@ -123,6 +123,52 @@ class RunRecord:
     test_digest: str | None = None  # of the test sets' texts
     proof: Proof | None = None  # None: nothing was compared, as on a CPU
     target_tokenizer_sha256: str | None = None  # None: one tokenizer serves both languages
+
+
+# ---- history.json: on what a run was trained, and what its numbers came to ------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """A start of the training, the first or a later one: what the last bits of all that follows depend on."""
+
+    step: int  # steps that were done before
+    processor: str  # or GPU
+    ranks: int
+    resolved: Resolved
+    packages: dict[str, str]  # the version of every package that is installed
+
+    def __post_init__(self) -> None:
+        at_least(self, "start.", 0, "step")
+        at_least(self, "start.", 1, "ranks")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the training came to at a step."""
+
+    step: int
+    loss: float  # smoothed, of this step alone: a mean over its target tokens
+    gradient_norm: float
+    weights_sha256: str  # after the step: see `training.history.digest_weights`
+
+    def __post_init__(self) -> None:
+        at_least(self, "mark.", 1, "step")
+
+
+@dataclass(frozen=True)
+class History:
+    """history.json: what `transformer verify` holds a repeated training to. A start like the one before is left out."""
+
+    starts: list[Start] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+    def before(self, step: int) -> "History":
+        """What was written before a step was taken, which is counted from 1."""
+        return History(
+            starts=[start for start in self.starts if start.step < step - 1],
+            marks=[mark for mark in self.marks if mark.step < step],
+        )
 
 
 @dataclass(frozen=True)

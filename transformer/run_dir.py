@@ -18,7 +18,7 @@ from typing import TypeVar
 from transformer.config.primitives import from_json, to_json
 from transformer.errors import CheckpointError, InputError, LockedError, StorageError
 from transformer.files import clear_leftovers, list_names, make_directories, open_regular, read_json, write_json
-from transformer.records import RUN_FORMAT, Best, Judgement, Results, RunRecord
+from transformer.records import RUN_FORMAT, Best, History, Judgement, Results, RunRecord
 
 T = TypeVar("T")
 
@@ -85,6 +85,11 @@ class RunDir:
     def record(self) -> Path:
         """What the run was started with: a RunRecord."""
         return self.path / "run.json"
+
+    @property
+    def history(self) -> Path:
+        """What it was trained on, and what its numbers came to: a History."""
+        return self.path / "history.json"
 
     @property
     def config(self) -> Path:
@@ -201,6 +206,17 @@ class RunDir:
         A setting that is newer than the record takes its default; everything else must be there.
         """
         return _read(self.record, RunRecord, version=RUN_FORMAT, complete=False)
+
+    def write_history(self, history: History) -> None:
+        """Write history.json. Raises StorageError."""
+        write_json(self.history, to_json(history))
+
+    def read_history(self) -> History:
+        """history.json; nothing where it is missing, as in a run of an earlier version.
+
+        Raises CheckpointError where it is damaged. What is newer than the file takes its default, as in a record.
+        """
+        return _read(self.history, History, complete=False) if os.path.lexists(self.history) else History()
 
     def write_best(self, best: Best) -> None:
         """Write best.json. Raises StorageError."""

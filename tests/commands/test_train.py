@@ -145,7 +145,17 @@ def test_run_dir_has_the_files_of_the_design(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     assert [name.startswith("events.out.tfevents.") for name in names].count(True) == 1
     assert {name for name in names if not name.startswith("events.")} == {
-        *(".lock", "run.json", "config.yaml", "data.json", "tokenizer.model", "checkpoints", "best.json", "averaged"),
+        *(
+            ".lock",
+            "run.json",
+            "history.json",
+            "config.yaml",
+            "data.json",
+            "tokenizer.model",
+            "checkpoints",
+            "best.json",
+            "averaged",
+        ),
         *("metrics.jsonl", "train.log", "hypotheses", "results.json"),
     }
     documents = {"model.safetensors", "state.json", "config.json", "MANIFEST.json"}

@@ -11,7 +11,7 @@ writes.
 
 import logging
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from transformer.run_dir import DEV, RunDir, list_steps
 from transformer.tracking import HIDDEN_BY_BAR, ProgressBar, Tracker, progress_bar
 from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
+from transformer.training.history import MARKED, add_mark, begin_history
 from transformer.training.optimizer import move_average, rate_of, updates_applied
 from transformer.training.process import process_settings_restored
 from transformer.training.profile import profiled
@@ -76,8 +77,10 @@ def train(job: TrainJob) -> Results:
         return world.share(lambda: finish(run), pack=to_json, unpack=partial(from_json, Results), wait=Wait.work)
 
 
-def train_loop(run: Run) -> None:
-    """Take one step after the other, until the last one or until patience ends.
+def train_loop(run: Run, marked: Collection[int] = MARKED, *, until: int | None = None) -> None:
+    """Take one step after the other, until the last one or until patience ends; or `until` a step, then uncommitted.
+
+    history.json gets a mark at each commit and at the steps that are `marked`.
 
     Raises Stopped after a signal, with the step in progress committed; several ranks agree on it one step later.
     """
@@ -86,6 +89,7 @@ def train_loop(run: Run) -> None:
     progress = state.progress
     world = run.world
     _check_disk(run)
+    world.from_rank0(lambda: begin_history(run))
 
     if world.is_rank0:
         _log_beginning(run)
@@ -108,7 +112,7 @@ def train_loop(run: Run) -> None:
         has_bar = world.any(not bar.disable)
         first_step = progress.step + 1
         stopping = world.any(signals.requested)
-        while not (stopping or progress.has_ended(config)):
+        while not (stopping or progress.has_ended(config) or progress.step == until):
             # One update.
             with collective_errors_named(), memory_errors_named("training", remedy=_smaller_batches(run)):
                 started = time.perf_counter()
@@ -160,13 +164,16 @@ def train_loop(run: Run) -> None:
             else:
                 stopping = vote.ask(signals.requested)
 
-            # Commit, once for all reasons.
+            # Commit, once for all reasons; first mark the step: after a crash, no commit is without its mark.
             has_ended = progress.has_ended(config)
-            if is_commit_due or is_among_best or stopping or has_ended:
+            commits = is_commit_due or is_among_best or stopping or has_ended
+            if commits or progress.step in marked:
                 _read_device(run, guard, clock=clock, tracker=tracker)
+                add_mark(run, step, result)
                 if has_ended and not is_log_due:
                     _log(run, tracker, bar)  # the last window may be a short one
-                _commit(run, tracker)
+                if commits:
+                    _commit(run, tracker)
                 clock.lap()
 
         if stopping or world.any(signals.requested):  # a signal may have come while the last step was committed

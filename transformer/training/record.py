@@ -48,7 +48,7 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
     run = RunDir(Path(job.run_dir))
 
     # A run whose checkpoints were taken away may have left these.
-    for stale in (run.results, run.best, run.averaged, run.target_tokenizer):
+    for stale in (run.history, run.results, run.best, run.averaged, run.target_tokenizer):
         remove(stale)
 
     resolved = resolve_settings(job, world_size)
