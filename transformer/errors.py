@@ -48,7 +48,7 @@ class PeerError(TransformerError):
 
 
 class FindingsError(TransformerError):
-    """`transformer doctor` found something that ought to be mended before a training."""
+    """`doctor` found something to mend before a training, or `verify` that a training did not come to the same."""
 
     exit_status = 8
 

@@ -74,6 +74,7 @@ from transformer.tools.report.job import ReportJob
 from transformer.tools.summary.job import SummaryJob
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.rows import output_of
+from transformer.tools.verify.job import VerifyJob
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -89,6 +90,7 @@ JOBS = {
     "summary": SummaryJob,
     "doctor": DoctorJob,
     "replay": ReplayJob,
+    "verify": VerifyJob,
     "export": ExportJob,
     "table": TableJob,
     "attention": AttentionJob,

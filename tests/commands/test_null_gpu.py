@@ -320,6 +320,7 @@ ON_A_RUN = {
     "attention": ("run_dir=run",),
     "report": ("run", "output=report.html"),
     "replay": ("run_dir=run",),
+    "verify": ("run_dir=run",),
     "export": ("run_dir=run", "to=ctranslate2", "output=exported"),
     "score": ("run_dir=run",),
 }

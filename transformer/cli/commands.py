@@ -34,6 +34,7 @@ from transformer.tools.replay.job import ReplayJob
 from transformer.tools.report.job import ReportJob
 from transformer.tools.summary.job import SummaryJob
 from transformer.tools.tables.job import TableJob
+from transformer.tools.verify.job import VerifyJob
 
 log = logging.getLogger(__name__)
 
@@ -233,6 +234,17 @@ def _replay(job: ReplayJob) -> None:
     _show(job, replay(job), format_replay)
 
 
+def _verify(job: VerifyJob) -> None:
+    from transformer.distributed import is_rank0
+    from transformer.tools.verify.command import format_verification, require_agreement, verify
+
+    verification = verify(job)
+    if is_rank0():
+        _show(job, verification, format_verification)
+        sys.stdout.flush()
+    require_agreement(verification)
+
+
 def _export(job: ExportJob) -> None:
     from transformer.tools.export.command import export, format_exported
 
@@ -358,6 +370,12 @@ COMMANDS = {
         _replay,
         "run one step of a training again, to find where numbers are not finite",
         ("transformer replay run_dir=runs/mine step=1234",),
+    ),
+    "verify": Command(
+        VerifyJob,
+        _verify,
+        "train the first steps of a run again, and tell whether they come to the same; exit status 8 if not",
+        ("transformer verify run_dir=runs/mine steps=50", "transformer verify run_dir=runs/mine steps=all"),
     ),
     "export": Command(
         ExportJob,

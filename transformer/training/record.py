@@ -29,7 +29,8 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Decay, Device, OnResume
 from transformer.data.plan import plan_version
 from transformer.data.prepare import PREPARE_VERSION, Prepared
-from transformer.errors import CheckpointError, StorageError
+from transformer.data.report import read_report
+from transformer.errors import CheckpointError, FindingsError, StorageError
 from transformer.evaluation.sets import digest_sets
 from transformer.files import MANIFEST, remove, write_file, write_json
 from transformer.machine import describe_processor, source_commit
@@ -40,18 +41,23 @@ from transformer.training.resolve import resolve_again, resolve_settings
 log = logging.getLogger(__name__)
 
 
-def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, world_size: int) -> Resolved:
+def start_run(
+    job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, world_size: int, like: RunDir | None = None
+) -> Resolved:
     """Write what a new run is started with, and remove what an earlier one left here. Raises StorageError.
 
-    `source` is the checkpoint whose weights it begins with; None: they are drawn from the seed.
+    `source` is the checkpoint whose weights it begins with; None: they are drawn from the seed. `like` is a run that it
+    is to repeat, resolved in the same way. Raises FindingsError where what that was trained on differs.
     """
     run = RunDir(Path(job.run_dir))
+    if like is not None:
+        _check_same_data(like, prepared, source)
 
     # A run whose checkpoints were taken away may have left these.
     for stale in (run.history, run.results, run.best, run.averaged, run.target_tokenizer):
         remove(stale)
 
-    resolved = resolve_settings(job, world_size)
+    resolved = resolve_settings(job, world_size) if like is None else resolve_again(job, like.read_record().resolved)
     tokenizer_sha256, target_tokenizer_sha256 = tokenizer_digests(prepared.tokenizers.models)
     record = RunRecord(
         format=RUN_FORMAT,
@@ -76,6 +82,34 @@ def start_run(job: TrainJob, prepared: Prepared, source: Checkpoint | None, *, w
     for name, content in prepared.tokenizers.models.items():
         write_file(run.path / name, content)
     return resolved
+
+
+def _check_same_data(run: RunDir, prepared: Prepared, source: Checkpoint | None) -> None:
+    """Raise FindingsError unless a run was started on these data, with this tokenizer, from this checkpoint."""
+    record = run.read_record()
+    changed = _changed_text(prepared, record)
+    if changed:
+        files = _changed_files(run, prepared)
+        raise FindingsError(f"{run.path}: was trained on other data: {'; '.join(files or changed)}")
+
+    manifest = None if source is None else _origin(source).manifest_sha256
+    before = None if record.init_from is None else record.init_from.manifest_sha256
+    if manifest != before:
+        raise FindingsError(f"{run.path}: init_from={record.config.init_from} has other weights than it had then")
+
+
+def _changed_files(run: RunDir, prepared: Prepared) -> list[str]:
+    """The training files that differ from those of the run, as its data.json has them; none where that is unknown."""
+    with suppress(CheckpointError):
+        before = read_report(run).sets
+        return [
+            f"data.{name}.{key} ({file.path}) has changed"
+            for name, files in prepared.report.sets.items()
+            if files.weight is not None and name in before
+            for key, file in files.files.items()
+            if key in before[name].files and before[name].files[key].sha256 != file.sha256
+        ]
+    return []
 
 
 def _earlier_proof(run: RunDir) -> Proof | None:
@@ -187,6 +221,11 @@ def _compare(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint
 
 def _changed_data(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint: Checkpoint) -> list[str]:
     """What differs of the training data, its pieces and its order: a run goes on with the same only."""
+    return _changed_text(prepared, record) + changed_order(job, checkpoint)
+
+
+def _changed_text(prepared: Prepared, record: RunRecord) -> list[str]:
+    """What differs of the training data and the pieces, as one item or none."""
     changed = []
     if not prepared.is_of(record.data_digest):
         changed.append(
@@ -199,7 +238,7 @@ def _changed_data(job: TrainJob, prepared: Prepared, *, record: RunRecord, check
         before = record.versions.get("sentencepiece")
         now = sentencepiece.__version__
         changed.append(f"the tokenizer: SentencePiece {before} trained another one than {now} does")
-    return changed + changed_order(job, checkpoint)
+    return changed
 
 
 def changed_order(job: TrainJob, checkpoint: Checkpoint) -> list[str]:

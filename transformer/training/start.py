@@ -73,9 +73,10 @@ class Run:
 
 
 @contextmanager
-def open_run(job: TrainJob, world: World) -> Iterator[Run]:
+def open_run(job: TrainJob, world: World, *, like: RunDir | None = None) -> Iterator[Run]:
     """Prepare, lock, and start or resume; the run's directory is unlocked at the end of the context.
 
+    A new run is started as the run `like` was, if one is given, on the same data: else FindingsError says what differs.
     Raises InputError, LockedError, StorageError and CheckpointError; the error of one rank ends all of them.
     """
     # Before any time is spent.
@@ -101,7 +102,7 @@ def open_run(job: TrainJob, world: World) -> Iterator[Run]:
         # Start, or go on from the newest checkpoint.
         checkpoint = _share_checkpoint(world, lambda: newest(directory.path))
         resolved = world.share(
-            partial(_start_or_resume, job, prepared, checkpoint, source=source, world_size=world.size),
+            partial(_start_or_resume, job, prepared, checkpoint, source=source, world_size=world.size, like=like),
             pack=to_json,
             unpack=partial(from_json, Resolved),
         )
@@ -112,7 +113,7 @@ def open_run(job: TrainJob, world: World) -> Iterator[Run]:
             checkpoint=checkpoint,
             source=source,
             world=world,
-            tries_memory=checkpoint is None,
+            tries_memory=checkpoint is None and like is None,
             proves=True,
         )
 
@@ -163,11 +164,17 @@ def _share_checkpoint(world: World, find: Callable[[], Checkpoint | None]) -> Ch
 
 
 def _start_or_resume(
-    job: TrainJob, prepared: Prepared, checkpoint: Checkpoint | None, *, source: Checkpoint | None, world_size: int
+    job: TrainJob,
+    prepared: Prepared,
+    checkpoint: Checkpoint | None,
+    *,
+    source: Checkpoint | None,
+    world_size: int,
+    like: RunDir | None,
 ) -> Resolved:
     """Write the record of a new run, or check that this job may go on from the checkpoint. Returns its settings."""
     if checkpoint is None:
-        return start_run(job, prepared, source, world_size=world_size)
+        return start_run(job, prepared, source, world_size=world_size, like=like)
     return resume_run(job, prepared, checkpoint)
 
 

@@ -1,0 +1,297 @@
+"""The first steps of a training, trained again: the same numbers, or the first that is not."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from support.corpora import read, run, step_dir, steps_of, tiny_job, typed_in_a_child, write_corpus
+from support.interventions import before_each_update
+from support.paths import ROOT, TESTS
+from support.ranks import ranks
+from support.resumed_runs import snapshot, stop_at
+from transformer.config.settings import DataConfig
+from transformer.errors import CheckpointError, FindingsError, InputError
+from transformer.tools.verify.command import Verification, format_verification, require_agreement, verify
+from transformer.tools.verify.job import VerifyJob
+
+EXACT = "the same again, to the last bit"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def finished(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 steps, committed at 4, 8 and 12, and at 6, which was the best when it was validated; tests copy them."""
+    return run(tiny_job(tmp_path_factory.mktemp("run") / "a", corpus))
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where `verify` trains; it is empty again at the end of each test."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(temporary: Path) -> Any:
+    yield
+    assert list(temporary.iterdir()) == []
+
+
+def edit(path: Path, change: Callable[[Any], object]) -> None:
+    data = read(path)
+    change(data)
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def verified(run_dir: Path, steps: str = "50") -> Verification:
+    """What `verify` finds; it leaves the run as it was."""
+    before = snapshot(run_dir)
+    found = verify(VerifyJob(run_dir=str(run_dir), steps=steps))
+    assert snapshot(run_dir) == before
+    return found
+
+
+def difference(found: Verification) -> str:
+    """The line in which the command ends."""
+    with pytest.raises(FindingsError) as ended:
+        require_agreement(found)
+    return str(ended.value)
+
+
+# ---- what a training writes down ------------------------------------------------------------------------------------
+
+
+def test_history_has_starts_and_marks(finished: Path) -> None:
+    history = read(finished / "history.json")
+    (start,) = history["starts"]
+    assert (start["step"], start["ranks"]) == (0, 1)
+    assert start["resolved"] == read(finished / "run.json")["resolved"]
+    assert start["packages"]["torch"] == torch.__version__
+    assert {"sacrebleu", "sentencepiece", "numpy"} < start["packages"].keys()
+
+    assert [mark["step"] for mark in history["marks"]] == [4, 6, 8, 10, 12]
+    logged = {
+        row["step"]: (row["train/loss"], row["train/gradient_norm"])
+        for row in map(json.loads, (finished / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+        if "train/loss" in row
+    }
+    for mark in history["marks"]:
+        assert (mark["loss"], mark["gradient_norm"]) == logged[mark["step"]]
+
+    marks = {mark["step"]: mark["weights_sha256"] for mark in history["marks"]}
+    for step in steps_of(finished):
+        digest = hashlib.sha256()
+        for name, weight in sorted(load_file(step_dir(finished, step) / "model.safetensors").items()):
+            digest.update(f"{name} torch.float32 {tuple(weight.shape)}\n".encode() + weight.numpy().tobytes())
+        assert marks[step] == digest.hexdigest()
+
+
+def test_history_is_the_same_after_a_kill(finished: Path, copy: Path, corpus: DataConfig) -> None:
+    """It died after the mark of step 12, before the commit: the steps from 8 on are trained, and marked, again."""
+    expected = read(finished / "history.json")
+    shutil.rmtree(step_dir(copy, 12))
+    shutil.rmtree(copy / "averaged")
+    (copy / "results.json").unlink()
+    edit(copy / "history.json", lambda history: history["marks"].append({**history["marks"][-1], "step": 16}))
+    run(tiny_job(copy, corpus))
+    assert read(copy / "history.json") == expected
+
+
+def test_history_has_a_start_for_each_change(copy: Path, corpus: DataConfig) -> None:
+    run(tiny_job(copy, corpus, max_steps=14))
+    assert [start["step"] for start in read(copy / "history.json")["starts"]] == [0]
+    run(tiny_job(copy, corpus, max_steps=16, max_tokens=256))
+    starts = read(copy / "history.json")["starts"]
+    assert [(start["step"], start["resolved"]["max_tokens"]) for start in starts] == [(0, 300), (14, 256)]
+    found = verified(copy)
+    assert (found.step, found.other_conditions) == (16, ["max_tokens: 256 then, 300 now"])
+
+
+def test_history_that_is_damaged_is_begun_anew(
+    copy: Path, corpus: DataConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    (copy / "history.json").write_text("{", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"history\.json"):
+        verified(copy)
+    run(tiny_job(copy, corpus, max_steps=13))
+    assert "history.json: " in caplog.text
+    history = read(copy / "history.json")
+    assert ([s["step"] for s in history["starts"]], [m["step"] for m in history["marks"]]) == ([12], [13])
+    (unknown,) = verified(copy).other_conditions
+    assert unknown.startswith("processor: unknown then, "), "the first start is known from run.json"
+
+
+# ---- the same again -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "last"), [("1", 4), ("5", 6), ("10", 10), ("50", 12), ("all", 12)])
+def test_verify_goes_to_the_next_mark(finished: Path, steps: str, last: int) -> None:
+    found = verified(finished, steps)
+    assert (found.step, found.is_exact, found.difference, found.other_conditions) == (last, True, None, [])
+    names = {item.name for item in found.compared}
+    assert {f"the loss of step {last}", f"the gradient norm of step {last}", f"the weights after step {last}"} <= names
+    assert ("BLEU of test" in names) == (steps == "all")
+    assert format_verification(found).endswith(f"steps 1 to {last}: {EXACT}\n")
+
+
+def test_verify_takes_a_run_that_was_stopped_and_resumed_for_any_other(corpus: DataConfig, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path / "a", corpus)
+    stop_at(job, 5)
+    run(job)
+    assert 5 in [mark["step"] for mark in read(tmp_path / "a" / "history.json")["marks"]]
+    assert verified(tmp_path / "a", "all").is_exact
+
+
+def test_verify_of_a_run_of_two_ranks(corpus: DataConfig, tmp_path: Path) -> None:
+    """On two ranks to the last bit; alone it is said that this was another number of ranks."""
+    run_dir = tmp_path / "a"
+    assert ranks(2, lambda: run(tiny_job(run_dir, corpus)), tmp_path) == [0, 0]
+
+    def on_each() -> None:
+        assert verify(VerifyJob(run_dir=str(run_dir))).is_exact
+
+    assert ranks(2, on_each, tmp_path) == [0, 0], (tmp_path / "rank-0").read_text(encoding="utf-8")
+
+    alone = verified(run_dir)
+    assert (alone.other_conditions, alone.difference) == (["ranks: 2 then, 1 now"], None)
+
+
+def test_verify_allows_for_rounding_under_other_conditions_only(copy: Path) -> None:
+    def rounded(history: Any) -> None:
+        history["marks"][0]["loss"] *= 1 + 1e-6
+        history["marks"][0]["weights_sha256"] = "0"
+
+    edit(copy / "history.json", rounded)
+    assert "first the loss of step 4: " in difference(verified(copy))
+
+    edit(copy / "history.json", lambda history: history["starts"][0].update(processor="another"))
+    found = verified(copy)
+    require_agreement(found)
+    (condition,) = found.other_conditions
+    assert condition.startswith("processor: another then, ")
+    assert found.compared[0].deviation == pytest.approx(1e-6, rel=1e-3)
+    assert "as far as can be said under other conditions" in format_verification(found)
+
+
+def test_verify_of_a_run_of_an_earlier_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = Path(shutil.copytree(TESTS / "data" / "run_of_1bd6cd8", tmp_path / "old_run"))
+    for name, lines in (("train", 3_000), ("dev", 40), ("test", 40)):
+        for language in ("en", "de"):
+            text = (ROOT / "data" / "demo" / f"{name}.{language}").read_text(encoding="utf-8").split("\n")[:lines]
+            (tmp_path / f"{name}.{language}").write_text("\n".join([*text, ""]), encoding="utf-8", newline="\n")
+    monkeypatch.chdir(tmp_path)
+    found = verified(Path("old_run"))
+    assert (found.step, found.difference) == (100, None)
+    assert any(condition.startswith("processor: unknown then") for condition in found.other_conditions)
+    assert [item.name.partition(" of ")[0] for item in found.compared] == ["the mean loss", "the mean gradient norm"]
+    assert float(found.compared[0].now) == pytest.approx(5.646732590287893, rel=1e-4)
+
+    (run_dir / "metrics.jsonl").unlink()
+    with pytest.raises(InputError, match="there is nothing to compare"):
+        verified(run_dir)
+
+
+# ---- not the same ---------------------------------------------------------------------------------------------------
+
+
+def test_verify_finds_another_seed(copy: Path) -> None:
+    edit(copy / "run.json", lambda record: record["config"]["train"].update(seed=2))
+    assert difference(verified(copy)).startswith(f"{copy}: not the same again, first the loss of step 4: 4.")
+
+    edit(copy / "history.json", lambda history: history["starts"][0].update(processor="another"))
+    assert "first the loss of step 4: " in difference(verified(copy)), "no rounding is as large"
+
+
+def test_verify_finds_other_weights_and_scores(copy: Path) -> None:
+    edit(copy / "results.json", lambda results: results["test_sets"]["test"].update(chrf=1e-9))
+    assert "first chrF of test: 1e-09 then" in difference(verified(copy, "all"))
+    edit(copy / "history.json", lambda history: history["marks"][1].update(weights_sha256="0"))
+    assert "first the weights after step 6: 0 then" in difference(verified(copy, "all"))
+
+
+def test_verify_names_the_file_in_which_a_byte_has_changed(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "corpus")
+    run_dir = run(tiny_job(tmp_path / "a", data, max_steps=4, average=1))
+    path = Path(data.train.tgt)
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    message = rf"a: was trained on other data: data\.train\.tgt \({path}\) has changed$"
+    with pytest.raises(FindingsError, match=message):
+        verified(run_dir)
+
+
+def test_verify_finds_that_the_weights_of_init_from_have_changed(
+    finished: Path, corpus: DataConfig, tmp_path: Path
+) -> None:
+    source = step_dir(finished, 4)
+    run_dir = run(replace(tiny_job(tmp_path / "a", corpus, max_steps=4, average=1), init_from=str(source)))
+    assert verified(run_dir).is_exact
+    other = step_dir(finished, 8)
+    edit(run_dir / "run.json", lambda record: record["config"].update(init_from=str(other)))
+    with pytest.raises(FindingsError, match=f"init_from={other} has other weights than it had then"):
+        verified(run_dir)
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_verify_ends_with_status_8_where_something_differs(copy: Path) -> None:
+    typed = ("verify", "run_dir=copy", "steps=4")
+    same = typed_in_a_child(*typed, cwd=copy.parent)
+    assert (same.status, same.printed.splitlines()[-1]) == (0, f"copy, steps 1 to 4: {EXACT}"), same.said
+    edit(copy / "history.json", lambda history: history["marks"][0].update(gradient_norm=7.5))
+    other = typed_in_a_child(*typed, "format=json", cwd=copy.parent)
+    assert other.status == 8
+    assert "transformer: error: copy: not the same again, first the gradient norm of step 4: 7.5 then" in other.said
+    assert [item["agrees"] for item in json.loads(other.printed)["compared"]] == [True, False, True]
+
+
+REFUSED = {
+    "steps=0": "steps=0 is neither a number of steps nor `all`",
+    "steps=-3": "steps=-3 is neither",
+    "steps=some": "steps=some is neither",
+    "run_dir=nowhere": "nowhere: no such run directory",
+    "run_dir=corpus": "run.json",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_verify_refuses_in_one_line(override: str, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    ended = typed_in_a_child("verify", override, cwd=tmp_path)
+    assert ended.status in (2, 4)
+    assert REFUSED[override] in ended.said
+    assert len(ended.said.splitlines()) == 1
+
+
+def test_verify_of_the_scores_of_a_run_that_is_not_finished(copy: Path) -> None:
+    (copy / "results.json").unlink()
+    with pytest.raises(InputError, match=r"results\.json.*: steps=all is for a finished run; give a number of steps"):
+        verified(copy, "all")
+
+
+def test_verify_that_is_stopped_leaves_nothing(copy: Path) -> None:
+    with before_each_update(lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(KeyboardInterrupt):
+        verified(copy)

@@ -1,0 +1,21 @@
+"""The keys of `transformer verify`."""
+
+from dataclasses import dataclass
+
+from transformer.config.jobs import Job
+from transformer.config.settings import Format, option, require
+
+ALL = "all"
+
+
+@dataclass
+class VerifyJob(Job):
+    """`transformer verify`."""
+
+    run_dir: str = option("runs/demo", "a directory that `train` made")
+    steps: str = option("50", "train so many steps again, or up to the next mark; all: the whole run, with its scores")
+    format: Format = option(Format.text, "text for people, or JSON for programs")
+
+    def __post_init__(self) -> None:
+        is_count = self.steps.isascii() and self.steps.isdecimal() and 0 < int(self.steps[:20]) < 10**18
+        require(self.steps == ALL or is_count, f"steps={self.steps} is neither a number of steps nor `{ALL}`")
