@@ -204,7 +204,7 @@ def test_verify_of_a_run_of_an_earlier_version(tmp_path: Path, monkeypatch: pyte
     found = verified(Path("old_run"))
     assert (found.step, found.difference) == (100, None)
     assert any(condition.startswith("processor: unknown then") for condition in found.other_conditions)
-    assert [item.name.partition(" of ")[0] for item in found.compared] == ["the mean loss", "the mean gradient norm"]
+    assert [item.name.partition(" of ")[0] for item in found.compared] == ["the loss", "the gradient norm"]
     assert float(found.compared[0].now) == pytest.approx(5.646732590287893, rel=1e-4)
 
     (run_dir / "metrics.jsonl").unlink()
