@@ -6,9 +6,10 @@ import logging
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,9 +36,10 @@ from transformer.config.settings import (
     SearchOverride,
 )
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.engine import ctranslate2, make
+from transformer.decoding.batches import Batches
+from transformer.decoding.engine import ctranslate2, make, searcher
 from transformer.decoding.score_stream import run as score
-from transformer.decoding.search import length_penalty
+from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
@@ -104,6 +106,11 @@ def by_torch(folder: Path, **settings: Any) -> Translator:
     return load(folder, engine="torch", engine_type=None, **settings)
 
 
+def nothing_is_left_to_torch(self: Batches, sources: Sequence[list[int]], *_: object, **__: object) -> list[Any]:
+    assert not sources
+    return []
+
+
 def output_of(folder: Path, given: str, **changes: Any) -> str:
     job: dict[str, Any] = {"device": Device.cpu, "precision": Precision.fp32, "threads": 1, "search": FLOAT32}
     stdout = io.BytesIO()
@@ -120,22 +127,52 @@ def engines_of(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("settings", [{"beam_size": 1}, {"length_penalty": 0.0}, {"beam_size": 2, "length_penalty": 0}])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_engine_finds_what_torch_finds(kept: Path, settings: dict[str, Any], threads: int) -> None:
+def test_engine_finds_what_torch_finds(
+    kept: Path, settings: dict[str, Any], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Promised without a length penalty, and greedily: in float32, log-probabilities, blank and long texts included."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         settings = {"batch_tokens": 200, **settings}  # many batches
-        ours, theirs = (
-            made.translate_n_best(TEXTS, 1) for made in (by_torch(kept, **settings), load(kept, **settings))
-        )
+        ours = by_torch(kept, **settings).translate_n_best(TEXTS, 1)
+        monkeypatch.setattr(Batches, "_search", nothing_is_left_to_torch)
+        theirs = load(kept, **settings).translate_n_best(TEXTS, 1)
     finally:
         torch.set_num_threads(before)
     assert [[one.text for one in line] for line in theirs] == [[one.text for one in line] for line in ours]
-    assert {one.finished for [one] in ours} == {True, False}, "some are searched again by torch"
+    assert {one.finished for [one] in ours} == {True, False}, "some reach their maximum"
     for [left], [right] in zip(ours, theirs, strict=True):
         assert right.log_prob == (None if left.log_prob is None else pytest.approx(left.log_prob, abs=1e-4))
         assert right.score == (None if left.score is None else pytest.approx(left.score, abs=1e-4))
+
+
+def test_engine_leaves_to_torch_what_a_live_hypothesis_may_beat(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a large penalty, longer ones win, and of some lines they are still live when CTranslate2 ends."""
+    settings = {"length_penalty": 2.0}
+    ours = by_torch(kept, **settings).translate(TEXTS)
+    monkeypatch.setattr(searcher, "LOSS_OF_A_PIECE", 0.0)
+    asked = []
+    search = Batches._search
+
+    def noted(self: Batches, sources: Sequence[list[int]], *args: Any, **others: Any) -> list[Any]:
+        asked.append(len(sources))
+        return search(self, sources, *args, **others)
+
+    monkeypatch.setattr(Batches, "_search", noted)
+    theirs = load(kept, **settings).translate(TEXTS)
+    assert theirs == ours
+    assert 0 < sum(asked) < len(TEXTS)
+
+
+# penalty |Y|, loss of a piece 0.7 x 1, at most 20 pieces: the last finished one has log-probability `last` at |Y| = 10,
+# and the best one -5 at 5, so that a live one wins with more than -|Y|.
+@pytest.mark.parametrize(("last", "may"), [(-10.1, True), (-13.2, False), (-12.9, True)])
+def test_engine_doubts_what_a_live_hypothesis_may_beat(last: float, may: bool) -> None:
+    found = [Hypothesis([9] * 4, -5.0, finished=True), Hypothesis([9] * 9, last, finished=True)]
+    answer = SimpleNamespace(hypotheses=[["a"] * 5, ["a"] * 10])
+    asked = searcher._Asked([[9]], [20], None, 4, 1, float, lambda: None)
+    assert asked.may_be_beaten(0, found, answer, longest=20) is may
 
 
 def test_engine_gives_n_best_by_our_penalty_in_order(kept: Path) -> None:

@@ -1,17 +1,21 @@
 """Beam search by CTranslate2: batches of ids in, hypotheses with their log-probabilities out.
 
-Its rules differ from those of `beam_search` in three places. It ends a sentence once as many hypotheses are finished as
-the beam is wide (without a length penalty: at the first that ranks first, when nothing better can follow). It ranks by
-log-probability / length^b: here all hypotheses of the beam are asked for, and ranked again by our penalty. And it has
-one maximum length for a batch, where ours depends on the source: a source without enough hypotheses that end within
-its own maximum has no result here, and `Batches` searches it by torch.
+Its rules differ from those of `beam_search` in three places.
+
+- It ends a sentence at a number of finished hypotheses (without a length penalty: at the first that ranks first, when
+  nothing better can follow), and those that are live then stay unknown. It finishes half as many more than the beam is
+  wide; a source of which a longer one may still win has no result here, and `Batches` searches it by torch.
+- It ranks by log-probability / length^b: all that it has finished are ranked again by our penalty.
+- It has one maximum length for a batch, where ours depends on the source. A source that has too few hypotheses within
+  its own maximum is searched again, with others of the same maximum.
 """
 
 import os
 import shutil
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
@@ -28,6 +32,10 @@ from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS, PAD
 
 QUEUED = 2  # batches for each worker: one is computed, one waits
+
+# What a live hypothesis is taken to lose with each further piece, in the exponent b: those that win in the end repeat
+# themselves, and lose little. More is faster and less, closer to torch: docs/translating.md says how close.
+LOSS_OF_A_PIECE = 0.7
 
 
 class Searcher:
@@ -80,7 +88,7 @@ class Searcher:
         prefixes: Sequence[list[int]] | None,
         check: Callable[[], None],
     ) -> list[list[Hypothesis] | None]:
-        """The `n_best` best hypotheses of each source, all finished; None for a source that has not as many.
+        """The `n_best` best hypotheses of each source, as `beam_search` orders them; None for a source left to torch.
 
         `batches` are the indices of the sources that are searched together, every source in one; in a batch, all
         sources have a prefix or none has. `check` is called before each batch, and may raise.
@@ -89,66 +97,98 @@ class Searcher:
         """
         if os.getpid() != self._process:
             raise InputError("search.engine=ctranslate2 cannot be used after a fork: load the translator in the child")
+        asked = _Asked(sources, max_lengths, prefixes, beam_size, n_best, penalty, check)
         translator = self._together if len(batches) == 1 else self._apart
-        queued = QUEUED * self._n_workers if len(batches) > 1 else 1
-        is_flat = penalty(1) == penalty(max(max_lengths, default=1))
+        results = self._results(translator, asked, batches)
+        return [results[n] for n in range(len(sources))]
 
+    def _results(
+        self, translator: Any, asked: "_Asked", batches: Sequence[list[int]]
+    ) -> dict[int, list[Hypothesis] | None]:
+        """Of each source in the batches."""
         results: dict[int, list[Hypothesis] | None] = {}
+        again: list[list[int]] = []
+        for batch, longest, answers in self._answers(translator, asked, batches):
+            cut: dict[int, list[int]] = defaultdict(list)  # by maximum length
+            for n, answer in zip(batch, answers, strict=True):
+                found = self._found(translator, asked, n, answer, longest=longest)
+                has_enough = len(found) >= asked.n_best
+                if not has_enough and asked.max_lengths[n] < longest:
+                    cut[asked.max_lengths[n]].append(n)
+                is_settled = has_enough and not asked.may_be_beaten(n, found, answer, longest=longest)
+                results[n] = found[: asked.n_best] if is_settled else None
+            again += cut.values()
+        return results | self._results(translator, asked, again) if again else results
 
-        def end(batch: list[int], started: list[Any], exponent: float) -> None:
-            for n, result in zip(batch, started, strict=True):
-                one = result.result()
-                candidates = self._candidates(one.hypotheses, one.scores, exponent, max_length=max_lengths[n])
-                if prefixes is not None and prefixes[n]:
-                    candidates = self._with_log_probs(translator, sources[n], candidates)
-                candidates.sort(key=lambda found: -found.score(penalty))  # stable
-                results[n] = candidates[:n_best] if len(candidates) >= n_best else None
+    def _answers(
+        self, translator: Any, asked: "_Asked", batches: Sequence[list[int]]
+    ) -> Iterator[tuple[list[int], int, list[Any]]]:
+        """Each batch, the maximum length of it, and what CTranslate2 finds of each source; some are computed ahead."""
+        queued = QUEUED * self._n_workers if len(batches) > 1 else 1
+        waiting: deque[tuple[list[int], int, list[Any]]] = deque()
 
-        waiting: deque[tuple[list[int], list[Any], float]] = deque()
+        def first() -> tuple[list[int], int, list[Any]]:
+            batch, longest, started = waiting.popleft()
+            return batch, longest, [one.result() for one in started]
+
         for batch in batches:
             if len(waiting) == queued:
-                end(*waiting.popleft())
-            check()
-            longest = max(max_lengths[n] for n in batch)
-            exponent = 0.0 if is_flat else _exponent(penalty, longest)
+                yield first()
+            asked.check()
+            longest = max(asked.max_lengths[n] for n in batch)
+            n_finished = asked.n_finished
             started = translator.translate_batch(
-                [self._source(sources[n]) for n in batch],
-                None if prefixes is None else [self._target(prefixes[n]) for n in batch],
+                [self._source(asked.sources[n]) for n in batch],
+                None if asked.prefixes is None else [self._target(asked.prefixes[n]) for n in batch],
                 asynchronous=True,
-                beam_size=beam_size,
-                num_hypotheses=n_best if is_flat else beam_size,
-                length_penalty=exponent,
+                beam_size=asked.beam_size,
+                patience=n_finished / asked.beam_size,
+                num_hypotheses=asked.n_best if asked.is_flat else n_finished,
+                length_penalty=asked.exponent(longest),
                 max_input_length=0,
                 min_decoding_length=0,
                 max_decoding_length=longest,
                 return_scores=True,
                 return_end_token=True,
             )
-            waiting.append((batch, started, exponent))
+            waiting.append((batch, longest, started))
         while waiting:
-            end(*waiting.popleft())
-        return [results[n] for n in range(len(sources))]
+            yield first()
 
-    def _candidates(
-        self, texts: Sequence[list[str]], scores: Sequence[float], exponent: float, *, max_length: int
-    ) -> list[Hypothesis]:
-        """What CTranslate2 found of a source, but for what our search would not have given as finished."""
-        candidates = []
-        for pieces, score in zip(texts, scores, strict=True):
+    def _found(self, translator: Any, asked: "_Asked", n: int, answer: Any, *, longest: int) -> list[Hypothesis]:
+        """What CTranslate2 has found of a source and our search would give, the best first; the unfinished last.
+
+        It has cut hypotheses at the maximum length of the batch. They are ours where that is the source's own. In
+        greedy search, so is their beginning, as any hypothesis is the only one.
+        """
+        max_length = asked.max_lengths[n]
+        exponent = asked.exponent(longest)
+        has_all_log_probs = not (asked.prefixes is not None and asked.prefixes[n])
+        found = []
+        for pieces, score in zip(answer.hypotheses, answer.scores, strict=True):
             ids = [self._ids[piece] for piece in pieces]
-            is_ours = ids[-1:] == [EOS] and len(ids) <= max_length and PAD not in ids and BOS not in ids
+            is_shortened = len(ids) > max_length
+            if is_shortened:
+                if asked.beam_size > 1:
+                    continue
+                ids = ids[:max_length]
+                has_all_log_probs = False
+            finished = ids[-1:] == [EOS]
+            is_ours = (finished or len(ids) == max_length) and PAD not in ids and BOS not in ids
             if is_ours:
-                candidates.append(Hypothesis(ids[:-1], score * len(ids) ** exponent, finished=True))
-        return candidates
+                tokens = ids[:-1] if finished else ids
+                found.append(Hypothesis(tokens, score * len(pieces) ** exponent, finished))
+        if found and not has_all_log_probs:
+            found = self._with_log_probs(translator, asked.sources[n], found)
+        found.sort(key=lambda one: (not one.finished, -one.score(asked.penalty)))  # stable
+        return found
 
     def _with_log_probs(self, translator: Any, source: list[int], found: list[Hypothesis]) -> list[Hypothesis]:
         """The same hypotheses with the log-probabilities of all their pieces: CTranslate2 counts none of a prefix."""
-        if not found:
-            return []
         targets = [self._target(hypothesis.tokens) for hypothesis in found]
-        scored = translator.score_batch([self._source(source)] * len(found), targets)
+        scored = translator.score_batch([self._source(source)] * len(found), targets, max_input_length=0)
         return [
-            Hypothesis(hypothesis.tokens, sum(one.log_probs), finished=True)
+            Hypothesis(hypothesis.tokens, sum(one.log_probs[: hypothesis.length]), hypothesis.finished)
             for hypothesis, one in zip(found, scored, strict=True)
         ]
 
@@ -183,15 +223,54 @@ class Searcher:
             raise InputError(f"search.engine=ctranslate2: {error}: set search.engine=torch") from error
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What is searched for: see `Searcher.hypotheses`."""
+
+    sources: Sequence[list[int]]
+    max_lengths: Sequence[int]
+    prefixes: Sequence[list[int]] | None
+    beam_size: int
+    n_best: int
+    penalty: Callable[[int], float]
+    check: Callable[[], None]
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether there is no length penalty."""
+        return self.penalty(1) == self.penalty(max(self.max_lengths, default=1))
+
+    @property
+    def n_finished(self) -> int:
+        """How many finished hypotheses end the search of a sentence."""
+        return self.beam_size + self.beam_size // 2
+
+    def exponent(self, longest: int) -> float:
+        """The b for which length^b grows at half this length as the penalty does, in proportion: see `exponent_near`.
+
+        It decides only which hypotheses are left out, where there are more than `n_finished`.
+        """
+        if self.is_flat:
+            return 0.0
+        middle = max(2, longest // 2)
+        return middle * (self.penalty(middle + 1) - self.penalty(middle - 1)) / (2 * self.penalty(middle))
+
+    def may_be_beaten(self, n: int, found: list[Hypothesis], answer: Any, *, longest: int) -> bool:
+        """Whether a hypothesis that was live at the end of a search may still win, by what the last finished one has.
+
+        A live hypothesis is taken to have that log-probability, and to lose LOSS_OF_A_PIECE b with each further piece.
+        """
+        max_length = self.max_lengths[n]
+        has_ended = max(map(len, answer.hypotheses)) >= max_length  # nothing was live
+        if self.beam_size == 1 or self.is_flat or has_ended:
+            return False
+        last = max(found, key=lambda one: (one.length, one.log_prob))
+        loss = LOSS_OF_A_PIECE * self.exponent(longest)
+        best = found[0].score(self.penalty)
+        lengths = range(last.length + 1, max_length + 1)
+        return any(last.log_prob - loss * (length - last.length) > best * self.penalty(length) for length in lengths)
+
+
 def temporary_folder() -> Path:
     """A new one, for a searcher that removes it. Raises OSError."""
     return Path(mkdtemp(prefix="transformer-engine-"))
-
-
-def _exponent(penalty: Callable[[int], float], length: int) -> float:
-    """The b for which length^b grows at half this length as the penalty does, in proportion: see `exponent_near`.
-
-    It decides only which of more hypotheses than the beam is wide are left out.
-    """
-    middle = max(2, length // 2)
-    return middle * (penalty(middle + 1) - penalty(middle - 1)) / (2 * penalty(middle))
