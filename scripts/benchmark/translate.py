@@ -3,9 +3,10 @@
     python scripts/benchmark/translate.py --peers-python peers/bin/python --output out.json
 
 Contenders: `ours` is the package's translator as `transformer translate` uses it, which makes its own batches;
-`ours_in_batches` is the same in the batches of the others; `ct2` is CTranslate2 with as many workers as threads, of one
-thread each, `ct2_threads` with one worker of all threads; `hf` is generate() of Hugging Face's MarianMTModel. Peers
-live in an environment of their own, and are left out without --peers-python:
+`ours_in_batches` is the same in the batches of the others; `engine` is `ours` with search.engine=ctranslate2; `ct2` is
+CTranslate2 with as many workers as threads, of one thread each, `ct2_threads` with one worker of all threads; `hf` is
+generate() of Hugging Face's MarianMTModel. Peers live in an environment of their own, and are left out without
+--peers-python (and `engine` without our `pip install -e '.[export]'`):
 
     python -m venv peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install transformers ctranslate2
 
@@ -26,6 +27,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -71,7 +73,7 @@ SIZES = {
     "small": Shape(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
     "base": Shape(n_layers=6, d_model=512, d_ff=2048, n_heads=8),
 }
-OURS = ("ours", "ours_in_batches")
+OURS = ("ours", "ours_in_batches", "engine")
 WORDS_ALONE = 25  # of the sentence that is translated alone
 MUST_AGREE = 0.95  # of the translations in fp32
 LEAST_LIKELY = -20.0  # the logit of PAD, BOS and EOS, where others are about normal
@@ -154,6 +156,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.peers_python is None:
         args.peers = [peer for peer in args.peers if peer in OURS]
+    if find_spec("ctranslate2") is None:
+        args.peers = [peer for peer in args.peers if peer != "engine"]
     if not args.peers:
         parser.error("these contenders need --peers-python")
     return args

@@ -1,7 +1,7 @@
 """The contenders of translate.py: one process each, which builds its model and then translates when the parent asks.
 
-Nothing of the package is imported, but in `ours`. The first request is a Spec, answered by what was built; each other
-one is the name of some sentences, "many" or "alone", answered by the translations and the seconds they took.
+Nothing of the package is imported, but in `ours` and `engine`. The first request is a Spec, answered by what was built;
+each other one is the name of some sentences, "many" or "alone", answered by the translations and the seconds they took.
 """
 
 import json
@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from answering import Request, answer
 from weights import as_ctranslate2, read_weights
 
 PAD, BOS, EOS = 0, 2, 3
 NO_LIMIT = 1 << 30
+EngineType = Literal["float32", "int8"]
+CTRANSLATE2_TYPES: dict[str, EngineType] = {"fp32": "float32", "bf16": "int8"}  # it has no bf16 on a CPU
 
 Pieces = list[int]  # of a sentence, without EOS
 Translate = Callable[[], list[Pieces]]
@@ -62,8 +64,13 @@ def ours_in_batches(spec: Spec) -> Contender:
     return _ours(spec, batch=spec.batch)
 
 
-def _ours(spec: Spec, *, batch: int | None) -> Contender:
-    """The translator of a run; `batch` sentences at a time, or all that there are."""
+def engine(spec: Spec) -> Contender:
+    """The package with search.engine=ctranslate2, in the type of CTranslate2."""
+    return _ours(spec, batch=None, engine_type=CTRANSLATE2_TYPES[spec.precision])
+
+
+def _ours(spec: Spec, *, batch: int | None, engine_type: EngineType | None = None) -> Contender:
+    """The translator of a run; `batch` sentences at a time, or all that there are; with an engine of some type."""
     import torch
 
     import transformer
@@ -72,8 +79,10 @@ def _ours(spec: Spec, *, batch: int | None) -> Contender:
     translator = transformer.load(
         spec.run_dir,
         device="cpu",
-        precision="bf16" if spec.precision == "bf16" else "fp32",
+        precision="bf16" if spec.precision == "bf16" and engine_type is None else "fp32",
         beam_size=spec.beam_size,
+        engine=None if engine_type is None else "ctranslate2",
+        engine_type=engine_type,
         batch_tokens=None if batch is None else NO_LIMIT,
     )
     model = translator.model
@@ -89,7 +98,7 @@ def _ours(spec: Spec, *, batch: int | None) -> Contender:
     def translate(sources: list[Pieces]) -> list[Pieces]:
         return [best.tokens for [best] in translator.hypotheses(sources, n_best=1)]
 
-    return Contender(spec.precision, {"threads": spec.threads}, {"torch": torch.__version__}, ready)
+    return Contender(engine_type or spec.precision, {"threads": spec.threads}, {"torch": torch.__version__}, ready)
 
 
 def ct2(spec: Spec) -> Contender:
@@ -105,7 +114,7 @@ def ct2_threads(spec: Spec) -> Contender:
 def _ct2(spec: Spec, *, workers: int, threads: int) -> Contender:
     import ctranslate2
 
-    arithmetic = {"fp32": "float32", "bf16": "int8"}[spec.precision]
+    arithmetic = CTRANSLATE2_TYPES[spec.precision]
     with TemporaryDirectory() as folder:
         save_ctranslate2(spec, folder)
         translator = ctranslate2.Translator(
@@ -190,6 +199,7 @@ def in_batches(sources: list[Pieces], size: int, translate: Callable[[list[Piece
 CONTENDERS: dict[str, Callable[[Spec], Contender]] = {
     "ours": ours,
     "ours_in_batches": ours_in_batches,
+    "engine": engine,
     "ct2": ct2,
     "ct2_threads": ct2_threads,
     "hf": hf,

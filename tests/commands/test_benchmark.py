@@ -23,7 +23,7 @@ from transformer.model.transformer import Transformer
 
 FOLDER = ROOT / "scripts" / "benchmark"
 PROGRAMS = (
-    *("checkpoint", "decode", "gpu", "growth", "hours", "loader", "micro", "neighbours", "predict"),
+    *("checkpoint", "decode", "engine", "gpu", "growth", "hours", "loader", "micro", "neighbours", "predict"),
     *("prepare", "rehearse", "safeguards", "startup", "steps", "train", "translate", "variants"),
 )
 

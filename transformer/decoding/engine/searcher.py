@@ -58,7 +58,7 @@ class Searcher:
         self.version = version()
         self.quantization = quantization
         self.vocabularies = vocabularies
-        self._folder = folder
+        self.folder = folder
         self._device = device
         self._files = files
         self._ids = {piece: index for index, piece in enumerate(vocabularies.target)}
@@ -136,14 +136,14 @@ class Searcher:
                 yield first()
             asked.check()
             longest = max(asked.max_lengths[n] for n in batch)
-            n_finished = asked.n_finished
+            finished = n_finished(asked.beam_size)
             started = translator.translate_batch(
                 [self._source(asked.sources[n]) for n in batch],
                 None if asked.prefixes is None else [self._target(asked.prefixes[n]) for n in batch],
                 asynchronous=True,
                 beam_size=asked.beam_size,
-                patience=n_finished / asked.beam_size,
-                num_hypotheses=asked.n_best if asked.is_flat else n_finished,
+                patience=finished / asked.beam_size,
+                num_hypotheses=asked.n_best if asked.is_flat else finished,
                 length_penalty=asked.exponent(longest),
                 max_input_length=0,
                 min_decoding_length=0,
@@ -215,7 +215,7 @@ class Searcher:
         return torch.get_num_threads() if self._device.type == "cpu" else 1
 
     def _open(self, *, workers: int, threads: int) -> Any:
-        files = self._files or read_engine(self._folder)
+        files = self._files or read_engine(self.folder)
         self._files = None
         try:
             return open_translator(files, device=self._device, workers=workers, threads=threads)
@@ -239,11 +239,6 @@ class _Asked:
     def is_flat(self) -> bool:
         """Whether there is no length penalty."""
         return self.penalty(1) == self.penalty(max(self.max_lengths, default=1))
-
-    @property
-    def n_finished(self) -> int:
-        """How many finished hypotheses end the search of a sentence."""
-        return self.beam_size + self.beam_size // 2
 
     def exponent(self, longest: int) -> float:
         """The b for which length^b grows at half this length as the penalty does, in proportion: see `exponent_near`.
@@ -269,6 +264,11 @@ class _Asked:
         best = found[0].score(self.penalty)
         lengths = range(last.length + 1, max_length + 1)
         return any(last.log_prob - loss * (length - last.length) > best * self.penalty(length) for length in lengths)
+
+
+def n_finished(beam_size: int) -> int:
+    """How many finished hypotheses end the search of a sentence."""
+    return beam_size + beam_size // 2
 
 
 def temporary_folder() -> Path:
