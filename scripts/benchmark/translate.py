@@ -91,6 +91,7 @@ class Result:
     versions: dict[str, str]
     target_tokens: int  # of the best hypotheses of a turn
     seconds: list[float]  # of each round, for all sentences
+    cpu_seconds: list[float]  # of each round, for all sentences, by all threads
     seconds_alone: list[float]  # of each round, for one sentence: the median of some
     agreement: float  # the share of the translations that are those of `ours`, or of whoever is first
 
@@ -292,19 +293,20 @@ def race(args: argparse.Namespace, spec: Spec, *, size: str) -> list[Result]:
             peer=worker.peer,
             **facts,
             target_tokens=sum(map(len, many["translations"])),
-            seconds=[seconds for seconds, _ in rounds],
-            seconds_alone=[alone for _, alone in rounds],
+            seconds=[seconds for seconds, _, _ in rounds],
+            cpu_seconds=[cpu_seconds for _, cpu_seconds, _ in rounds],
+            seconds_alone=[alone for _, _, alone in rounds],
             agreement=float(np.mean([own == other for own, other in zip(translations, first, strict=True)])),
         )
         results.append(result)
     return results
 
 
-def take(worker: Worker, repeats: int) -> tuple[float, float]:
-    """A turn: the seconds for all sentences, and for one alone, the median of some."""
-    seconds = worker.ask("many")["seconds"]
+def take(worker: Worker, repeats: int) -> tuple[float, float, float]:
+    """A turn: the seconds and CPU seconds for all sentences, and the seconds for one alone, the median of some."""
+    many = worker.ask("many")
     alone = [worker.ask("alone")["seconds"] for _ in range(repeats)]
-    return seconds, float(np.median(alone))
+    return many["seconds"], many["cpu_seconds"], float(np.median(alone))
 
 
 def check_lengths(peer: str, translations: list[Pieces], length: int) -> None:
@@ -319,6 +321,7 @@ def check_lengths(peer: str, translations: list[Pieces], length: int) -> None:
 
 def page(facts: dict[str, Any], results: list[Result]) -> Iterator[str]:
     """The report, in Markdown."""
+    first = results[0].peer
     versions = sorted({f"{name} {text}" for result in results for name, text in result.versions.items()})
     yield f"`{facts['command']}`"
     yield ""
@@ -332,23 +335,26 @@ def page(facts: dict[str, Any], results: list[Result]) -> Iterator[str]:
     yield ""
     yield (
         "Speed is target tokens of the best hypothesis a second; the ratio is formed within each round, then its "
-        f"median and range. Alone: a sentence of {facts['alone']['words']} words by itself, its translation "
-        f"{facts['alone']['length']} tokens long, and how many times the contender's time `ours` takes; "
+        "median and range; by CPU time, it tells more on a machine that others use, too. Alone: a sentence of "
+        f"{facts['alone']['words']} words by itself, its translation {facts['alone']['length']} tokens long, and how "
+        f"many times the contender's time `{first}` takes; "
         "a contender of several workers has it in one of them, on no more threads than that one has. Agreement: "
         "translations that are those of the first contender, piece by piece."
     )
     yield ""
-    columns = ["size", "computes in", "contender", "ours / this", "range", "tokens/s", "range"]
-    columns += ["alone: time of ours / this", "range", "alone, ms", "range", "agreement"]
+    columns = ["size", "computes in", "contender", f"{first} / this", "range", "by CPU time", "tokens/s", "range"]
+    columns += [f"alone: time of {first} / this", "range", "alone, ms", "range", "agreement"]
     yield row(columns)
-    yield rule(3, 9)
+    yield rule(3, 10)
     for result in results:
         setting = (result.size, result.precision)
-        ours = [r for r in results if r.peer == "ours" and r is not result and (r.size, r.precision) == setting]
+        ours = [r for r in results if r.peer == first and r is not result and (r.size, r.precision) == setting]
         speeds = [ratio for own in ours for ratio in ratios(own.speeds, result.speeds)]
         times = [ratio for own in ours for ratio in ratios(own.seconds_alone, result.seconds_alone)]
         cells = [result.size, result.arithmetic, result.peer]
-        cells += [*spread(speeds, ".2f"), *spread(result.speeds, ",.0f"), *spread(times, ".2f")]
+        by_cpu = [ratio for own in ours for ratio in ratios(result.cpu_seconds, own.cpu_seconds)]
+        cells += [*spread(speeds, ".2f"), spread(by_cpu, ".2f")[0]]
+        cells += [*spread(result.speeds, ",.0f"), *spread(times, ".2f")]
         cells += [*spread([1e3 * seconds for seconds in result.seconds_alone], ",.1f"), f"{result.agreement:.1%}"]
         yield row(cells)
     yield ""
