@@ -96,7 +96,8 @@ def _ours(spec: Spec, *, batch: int | None, engine_type: EngineType | None = Non
         return turn
 
     def translate(sources: list[Pieces]) -> list[Pieces]:
-        return [best.tokens for [best] in translator.hypotheses(sources, n_best=1)]
+        # Sources may be longer than the positions that are left to translations, so nothing may look at their lengths.
+        return [best.tokens for [best] in translator.batches.hypotheses(sources, n_best=1)]
 
     return Contender(engine_type or spec.precision, {"threads": spec.threads}, {"torch": torch.__version__}, ready)
 
