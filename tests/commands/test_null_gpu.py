@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.corpora import metrics_of, read, results_of, steps_of
-from support.null_gpu import PYTHON, Ended, on_null_gpu, train_on_null_gpu
+from support.null_gpu import PYTHON, Ended, caches_of, on_null_gpu, train_on_null_gpu
 from support.paths import ROOT
 
 pytestmark = [
@@ -88,6 +88,16 @@ def test_train_demo_compiled_is_one_graph(compiled: tuple[Path, Ended]) -> None:
     assert dynamo["stats"]["unique_graphs"] == 1
     assert dynamo["graph_break"] == {}
     assert dynamo.get("recompiles", {}) == {}
+
+
+def test_train_compiled_does_not_compile_again(compiled: tuple[Path, Ended], tmp_path: Path) -> None:
+    """Another run, as a job that is requeued: it finds code and kernels in the user's cache."""
+    known = set(caches_of(compiled[0]).rglob("*.cubin"))
+    assert known
+    done = train_on_null_gpu(tmp_path, *SHORT, "train.average=2", "train.compile=true")
+    assert done.report["dynamo"]["aot_autograd"].get("autograd_cache_hit") == 1
+    assert "fxgraph_cache_miss" not in done.report["dynamo"]["inductor"]
+    assert set(caches_of(tmp_path).rglob("*.cubin")) == known
 
 
 def test_train_step_launches_no_more_than_before(eager: tuple[Path, Ended], compiled: tuple[Path, Ended]) -> None:

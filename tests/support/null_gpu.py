@@ -12,6 +12,7 @@ from support.paths import ROOT
 
 PYTHON = os.environ.get("TRANSFORMER_NULL_GPU_PYTHON")
 RUN = ROOT / "scripts" / "null_gpu" / "run.sh"
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 @dataclass(frozen=True)
@@ -29,22 +30,25 @@ class Ended:
         return [{kind: after[kind] - before.get(kind, 0) for kind in after} for before, after in pairwise(updates)]
 
 
+def caches_of(folder: Path) -> Path:
+    """Where commands in `folder` and beside it keep what they compile: each test finds that of the others."""
+    return folder.parent / "null_gpu_caches"
+
+
 def on_null_gpu(folder: Path, *command: str, text: str = "", **environment: str) -> Ended:
     """Run a command in `folder`, on the card that variables such as NULL_GPU_CAPABILITY describe."""
     report = folder / "null_gpu_report.json"
     report.unlink(missing_ok=True)
-    caches = folder.parent / "null_gpu_caches"  # of what was compiled, for the next test
     names = {
         "NULL_GPU_REPORT": str(report),
         "OMP_NUM_THREADS": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "XDG_CACHE_HOME": str(caches_of(folder)),
     }
     done = subprocess.run(
         [str(RUN), *command],
         cwd=folder,
-        env=os.environ | names | environment,
+        env={name: value for name, value in os.environ.items() if name not in CACHES} | names | environment,
         input=text,
         capture_output=True,
         text=True,
