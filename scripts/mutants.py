@@ -518,8 +518,8 @@ FOUND = (
     Mutant(
         "what a kill left of translations is not cleared",
         "run_dir.py",
-        "for folder in (run.path, run.checkpoints, run.hypotheses):",
-        "for folder in (run.path, run.checkpoints):",
+        "for folder in (run.path, run.checkpoints, run.hypotheses, run.judges):",
+        "for folder in (run.path, run.checkpoints, run.judges):",
         "faults/test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[translations]",
     ),
     Mutant(

@@ -67,8 +67,9 @@ def write_corpus(folder: Path, seed: int = 0) -> DataConfig:
     draw, seen, sets = random.Random(seed), set[tuple[int, ...]](), {}
     for name, count in SIZES.items():
         pairs: list[tuple[str, str]] = []
+        longest = 10 if name == "train" else 6  # a search makes as many steps as its longest source has pieces
         while len(pairs) < count:
-            digits = tuple(draw.randrange(10) for _ in range(draw.randrange(4, 10)))
+            digits = tuple(draw.randrange(10) for _ in range(draw.randrange(4, longest)))
             if digits not in seen:
                 seen.add(digits)
                 pairs.append(spell(digits))

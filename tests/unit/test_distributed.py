@@ -70,10 +70,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow  # test_elastic.py has one schedule of each in every run of the tests
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-@pytest.mark.parametrize(
-    "sizes", [(2, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in ((4, 2), (2, 3), (1, 4)))]
-)
+@pytest.mark.parametrize("sizes", [(2, 1), (4, 2), (2, 3), (1, 4)])
 def test_train_goes_on_with_other_ranks(
     tmp_path: Path, corpus: DataConfig, sizes: tuple[int, int], recipe: dict[str, Any]
 ) -> None:

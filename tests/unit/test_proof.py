@@ -287,6 +287,7 @@ def sound(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
     return graph.forward
 
 
+@pytest.mark.fake_gpu
 @pytest.mark.parametrize(
     ("backend", "is_kept", "said"),
     [("failing", False, "undefined symbol"), ("doubling", False, "the loss is "), ("sound", True, "")],
@@ -310,6 +311,7 @@ def test_proof_leaves_a_compiler_that_fails(
         assert losses(folder) == losses(plain)
 
 
+@pytest.mark.fake_gpu
 def test_proof_of_a_compiled_step_that_does_not_fit_names_the_key(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
