@@ -200,16 +200,27 @@ def unsynchronised(module: nn.Module) -> AbstractContextManager[None]:
 
 def is_rank0() -> bool:
     """Whether this is the first of the processes that torchrun started, or the only one."""
-    return _world_size() == 1 or os.environ.get("RANK", "0") == "0"
+    return world_size() == 1 or os.environ.get("RANK", "0") == "0"
 
 
-def _world_size() -> int:
+def world_size() -> int:
+    """How many processes torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_device(device: torch.device) -> torch.device:
     """The GPU of this rank, where GPUs are used."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device.type == "cuda" else device
+
+
+def choose_local_device(device: torch.device) -> None:
+    """Compute on the GPU of this rank, where GPUs are used. Raises InputError where there are more ranks than GPUs."""
+    if device.type == "cuda":
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        gpus = torch.cuda.device_count()
+        if ranks > gpus:
+            raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")
+        torch.cuda.set_device(local_device(device))
 
 
 @contextmanager
@@ -220,17 +231,11 @@ def join_world(device: torch.device) -> Iterator[World]:
     that leaves the block names the rank that failed or does not answer, where that can be known.
     """
     with ending_with_launcher():
-        if _world_size() == 1:
+        if world_size() == 1:
             yield World(0, 1, {})
             return
 
-        # A GPU for each rank of this machine.
-        if device.type == "cuda":
-            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            gpus = torch.cuda.device_count()
-            if ranks > gpus:
-                raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")
-            torch.cuda.set_device(local_device(device))
+        choose_local_device(device)
 
         # The ranks find each other, and make the groups that messages travel in.
         with meeting_in_time(), _meeting():

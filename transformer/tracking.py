@@ -252,6 +252,12 @@ def progress_bar(total: int | None, step: int, *, unit: str, shown: bool) -> Ite
         yield bar
 
 
+def rate_and_rest(count: int, rest: int, *, seconds: float) -> tuple[str, str]:
+    """How many are done a second, and the time that the rest needs at this pace, as a bar writes them."""
+    rate = count / max(seconds, 1e-9)
+    return f"{rate:.1f}", tqdm.format_interval(rest / rate) if rate else "?"
+
+
 def _has_size() -> bool:
     """Whether the terminal has a size: those of some containers have none, and there tqdm would show no bar."""
     try:

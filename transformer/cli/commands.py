@@ -144,7 +144,12 @@ def _translate(job: TranslateJob) -> None:
         from transformer.evaluation.risk import least_risk
 
         choose = least_risk(job)
-    translate(job, sys.stdin.buffer, sys.stdout.buffer, choose=choose)
+    if sys.stdin is not None:
+        translate(job, sys.stdin.buffer, sys.stdout.buffer, choose=choose)
+    elif job.input is not None:
+        translate(job, io.BytesIO(), sys.stdout.buffer, choose=choose)  # the file of the job is translated
+    else:
+        raise InputError("standard input is closed: there is nothing to translate")
 
 
 def _score(job: ScoreJob) -> None:
@@ -306,10 +311,11 @@ COMMANDS = {
     "translate": Command(
         TranslateJob,
         _translate,
-        "translate standard input to standard output, line for line",
+        "translate standard input to standard output, or a file to a file, line for line",
         (
             "transformer translate run_dir=runs/mine < in.txt > out.txt",
             "transformer translate run_dir=runs/mine n_best=4 format=jsonl < in.txt > out.jsonl",
+            "transformer translate run_dir=runs/mine input=news.en.gz output=news.de.gz",
         ),
     ),
     "score": Command(

@@ -154,8 +154,6 @@ def _enter(command: str, arguments: list[str]) -> None:
     if command not in COMMANDS:
         meant = did_you_mean(command, [*COMMANDS, *PROGRAM_FLAGS])
         raise InputError(f"unknown command {command!r}{meant}; `transformer --help` lists them")
-    if command == "translate" and sys.stdin is None:
-        raise InputError("standard input is closed: there is nothing to translate")
 
     parsed = parse_arguments(command, arguments)
     if parsed.wants_help:

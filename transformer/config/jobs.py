@@ -135,6 +135,14 @@ class DecodeJob(Job):
 class TranslateJob(DecodeJob):
     """`transformer translate`."""
 
+    input: str | None = option(
+        None, "a file to translate, plain or compressed, instead of standard input; with output, several ranks share it"
+    )
+    output: str | None = option(
+        None,
+        "the file to write, compressed by its name (.gz, .zst, ...): complete or not there, and the same command goes "
+        "on where it was stopped (null: standard output)",
+    )
     strict: bool = option(
         False,
         "refuse a line that is too long for the model, or not UTF-8, instead of truncating it or replacing bad bytes",
@@ -176,6 +184,10 @@ class TranslateJob(DecodeJob):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_tag("tag", self.tag)
+        require(
+            self.output is None or self.input is not None,
+            f"output={self.output} needs input=FILE: standard input cannot be read again after a kill",
+        )
         at_least(self, "", 1, "n_best")
         at_least(self, "", 2, "candidates")
         at_most(self, "", MOST_BEAM, "n_best", "candidates")
@@ -215,6 +227,11 @@ class ScoreJob(DecodeJob):
         "a file of sources, plain or compressed, one a line (null: standard input, with the targets)",
     )
     tgt: str | None = option(None, "their translations, line for line (null: standard input, `source TAB target`)")
+    output: str | None = option(
+        None,
+        "the file to write, compressed by its name (.gz, .zst, ...): complete or not there, and the same command goes "
+        "on where it was stopped (null: standard output)",
+    )
     ensemble: list[str] = option([], "other runs with the same tokenizer: average the probabilities of all models")
     tag: str | None = option(
         None, "a word in front of each source, such as <2de> where a run has several languages (null: none)"
@@ -230,6 +247,10 @@ class ScoreJob(DecodeJob):
         super().__post_init__()
         check_tag("tag", self.tag)
         require((self.src is None) == (self.tgt is None), "src and tgt belong together: set both, or neither")
+        require(
+            self.output is None or self.src is not None,
+            f"output={self.output} needs src=FILE and tgt=FILE: standard input cannot be read again after a kill",
+        )
         require(not self.pieces or self.format is LineFormat.jsonl, "pieces=true needs format=jsonl")
         for name in ("beam_size", "max_extra", "engine", "engine_type"):
             value = getattr(self.search, name)

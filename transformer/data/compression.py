@@ -1,4 +1,4 @@
-"""Compressed files, known by their suffix: what they hold, streamed, and checked to their end.
+"""Compressed files, known by their suffix: what they hold, streamed, and checked to their end; and how to write one.
 
 A compressed file may be several end to end, as parallel compressors write it. One that is cut, damaged, or followed by
 something else is never taken for a shorter one, as the standard library takes `.bz2` and `.xz`.
@@ -58,6 +58,26 @@ def open_bytes(path: Path, buffer_size: int) -> io.BufferedReader:
             return io.BufferedReader(pyarrow.CompressedInputStream(path.open("rb"), "zstd"), buffer_size)
         case _:
             return path.open("rb")
+
+
+def compress(data: bytes, suffix: str) -> bytes:
+    """A compressed file of this suffix that holds `data`; the data as they are where it is no suffix of these.
+
+    Such files end to end are one that holds the data end to end. The same data give the same file.
+    """
+    match suffix:
+        case ".gz":
+            return gzip.compress(data, mtime=0)
+        case ".bz2":
+            return bz2.compress(data)
+        case ".xz":
+            return lzma.compress(data)
+        case ".zst":
+            import pyarrow
+
+            return bytes(pyarrow.compress(data, codec="zstd", asbytes=True))
+        case _:
+            return data
 
 
 def _xz_decompressor() -> lzma.LZMADecompressor:

@@ -38,7 +38,7 @@ from transformer.decoding.proof import in_way, known_way, prove_search
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, check_size, load_parameters
-from transformer.run_dir import RunDir
+from transformer.run_dir import RunDir, tensor_file
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,11 @@ def load_translator(
         other = build_translator(
             other_dir, other_checkpoint, search=search, device=device, precision=translator.precision
         )
-        translator = replace(translator, batches=translator.batches.joined(other.batches))
+        translator = replace(
+            translator,
+            batches=translator.batches.joined(other.batches),
+            weights=[*translator.weights, *other.weights],
+        )
     return translator
 
 
@@ -205,7 +209,9 @@ def build_translator(
         if torch_device.type == "cuda":
             way = known_way(run, torch_device)
             batches = prove_search(batches)[0] if way is None else in_way(batches, way)
-    translator = Translator(tokenizers, batches, tags=checkpoint.settings("data", DataConfig).required_tags())
+    weights = checkpoint.manifest.files[tensor_file(checkpoint.weights_name)].sha256
+    tags = checkpoint.settings("data", DataConfig).required_tags()
+    translator = Translator(tokenizers, batches, tags=tags, weights=[weights])
     return translator if settings.engine is Engine.torch else with_engine(translator, run, checkpoint)
 
 

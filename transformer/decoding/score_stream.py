@@ -6,8 +6,8 @@ the score would be that of another sentence.
 
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from contextlib import closing, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -16,9 +16,10 @@ import torch
 
 from transformer.config.jobs import ScoreJob
 from transformer.data.corpus import LONGEST_LINE, Pair, read_pairs, with_tag
+from transformer.decoding.bulk import Text, choose_device, in_bulk, is_file, settings_of
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import format_log_probs
-from transformer.decoding.stream import read_blocks, throughput, warn_of_missing_tag
+from transformer.decoding.stream import Output, Tally, read_blocks, stream, warn_of_missing_tag
 from transformer.errors import InputError
 from transformer.loss import perplexity
 from transformer.machine import resolve_threads
@@ -27,61 +28,96 @@ log = logging.getLogger(__name__)
 
 BLOCK = 2_000  # pairs of files that are scored together, before anything is written
 STDIN = "standard input"
+UNIT = "pair"
 
 
 def run(job: ScoreJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     """Score until the pairs end, flushing after each block, and log the perplexity of all.
 
+    From files to a file, blocks are kept, and the same command goes on where it was killed: see `bulk`.
+
     Raises InputError where there is no model, where a file cannot be read or has another number of lines, for a row
-    that is no pair, text that is not UTF-8, and a side that is longer than the model has positions for.
+    that is no pair, text that is not UTF-8, and a side that is longer than the model has positions for; Stopped where a
+    signal comes and blocks are kept.
     """
+    choose_device(job)
     torch.set_num_threads(resolve_threads(job.threads))
-    translator = load_for(job)
-    origins = (str(job.src or STDIN), str(job.tgt or STDIN))
+    work = _Work(job)
 
-    line = 1  # of the next pair
-    total = 0.0  # log-probability
-    length = 0  # target pieces
-    n_blank = 0
-    is_warned = job.tag is not None
-    with throughput("pair", stdin, stdout) as advance:
-        for pairs in _blocks(job, stdin):
-            sources = [with_tag(source, job.tag) for source, _ in pairs]
-            is_warned = is_warned or warn_of_missing_tag(sources, translator.tags, first_line=line, key="tag")
-            targets = [target for _, target in pairs]
-            results = translator.score(sources, targets, first_line=line, origins=origins)
-            stdout.write(format_log_probs(results, job.format, first_line=line, by_piece=job.pieces).encode("utf-8"))
-            stdout.flush()
+    tally: Tally | None
+    if job.src is None or job.tgt is None:
+        is_dialogue = stdin.isatty() or stdout.isatty()
+        tally = stream(_rows(stdin), work, stdout, unit=UNIT, is_dialogue=is_dialogue)
+    elif job.output is None or not is_file(job.output):
+        with nullcontext(stdout) if job.output is None else open(job.output, "wb") as file:
+            tally = stream(_pairs(job.src, job.tgt), work, file, unit=UNIT, is_dialogue=file.isatty())
+    else:
+        source, target = job.src, job.tgt
+        texts = {"src": Text.of(source, "src"), "tgt": Text.of(target, "tgt")}
+        tally = in_bulk(
+            lambda: _pairs(source, target),
+            work,
+            output=Path(job.output),
+            settings=settings_of(job, work.translator, texts),
+            texts=list(texts.values()),
+            unit=UNIT,
+        )
+    if tally is not None:
+        _log_perplexity(tally)
 
-            total += math.fsum(scored.log_prob for scored in results if scored.log_prob is not None)
-            length += sum(len(scored.pieces) for scored in results)
-            n_blank += sum(scored.log_prob is None for scored in results)
-            line += len(pairs)
-            advance(len(pairs))
 
-    left_out = f"; {n_blank} with a blank side have no score" if n_blank else ""
+class _Work:
+    """What is done with a block of pairs."""
+
+    def __init__(self, job: ScoreJob) -> None:
+        self._job = job
+        self._origins = (str(job.src or STDIN), str(job.tgt or STDIN))
+        self._is_warned = job.tag is not None
+        self.translator = load_for(job)
+
+    def __call__(self, pairs: list[Pair], line: int) -> Output:
+        """The lines of output for some pairs, the first of which is that of `line`."""
+        job = self._job
+        sources = [with_tag(source, job.tag) for source, _ in pairs]
+        self._is_warned = self._is_warned or warn_of_missing_tag(
+            sources, self.translator.tags, first_line=line, key="tag"
+        )
+        targets = [target for _, target in pairs]
+        results = self.translator.score(sources, targets, first_line=line, origins=self._origins)
+        tally = {
+            "pairs": sum(scored.log_prob is not None for scored in results),
+            "pairs with a blank side": sum(scored.log_prob is None for scored in results),
+            "pieces": sum(len(scored.pieces) for scored in results),
+            "log-probability": math.fsum(scored.log_prob for scored in results if scored.log_prob is not None),
+        }
+        return Output(format_log_probs(results, job.format, first_line=line, by_piece=job.pieces), tally)
+
+
+def _log_perplexity(tally: Tally) -> None:
+    total = tally.get("log-probability", 0.0)
+    length = tally.get("pieces", 0)
+    n_blank = tally.get("pairs with a blank side", 0)
     log.info(
         "%d pairs of %d target pieces (EOS counted): log-probability %.4f, perplexity %.4f%s",
-        line - 1 - n_blank,
+        tally.get("pairs", 0),
         length,
         total,
         perplexity(-total / max(length, 1)),
-        left_out,
+        f"; {n_blank} with a blank side have no score" if n_blank else "",
     )
 
 
-def _blocks(job: ScoreJob, stdin: BinaryIO) -> Iterator[list[Pair]]:
-    """The pairs, many at a time; never an empty block."""
-    # Rows of standard input, as they come.
-    if job.src is None or job.tgt is None:
-        line = 1
-        for rows in read_blocks(stdin):
-            yield [_pair(row, line + n) for n, row in enumerate(rows)]
-            line += len(rows)
-        return
+def _rows(stdin: BinaryIO) -> Iterator[list[Pair]]:
+    """The pairs of standard input, as they come."""
+    line = 1
+    for rows in read_blocks(getattr(stdin, "read1", stdin.read)):
+        yield [_pair(row, line + n) for n, row in enumerate(rows)]
+        line += len(rows)
 
-    # Lines of two files.
-    with closing(read_pairs(Path(job.src), Path(job.tgt))) as pairs:
+
+def _pairs(source: str, target: str) -> Generator[list[Pair], None, None]:
+    """The pairs of two files, many at a time."""
+    with closing(read_pairs(Path(source), Path(target))) as pairs:
         while block := list(islice(pairs, BLOCK)):
             yield block
 

@@ -1,6 +1,6 @@
 """Lines of several sentences: noticed where training had hardly any, or translated sentence by sentence.
 
-    lines -> LineCheck.add ... warn     what a run has not been trained for is said once
+    lines -> LineCheck.count ... warn   what a run has not been trained for is said once
     lines -> Sentences.split -> texts, a sentence each -> translations -> Sentences.join -> lines
 
 A model that was trained on single sentences often gives back one of several, and nothing in its output tells.
@@ -16,6 +16,7 @@ from transformer.config.languages import language_of
 from transformer.data.corpus import has_several_sentences
 from transformer.data.report import DataReport, read_report
 from transformer.data.tokenizer import Tokenizer
+from transformer.decoding.stream import Tally
 from transformer.errors import CheckpointError, InputError
 from transformer.run_dir import RunDir
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class LineCheck:
-    """Counts the lines that are unlike the sources that a run was trained on, and says so at the end.
+    """Counts the lines that are unlike the sources that a run was trained on, so that it can be said at the end.
 
     A run whose data.json is missing, or was written when these were not counted, has no opinion.
     """
@@ -34,35 +35,35 @@ class LineCheck:
     def __init__(self, run_dir: Path, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._report = _report_of(run_dir)
-        self._count = 0  # lines
-        self._several = 0  # that have several sentences
-        self._long = 0  # that have more pieces than nearly all training sources
 
-    def add(self, texts: Sequence[str]) -> None:
-        """Look at these lines."""
+    def count(self, texts: Sequence[str]) -> Tally:
+        """What there is of these lines: what all are to be judged by, once it is added up."""
         if self._report is None or self._report.lines is None:
-            return
+            return {}
         longest = self._report.lines.usual_pieces
-        self._count += len(texts)
-        self._several += sum(map(has_several_sentences, texts))
-        self._long += sum(len(ids) > longest for ids in self._tokenizer.encode(list(texts)))
+        return {
+            "lines": len(texts),
+            "of several sentences": sum(map(has_several_sentences, texts)),
+            "of more pieces than usual": sum(len(ids) > longest for ids in self._tokenizer.encode(list(texts))),
+        }
 
-    def warn(self, remedy: str) -> None:
+    def warn(self, tally: Tally, remedy: str) -> None:
         """Log how many of the lines the model was hardly trained for, if any, and what to do about it."""
-        if self._report is None or self._report.lines is None:
+        if self._report is None or self._report.lines is None or not tally:
             return
+        lines, several, long = tally["lines"], tally["of several sentences"], tally["of more pieces than usual"]
         usual = self._report.lines
         share = usual.several_sentences / max(1, self._report.pairs_kept)
 
         found = []
-        if self._several and share < HARDLY_EVER:
-            found.append(f"{self._several:,} have several sentences, as {share:.2%} of the training sources have")
-        if self._long:
-            found.append(f"{self._long:,} have more than {usual.usual_pieces} pieces, as hardly a training source has")
+        if several and share < HARDLY_EVER:
+            found.append(f"{several:,} have several sentences, as {share:.2%} of the training sources have")
+        if long:
+            found.append(f"{long:,} have more than {usual.usual_pieces} pieces, as hardly a training source has")
         if found:
             log.warning(
                 "of %s lines, %s: the model may translate a part of them alone: %s",
-                f"{self._count:,}",
+                f"{lines:,}",
                 ", and ".join(found),
                 remedy,
             )

@@ -1,11 +1,11 @@
-"""`transformer translate`: standard input to standard output, line for line, whatever the bytes.
+"""`transformer translate`: standard input to standard output, or a file to a file, line for line, whatever the bytes.
 
 Each line of the input gives one line of output, and the last one ends in a newline, too.
 """
 
 import logging
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -15,68 +15,107 @@ import torch
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import SAMPLES_TO_RERANK
 from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines, with_tag
+from transformer.decoding.bulk import Text, choose_device, in_bulk, is_file, read_file, settings_of
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
 from transformer.decoding.sentences import LineCheck, Sentences
-from transformer.decoding.stream import read_blocks, throughput, warn_of_missing_tag
+from transformer.decoding.stream import Output, Tally, read_blocks, stream, warn_of_missing_tag
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.machine import resolve_threads
 
-log = logging.getLogger(__name__)
-
+UNIT = "line"
 
 Choose = Callable[[Sequence[Translation]], list[Translation]]  # takes those of one line, gives the best first
+_Line = tuple[bytes, str]  # of the input, and the prefix of its translation
+
+log = logging.getLogger(__name__)
 
 
 def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO, *, choose: Choose | None = None) -> None:
     """Translate until the input ends, flushing after each block; BrokenPipeError is left to the caller.
 
-    `choose` is what a job with `rerank` compares the translations of a line by.
-    Lines that are unlike those that the run was trained on are counted, and the log says so at the end.
+    `choose` is what a job with `rerank` compares the translations of a line by. From a file to a file, blocks are kept,
+    and the same command goes on where it was killed: see `bulk`. Lines that are unlike those that the run was trained on are counted, and the log says so at the end.
 
     Raises InputError where there is no model, for settings that cannot be, for a line that is too long or not UTF-8
-    under `strict`, and for prefixes that are not as many as lines; CheckpointError where a run is damaged.
+    under `strict`, and for prefixes that are not as many as lines; CheckpointError where a run is damaged; Stopped
+    where a signal comes and blocks are kept.
     """
+    choose_device(job)
     torch.set_num_threads(resolve_threads(job.threads))
-    translator = load_for(job)
-    sentences = Sentences.of(Path(job.run_dir)) if job.split else None
-    line_check = LineCheck(Path(job.run_dir), translator.tokenizers.source)
-    _translate(
-        translator, job, [], None, line=1, choose=choose
-    )  # of nothing: an error in the settings shows before anything is read
-    if stdin.isatty():
-        log.info("ready: type a sentence; Ctrl-D ends")
+    work = _Work(job, choose)
 
-    is_warned = job.tag is not None
+    tally: Tally | None
+    if job.input is None:
+        if stdin.isatty():
+            log.info("ready: type a sentence; Ctrl-D ends")
+        blocks = _with_prefixes(read_blocks(getattr(stdin, "read1", stdin.read)), job.prefix)
+        tally = stream(blocks, work, stdout, unit=UNIT, is_dialogue=stdin.isatty() or stdout.isatty())
+    elif job.output is None or not is_file(job.output):
+        blocks = _with_prefixes(read_file(Path(job.input)), job.prefix)
+        with nullcontext(stdout) if job.output is None else open(job.output, "wb") as file:
+            tally = stream(blocks, work, file, unit=UNIT, is_dialogue=file.isatty())
+    else:
+        texts = {key: Text.of(name, key) for key, name in (("input", job.input), ("prefix", job.prefix)) if name}
+        tally = in_bulk(
+            lambda: _with_prefixes(read_file(texts["input"].path), job.prefix),
+            work,
+            output=Path(job.output),
+            settings=settings_of(job, work.translator, texts),
+            texts=list(texts.values()),
+            unit=UNIT,
+        )
+    if tally is not None:
+        work.line_check.warn(tally, "translate them sentence by sentence, with split=true")
+
+
+class _Work:
+    """What is done with a block: lines of the input, each with its prefix."""
+
+    def __init__(self, job: TranslateJob, choose: Choose | None) -> None:
+        self._job = job
+        self._choose = choose
+        self._is_warned = job.tag is not None
+        self._sentences = Sentences.of(Path(job.run_dir)) if job.split else None
+        self.translator = load_for(job)
+        self.line_check = LineCheck(Path(job.run_dir), self.translator.tokenizers.source)
+        # Of nothing: an error in the settings shows at once.
+        _translate(self.translator, job, [], None, line=1, choose=choose)
+
+    def __call__(self, block: list[_Line], line: int) -> Output:
+        """The lines of output for some lines, the first of which is `line`."""
+        job = self._job
+        lines = [_decode(text, line + n, strict=job.strict) for n, (text, _) in enumerate(block)]
+        texts = [with_tag(text, job.tag) for text in lines]
+        self._is_warned = self._is_warned or warn_of_missing_tag(
+            texts, self.translator.tags, first_line=line, key="tag"
+        )
+        if self._sentences is not None:
+            return Output(_translate_sentences(self.translator, job, lines, self._sentences, line=line), {})
+
+        prefixes = None if job.prefix is None else [prefix for _, prefix in block]
+        translations = _translate(self.translator, job, texts, prefixes, line=line, choose=self._choose)
+        text = format_translations(translations, job.format, first_line=line)
+        return Output(text, self.line_check.count(texts))
+
+
+def _with_prefixes(blocks: Iterable[list[bytes]], path: str | None) -> Generator[list[_Line], None, None]:
+    """The lines, each with that of a file of prefixes, blank ones where there is none. Raises InputError."""
     line = 1
-    with throughput("line", stdin, stdout) as advance, closing(_prefixes(job.prefix)) as prefixes:
-        for block in read_blocks(stdin):
-            lines = [_decode(text, line + n, strict=job.strict) for n, text in enumerate(block)]
-            texts = [with_tag(text, job.tag) for text in lines]
-            is_warned = is_warned or warn_of_missing_tag(texts, translator.tags, first_line=line, key="tag")
-            block_prefixes = None if job.prefix is None else list(islice(prefixes, len(texts)))
-            if block_prefixes is not None and len(block_prefixes) < len(texts):
+    with closing(_prefixes(path)) as prefixes:
+        for block in blocks:
+            given = [""] * len(block) if path is None else list(islice(prefixes, len(block)))
+            if len(given) < len(block):
                 raise InputError(
-                    f"{job.prefix} has {line - 1 + len(block_prefixes)} lines, and there are more to translate: give a "
+                    f"{path} has {line - 1 + len(given)} lines, and there are more to translate: give a "
                     "prefix, or a blank line, for each"
                 )
-
-            if sentences is not None:
-                output = _translate_sentences(translator, job, lines, sentences, line=line)
-            else:
-                line_check.add(texts)
-                translations = _translate(translator, job, texts, block_prefixes, line=line, choose=choose)
-                output = format_translations(translations, job.format, first_line=line)
-            stdout.write(output.encode("utf-8"))
-            stdout.flush()
-
+            yield list(zip(block, given, strict=True))
             line += len(block)
-            advance(len(block))
 
         if next(prefixes, None) is not None:
-            raise InputError(f"{job.prefix}:{line}: there are only {line - 1} lines to translate: leave the rest out")
-    line_check.warn("translate them sentence by sentence, with split=true")
+            raise InputError(f"{path}:{line}: there are only {line - 1} lines to translate: leave the rest out")
 
 
 def _translate(

@@ -48,6 +48,7 @@ class Translator:
     tokenizers: Tokenizers
     batches: Batches
     tags: Sequence[str] = ()  # all text that the model was trained on began with one of these, if there are any
+    weights: Sequence[str] = ()  # the SHA-256 of the weights of each model, where they are those of a checkpoint
 
     @property
     def model(self) -> Transformer:

@@ -35,7 +35,7 @@ from transformer.data.corpus import Pair
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.loading import build_translator
 from transformer.decoding.sentences import LineCheck
-from transformer.decoding.stream import warn_of_missing_tag
+from transformer.decoding.stream import summed, warn_of_missing_tag
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.judges import JudgedText, check_judges, judge_all, keep_judgements, read_judgements
@@ -181,9 +181,8 @@ def _translate(
     torch.set_num_threads(resolve_threads(job.threads))
     translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
     line_check = LineCheck(run.path, translator.tokenizers.source)
-    for pairs in sets.values():
-        line_check.add([source for source, _ in pairs])
-    line_check.warn("such lines are scored as they come; sets of a sentence a line tell what the model can do")
+    tally = summed(line_check.count([source for source, _ in pairs]) for pairs in sets.values())
+    line_check.warn(tally, "such lines are scored as they come; sets of a sentence a line tell what the model can do")
 
     for name in job.test:
         texts = [source for source, _ in sets[name]]

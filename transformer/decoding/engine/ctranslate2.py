@@ -217,10 +217,13 @@ def open_translator(files: Mapping[str, bytes], *, device: torch.device, workers
     """
     import ctranslate2
 
+    index = device.index or 0
+    if device.type == "cuda" and device.index is None:
+        index = torch.cuda.current_device()  # that of this rank
     return ctranslate2.Translator(
         "engine",  # a name that it needs, and never opens
         device.type,
-        device_index=device.index or 0,
+        device_index=index,
         inter_threads=workers,
         intra_threads=threads,
         max_queued_batches=-1,

@@ -1,0 +1,356 @@
+"""From a file to a file in blocks: what is written, what is kept, who works on what; kills are in faults/."""
+
+import io
+import json
+import logging
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.ranks import ranks
+from support.translations import sentences, write_run
+from transformer.config.jobs import ScoreJob, TranslateJob
+from transformer.config.settings import Device, LineFormat, Precision, SearchOverride
+from transformer.data.compression import compress
+from transformer.data.corpus import read_lines
+from transformer.decoding import bulk, score_stream, stream, translate_stream
+from transformer.decoding.translate_stream import run as translate
+from transformer.errors import InputError, Stopped, StorageError
+from transformer.files import write_file
+
+GREEDY = SearchOverride(beam_size=1, max_extra=3)
+LINES = [*sentences(37), "", "a dog", "\ufeff two"]  # the last one without an end
+TEXT = "\n".join(LINES).encode()
+
+
+@pytest.fixture(scope="module")
+def run_dir(spm: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "tiny", spm, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """About five lines each: some eight blocks; and the working directory is the test's own."""
+    monkeypatch.setattr(stream, "FIRST_BLOCK", 100)
+    monkeypatch.setattr(stream, "BLOCK", 200)
+    monkeypatch.setattr(score_stream, "BLOCK", 6)
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_bytes(TEXT)
+    torch.set_num_threads(1)
+
+
+def job(run_dir: Path, **changes: Any) -> TranslateJob:
+    settings: dict[str, Any] = {
+        "run_dir": str(run_dir),
+        "device": Device.cpu,
+        "precision": Precision.fp32,
+        "threads": 1,
+    }
+    settings["search"] = GREEDY
+    return TranslateJob(**settings | changes)
+
+
+def file_job(run_dir: Path, **changes: Any) -> TranslateJob:
+    return job(run_dir, **{"input": "in", "output": "out"} | changes)
+
+
+def streamed(job: TranslateJob) -> bytes:
+    stdout = io.BytesIO()
+    translate(job, io.BytesIO(TEXT), stdout)
+    return stdout.getvalue()
+
+
+def in_bulk(job: TranslateJob) -> None:
+    """What is written does not come to standard output."""
+    stdout = io.BytesIO()
+    translate(job, io.BytesIO(b"not read"), stdout)
+    assert stdout.getvalue() == b""
+
+
+def names() -> set[str]:
+    return {name for name in os.listdir() if name != "in"}
+
+
+def stop_after(count: int, command: Callable[[], None]) -> str:
+    """Run a command to which a signal comes when so many blocks are kept; what it says."""
+    left = iter(range(count))
+
+    def write_or_stop(path: Path, data: bytes) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        write_file(path, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bulk, "write_file", write_or_stop)
+        with pytest.raises(Stopped) as stopped:
+            command()
+    return str(stopped.value)
+
+
+# --- what is written
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".bz2", ".xz"])
+def test_translate_writes_a_file_as_it_would_write_standard_output(suffix: str, run_dir: Path) -> None:
+    given, output = f"text{suffix}", f"out{suffix}"
+    Path(given).write_bytes(compress(TEXT[:500], suffix) + compress(TEXT[500:], suffix))
+    in_bulk(file_job(run_dir, input=given, output=output))
+
+    if suffix:
+        assert Path(output).read_bytes()[:4] != b"the "
+    assert [*read_lines(Path(output))] == streamed(job(run_dir)).decode().split("\n")[:-1]
+    assert names() == {given, output, f".{output}.json"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": LineFormat.tsv, "n_best": 2, "search": SearchOverride(beam_size=2)},
+        {"format": LineFormat.jsonl, "align": True},
+        {"prefix": "in", "tag": "<2de>"},
+    ],
+)
+def test_translate_writes_every_format_to_a_file(changes: dict[str, Any], run_dir: Path) -> None:
+    in_bulk(file_job(run_dir, **changes))
+    assert Path("out").read_bytes() == streamed(job(run_dir, **changes))
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"\xef\xbb\xbf", b"a dog\n"])
+def test_translate_writes_a_file_of_hardly_anything(text: bytes, run_dir: Path) -> None:
+    Path("in").write_bytes(text)
+    stdout = io.BytesIO()
+    translate(job(run_dir), io.BytesIO(text), stdout)
+    for _ in range(2):
+        in_bulk(file_job(run_dir))
+        assert Path("out").read_bytes() == stdout.getvalue()
+
+
+def test_translate_follows_a_link_and_keeps_the_mode_of_an_empty_file(run_dir: Path) -> None:
+    Path("far").mkdir()
+    Path("far/real").touch()
+    Path("far/real").chmod(0o600)
+    Path("out").symlink_to("far/real")
+    in_bulk(file_job(run_dir))
+    assert Path("out").is_symlink()
+    assert Path("far/real").stat().st_mode & 0o777 == 0o600
+    assert Path("far/real").read_bytes() == streamed(job(run_dir))
+
+
+def test_translate_writes_into_a_pipe_and_reads_a_file_alone(run_dir: Path) -> None:
+    os.mkfifo("pipe")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(Path("pipe").read_bytes()))
+    reader.start()
+    in_bulk(file_job(run_dir, output="pipe"))
+    reader.join()
+    assert read == [streamed(job(run_dir))]
+
+    stdout = io.BytesIO()
+    translate(job(run_dir, input="in"), io.BytesIO(b"not read"), stdout)
+    assert [stdout.getvalue()] == read
+
+
+# --- what is kept
+
+
+@pytest.mark.parametrize("kept", [0, 1, 5])
+def test_translate_goes_on_where_it_was_stopped(
+    kept: int, run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = stop_after(kept, lambda: in_bulk(file_job(run_dir)))
+    assert said.endswith("of 40 lines are kept: to go on, give the same command again")
+    assert names() == {".out.work"}
+    done = [path for path in Path(".out.work").glob("*-*") if path.name != "settings.json"]
+    assert len(done) == kept
+
+    begun: list[int] = []
+    make = translate_stream._Work.__call__
+
+    def counted(self: Any, block: list[Any], line: int) -> Any:
+        begun.append(line)
+        return make(self, block, line)
+
+    monkeypatch.setattr(translate_stream._Work, "__call__", counted)
+    in_bulk(file_job(run_dir, search=replace(GREEDY, batch_tokens=50)))
+    assert {path.name.partition("-")[0] for path in done}.isdisjoint(map(str, begun))
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+    assert names() == {"out", ".out.json"}
+
+    # A finished output is left.
+    begun.clear()
+    before = Path("out").stat()
+    with caplog.at_level(logging.INFO):
+        in_bulk(file_job(run_dir))
+    assert "out is finished" in caplog.text
+    assert (Path("out").stat(), begun) == (before, [])
+
+
+OTHER: dict[str, tuple[dict[str, Any], str]] = {
+    "beam": ({"search": replace(GREEDY, beam_size=2)}, "search.beam_size=1, not 2"),
+    "penalty": ({"search": replace(GREEDY, length_penalty=1.0)}, "search.length_penalty=0.6, not 1.0"),
+    "precision": ({"precision": Precision.fp64}, "precision=fp32, not fp64"),
+    "tag": ({"tag": "<2de>"}, "tag=null, not <2de>"),
+    "format": ({"format": LineFormat.tsv}, "format=text, not tsv"),
+    "prefix": ({"prefix": "in"}, "prefix: sha256=null, not "),
+    "input": ({"input": "shorter"}, "input: lines=40, not 3"),
+    "ensemble": ({}, "weights="),
+}
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_translate_refuses_other_settings_for_what_it_began_or_finished(is_finished: bool, run_dir: Path) -> None:
+    Path("shorter").write_text("a dog\n" * 3, encoding="utf-8")
+    if is_finished:
+        in_bulk(file_job(run_dir))
+    else:
+        stop_after(2, lambda: in_bulk(file_job(run_dir)))
+    was = "was made with" if is_finished else "was begun with"
+    for changes, message in OTHER.values():
+        changes = changes or {"ensemble": [str(run_dir)]}
+        with pytest.raises(InputError, match=f"{was} .*{re.escape(message)}"):
+            in_bulk(file_job(run_dir, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"output": "in"}, "it is there, and not as this command made it"),
+        ({"output": "."}, "not a file"),
+        ({"input": "nowhere"}, "nowhere: cannot be read"),
+        ({"input": "pipe"}, "input=pipe: not a regular file"),
+        ({"input": "bad.gz"}, "bad.gz:1: damaged .gz file"),
+        ({"prefix": "short"}, "short has 1 lines, and there are more to translate"),
+    ],
+)
+def test_translate_refuses_files(changes: dict[str, Any], message: str, run_dir: Path) -> None:
+    os.mkfifo("pipe")
+    Path("bad.gz").write_bytes(b"no")
+    Path("short").write_text("the\n", encoding="utf-8")
+    with pytest.raises(InputError, match=re.escape(message)):
+        in_bulk(file_job(run_dir, **changes))
+    assert Path("in").read_bytes() == TEXT
+
+
+def test_translate_refuses_an_output_that_was_edited_and_a_record_that_is_none(run_dir: Path) -> None:
+    in_bulk(file_job(run_dir))
+    with Path("out").open("a", encoding="utf-8") as file:
+        file.write("more\n")
+    with pytest.raises(InputError, match="not as this command made it"):
+        in_bulk(file_job(run_dir))
+    Path(".out.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(InputError, match=r"\.out\.json: cannot be read"):
+        in_bulk(file_job(run_dir))
+    Path("out").unlink()
+    in_bulk(file_job(run_dir))
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+
+
+def test_translate_keeps_nothing_of_an_input_that_changes(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(*_: Any, **__: Any) -> str:
+        Path("in").write_bytes(TEXT + b" .")
+        return ""
+
+    monkeypatch.setattr(translate_stream, "format_translations", change)
+    with pytest.raises(InputError, match="in: it has changed while it was read"):
+        in_bulk(file_job(run_dir))
+    assert sorted(os.listdir(".out.work")) == ["claims", "settings.json"]
+
+
+def test_translate_does_not_put_together_what_has_lost_a_part(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    join = bulk._join
+
+    def lose_one(place: Any, settings: Any) -> Any:
+        place.block(*place.blocks()[3]).unlink()
+        return join(place, settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk, "_join", lose_one)
+        with pytest.raises(StorageError, match=r"lines \d+ to \d+ are gone"):
+            in_bulk(file_job(run_dir))
+    in_bulk(file_job(run_dir))
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+
+
+def test_translate_names_the_lines_that_failed_and_keeps_the_others(run_dir: Path) -> None:
+    lines = LINES.copy()
+    lines[30] = "dog " * 300
+    Path("in").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(InputError, match=r"in: lines \d+ to \d+: line 31: \d+ pieces"):
+        in_bulk(file_job(run_dir, strict=True))
+    assert len([*Path(".out.work").glob("*-*")]) > 2
+    assert not Path("out").exists()
+
+
+# --- ranks
+
+
+def translate_on(size: int, job: TranslateJob, before: Callable[[], None] = lambda: None) -> list[int]:
+    """The exit statuses of so many ranks; rank n leaves the lines that its blocks begin with in the file `by-n`."""
+    make = translate_stream._Work.__call__
+
+    def noted(self: Any, block: list[Any], line: int) -> Any:
+        before()
+        with Path(f"by-{os.environ['RANK']}").open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+        return make(self, block, line)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translate_stream._Work, "__call__", noted)
+        return ranks(size, lambda: in_bulk(job), Path())
+
+
+def made_by(rank: int) -> list[int]:
+    path = Path(f"by-{rank}")
+    return [int(line) for line in path.read_text(encoding="utf-8").split()] if path.exists() else []
+
+
+def test_ranks_share_the_blocks_and_make_each_once(run_dir: Path) -> None:
+    assert translate_on(3, file_job(run_dir)) == [0, 0, 0]
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+    made = [line for rank in range(3) for line in made_by(rank)]
+    assert len(made) == len(set(made)) > 5
+    assert not Path(".out.work").exists()
+
+
+def test_ranks_do_what_one_that_was_killed_had_claimed(run_dir: Path) -> None:
+    def be_killed() -> None:
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert translate_on(3, file_job(run_dir), be_killed) == [0, -signal.SIGKILL, 0]
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+
+
+def test_ranks_need_a_file_to_write(run_dir: Path) -> None:
+    assert translate_on(2, job(run_dir)) == [2, 2]
+    assert "2 ranks cannot write one stream" in Path("rank-1").read_text(encoding="utf-8")
+
+
+# --- scores
+
+
+def test_score_writes_a_file_and_goes_on(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Path("tgt").write_text("\n".join(reversed(LINES)), encoding="utf-8")
+    to_stdout = ScoreJob(
+        run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp32, threads=1, src="in", tgt="tgt"
+    )
+    stdout = io.BytesIO()
+    caplog.set_level(logging.INFO)
+    score_stream.run(to_stdout, io.BytesIO(), stdout)
+    said = [message for message in caplog.messages if "perplexity" in message]
+
+    to_file = replace(to_stdout, output="out.zst")
+    to_go_on = stop_after(3, lambda: score_stream.run(to_file, io.BytesIO(), io.BytesIO()))
+    assert to_go_on.startswith("stopped; 18 of 40 pairs are kept")
+    score_stream.run(to_file, io.BytesIO(), io.BytesIO())
+    assert [*read_lines(Path("out.zst"))] == stdout.getvalue().decode().split("\n")[:-1]
+    assert [message for message in caplog.messages if "perplexity" in message] == said * 2
+    assert json.loads(Path(".out.zst.json").read_text(encoding="utf-8"))["src: lines"] == 40

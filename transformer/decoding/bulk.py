@@ -1,0 +1,448 @@
+"""From a file to a file, in blocks that are kept: a command that was killed goes on, and ranks share the work.
+
+    OUT                        complete, or not there
+    .OUT.json                  what made it: weights, settings, the digest of the input
+    .OUT.work/settings.json    the same, of what is under way
+    .OUT.work/claims           byte n is locked by the process that works on the block that begins with line n
+    .OUT.work/N-M              what came of lines N to M: a line of JSON, what was counted; then a part of OUT
+
+Blocks are cut by the input alone, so that every process, now or later, cuts the same ones. Each goes through the input
+and works on what nobody has done or claimed, then waits for what others have claimed, because they may die. The kernel
+frees the claims of the dead. The last one puts the parts together. No rank sends another one a message.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic
+
+from transformer.compute import resolve_device
+from transformer.config.jobs import ScoreJob, TranslateJob
+from transformer.config.primitives import to_json
+from transformer.data.compression import DAMAGE, compress, damaged, open_bytes
+from transformer.data.tokenizer import read_models
+from transformer.decoding.stream import Item, Tally, Work, read_blocks, summed, throughput
+from transformer.decoding.translator import Translator
+from transformer.distributed import choose_local_device, is_rank0, world_size
+from transformer.errors import InputError, Stopped, StorageError, TransformerError
+from transformer.files import list_names, make_directories, read_json, sync, write_file, write_json
+from transformer.liveness import ending_with_launcher
+from transformer.run_dir import tokenizer_digests
+
+FORMAT = 1  # of the files, and of how an input is cut: another one is not gone on with
+JOINING = 0  # the byte of the claims for what one process does alone; those of blocks begin at 1, as lines do
+CHUNK = 1 << 20  # bytes
+
+# Keys that do not change the text, or that `settings_of` says in other words.
+_OTHER_KEYS = {"run_dir", "checkpoint", "ensemble", "device", "precision", "threads", "search"}
+_OTHER_KEYS |= {"input", "output", "prefix", "src", "tgt"}
+
+Settings = Mapping[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+# ---- what is read ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Text:
+    """A file of text as it was when it was read through: what it holds, however it is compressed."""
+
+    path: Path
+    sha256: str
+    lines: int
+    stamp: tuple[int, int]  # size and time of change of the file
+
+    @classmethod
+    def of(cls, name: str, key: str) -> "Text":
+        """Read it through. Raises InputError for what cannot be read, or not twice: the setting `key` names it."""
+        path = Path(name)
+        digest = hashlib.sha256()
+        newlines = 0
+        last = b"\n"
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise InputError(f"{key}={name}: not a regular file: only such a one can be read again after a kill")
+            stamp = _stamp(path)
+            with open_bytes(path, CHUNK) as file:
+                while chunk := file.read(CHUNK):
+                    digest.update(chunk)
+                    newlines += chunk.count(b"\n")
+                    last = chunk[-1:]
+        except DAMAGE as error:
+            raise damaged(path, newlines + 1, error) from error
+        return cls(path, digest.hexdigest(), newlines + (last != b"\n"), stamp)
+
+    def check(self) -> None:
+        """Raise InputError if the file has changed since."""
+        if not self.path.exists() or _stamp(self.path) != self.stamp:
+            raise InputError(f"{self.path}: it has changed while it was read: nothing of the new text is kept")
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def read_file(path: Path) -> Generator[list[bytes], None, None]:
+    """The lines of a file, plain or compressed, in the blocks that standard input gives of it. Raises InputError."""
+    line = 1
+    try:
+        with open_bytes(path, CHUNK) as file:
+            for block in read_blocks(file.read):
+                yield block
+                line += len(block)
+    except DAMAGE as error:
+        raise damaged(path, line, error) from error
+
+
+# ---- by which settings ----------------------------------------------------------------------------------------------
+
+
+def settings_of(job: TranslateJob | ScoreJob, translator: Translator, texts: Mapping[str, Text]) -> Settings:
+    """All that the text depends on, as JSON: `texts` are the files that the job's keys name.
+
+    Not the size of a batch, the threads and the device: they change it by rounding alone.
+    """
+    settings: dict[str, Any] = {
+        "version": FORMAT,
+        "weights": list(translator.weights),
+        "tokenizers": list(tokenizer_digests(read_models(Path(job.run_dir)))),
+        "precision": translator.precision.value,
+    }
+    search = replace(translator.search, batch_tokens=None)
+    settings |= {f"search.{name}": value for name, value in to_json(search).items()}
+    for name, value in to_json(job).items():
+        if isinstance(value, dict) and name not in _OTHER_KEYS:
+            settings |= {f"{name}.{key}": one for key, one in value.items()}
+        elif name not in _OTHER_KEYS:
+            settings[name] = value
+    for key, text in texts.items():
+        settings |= {f"{key}: sha256": text.sha256, f"{key}: lines": text.lines}
+    return settings
+
+
+def _differences(then: Settings, now: Settings) -> str:
+    """What is set otherwise, with both values; empty if nothing is."""
+    keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    return ", ".join(f"{key}={_shown(then.get(key))}, not {_shown(now.get(key))}" for key in keys)
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# ---- where ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An output, and what lies beside it."""
+
+    output: Path  # behind links
+    suffix: str  # of the name that the user gave
+
+    @property
+    def made_by(self) -> Path:
+        """Of a finished output."""
+        return self.output.with_name(f".{self.output.name}.json")
+
+    @property
+    def work(self) -> Path:
+        """The directory of what is under way."""
+        return self.output.with_name(f".{self.output.name}.work")
+
+    @property
+    def settings(self) -> Path:
+        """By which its blocks are made."""
+        return self.work / "settings.json"
+
+    @property
+    def claims(self) -> Path:
+        """The file that is locked byte by byte."""
+        return self.work / "claims"
+
+    def block(self, first: int, last: int) -> Path:
+        """What came of these lines."""
+        return self.work / f"{first}-{last}"
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """The first and the last line of each block that is kept, in order."""
+        names = [name.split("-") for name in list_names(self.work)]
+        return sorted((int(name[0]), int(name[1])) for name in names if len(name) == 2 and all(map(str.isdigit, name)))
+
+    def lines(self) -> int:
+        """How many lines are done."""
+        return sum(last - first + 1 for first, last in self.blocks())
+
+    def clear(self) -> None:
+        """Remove the directory of a finished output: first the claims, by which others see that it goes."""
+        self.claims.unlink(missing_ok=True)
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def check_finished(self, settings: Settings) -> bool:
+        """Whether the output is there, made by these settings.
+
+        Raises InputError where it was made by others, or by something else. An empty file is as good as none.
+        """
+        try:
+            status = self.output.stat()
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"output={self.output}: not a file: name another")
+
+        made_by = _read_settings(self.made_by) if self.made_by.exists() else {}
+        if made_by.pop("size", None) != status.st_size:
+            if status.st_size == 0:
+                return False
+            raise InputError(f"output={self.output}: it is there, and not as this command made it: name another output")
+        if found := _differences(made_by, settings):
+            raise InputError(f"output={self.output}: it was made with {found}: name another output, or remove this one")
+        return True
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = read_json(path)
+        if not isinstance(settings, dict):
+            raise ValueError("not an object")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error}): remove it") from error
+    return settings
+
+
+class _Claims:
+    """Locks on the bytes of a file, which the kernel frees when this process dies.
+
+    They are those of POSIX: a lock of the process, and closing the file anywhere in it would free all of them.
+    """
+
+    def __init__(self, path: Path, file: int) -> None:
+        self._path = path
+        self._file = file
+
+    def take(self, byte: int, *, waits: bool) -> bool:
+        """Claim a byte; False if another process has it, unless this one `waits` for it."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB), 1, byte)
+        except (BlockingIOError, PermissionError):  # POSIX allows either
+            return False
+        except OSError as error:
+            raise StorageError(f"{self._path}: cannot be locked: {error.strerror}: choose another output") from error
+        return True
+
+    def drop(self, byte: int) -> None:
+        """Give a byte back."""
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
+
+    def are_of(self, path: Path) -> bool:
+        """Whether the path still has this file: it may have been removed, and made anew."""
+        try:
+            return os.path.samestat(os.fstat(self._file), path.stat())
+        except FileNotFoundError:
+            return False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Do what one process does alone."""
+        self.take(JOINING, waits=True)
+        try:
+            yield
+        finally:
+            self.drop(JOINING)
+
+
+@contextmanager
+def _opened(place: _Place, settings: Settings) -> Iterator[_Claims | None]:
+    """The claims of the work on an output, begun or gone on with; None where it is finished.
+
+    Raises InputError where other settings began, or finished, it.
+    """
+    if _is_joined(place, settings):
+        yield None
+        return
+
+    while True:
+        make_directories(place.work)
+        try:
+            file = os.open(place.claims, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # another process has finished meanwhile
+            continue
+        try:
+            claims = _Claims(place.claims, file)
+            with claims.alone():
+                is_there = claims.are_of(place.claims)
+                is_finished = is_there and _begin(place, settings)
+            if is_there:
+                yield None if is_finished else claims
+                return
+        finally:
+            os.close(file)
+
+
+def _begin(place: _Place, settings: Settings) -> bool:
+    """Write the settings, or compare them with those that are there; whether there is nothing to do."""
+    if _is_joined(place, settings):
+        return True
+    if not place.settings.exists():
+        write_json(place.settings, settings)
+    elif found := _differences(_read_settings(place.settings), settings):
+        raise InputError(
+            f"output={place.output}: it was begun with {found}: set what was, or remove {place.work} to begin anew"
+        )
+    return False
+
+
+# ---- the work -------------------------------------------------------------------------------------------------------
+
+
+def in_bulk(
+    blocks: Callable[[], Generator[list[Item], None, None]],
+    work: Work[Item],
+    *,
+    output: Path,
+    settings: Settings,
+    texts: Sequence[Text],
+    unit: str,
+) -> Tally | None:
+    """Write what comes of all blocks to a file, together with other processes that were given the same.
+
+    `blocks` begins from the start each time, and `texts` are what it reads, the first of which has a line for each
+    item. Returns what was counted, summed over all of them; None where another process has put the output together, or
+    did before: that is logged.
+
+    Raises InputError where other settings began or finished the output, or a text has changed; Stopped where a signal
+    came; StorageError; and what `work` raises, with the lines that it was at work on.
+    """
+    place = _Place(output.resolve(), output.suffix)
+    with ending_with_launcher(), _opened(place, settings) as claims:
+        if claims is None:
+            log.info("%s is finished: it is left as it is", output)
+            return None
+        try:
+            with throughput(unit, is_shown=is_rank0(), total=texts[0].lines, done=place.lines()) as advance:
+                task = _Task(blocks, work, place, claims, texts, advance)
+                task.work_through(waits=False)
+                if task.is_shared:
+                    task.work_through(waits=True)
+            with claims.alone():
+                return None if _is_joined(place, settings) else _join(place, settings)
+        except KeyboardInterrupt:
+            kept = f"{place.lines()} of {texts[0].lines} {unit}s are kept"
+            raise Stopped(f"stopped; {kept}: to go on, give the same command again") from None
+
+
+@dataclass
+class _Task(Generic[Item]):
+    """The share of this process in the work on an output."""
+
+    blocks: Callable[[], Generator[list[Item], None, None]]
+    work: Work[Item]
+    place: _Place
+    claims: _Claims
+    texts: Sequence[Text]
+    advance: Callable[[int], None]
+    is_shared: bool = False  # whether others were at work on some block
+
+    def work_through(self, *, waits: bool) -> None:
+        """Go through all blocks, and make those that are not kept; `waits` for what others work on."""
+        done = self.place.lines()
+        first = 1
+        with closing(self.blocks()) as blocks:
+            for block in blocks:
+                last = first + len(block) - 1
+                path = self.place.block(first, last)
+                if not path.exists():
+                    self._claim(path, block, first, waits=waits)
+                    before, done = done, max(done, self.place.lines())  # those of others, too
+                    self.advance(done - before)
+                first = last + 1
+
+    def _claim(self, path: Path, block: list[Item], first: int, *, waits: bool) -> None:
+        if not self.claims.take(first, waits=waits):
+            self.is_shared = True
+            return
+        try:
+            # Meanwhile it may have been made, or even all, which have then been put together and removed.
+            if not path.exists() and self.claims.are_of(self.place.claims):
+                self._make(path, block, first)
+        finally:
+            self.claims.drop(first)
+
+    def _make(self, path: Path, block: list[Item], first: int) -> None:
+        try:
+            output = self.work(block, first)
+        except TransformerError as error:
+            where = f"{self.texts[0].path}: lines {first} to {first + len(block) - 1}"
+            raise type(error)(f"{where}: {error}") from error
+        for text in self.texts:
+            text.check()
+        tally = json.dumps(output.tally).encode()
+        write_file(path, tally + b"\n" + compress(output.text.encode("utf-8"), self.place.suffix))
+
+
+def _is_joined(place: _Place, settings: Settings) -> bool:
+    """Whether the output is finished; who finished it may have been killed before the parts were removed."""
+    is_finished = place.check_finished(settings)
+    if is_finished:
+        place.clear()
+    return is_finished
+
+
+def _join(place: _Place, settings: Settings) -> Tally:
+    """Put the parts together, under the name of the output; what was counted of them."""
+    joined = place.work / "joined"
+    tallies = []
+    line = 1
+    with joined.open("wb") as file:
+        for first, last in place.blocks():
+            if first != line:
+                raise StorageError(f"{place.work}: lines {line} to {first - 1} are gone: give the same command again")
+            with place.block(first, last).open("rb") as part:
+                tallies.append(json.loads(part.readline()))
+                shutil.copyfileobj(part, file, CHUNK)
+            line = last + 1
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+
+    with suppress(FileNotFoundError):
+        joined.chmod(stat.S_IMODE(place.output.stat().st_mode))  # an empty file may have been made for it
+    write_json(place.made_by, {**settings, "size": size})
+    os.replace(joined, place.output)
+    sync(place.output.parent)
+    place.clear()
+    return summed(tallies)
+
+
+# ---- ranks ----------------------------------------------------------------------------------------------------------
+
+
+def is_file(output: str | None) -> bool:
+    """Whether an output is to be a file that can be made in blocks: not standard output, a pipe or a device."""
+    if output is None:
+        return False
+    with suppress(FileNotFoundError):
+        mode = os.stat(output).st_mode
+        return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+    return True
+
+
+def choose_device(job: TranslateJob | ScoreJob) -> None:
+    """Compute on the GPU of this rank. Raises InputError where several ranks would write to one stream."""
+    if world_size() > 1:
+        if not is_file(job.output):
+            raise InputError(
+                f"{world_size()} ranks cannot write one stream: name a file to be read, and a file as output"
+            )
+        choose_local_device(resolve_device(job.device))
