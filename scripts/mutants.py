@@ -614,6 +614,27 @@ FOUND = (
         "unit/test_sentences.py::test_translate_warns_once_of_lines_unlike_those_of_training",
     ),
     Mutant(
+        "ranks do not see what others work on",
+        "decoding/bulk.py",
+        "fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB), 1, byte)",
+        "pass",
+        "commands/test_bulk.py::test_ranks_share_the_blocks_and_make_each_once",
+    ),
+    Mutant(
+        "an output is gone on with by other settings",
+        "decoding/bulk.py",
+        "keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]",
+        "keys: list[str] = []",
+        "commands/test_bulk.py::test_translate_refuses_other_settings_for_what_it_began_or_finished[False]",
+    ),
+    Mutant(
+        "an input changes while it is translated",
+        "decoding/bulk.py",
+        "            text.check()\n",
+        "            pass\n",
+        "commands/test_bulk.py::test_translate_keeps_nothing_of_an_input_that_changes",
+    ),
+    Mutant(
         "a loss divides by a rounded number",
         "kernels/loss.py",
         "(tensor * factor.view(1, 1)).to(tensor.dtype)",

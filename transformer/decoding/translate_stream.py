@@ -36,7 +36,8 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO, *, choose: Choose 
     """Translate until the input ends, flushing after each block; BrokenPipeError is left to the caller.
 
     `choose` is what a job with `rerank` compares the translations of a line by. From a file to a file, blocks are kept,
-    and the same command goes on where it was killed: see `bulk`. Lines that are unlike those that the run was trained on are counted, and the log says so at the end.
+    and the same command goes on where it was killed: see `bulk`. Lines that are unlike those that the run was trained
+    on are counted, and the log says so at the end.
 
     Raises InputError where there is no model, for settings that cannot be, for a line that is too long or not UTF-8
     under `strict`, and for prefixes that are not as many as lines; CheckpointError where a run is damaged; Stopped
