@@ -587,7 +587,7 @@ FOUND = (
     ),
     Mutant(
         "IBM model 1 without the expectation's denominator",
-        "tools/doctor/lexicon.py",
+        "data/detectors/lexicon.py",
         "            weights /= sums_of(links.tokens, weights, size=0)[links.tokens]\n",
         "",
         "commands/test_doctor.py::test_lexicon_learns_ibm_model_1",

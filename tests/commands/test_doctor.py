@@ -34,6 +34,8 @@ from transformer.config.settings import (
     TokenizerConfig,
 )
 from transformer.data.batch import collate
+from transformer.data.detectors.lexicon import Bags, Lexicon
+from transformer.data.detectors.text import is_double_encoded
 from transformer.data.loader import Step
 from transformer.data.plan import Batching
 from transformer.data.prepare import prepare
@@ -46,9 +48,7 @@ from transformer.records import MemoryCheck, Resolved
 from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
 from transformer.tools.doctor.findings import Check, Level, Place, measured
 from transformer.tools.doctor.job import DoctorJob
-from transformer.tools.doctor.lexicon import Bags, Lexicon
 from transformer.tools.doctor.survey import survey
-from transformer.tools.doctor.text import is_double_encoded
 from transformer.tools.doctor.training import check_cost, check_device, check_overfit
 from transformer.training.memory import Trial
 from transformer.training.proof import largest_leak

@@ -10,23 +10,30 @@ There are three signs, each of which sees what the others do not:
 Behind each limit stands the most that was seen on sound corpora: Multi30k en-de and en-fr, Tatoeba, newstest2013, KFTT.
 """
 
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
 from transformer.config.languages import language_of
 from transformer.config.settings import DataConfig
+from transformer.data.detectors.languages import (
+    EVIDENCE,
+    FUNCTION_WORDS,
+    can_tell_foreign,
+    expected_script,
+    foreign_language,
+    is_accepted,
+    languages_of_word,
+    letters_by_script,
+    words_of,
+)
+from transformer.data.detectors.lexicon import Floats
+from transformer.data.detectors.profiles import Evidence, Trigrams, distance, sort_sides
 from transformer.tools.doctor.findings import Check, Level, measured, passed, percent
-from transformer.tools.doctor.lexicon import Floats
-from transformer.tools.doctor.profiles import Evidence, Trigrams, distance, sort_sides
 from transformer.tools.doctor.survey import SIDES, Survey
 
-EVIDENCE = 12.0  # nats of a line's trigrams in favour of a language, to be certain of it
 MOST_SWAPPED = 0.005  # of the pairs; seen: 0
 MOST_UNTRANSLATED = 0.01  # seen: 0.004 (two of 500 pairs of newstest2013), elsewhere 0.001
 # Of the way from one language to the other. Seen: 0.04 within a corpus, 0.41 from captions to Tatoeba's questions, and
@@ -34,51 +41,9 @@ MOST_UNTRANSLATED = 0.01  # seen: 0.004 (two of 500 pairs of newstest2013), else
 MOST_DISTANCE = 0.6
 FEWEST_LINES = 200  # whose trigrams make a profile
 
-LEAST_WORDS = 3  # different function words of another language, with none of its own, make a line foreign
 MOST_FOREIGN = 0.01  # of the lines; seen: 0.0002
 LEAST_SHARE = 0.08  # in running text of any of these languages, more of the words are its function words
 MOST_OTHER_SCRIPT = 0.05  # of the lines; seen: 0.003 (KFTT)
-
-# The commonest short words of some languages. Those that two of them share only weaken the sign.
-FUNCTION_WORDS = {
-    "en": "the a an in of and to is that with was for this are on at by from it he his they have",
-    "de": "der die und das ist nicht ein eine den dem von mit auf für sich im zu wird er sie",
-    "fr": "le la les des est dans une et un pas qui du au sur avec pour il elle ce ne",
-    "es": "el la los las que una con por para del se un su es está no al como más y",
-    "it": "il che di la per una sono della non è gli nel con un si le dei alla ha i",
-    "pt": "o os uma que não com para do da em um no na se por mais foi ao as é",
-    "nl": "het een van de niet op dat is zijn met voor en te aan er maar hij ik om door",
-    "sv": "och att det som är på för en av inte den till med ett har jag han var ej om",
-    "da": "og at det er en til på af ikke der den med som for et har jeg han var om",
-    "pl": "się nie na jest do że to w z i jak po ale co tak za od jego był ma",
-    "cs": "se na je že to v by jsem a ve si do ale jak který byl jeho pro za tak",
-    "fi": "ja on ei että se oli hän mutta kun myös niin olen ovat mitä kuin tämä joka voi jos minä",
-    "hu": "a az és nem hogy is egy van volt meg ez de csak már mint vagy ki még ha azt",
-    "ro": "și de la în că nu este pe cu un o să se din care mai fost pentru lui sunt",
-    "tr": "bir ve bu için de da ne çok ile değil var daha gibi ama o ben kadar sonra her olarak",
-}
-_WORD = re.compile(r"[^\W\d_]+")
-
-# How the name of a character begins in Unicode, for languages with a script that tells.
-SCRIPTS = {
-    "CYRILLIC": "ru uk bg be mk kk ky tg mn",
-    "GREEK": "el",
-    "HEBREW": "he yi",
-    "ARABIC": "ar fa ur ps",
-    "DEVANAGARI": "hi mr ne sa",
-    "BENGALI": "bn",
-    "TAMIL": "ta",
-    "TELUGU": "te",
-    "THAI": "th",
-    "GEORGIAN": "ka",
-    "ARMENIAN": "hy",
-    "HANGUL": "ko",
-    "CJK": "zh",
-    "KANA": "ja",
-    "LATIN": "en de fr es it pt nl sv da no nb pl cs fi hu ro tr sk sl hr et lv lt id ms vi ca gl eu sq is",
-}
-_SCRIPT_OF_LANGUAGE = {language: script for script, languages in SCRIPTS.items() for language in languages.split()}
-_EAST_ASIAN = {"CJK", "KANA", "HANGUL"}  # which Japanese mixes, and Korean may
 
 
 @dataclass(frozen=True)
@@ -233,40 +198,26 @@ def _distance_of_halves(texts: list[str]) -> float:
 # ---- by function words ----------------------------------------------------------------------------------------------
 
 
-@cache
-def _languages_of_word() -> dict[str, list[str]]:
-    """The languages of each function word."""
-    table: dict[str, list[str]] = {}
-    for language, words in FUNCTION_WORDS.items():
-        for word in words.split():
-            table.setdefault(word, []).append(language)
-    return table
-
-
 def _check_language(survey: Survey, side: int, setting: _Setting) -> Check:
     """Function words of the side as a whole, and lines that have some of another language and none of their own."""
     code = setting.code
     where = f"{survey.name} {SIDES[side]}"
-    is_latin = _SCRIPT_OF_LANGUAGE.get(code, "LATIN") == "LATIN"
-    if code not in FUNCTION_WORDS and is_latin:  # it may share words with a neighbour whose words are known
+    if not can_tell_foreign(code):
         return passed("function words", where, found=f"the commonest words of {code} are not known here")
 
     # Count function words by language, in all lines and line by line.
-    languages_of = _languages_of_word()
+    languages_of = languages_of_word()
     total = Counter[str]()
     total_words = 0
     foreign_lines = []
     foreign_languages = Counter[str]()
     for line, text in zip(survey.lines, survey.side(side), strict=True):
-        words = _WORD.findall(text.lower())
+        words = words_of(text)
         total_words += len(words)
         total.update(language for word in words for language in languages_of.get(word, ()))
 
-        counts = Counter(language for word in set(words) for language in languages_of.get(word, ()))
-        if not counts or counts[code]:
-            continue
-        language, different_words = counts.most_common(1)[0]
-        if different_words >= LEAST_WORDS:
+        language = foreign_language(words, code)
+        if language is not None:
             foreign_lines.append(line)
             foreign_languages[language] += 1
 
@@ -300,27 +251,16 @@ def _check_language(survey: Survey, side: int, setting: _Setting) -> Check:
 # ---- by script ------------------------------------------------------------------------------------------------------
 
 
-@cache
-def _script_of(character: str) -> str:
-    """The first word of a letter's name in Unicode; nothing for what is not a letter."""
-    if not unicodedata.category(character).startswith("L"):
-        return ""
-    script = unicodedata.name(character, "").partition(" ")[0]
-    return "KANA" if script in ("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA") else script
-
-
 def _check_script(survey: Survey, side: int, setting: _Setting) -> Check:
     """Lines whose letters are mostly of another script than the language's, or where that is not known, the side's."""
     # Letters by script, in each line and in all.
-    letters_of_lines = [Counter(filter(None, map(_script_of, text))) for text in survey.side(side)]
+    letters_of_lines = [letters_by_script(text) for text in survey.side(side)]
     total = Counter[str]()
     for letters in letters_of_lines:
         total.update(letters)
 
     # The script that the side should have.
-    commonest = total.most_common(1)[0][0] if total else "LATIN"
-    expected = _SCRIPT_OF_LANGUAGE.get(setting.code, commonest)
-    accepted = _EAST_ASIAN if expected in _EAST_ASIAN else {expected}
+    expected = expected_script(setting.code, total)
 
     # The lines that have another.
     lines = []
@@ -329,7 +269,7 @@ def _check_script(survey: Survey, side: int, setting: _Setting) -> Check:
         if not letters:
             continue
         script = letters.most_common(1)[0][0]
-        if script not in accepted:
+        if not is_accepted(script, expected):
             lines.append(line)
             other_scripts[script] += 1
 

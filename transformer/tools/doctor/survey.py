@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from transformer.data.corpus import Pair
+from transformer.data.detectors.sample import BLOCK, BlockSample
 from transformer.data.source import Source
 from transformer.tools.doctor.findings import LISTED, Place
 
 SIDES = ("source", "target")
-BLOCK = 50  # neighbouring pairs
-MOST_PAIRS = 30_000  # sampled
 MOST_TEXTS = 250_000  # different pairs among which copies are looked for
 LONGEST = 3  # longest pairs that are kept
 
@@ -162,32 +161,12 @@ def is_training_set(name: str) -> bool:
     return name == "train" or name.startswith("extra.")
 
 
-class _BlockSample:
-    """Every `stride`-th block of neighbouring pairs, at most MOST_PAIRS pairs."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[int, list[Pair]]] = []  # the line of the first pair, and the pairs
-        self._stride = 1
-        self._blocks_read = 0
-
-    def add(self, line: int, block: list[Pair]) -> None:
-        """Keep the next block, if it is its turn."""
-        if self._blocks_read % self._stride == 0:
-            self.kept.append((line, block))
-        self._blocks_read += 1
-
-        # Where there are too many, keep every other one.
-        if len(self.kept) * BLOCK > MOST_PAIRS:
-            self.kept = self.kept[::2]
-            self._stride *= 2
-
-
 def survey(name: str, source: Source, known: KnownTexts | None) -> Survey:
     """Read a set once; `known` are the evaluation sentences that a training set should not contain.
 
     A set of up to MOST_PAIRS pairs is sampled whole. Raises InputError where the text cannot be read.
     """
-    blocks = _BlockSample()
+    blocks = BlockSample()
     repeats = Repeats()
     overlaps = {evaluation_set: Overlap() for evaluation_set in known.names} if known else {}
     longest: list[tuple[int, str, str]] = []
@@ -207,15 +186,7 @@ def survey(name: str, source: Source, known: KnownTexts | None) -> Survey:
                 longest = sorted([*longest, (line, left, right)], key=_length, reverse=True)[:LONGEST]
                 shortest_kept = _length(longest[-1]) if len(longest) == LONGEST else 0
 
-    # The sampled blocks, end to end.
-    lines: list[int] = []
-    sources: list[str] = []
-    targets: list[str] = []
-    for first_line, block in blocks.kept:
-        lines += range(first_line, first_line + len(block))
-        sources += [left for left, _ in block]
-        targets += [right for _, right in block]
-
+    lines, sources, targets = blocks.columns()
     return Survey(
         name=name,
         shards=shards,

@@ -6,10 +6,16 @@ measure the share of lines with one kind of fault, against one limit.
 Behind each limit stands the most that was seen on sound corpora: Multi30k en-de and en-fr, Tatoeba, newstest2013, KFTT.
 """
 
-import re
 from collections.abc import Sequence
 
 from transformer.config.settings import FilterConfig
+from transformer.data.detectors.text import (
+    FEWEST_CHARACTERS,
+    has_lost_characters,
+    has_markup,
+    is_copy,
+    is_double_encoded,
+)
 from transformer.tools.doctor.findings import Check, Level, measured, percent
 from transformer.tools.doctor.survey import SIDES, Survey
 
@@ -17,25 +23,10 @@ MOST_COPIES = 0.01  # seen: 0.0001; Ott et al. (2018, "Analyzing uncertainty") f
 MOST_REPEATS = 0.1  # seen: 0.028 (KFTT)
 MOST_OVERLAP = 0.005  # of the pairs of an evaluation set; seen: 0.001
 MOST_SIDE_OVERLAP = 0.03  # of its sentences on one side; seen: 0.013 (titles in KFTT)
-FEWEST_CHARACTERS = 20  # of a sentence whose recurrence says anything
 MOST_MOJIBAKE = 0.01  # of the lines that are not plain ASCII; seen: 0
 MOST_LOST = 0.001  # of the lines have a character that was lost in a conversion; seen: 0
 MOST_MARKUP = 0.005  # of the lines; seen: 0.0006
 MOST_STYLE = 0.3  # difference between two shares of lines; seen: 0.017
-
-# Tags, entities of HTML and of Moses, and the marks of pieces that somebody has cut words into.
-_MARKUP = re.compile(
-    r"</?[a-zA-Z][^<>]{0,200}>|&(?:[a-zA-Z]{2,8}|#\d{1,6}|#x[0-9a-fA-F]{1,5});|@-@|@@(?: |$)|\u2581|\{\{|\[\["
-)
-_LOST = "\ufffd"
-
-# Bytes that Windows-1252 shows as something else than Latin-1 does.
-_CP1252 = {
-    ord(bytes([byte]).decode("cp1252")): byte
-    for byte in range(0x80, 0xA0)
-    if byte not in (0x81, 0x8D, 0x8F, 0x90, 0x9D)
-}
-_DOUBLE = re.compile("[\u00c2-\u00f4][\u0080-\u00bf" + re.escape("".join(map(chr, _CP1252))) + "]")
 
 
 def check_text(surveys: Sequence[Survey], filters: FilterConfig) -> list[Check]:
@@ -65,11 +56,7 @@ def check_text(surveys: Sequence[Survey], filters: FilterConfig) -> list[Check]:
 
 def _check_copies(survey: Survey, filters: FilterConfig) -> Check:
     """Pairs whose target equals the source; short ones, such as names and numbers, may."""
-    copies = [
-        line
-        for line, source, target in survey.pairs()
-        if source.strip() == target.strip() and len(source) >= FEWEST_CHARACTERS
-    ]
+    copies = [line for line, source, target in survey.pairs() if is_copy(source, target)]
     share = len(copies) / max(1, len(survey.lines))
 
     is_filtered = survey.is_training and filters.drop_identical
@@ -167,17 +154,6 @@ def _overlap_check(
 # ---- lines ----------------------------------------------------------------------------------------------------------
 
 
-def is_double_encoded(text: str) -> bool:
-    """Whether a text is UTF-8 that was taken for Latin-1 or Windows-1252 and encoded once more."""
-    if _DOUBLE.search(text) is None:
-        return False
-    try:
-        restored = text.translate(_CP1252).encode("latin-1").decode("utf-8")
-    except UnicodeError:
-        return False
-    return len(restored) < len(text)
-
-
 def _check_lines(survey: Survey, side: int) -> list[Check]:
     """Lines of one side that were spoilt when the corpus was made."""
     # The lines with each fault.
@@ -188,9 +164,9 @@ def _check_lines(survey: Survey, side: int) -> list[Check]:
     for line, text in zip(survey.lines, survey.side(side), strict=True):
         if is_double_encoded(text):
             twice_encoded.append(line)
-        if _LOST in text:
+        if has_lost_characters(text):
             lost.append(line)
-        if _MARKUP.search(text) is not None:
+        if has_markup(text):
             marked.append(line)
         if not text.isascii():
             beyond_ascii += 1

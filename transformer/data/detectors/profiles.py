@@ -1,6 +1,6 @@
 """Which of two languages a text is in, by its groups of three characters, without knowing either language.
 
-    texts of a side -> Trigrams, hashed into bins -> sort_sides, over the pairs of all sets -> Evidence, for `languages`
+    texts of a side -> Trigrams, hashed into bins -> sort_sides, over the pairs of all sets -> Evidence, for the doctor
 
 The sides are sorted into two classes, as naive Bayes does: each class is a distribution of trigrams, and a pair counts
 as swapped where its sides fit the classes better when exchanged. Counting and sorting take turns, from the pairs as
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transformer.data.detectors.lexicon import Floats, sums_of
 from transformer.data.store import Ids
-from transformer.tools.doctor.lexicon import Floats, sums_of
 
 BIN_BITS = 14
 BINS = 1 << BIN_BITS  # that trigrams are hashed into
@@ -68,8 +68,14 @@ class Evidence:
 
 def sort_sides(source: Trigrams, target: Trigrams) -> Evidence:
     """Sort the sides of the pairs into two languages; the source's language is the one that most sources are in."""
+    odds = learn_odds(source, target)
+    return Evidence(source.total(odds), target.total(odds))
+
+
+def learn_odds(source: Trigrams, target: Trigrams) -> Floats:
+    """The log of the odds that a trigram is of the source's language, by bin: `(BINS,)`."""
     in_order = np.ones(source.count)  # 1: the sides of the pair are in order, 0: they are swapped
-    evidence = Evidence(np.zeros(source.count), np.zeros(source.count))
+    log_odds = np.zeros(BINS)
     for _ in range(ROUNDS):
         # The trigrams of the two languages, if the pairs are sorted rightly.
         first = source.histogram(in_order) + target.histogram(1.0 - in_order) + PRIOR
@@ -77,16 +83,13 @@ def sort_sides(source: Trigrams, target: Trigrams) -> Evidence:
         log_odds = np.log(first / first.sum()) - np.log(second / second.sum())
 
         # Sort the pairs by these trigrams.
-        evidence = Evidence(source.total(log_odds), target.total(log_odds))
         before = in_order
-        in_order = (evidence.source >= evidence.target).astype(np.float64)
+        in_order = (source.total(log_odds) >= target.total(log_odds)).astype(np.float64)
         if np.array_equal(before, in_order):
             break
 
     # Most pairs are swapped: then it is the others that are.
-    if in_order.mean() < 0.5:
-        return Evidence(-evidence.source, -evidence.target)
-    return evidence
+    return -log_odds if in_order.mean() < 0.5 else log_odds
 
 
 def distance(first: Floats, second: Floats) -> float:
