@@ -30,6 +30,7 @@ from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
     Algorithm,
     DataConfig,
+    Detector,
     ExtraConfig,
     FilterConfig,
     ModelConfig,
@@ -150,13 +151,14 @@ def test_prepare_reports_counts_and_settings(job: TrainJob) -> None:
     assert from_json(DataReport, report) == prepared.report
     assert list(report) == [
         *("digest", "src_lang", "tgt_lang", "sets", "pairs_read", "pairs_kept"),
-        *("dropped", "filters", "tokens", "vocab_size", "targets", "lines", "source_vocab_size"),
+        *("dropped", "filters", "tokens", "vocab_size", "targets", "lines", "source_vocab_size", "samples"),
     ]
     assert report["filters"] == {
         "max_length": 40,
         "max_ratio": 9.0,
         "drop_identical": False,
         "drop_duplicates": False,
+        "doctor": None,
     }
     assert (report["src_lang"], report["tgt_lang"], report["vocab_size"]) == ("en", "de", 80)
     assert (report["pairs_read"], report["pairs_kept"]) == (500, 500)
@@ -373,6 +375,7 @@ def set_field(section: str, name: str, value: object) -> object:
         set_field("filter", "max_ratio", 8.0),
         set_field("filter", "drop_identical", True),
         set_field("filter", "drop_duplicates", True),
+        set_field("filter", "doctor", [Detector.markup]),
         set_field("tokenizer", "vocab_size", 81),
         set_field("tokenizer", "algorithm", Algorithm.unigram),
         set_field("tokenizer", "normalization", Normalization.nfkc),

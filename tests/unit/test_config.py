@@ -354,6 +354,7 @@ ON_RESUME = {
     "data.filter.max_ratio": "r",
     "data.filter.drop_identical": "r",
     "data.filter.drop_duplicates": "r",
+    "data.filter.doctor": "r",
     "data.store_dir": "a",
     "tokenizer.algorithm": "r",
     "tokenizer.vocab_size": "r",

@@ -24,6 +24,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import chain, compress, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ import numpy.typing as npt
 from transformer.config.jobs import TrainJob
 from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
+from transformer.config.settings import DataConfig, Detector, FilterConfig, PairConfig, TokenizerConfig
 from transformer.data.corpus import (
     DUPLICATE,
     EMPTY,
@@ -42,9 +43,11 @@ from transformer.data.corpus import (
     has_several_sentences,
     screen_pairs,
 )
+from transformer.data.detectors import cleaning
 from transformer.data.report import (
     BuildReport,
     DataReport,
+    DroppedPair,
     FileReport,
     LineCounts,
     PairCounts,
@@ -70,7 +73,12 @@ SAMPLED_TARGETS = 2_000  # training targets, at least, of which the round trip t
 
 # Why a pair is dropped, in the order of the checks.
 REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")
-TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}
+DETECTED = {detector: DUPLICATE + number for number, detector in enumerate(Detector, 1)}  # verdicts
+TEXT_REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"} | {
+    code: detector.name for detector, code in DETECTED.items()
+}
+SAMPLES = 5  # pairs that are shown of what each detector has dropped
+SHOWN = 200  # characters of each of their sides
 
 # For bytes.translate: the verdict on a pair becomes 1 if it is kept, else 0.
 _KEPT_MASK = bytes(code == KEPT for code in range(256))
@@ -153,9 +161,16 @@ class _TextSet:
     """A configured set of pairs, whose files have been found and digested."""
 
     source: Source
+    languages: tuple[str, str]  # of both sides, as they are set
     files: dict[str, FileReport]
     pairs: list[Pair] | None  # None: of a training set, which is read block by block
     left_out: dict[str, int]  # what its files have beside pairs, by kind; of a training set, the digests know it
+
+    @property
+    def codes(self) -> tuple[str, str]:
+        """The languages as the detectors know them."""
+        source, target = self.languages
+        return language_of(source, "data.src_lang"), language_of(target, "data.tgt_lang")
 
     @property
     def columns(self) -> list[str] | None:
@@ -207,7 +222,8 @@ class _Corpus:
 class _Screened:
     """The outcome of the first reading: a verdict on the text of every pair."""
 
-    verdicts: list[bytes]  # of each set, as `screen_pairs` gives them
+    verdicts: list[bytes]  # of each set, as `screen_pairs` gives them, with those of DETECTED
+    samples: dict[str, list[DroppedPair]] = field(default_factory=dict)  # by detector
 
     @property
     def kept_by_text(self) -> bytes:
@@ -260,6 +276,8 @@ def prepare(job: TrainJob) -> Prepared:
     began = time.monotonic()
     for key, language in job.data.tgt_langs().items():
         language_of(language, f"data.{key}")
+    if job.data.filter.doctor:
+        language_of(job.data.src_lang, "data.src_lang")
     store_dir = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
     mixture_weights = _configured_weights(job.data)
     models = _models_of(job)
@@ -348,7 +366,7 @@ def _open_set(pair: PairConfig, name: str, data: DataConfig, *, store_dir: Path,
     files = {part: _describe(path, key) for part, path in source.files.items()}
     left_out = Counter[str]()
     pairs = None if is_training else source.load(key, left_out)
-    return _TextSet(source, files, pairs, left_out)
+    return _TextSet(source, data.languages_of(name), files, pairs, left_out)
 
 
 def _describe(path: Path, key: str) -> FileReport:
@@ -402,6 +420,7 @@ def _data_report(
         tokens=built.report.tokens,
         vocab_size=built.report.vocab_size,
         source_vocab_size=own_source_size(built.tokenizers.vocab_sizes),
+        samples=built.report.samples,
         targets=built.report.targets,
         lines=built.report.lines,
     )
@@ -579,7 +598,14 @@ def _digest(corpus: _Corpus, texts: Sequence[Sequence[object]]) -> str:
     # A set without a tag has no entry for one.
     tags = [text_set.source.tag for text_set in corpus.sets]
     tagged = [[*text, *([] if tag is None else [{"tag": tag}])] for text, tag in zip(texts, tags, strict=True)]
-    parts = [PREPARE_VERSION, STORE_VERSION, tagged, to_json(corpus.filters), tokenizer]
+
+    # Without the detectors a digest is what it was before there were any.
+    filters = to_json(corpus.filters)
+    del filters["doctor"]
+    if corpus.filters.doctor:
+        languages = [text_set.codes for text_set in corpus.sets]
+        filters["doctor"] = [cleaning.VERSION, sorted({detector.name for detector in corpus.filters.doctor}), languages]
+    parts = [PREPARE_VERSION, STORE_VERSION, tagged, filters, tokenizer]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -597,7 +623,9 @@ def _open_or_build(path: Path, corpus: _Corpus) -> _Built:
     except InputError as error:
         log.warning("%s; it is built again", error)
 
-    screened = _Screened(screen_pairs([text_set.source.pairs() for text_set in corpus.sets], corpus.filters))
+    screened = _clean(
+        corpus, _Screened(screen_pairs([text_set.source.pairs() for text_set in corpus.sets], corpus.filters))
+    )
     _refuse_empty(screened.kept, corpus, screened.dropped)
     try:
         build_once(path, lambda folder: _build(folder, corpus, screened), is_usable=_is_usable)
@@ -605,6 +633,29 @@ def _open_or_build(path: Path, corpus: _Corpus) -> _Built:
         reason = error.strerror or error
         raise StorageError(f"{path}: cannot be written ({reason}): free space or set data.store_dir") from error
     return _open(path)
+
+
+def _clean(corpus: _Corpus, screened: _Screened) -> _Screened:
+    """The verdicts, with those of the detectors on the pairs that were kept, and samples of what these drop."""
+    detectors = corpus.filters.doctor
+    if not detectors:
+        return screened
+
+    log.info("looking for faults: %s", ", ".join(detector.name for detector in detectors))
+    verdicts = []
+    samples: dict[str, list[DroppedPair]] = {}
+    for number, text_set in enumerate(corpus.sets):
+        codes = bytearray(screened.verdicts[number])
+        faults = cleaning.find_faults(text_set.source.pairs, detectors, text_set.codes)
+        for index, (fault, pair) in enumerate(zip(faults, text_set.source.pairs(), strict=True)):
+            if fault is None or codes[index] != KEPT:
+                continue
+            codes[index] = DETECTED[fault]
+            shown = samples.setdefault(fault.name, [])
+            if len(shown) < SAMPLES:
+                shown.append(DroppedPair(number, index + 1, *(text[:SHOWN] for text in pair)))
+        verdicts.append(bytes(codes))
+    return _Screened(verdicts, samples)
 
 
 def _open(path: Path) -> _Built:
@@ -669,15 +720,30 @@ def _build(path: Path, corpus: _Corpus, screened: _Screened) -> None:
             pairs_read=len(kept_by_text),
             pairs_kept=len(writer),
             sources=_count_pairs(screened, kept_by_pieces),
-            dropped={reason: dropped[reason] for reason in REASONS},
+            dropped={reason: dropped[reason] for reason in _reasons(corpus.filters)},
             filters=corpus.filters,
             tokens=TokenCounts(writer.tokens(0), writer.tokens(1)),
             vocab_size=tokenizers.target.vocab_size,
             targets=RoundTrip.of(sampled_targets, tokenizers.target),
             lines=LineCounts(several_sentences, int(lengths.cumsum().searchsorted(0.9999 * lengths.sum()))),
+            samples=screened.samples,
         )
-        report_text = json.dumps(to_json(report), indent=1)
+        report_text = json.dumps(_report_json(report), indent=1)
         writer.finish({**tokenizers.models, REPORT: report_text.encode()})
+
+
+def _report_json(report: BuildReport) -> dict[str, Any]:
+    """The report as it was written before there were detectors, unless they were asked for."""
+    primitives = to_json(report)
+    if not report.filters.doctor:
+        del primitives["samples"], primitives["filters"]["doctor"]
+    return primitives
+
+
+def _reasons(filters: FilterConfig) -> list[str]:
+    """What a pair can be dropped for, in the order of the checks."""
+    asked_for = [detector.name for detector in Detector if detector in (filters.doctor or ())]
+    return [*REASONS[:3], *asked_for, *REASONS[3:]]
 
 
 def _train_tokenizer(corpus: _Corpus, screened: _Screened, model: _Model, *, side: int) -> bytes:

@@ -41,6 +41,16 @@ class LineCounts:
 
 
 @dataclass(frozen=True)
+class DroppedPair:
+    """A pair that `data.filter.doctor` has dropped."""
+
+    set: int  # which of the training sets it is in, in the order of the store, counted from 0
+    line: int  # of all lines of the set, counted from 1
+    source: str  # its beginning
+    target: str
+
+
+@dataclass(frozen=True)
 class BuildReport:
     """What building a store read, dropped and kept."""
 
@@ -53,6 +63,7 @@ class BuildReport:
     vocab_size: int  # of the target
     targets: RoundTrip  # of a sample of the training targets
     lines: LineCounts | None = None  # None: prepared when they were not counted
+    samples: dict[str, list[DroppedPair]] = field(default_factory=dict)  # the first few, by detector of the doctor
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,7 @@ class DataReport:
     targets: RoundTrip  # of a sample of the training targets
     lines: LineCounts | None = None  # None: prepared when they were not counted
     source_vocab_size: int | None = None  # None: it is the target's vocabulary, too
+    samples: dict[str, list[DroppedPair]] = field(default_factory=dict)  # the first few, by detector of the doctor
 
     @property
     def vocab_sizes(self) -> VocabSize:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transformer.data.detectors.lexicon import Bags, Floats, Lexicon, words_of
-from transformer.data.detectors.sample import BLOCK
+from transformer.data.detectors.sample import BLOCK, BlockSample
 from transformer.data.store import Ids
 
 SHIFTS = (-2, -1, 1, 2)  # lines by which targets may come too late
@@ -24,6 +24,7 @@ FEWEST_TO_LEARN = 400  # pairs, for a lexicon
 MOST_LINKS = 8_000_000  # of a word with a word of the other side, in all pairs: seconds, and some hundred megabytes
 CERTAIN = 5.0  # standard errors by which one mean must exceed another
 LEARNED = 8.0  # standard errors by which true pairs must exceed far ones, for the lexicon to be of use
+CONTRARY = 6.0  # nats of a pair's words against its being a translation, to be certain that it is none
 UNRELATED = 0.25  # of the usual gain: a block with less has sentences that do not translate each other
 RATIO = 4.0  # a pair is an outlier where the ratio of its lengths is so many times the usual one
 SHORT = 40  # characters: shorter pairs may have any lengths
@@ -179,6 +180,62 @@ def shift_of(gains: Gains, block: int) -> int:
 def is_unrelated(over_far: Floats, usual_gain: float) -> bool:
     """Whether the pairs of a block certainly gain less over far ones than translations usually do."""
     return mean(over_far) < UNRELATED * usual_gain and certainty(usual_gain - over_far) > CERTAIN
+
+
+# ---- any pairs of the text -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Aligner:
+    """What a sample of a text has taught, to be asked about all of its pairs."""
+
+    lexicons: tuple[Lexicon, Lexicon]
+    numbers: dict[str, int]  # of the words that the sample has
+    usual: float  # gain over far pairs
+    stride: int  # of the blocks that were learned from
+
+    @classmethod
+    def learn(cls, sample: BlockSample) -> "Aligner | None":
+        """None where the sample is too small, or no words of its two sides belong together."""
+        _, sources, targets = sample.columns()
+        if len(sources) < FEWEST_TO_LEARN:
+            return None
+
+        every = thinning(sources, targets)
+        kept = [index for index in range(len(sources)) if index // BLOCK % every == 0]
+        numbers = {"": 0}
+        sides = Sides.of([sources[index] for index in kept], [targets[index] for index in kept], numbers)
+        learned = learn_with_shift(sides)
+        if learned is None:
+            return None
+        lexicons, _, usual = learned
+        return cls(lexicons, numbers, usual, sample.stride * every)
+
+    def find(self, sources: Sequence[str], targets: Sequence[str], *, first_block: int) -> npt.NDArray[np.bool_]:
+        """Which of these pairs are no translations: `(b,)`. They are whole blocks of the text, from this one on."""
+        sides = Sides(
+            Bags.of(sources, self.numbers, has_null=True, is_known=True),
+            Bags.of(targets, self.numbers, has_null=False, is_known=True),
+            len(self.numbers) + 1,
+        )
+        count = len(sources)
+        pairs = np.arange(count)
+        blocks = -(-count // BLOCK)  # rounded up
+        halves = (first_block + np.arange(blocks)) // self.stride % 2
+
+        # Pairs whose own words speak against them.
+        found = np.zeros(count, np.bool_)
+        for parity, lexicon in enumerate(self.lexicons):
+            chosen = pairs[halves[pairs // BLOCK] != parity]
+            evidence = lexicon.evidence(sides.source, sides.target, left=chosen, right=chosen)
+            found[chosen] = evidence < -CONTRARY
+
+        # Blocks that are shifted, or hold no translations.
+        gains = gains_of(sides, self.lexicons, halves=halves)
+        for block in range(blocks):
+            if shift_of(gains, block) or is_unrelated(gains.own[block] - gains.far[block], self.usual):
+                found[block * BLOCK : (block + 1) * BLOCK] = True
+        return found
 
 
 # ---- lengths --------------------------------------------------------------------------------------------------------

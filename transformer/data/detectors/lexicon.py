@@ -51,12 +51,16 @@ class Bags:
     counts: Ids  # words of each sentence
 
     @classmethod
-    def of(cls, texts: Iterable[str], numbers: dict[str, int], *, has_null: bool) -> "Bags":
-        """Number the words; new ones are added to `numbers`. `has_null` puts the empty word 0 into every sentence."""
+    def of(cls, texts: Iterable[str], numbers: dict[str, int], *, has_null: bool, is_known: bool = False) -> "Bags":
+        """Number the words; new ones are added to `numbers`, or with `is_known` all have the number after its last.
+
+        `has_null` puts the empty word 0 into every sentence.
+        """
+        number_of = numbers.get if is_known else numbers.setdefault
         sentences = []
         for text in texts:
             words = words_of(text)[:MOST_WORDS]
-            numbered = [numbers.setdefault(word, len(numbers)) for word in words]
+            numbered = [number_of(word, len(numbers)) for word in words]
             sentences.append([0, *numbered] if has_null else numbered)
 
         counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
@@ -149,6 +153,15 @@ class Lexicon:
         For each pair `(left[k], right[k])` the mean over its known target words of the log of the ratio, in nats; NaN
         where no word is known.
         """
+        sums, known = self._log_ratios(source, target, left=left, right=right)
+        return np.where(known > 0, sums / np.maximum(1, known), np.nan)
+
+    def evidence(self, source: Bags, target: Bags, *, left: Ids, right: Ids) -> Floats:
+        """The sum of what `gains` has the mean of: the log of the odds that the target translates the source."""
+        return self._log_ratios(source, target, left=left, right=right)[0]
+
+    def _log_ratios(self, source: Bags, target: Bags, *, left: Ids, right: Ids) -> tuple[Floats, Floats]:
+        """For each pair the sum over its known target words, and how many these are."""
         links = _Links.of(source, target, left=left, right=right)
         tokens = len(links.token_words)
 
@@ -166,7 +179,7 @@ class Lexicon:
         ratio = np.ones(tokens)
         ratio[is_known] = SMOOTHING + (1.0 - SMOOTHING) * explained[is_known] / frequency[is_known]
 
-        # The mean of the logarithms, pair by pair.
+        # The logarithms, pair by pair.
         sums = sums_of(links.token_pairs, np.log(ratio), size=len(left))
-        known = np.bincount(links.token_pairs, is_known, minlength=len(left))
-        return np.where(known > 0, sums / np.maximum(1, known), np.nan)
+        known = sums_of(links.token_pairs, is_known.astype(np.float64), size=len(left))
+        return sums, known

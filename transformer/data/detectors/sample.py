@@ -15,19 +15,19 @@ class BlockSample:
 
     def __init__(self) -> None:
         self.kept: list[tuple[int, list[Pair]]] = []  # the line of the first pair, and the pairs
-        self._stride = 1
+        self.stride = 1
         self._blocks_read = 0
 
     def add(self, line: int, block: list[Pair]) -> None:
         """Keep the next block, if it is its turn."""
-        if self._blocks_read % self._stride == 0:
+        if self._blocks_read % self.stride == 0:
             self.kept.append((line, block))
         self._blocks_read += 1
 
         # Where there are too many, keep every other one.
         if len(self.kept) * BLOCK > MOST_PAIRS:
             self.kept = self.kept[::2]
-            self._stride *= 2
+            self.stride *= 2
 
     def columns(self) -> tuple[list[int], list[str], list[str]]:
         """Lines, sources and targets of the sampled pairs, the blocks end to end."""

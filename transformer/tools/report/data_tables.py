@@ -34,6 +34,8 @@ def data_section(runs: Sequence[RunReading]) -> Component:
         assert first.data is not None
         whose = "" if len(group) == len(runs) else f" of {', '.join(run.name for run in group)}"
         blocks += [_pairs(first.data, whose), _filters(first.data, whose), _tokenizer(first, first.data, whose)]
+        if first.data.samples:
+            blocks.append(_samples(first.data, whose))
         blocks += _pieces(first, whose)
     blocks.append(_padding(runs))
     return section("Data", blocks)
@@ -81,6 +83,21 @@ def _filters(report: DataReport, whose: str) -> Table:
         [reason.replace("_", " "), f"{count:,}", rules.get(reason, "")] for reason, count in report.dropped.items()
     ]
     return Table(f"Pairs that filters dropped{whose}", ["reason", "pairs", "rule"], rows, is_numeric=False)
+
+
+def _samples(report: DataReport, whose: str) -> Table:
+    """The first pairs that each of the doctor's detectors has dropped."""
+    trained_on = [name for name, counts in report.sets.items() if counts.weight is not None]
+    trained_on.sort(key=lambda name: (name != "train", name))  # the order of the store
+    rows: list[list[Cell]] = [
+        [detector, f"{trained_on[pair.set]}, line {pair.line:,}", pair.source, pair.target]
+        for detector, pairs in report.samples.items()
+        for pair in pairs
+        if pair.set < len(trained_on)
+    ]
+    return Table(
+        f"Pairs that detectors dropped{whose}", ["detector", "where", "source", "target"], rows, is_numeric=False
+    )
 
 
 def _tokenizer(run: RunReading, report: DataReport, whose: str) -> Table:
