@@ -207,8 +207,8 @@ def test_translate_names_what_splitting_needs(run_dir: Path, monkeypatch: pytest
     [
         ({"format": LineFormat.jsonl}, "split=true needs format=text: format=jsonl has the score of a whole line"),
         ({"format": LineFormat.tsv, "n_best": 2}, "split=true needs format=text"),
-        ({"prefix": "a.txt"}, "split=true translates by search, sentence by sentence: leave prefix and sample out"),
-        ({"sample": SampleConfig(top_k=3)}, "leave prefix and sample out"),
+        ({"prefix": "a.txt"}, "split=true translates by search, sentence by sentence: leave prefix, rerank and sample out"),
+        ({"sample": SampleConfig(top_k=3)}, "leave prefix, rerank and sample out"),
     ],
 )
 def test_translate_job_refuses_what_does_not_go_with_splitting(settings: dict[str, Any], said: str) -> None:
