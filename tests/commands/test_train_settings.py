@@ -34,6 +34,7 @@ from transformer.config.settings import (
     BleuTokenizer,
     DataConfig,
     Decay,
+    Detector,
     Norm,
     OptimizerKind,
     Positions,
@@ -150,6 +151,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "model.d_v": 8,
     **{f"data.{pair}.tag": "<x>" for pair in ("train", "dev")},
     **{f"data.{pair}.tgt_lang": "fr" for pair in ("train", "dev")},
+    "data.filter.doctor": [Detector.copies],
     "data.bleu_tokenize": BleuTokenizer["intl"],
     "data.store_dir": "",
     "data.temperature": 2.0,
@@ -208,6 +210,8 @@ KEYS = [key for key in KEYS if key not in FILES | NOT_HERE | {"run_dir"}]
 def as_typed(value: object) -> str:
     """How a user writes it on the command line."""
     words = {"None": "null", "True": "true", "False": "false"}
+    if isinstance(value, list):
+        return str([as_typed(item) for item in value])
     text = value.name if isinstance(value, Enum) else str(value)
     return words.get(text, text)
 

@@ -126,9 +126,9 @@ def check(schedule: Schedule, folder: Path) -> str:
 
     # In one process, which cuts its steps as the ranks of the first leg did.
     def straight() -> None:
-        def as_if(*arguments: Any, world_size: int) -> Any:
+        def as_if(*arguments: Any, world_size: int, **more: Any) -> Any:
             assert world_size == 1
-            return start_run(*arguments, world_size=schedule.legs[0][0])
+            return start_run(*arguments, world_size=schedule.legs[0][0], **more)
 
         pytest.MonkeyPatch().setattr(start, "start_run", as_if)
         run(job(folder / "straight", data, schedule, until=schedule.steps, tokenizer=tokenizer))

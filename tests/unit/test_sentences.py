@@ -207,7 +207,10 @@ def test_translate_names_what_splitting_needs(run_dir: Path, monkeypatch: pytest
     [
         ({"format": LineFormat.jsonl}, "split=true needs format=text: format=jsonl has the score of a whole line"),
         ({"format": LineFormat.tsv, "n_best": 2}, "split=true needs format=text"),
-        ({"prefix": "a.txt"}, "split=true translates by search, sentence by sentence: leave prefix, rerank and sample out"),
+        (
+            {"prefix": "a.txt"},
+            "split=true translates by search, sentence by sentence: leave prefix, rerank and sample out",
+        ),
         ({"sample": SampleConfig(top_k=3)}, "leave prefix, rerank and sample out"),
     ],
 )
