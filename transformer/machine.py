@@ -205,6 +205,7 @@ def installed_packages() -> dict[str, str]:
     return dict(sorted(versions.items()))
 
 
+@cache  # what a process runs is what it has imported, whatever is changed in the folder meanwhile
 def source_commit(folder: Path) -> str | None:
     """The commit of the git checkout `folder`, with `-dirty` where files differ from it; None where that is unknown."""
     if not (folder / ".git").exists():

@@ -192,7 +192,7 @@ def test_variants_try_every_choice_of_a_switch() -> None:
 
 def marks_of(target: Target) -> list[pytest.MarkDecorator]:
     """torch's exporter to ONNX needs seconds to load, and seconds for each model."""
-    return [pytest.mark.onnx] if target is Target.onnx else []
+    return [pytest.mark.ci] if target is Target.onnx else []
 
 
 def exact_cells() -> list[Any]:
@@ -204,6 +204,7 @@ def exact_cells() -> list[Any]:
 
 
 @pytest.mark.parametrize(("variant", "target"), exact_cells(), ids=lambda value: getattr(value, "value", value))
+@pytest.mark.ci
 def test_export_of_a_variant_computes_the_same(
     variant: str, target: Target, text: list[tuple[str, str]], tokenizer_model: bytes, tmp_path: Path
 ) -> None:

@@ -240,6 +240,7 @@ def far(rate: float) -> float:
 
 
 @old_optuna
+@pytest.mark.ci
 def test_optuna_makes_bleu_large_and_the_loss_small() -> None:
     """The rates after the first two depend on what came out, and on which way is better; the rest is the seed's."""
     by_bleu = try_with_optuna(near)

@@ -71,6 +71,7 @@ def test_old_run_translates_from_its_last_and_its_best_checkpoint(old_run: Path)
         assert translation
 
 
+@pytest.mark.ci
 def test_old_run_evaluates_and_exports_through_the_command_line(old_run: Path) -> None:
     evaluated = typed_in_a_child("evaluate", "run_dir=old_run", "format=json", cwd=old_run.parent)
     scores = json.loads(evaluated.printed)["test_sets"]["test"]

@@ -37,6 +37,8 @@ from transformer.tools.tables.make import make_table
 from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.tools.tables.rows import output_of
 
+pytestmark = pytest.mark.ci
+
 # Table 3 of the paper, copied by hand: N, d_model, d_ff, h, d_k, d_v, P_drop, label smoothing, millions of parameters.
 ROWS: dict[str, tuple[int, int, int, int, int, int, float, float, int | None]] = {
     "base": (6, 512, 2048, 8, 64, 64, 0.1, 0.1, 65),

@@ -334,6 +334,7 @@ RATES: dict[str, Callable[[int], float]] = {  # of step n of the demo: d_model 1
 
 @pytest.mark.usefixtures("_small_demo")
 @every_recipe
+@pytest.mark.ci
 def test_recipe_trains(name: str, tmp_path: Path) -> None:
     small = ["train.max_steps=2", "train.log_every=1", "train.threads=1", "train.precision=fp32", "search.max_extra=5"]
     folder = run(compose("train", [f"recipe={name}", f"run_dir={tmp_path}/run", *small]))

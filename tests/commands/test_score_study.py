@@ -50,6 +50,8 @@ from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.measured import Measured, Table, TableRow
 from transformer.training.step import Objective
 
+pytestmark = pytest.mark.ci
+
 CPU = torch.device("cpu")
 EVERY_SCORE = list(Score)
 

@@ -62,6 +62,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 # ---- the trials -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_sweep_finds_what_each_evaluation_of_its_own_finds(job: TrainJob, run_dir: Path) -> None:
     result = swept(run_dir, sweep=SETTINGS)
     assert [(trial.beam_size, trial.length_penalty) for trial in result.trials] == [

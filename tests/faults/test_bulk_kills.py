@@ -142,6 +142,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "BLOCK", BLOCK)
 
 
+@pytest.mark.ci
 def test_translate_loses_no_block_by_four_kills(folder: Path, spm: bytes) -> None:
     kill(4, folder, spm, seed=0)
 

@@ -70,7 +70,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow  # test_elastic.py has one schedule of each in every run of the tests
+@pytest.mark.ci  # test_elastic.py has one schedule of each in every run of the tests
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("sizes", [(2, 1), (4, 2), (2, 3), (1, 4)])
 def test_train_goes_on_with_other_ranks(
@@ -98,6 +98,7 @@ def test_train_with_muon_goes_on_with_two_ranks(tmp_path: Path, corpus: DataConf
         assert_same_tensors(step_dir(tmp_path / "straight", 6) / name, step_dir(tmp_path / "stopped", 6) / name)
 
 
+@pytest.mark.ci
 def test_train_step_of_packed_batches_is_shared_by_ranks(tmp_path: Path, corpus: DataConfig) -> None:
     """Begun on two ranks, then alone: the same, with dropout; and without it, what padding gives."""
     packed = {"layout": LayoutKind.packed}

@@ -219,6 +219,7 @@ def test_proof_takes_the_same_way_on_every_rank(corpus: DataConfig, tmp_path: Pa
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
+@pytest.mark.fake_gpu
 def test_proof_of_kernels_in_half_precision(tmp_path: Path) -> None:
     """The stand-in of a GPU's kernel in bf16, sound and with each fault: see support/varlen.py."""
     packed, padded = "packed (varlen), not compiled, bf16", "padded, not compiled, bf16"

@@ -724,6 +724,7 @@ def from_hub(name: str, run_dir: str) -> list[str]:
     return ["prepare", "experiment=small", f"run_dir={run_dir}", "tokenizer.vocab_size=50", *given]
 
 
+@pytest.mark.ci
 def test_prepare_copies_from_the_hub_over_http(hub: Hub, tmp_path: Path) -> None:
     environment = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path / "home")}
     retries = "transformer.data.prepare, datasets, time; time.sleep = lambda seconds: None"

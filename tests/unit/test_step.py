@@ -706,6 +706,7 @@ def test_objective_evaluates_without_the_logits_of_the_whole_batch(monkeypatch: 
     assert set(rows) <= {1, 2}
 
 
+@pytest.mark.fake_gpu
 def test_objective_compiles_packed_batches_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where attention over packed sentences is one kernel; a plain formula stands in for it here."""
 
