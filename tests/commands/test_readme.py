@@ -75,6 +75,7 @@ def test_pages_tag_each_block_of_code() -> None:
     assert all(block.language in ("sh", "python") for block in BLOCKS if block.tag == "run")
 
 
+@pytest.mark.ci
 def test_pages_have_examples_that_run(
     small_demo: Shipped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -202,6 +202,7 @@ def test_train_refuses_a_probability_above_one(
     assert steps_of(tmp_path / "a") == []
 
 
+@pytest.mark.ci
 def test_two_ranks_train_on_the_pieces_of_one(corpus: DataConfig, tmp_path: Path) -> None:
     """Begun on two ranks, ended in the second epoch on one, against two all the way: in float64, to 1e-9."""
     recipe: dict[str, Any] = {"precision": Precision.fp64, "max_tokens": 100}

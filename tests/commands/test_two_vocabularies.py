@@ -294,6 +294,7 @@ def test_translator_begins_with_a_prefix_of_the_target(finished: TrainJob) -> No
     assert found.text.startswith(word)
 
 
+@pytest.mark.ci
 def test_commands_read_a_run_of_two_vocabularies(finished: TrainJob, tmp_path: Path) -> None:
     run_dir = finished.run_dir
     (tmp_path / "in.txt").write_text("one two\n", encoding="utf-8")

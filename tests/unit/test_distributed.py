@@ -84,6 +84,7 @@ def test_train_goes_on_with_other_ranks(
     assert_equal(tmp_path / "straight", tmp_path / "moved")
 
 
+@pytest.mark.ci
 def test_train_with_muon_goes_on_with_two_ranks(tmp_path: Path, corpus: DataConfig) -> None:
     """Stopped after three steps and resumed: to the last bit, in float32."""
     recipe = {**RECIPES["Muon"], "max_steps": 6, "average": 1}
