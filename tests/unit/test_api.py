@@ -357,6 +357,7 @@ CALLS: dict[str, tuple[Callable[[Any, Any], object], str]] = {  # of a translato
         lambda t, run: api.compose("train", None),
         "overrides=None must be a list of key=values",
     ),
+    "half a character": (lambda t, run: api.compose("train", ["\ud800=1"]), r"'\\ud800=1': not UTF-8"),
     "overrides in text": (lambda t, run: api.compose("train", "a=b"), "compose takes a list of overrides"),
     "overrides in a dict": (lambda t, run: api.compose("train", {"a": 1}), "overrides={'a': 1} must be a list"),
     "an override 1": (
@@ -444,10 +445,11 @@ def _weights(**given: Any) -> torch.Tensor:
 
 
 def _assert_refused(call: Callable[[], object], message: str) -> None:
-    """It raises a TransformerError of one line."""
+    """It raises a TransformerError of one line that can be printed."""
     with pytest.raises(transformer.TransformerError, match=f"^{message}") as refused:
         call()
     assert "\n" not in str(refused.value)
+    assert str(refused.value).encode(), "it can be printed"
 
 
 @pytest.mark.parametrize("case", CALLS)

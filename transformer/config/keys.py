@@ -172,7 +172,7 @@ def _check_text(argument: str) -> None:
     if "\0" in argument:
         raise InputError(f"{argument!r}: a NUL is in it")
     if any("\ud800" <= character <= "\udfff" for character in argument):  # how Python marks bytes it cannot decode
-        raise InputError(f"{argument}: not UTF-8")
+        raise InputError(f"{argument!r}: not UTF-8")
 
 
 def _check_removal(override: str, keys: Mapping[str, Key]) -> str:
