@@ -51,6 +51,8 @@ def run_dir(spm: bytes, tmp_path: Path) -> Path:
             "He said “go.” Then",
             "Go . Now .",
             "In 1990. Then",
+            "The best. Ever",
+            "To Dr. Hill. Then",
         ),
         *("Was? Ja", "wait… no", "我喜欢读书。她正在做饭", "はい！いいえ", "هل أنت هنا؟ نعم", "यह है। वह है"),
     ],
@@ -63,6 +65,7 @@ def test_has_several_sentences(text: str) -> None:
     "text",
     [
         *("She reads.", "", ".", "no mark", "at 3.5 km", "am 3. Mai und 12. Juni", "z. B. so", "J. Smith", "(Yes.)"),
+        *("Mr. Smith", "Mrs. and Ms. Hill", "bei Dr. Weiß", "bei Prof. Weiß", "in St. Petersburg"),
         *("Was?! ", "wait . . .", "我喜欢读书。", "“好吗？”", "a.b c.d"),
     ],
 )

@@ -33,8 +33,9 @@ KEPT, EMPTY, IDENTICAL, DUPLICATE = range(4)  # what becomes of a training pair
 
 LONGEST_LINE = 1 << 18  # bytes: no sentence comes near; memory must not depend on where a file has its newlines
 
-_INNER_END = re.compile(
-    r"""[.!?…؟۔।。！？｡](?<!\b\w[.])(?<!\b\d\d[.])(?:(?<=[。！？｡])|["'”’»)\]]*\s)\W*\w"""  # see has_several_sentences
+_INNER_END = re.compile(  # see has_several_sentences
+    r"""[.!?…؟۔।。！？｡](?<!\b\w[.])(?<!\b\d\d[.])"""
+    r"""(?<!\b(?:Mr|Ms|Dr|St)[.])(?<!\bMrs[.])(?<!\bProf[.])(?:(?<=[。！？｡])|["'”’»)\]]*\s)\W*\w"""
 )
 
 _BUFFER = LONGEST_LINE  # so a longer line never lies in one buffer
@@ -184,7 +185,8 @@ def is_blank(text: str) -> bool:
 def has_several_sentences(text: str) -> bool:
     """Whether a sentence seems to end before the text does: a mark, what closes a quotation, a space, and more words.
 
-    Chinese and Japanese need no space. A full stop after one letter or at most two digits ends none: "z. B.", "3. Mai".
+    Chinese and Japanese need no space. A full stop after one letter or at most two digits ends none: "z. B.", "3. Mai";
+    nor does one after a title of a name ("Dr. Weiß"). After other abbreviations it is taken for an end.
     """
     return _INNER_END.search(text) is not None
 
