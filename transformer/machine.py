@@ -89,7 +89,7 @@ def lack_of(error: BaseException) -> str | None:
     Libraries raise these in many ways: torch, in whose C++ a thread cannot be started, as a RuntimeError with no more
     than the system's words.
     """
-    for earlier in _origins(error):
+    for earlier in origins(error):
         match earlier:
             case OSError(errno=errno.EMFILE | errno.ENFILE):
                 most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -105,8 +105,8 @@ def lack_of(error: BaseException) -> str | None:
     return None
 
 
-def _origins(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it arose from, and so on; each once.
+def origins(error: BaseException, *, are_hidden: bool = False) -> Iterator[BaseException]:
+    """The error, what it arose from, and so on; each once. `are_hidden`: those, too, that `from None` hides.
 
     They can form a circle: TensorBoard's writer raises one and the same error again when it is closed, by then while
     the StorageError is handled that this error has become.
@@ -116,7 +116,8 @@ def _origins(error: BaseException) -> Iterator[BaseException]:
     while origin is not None and all(origin is not other for other in seen):
         yield origin
         seen.append(origin)
-        origin = origin.__cause__ or (None if origin.__suppress_context__ else origin.__context__)
+        context = None if origin.__suppress_context__ and not are_hidden else origin.__context__
+        origin = origin.__cause__ or context
 
 
 def _threads_in_environment() -> int | None:

@@ -1023,12 +1023,24 @@ def test_main_shortens_a_line_of_100_000_letters(override: str) -> None:
     assert (result.status, result.jobs) == (2, [])
 
 
+def interrupt_in_the_middle() -> None:
+    """What a library would put back on the way out fails, and hides where its error arose: OmegaConf does."""
+    try:
+        raise KeyboardInterrupt
+    finally:
+        try:
+            int("half done")
+        except ValueError:
+            raise AttributeError("full_key: hydra") from None
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
 @pytest.mark.parametrize("command", JOBS)
-def test_main_says_at_an_interrupt_whether_the_command_can_go_on(command: str) -> None:
+def test_main_says_at_an_interrupt_whether_the_command_can_go_on(command: str, is_replaced: bool) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    result = enter(command, then=interrupt)
+    result = enter(command, then=interrupt_in_the_middle if is_replaced else interrupt)
     if command in ("prepare", "train", "table"):
         assert result.status == 75
         assert result.err == "transformer: error: stopped; to go on, give the same command again\n"

@@ -113,13 +113,7 @@ def _dispatch(arguments: list[str]) -> int:
     except TransformerError as error:
         return _fail_for_want(error) or _fail(error, str(error), error.exit_status)
     except KeyboardInterrupt as error:
-        if command in COMMANDS and COMMANDS[command].goes_on:
-            return _fail(error, "stopped; to go on, give the same command again", Stopped.exit_status)
-        if (
-            command == "translate" and sys.stdin is not None and sys.stdin.isatty()
-        ):  # the end of a dialogue, as Ctrl-D is
-            return 128 + signal.SIGINT
-        return _fail(error, "stopped", 128 + signal.SIGINT)
+        return _stop(command, error)
     except BrokenPipeError:  # the reader of our output has gone
         _drop_output()
         return 128 + signal.SIGPIPE
@@ -130,6 +124,11 @@ def _dispatch(arguments: list[str]) -> int:
             _drop_output()
         return _fail(error, f"{error.filename or 'output'}: {error.strerror}", StorageError.exit_status)
     except Exception as error:
+        from transformer.machine import origins
+
+        # A library that was interrupted in the middle of something may raise an error of its own in its place.
+        if any(isinstance(origin, KeyboardInterrupt) for origin in origins(error, are_hidden=True)):
+            return _stop(command, error)
         return _fail_for_want(error) or _fail_as_bug(error)
     return 0 if arguments else InputError.exit_status
 
@@ -199,6 +198,15 @@ def _complete(flag: str, argument: str) -> None:
 def _drop_output() -> None:
     """Drop what is still to be written: the interpreter would try once more when it ends, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _stop(command: str, error: BaseException) -> int:
+    """Say whether a command that was interrupted can go on; the exit status."""
+    if command in COMMANDS and COMMANDS[command].goes_on:
+        return _fail(error, "stopped; to go on, give the same command again", Stopped.exit_status)
+    if command == "translate" and sys.stdin is not None and sys.stdin.isatty():  # a dialogue, which Ctrl-D ends, too
+        return 128 + signal.SIGINT
+    return _fail(error, "stopped", 128 + signal.SIGINT)
 
 
 def _fail_for_want(error: Exception) -> int:
