@@ -1049,6 +1049,19 @@ def test_main_says_at_an_interrupt_whether_the_command_can_go_on(command: str, i
         assert result.err == "transformer: error: stopped\n"
 
 
+@pytest.mark.parametrize(("kind", "status"), [(errors.InputError, 75), (errors.StorageError, 5)])
+def test_main_takes_no_interrupted_composing_for_bad_input(kind: type[errors.TransformerError], status: int) -> None:
+    """What Hydra raises is put into words as an InputError; a disk that is full while a training stops is news."""
+
+    def compose() -> None:
+        try:
+            interrupt_in_the_middle()
+        except AttributeError as error:
+            raise kind("full_key: hydra") from error
+
+    assert enter("train", then=compose).status == status
+
+
 def test_main_lets_an_interrupt_end_a_dialogue_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

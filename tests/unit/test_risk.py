@@ -91,6 +91,15 @@ def test_least_risk_ranks_as_brute_force(
     assert least_risk(job)([BLANK]) == [BLANK]
 
 
+def test_least_risk_ranks_what_the_model_thinks_impossible(run_dir: Path) -> None:
+    """No probability tells such candidates apart, so each counts the same; one alone agrees with itself."""
+    choose = least_risk(TranslateJob(str(run_dir), rerank=Rerank.chrf))
+    found = [replace(translation(text, 0.5), log_prob=float("-inf")) for text in TEXTS[:3]]
+    expected = np.mean([[chrf_of_pair(text, other) for other in TEXTS[:3]] for text in TEXTS[:3]], axis=1)
+    assert sorted(one.expected_score or 0.0 for one in choose(found)) == pytest.approx(sorted(expected), rel=1e-12)
+    assert [one.expected_score for one in choose(found[:1])] == pytest.approx([100.0])
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("risk")
@@ -158,9 +167,13 @@ def test_translate_compares_the_whole_beam_or_32_samples(run_dir: Path, monkeypa
     [
         ({"candidates": 8}, "candidates is for rerank"),
         ({"candidates": 1, "rerank": Rerank.chrf}, "candidates=1 must be at least 2"),
+        (
+            {"candidates": 4, "n_best": 5, "rerank": Rerank.chrf, "format": LineFormat.jsonl},
+            "n_best=5 must be at most candidates=4",
+        ),
         ({"rerank": Rerank.chrf, "split": True}, "leave prefix, rerank and sample out"),
     ],
-    ids=["alone", "one", "sentences"],
+    ids=["alone", "one", "fewer", "sentences"],
 )
 def test_translate_job_refuses(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -111,6 +111,8 @@ def _dispatch(arguments: list[str]) -> int:
         _enter(command, arguments[1:])
         sys.stdout.flush()
     except TransformerError as error:
+        if isinstance(error, InputError) and _was_interrupted(error):
+            return _stop(command, error)
         return _fail_for_want(error) or _fail(error, str(error), error.exit_status)
     except KeyboardInterrupt as error:
         return _stop(command, error)
@@ -124,10 +126,7 @@ def _dispatch(arguments: list[str]) -> int:
             _drop_output()
         return _fail(error, f"{error.filename or 'output'}: {error.strerror}", StorageError.exit_status)
     except Exception as error:
-        from transformer.machine import origins
-
-        # A library that was interrupted in the middle of something may raise an error of its own in its place.
-        if any(isinstance(origin, KeyboardInterrupt) for origin in origins(error, are_hidden=True)):
+        if _was_interrupted(error):
             return _stop(command, error)
         return _fail_for_want(error) or _fail_as_bug(error)
     return 0 if arguments else InputError.exit_status
@@ -198,6 +197,13 @@ def _complete(flag: str, argument: str) -> None:
 def _drop_output() -> None:
     """Drop what is still to be written: the interpreter would try once more when it ends, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _was_interrupted(error: Exception) -> bool:
+    """Whether it stands for an interrupt: a library that is struck in the middle of something may raise its own."""
+    from transformer.machine import origins
+
+    return any(isinstance(origin, KeyboardInterrupt) for origin in origins(error, are_hidden=True))
 
 
 def _stop(command: str, error: BaseException) -> int:

@@ -192,6 +192,8 @@ class TranslateJob(DecodeJob):
         at_least(self, "", 2, "candidates")
         at_most(self, "", MOST_BEAM, "n_best", "candidates")
         require(self.candidates is None or self.rerank is not None, "candidates is for rerank=chrf or rerank=bleu")
+        is_enough = self.candidates is None or self.n_best <= self.candidates
+        require(is_enough, f"n_best={self.n_best} must be at most candidates={self.candidates}")
         require(
             self.n_best == 1 or self.format is not LineFormat.text,
             f"n_best={self.n_best} needs format=tsv or format=jsonl: text is one line for each line of input",

@@ -45,12 +45,12 @@ def least_risk(job: TranslateJob) -> Callable[[Sequence[Translation]], list[Tran
             return sentence_bleu([tokenizer(text.rstrip()) for text in texts])
 
     def choose(translations: Sequence[Translation]) -> list[Translation]:
-        if len(translations) == 1:
+        log_probs = np.array([translation.log_prob for translation in translations], dtype=np.float64)
+        if np.isnan(log_probs).any():  # of a blank line
             return list(translations)
 
         weights = np.ones(len(translations))
-        if not job.sample.is_wanted:
-            log_probs = np.array([translation.log_prob for translation in translations])
+        if not job.sample.is_wanted and np.isfinite(log_probs.max()):
             weights = np.exp(log_probs - log_probs.max())
         by_text: dict[str, float] = {}
         for translation, weight in zip(translations, weights, strict=True):
@@ -116,10 +116,13 @@ def _matches(grams: Sequence["Counter[str]"]) -> tuple[Floats, Floats]:
 
     min(a, b) is the number of levels t = 1, 2, ... that both a and b reach: so each level is a product of matrices.
     """
-    column = {gram: n for n, gram in enumerate(dict.fromkeys(gram for of_text in grams for gram in of_text))}
+    # What one text alone has, most of the long n-grams, it shares with itself only.
+    n_texts = Counter(gram for of_text in grams for gram in of_text)
+    column = {gram: n for n, gram in enumerate(gram for gram, count in n_texts.items() if count > 1)}
     counts = np.zeros((len(grams), len(column)), dtype=np.float32)
     for row, of_text in zip(counts, grams, strict=True):
-        row[[column[gram] for gram in of_text]] = list(of_text.values())
+        for gram in of_text.keys() & column.keys():
+            row[column[gram]] = of_text[gram]
 
     matches = np.zeros((len(grams), len(grams)))
     level = 1
@@ -127,4 +130,6 @@ def _matches(grams: Sequence["Counter[str]"]) -> tuple[Floats, Floats]:
         reached = reached[:, reached.any(axis=0)].astype(np.float32)
         matches += reached @ reached.T
         level += 1
-    return matches, counts.sum(axis=1, dtype=np.float64)
+    totals = np.array([of_text.total() for of_text in grams], dtype=np.float64)
+    np.fill_diagonal(matches, totals)
+    return matches, totals
