@@ -19,17 +19,17 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, BinaryIO, Generic
 
 from transformer.compute import resolve_device
 from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.data.compression import DAMAGE, compress, damaged, open_bytes
 from transformer.data.tokenizer import read_models
-from transformer.decoding.stream import Item, Tally, Work, read_blocks, summed, throughput
+from transformer.decoding.stream import Item, Tally, Work, read_blocks, stream, summed, throughput
 from transformer.decoding.translator import Translator
 from transformer.distributed import choose_local_device, is_rank0, world_size
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
@@ -304,6 +304,29 @@ def _begin(place: _Place, settings: Settings) -> bool:
 
 
 # ---- the work -------------------------------------------------------------------------------------------------------
+
+
+def from_files(
+    job: TranslateJob | ScoreJob,
+    blocks: Callable[[], Generator[list[Item], None, None]],
+    work: Work[Item],
+    *,
+    translator: Translator,
+    files: Mapping[str, str],
+    stdout: BinaryIO,
+    unit: str,
+) -> Tally | None:
+    """Write what comes of files, by the keys that name them, to the output: in blocks that are kept, if it can be.
+
+    Standard output, a pipe or a device is written as blocks come. The rest is as for `in_bulk`.
+    """
+    if job.output is None or not is_file(job.output):
+        with nullcontext(stdout) if job.output is None else open(job.output, "wb") as file:
+            return stream(blocks(), work, file, unit=unit, is_dialogue=file.isatty())
+
+    texts = {key: Text.of(name, key) for key, name in files.items()}
+    settings = settings_of(job, translator, texts)
+    return in_bulk(blocks, work, output=Path(job.output), settings=settings, texts=list(texts.values()), unit=unit)
 
 
 def in_bulk(

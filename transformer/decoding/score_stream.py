@@ -7,7 +7,7 @@ the score would be that of another sentence.
 import logging
 import math
 from collections.abc import Generator, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -16,7 +16,7 @@ import torch
 
 from transformer.config.jobs import ScoreJob
 from transformer.data.corpus import LONGEST_LINE, Pair, read_pairs, with_tag
-from transformer.decoding.bulk import Text, choose_device, in_bulk, is_file, settings_of
+from transformer.decoding.bulk import choose_device, from_files
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import format_log_probs
 from transformer.decoding.stream import Output, Tally, read_blocks, stream, warn_of_missing_tag
@@ -48,18 +48,15 @@ def run(job: ScoreJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
     if job.src is None or job.tgt is None:
         is_dialogue = stdin.isatty() or stdout.isatty()
         tally = stream(_rows(stdin), work, stdout, unit=UNIT, is_dialogue=is_dialogue)
-    elif job.output is None or not is_file(job.output):
-        with nullcontext(stdout) if job.output is None else open(job.output, "wb") as file:
-            tally = stream(_pairs(job.src, job.tgt), work, file, unit=UNIT, is_dialogue=file.isatty())
     else:
         source, target = job.src, job.tgt
-        texts = {"src": Text.of(source, "src"), "tgt": Text.of(target, "tgt")}
-        tally = in_bulk(
+        tally = from_files(
+            job,
             lambda: _pairs(source, target),
             work,
-            output=Path(job.output),
-            settings=settings_of(job, work.translator, texts),
-            texts=list(texts.values()),
+            translator=work.translator,
+            files={"src": source, "tgt": target},
+            stdout=stdout,
             unit=UNIT,
         )
     if tally is not None:

@@ -5,7 +5,7 @@ Each line of the input gives one line of output, and the last one ends in a newl
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -15,7 +15,7 @@ import torch
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import SAMPLES_TO_RERANK
 from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines, with_tag
-from transformer.decoding.bulk import Text, choose_device, in_bulk, is_file, read_file, settings_of
+from transformer.decoding.bulk import choose_device, from_files, read_file
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
 from transformer.decoding.sentences import LineCheck, Sentences
@@ -53,18 +53,16 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO, *, choose: Choose 
             log.info("ready: type a sentence; Ctrl-D ends")
         blocks = _with_prefixes(read_blocks(getattr(stdin, "read1", stdin.read)), job.prefix)
         tally = stream(blocks, work, stdout, unit=UNIT, is_dialogue=stdin.isatty() or stdout.isatty())
-    elif job.output is None or not is_file(job.output):
-        blocks = _with_prefixes(read_file(Path(job.input)), job.prefix)
-        with nullcontext(stdout) if job.output is None else open(job.output, "wb") as file:
-            tally = stream(blocks, work, file, unit=UNIT, is_dialogue=file.isatty())
     else:
-        texts = {key: Text.of(name, key) for key, name in (("input", job.input), ("prefix", job.prefix)) if name}
-        tally = in_bulk(
-            lambda: _with_prefixes(read_file(texts["input"].path), job.prefix),
+        source = Path(job.input)
+        files = {"input": job.input} | ({} if job.prefix is None else {"prefix": job.prefix})
+        tally = from_files(
+            job,
+            lambda: _with_prefixes(read_file(source), job.prefix),
             work,
-            output=Path(job.output),
-            settings=settings_of(job, work.translator, texts),
-            texts=list(texts.values()),
+            translator=work.translator,
+            files=files,
+            stdout=stdout,
             unit=UNIT,
         )
     if tally is not None:
