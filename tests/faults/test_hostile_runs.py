@@ -33,7 +33,17 @@ from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig, Norm, OptimizerKind, Positions, SearchConfig
 from transformer.errors import CheckpointError
-from transformer.records import Best, CheckpointState, Judgement, Progress, Results, RunRecord, Validation, WindowTotals
+from transformer.records import (
+    Best,
+    CheckpointState,
+    History,
+    Judgement,
+    Progress,
+    Results,
+    RunRecord,
+    Validation,
+    WindowTotals,
+)
 
 Tensors = dict[str, torch.Tensor]
 
@@ -370,12 +380,24 @@ def document(kind: type) -> dict[str, Any]:
             },
             "target_tokenizer_sha256": "a" * 64,
         },
+        History: {
+            "starts": [
+                {
+                    **{"step": 0, "processor": "a processor", "ranks": 2, "packages": {"torch": "2.13"}},
+                    "resolved": {
+                        **{**resolved, "compile": False, "micro_batch_multiple": 1},
+                        **{"attention_kernel": None, "loss_rows": None},
+                    },
+                }
+            ],
+            "marks": [{"step": 10, "loss": 7.5, "gradient_norm": 1.5, "weights_sha256": "f" * 64}],
+        },
     }
     found: dict[str, Any] = json.loads(json.dumps(documents[kind]))  # no two places share a table
     return found
 
 
-KINDS = [CheckpointState, Best, Judgement, Results, RunRecord]
+KINDS = [CheckpointState, Best, History, Judgement, Results, RunRecord]
 WRONG: list[Any] = [DEEP, HUGE, -HUGE, INFINITE, -INFINITE, math.nan, "x" * 100_000, {"a": DEEP}, b"x", object()]
 
 
@@ -421,6 +443,7 @@ def test_from_json_refuses_other_keys_and_types(kind: type) -> None:
             "failures",
             "judges",
             "sha256",
+            "packages",
         ):
             changed = [{**right, "colour": "red"}]
             needed = [key for key in right if key != "source_vocab_size"]  # which older checkpoints have not
