@@ -1,4 +1,4 @@
-"""How much slower a command is beside endless loops, by how OpenMP's threads wait: the default here, OpenMP's, passive.
+"""How much slower a command is beside endless loops, by how OpenMP's threads wait: as here, OpenMP's default, passive.
 
     python scripts/benchmark/neighbours.py --loops 2 -- transformer train train.max_steps=60 run_dir={}
     python scripts/benchmark/neighbours.py --loops 0 --rounds 10 -- transformer translate run_dir=runs/demo < source.txt
@@ -20,12 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from contest import machine, positive, ratios, row, rule, spread
+from contest import among, machine, positive, ratios, row, rule, spread
 
-OPENMP = "OpenMP's default"
 SETTINGS = {
-    "this package's": {},
-    OPENMP: {"GOMP_SPINCOUNT": "300000"},  # GNU's, where nothing is set
+    "ours": {},
+    "openmp": {"GOMP_SPINCOUNT": "300000"},  # GNU's, where nothing is set
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
 }
 
@@ -34,12 +33,16 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--loops", type=int, default=2, help="endless loops beside the command (default: %(default)s)")
     parser.add_argument("--rounds", type=positive, default=3, help="runs of each setting (default: %(default)s)")
+    parser.add_argument(
+        "--settings", type=among(*SETTINGS), default=list(SETTINGS), help=f"of {', '.join(SETTINGS)} (default: all)"
+    )
     parser.add_argument("--spin", type=positive, nargs="*", default=[], help="other spin counts to try")
     parser.add_argument("--output", type=Path, help="a JSON file with every number")
     parser.add_argument("command", nargs="+", help="what is run")
     args = parser.parse_args(arguments)
 
-    settings = {**SETTINGS, **{f"GOMP_SPINCOUNT={count}": {"GOMP_SPINCOUNT": str(count)} for count in args.spin}}
+    settings = {name: SETTINGS[name] for name in args.settings}
+    settings |= {f"GOMP_SPINCOUNT={count}": {"GOMP_SPINCOUNT": str(count)} for count in args.spin}
     given = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
     with loops(args.loops):
         seconds = measure(args.command, settings, given=given, rounds=args.rounds)
@@ -82,14 +85,15 @@ def measure(
 
 
 def page(command: str, seconds: dict[str, list[float]]) -> Iterator[str]:
-    """A table of seconds, and their ratio to OpenMP's default in the same round."""
+    """A table of seconds, and their ratio to those of the first setting in the same round."""
+    first = next(iter(seconds))
     yield f"    {command}"
     yield ""
-    yield row(["how threads wait", "seconds", "range", "beside OpenMP's default", "range"])
+    yield row(["how threads wait", "seconds", "range", f"beside {first}", "range"])
     yield rule(1, 4)
     for name, times in seconds.items():
-        compared = ratios(times, seconds[OPENMP])
-        yield row([name, *spread(times, ".1f"), f"{statistics.median(compared):.2f}", spread(compared, ".2f")[1]])
+        compared = ratios(times, seconds[first])
+        yield row([name, *spread(times, ".1f"), f"{statistics.median(compared):.3f}", spread(compared, ".2f")[1]])
 
 
 if __name__ == "__main__":
