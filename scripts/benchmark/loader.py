@@ -173,7 +173,7 @@ class Pairs(Dataset[tuple[Ids, Ids]]):
         self._pieces = [
             np.concatenate([store.gather(block, side).pieces.astype(np.uint16) for block in blocks]) for side in (0, 1)
         ]
-        self._ends = [(store.lengths[:, side] - 1).cumsum(dtype=np.int64).tolist() for side in (0, 1)]
+        self._ends = [(store.lengths[:][:, side] - 1).cumsum(dtype=np.int64).tolist() for side in (0, 1)]
 
     def __getitem__(self, index: int) -> tuple[Ids, Ids]:
         source, target = (self._one(index, side) for side in (0, 1))
@@ -190,7 +190,7 @@ class Pairs(Dataset[tuple[Ids, Ids]]):
 def sampler(store: Store, max_tokens: int) -> list[list[int]]:
     """An epoch of batches of like length: as many sentences as fit when the longest decides."""
     draw = np.random.default_rng(1)
-    longer = store.lengths.max(axis=1)
+    longer = store.lengths[:].max(axis=1)
     order = draw.permutation(len(longer))
     pool = POOL * max_tokens // int(longer.mean())
 

@@ -188,7 +188,7 @@ def spec_of(model: Model, corpora: dict[int, Prepared], precision: Precision) ->
         peer="ours",
         shape=model.shape,
         vocab_size=vocab_size,
-        longest=int(store.lengths.max()),
+        longest=max(store.longest),
         precision=precision.name,
         device=train.device.name,
         threads=train.threads or 1,
@@ -220,7 +220,7 @@ def mean_work(model: Model, corpora: dict[int, Prepared], resolved: Resolved, st
         resolved=resolved,
         source=round(statistics.fmean(step["source_tokens"] for step in steps)),
         target=round(statistics.fmean(step["target_tokens"] for step in steps)),
-        mean_length=float(store.lengths.mean()),  # which counts EOS
+        mean_length=float(store.lengths[:].mean()),  # which counts EOS
     )
 
 

@@ -240,7 +240,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     assert {name: index for name, (_, index) in firsts.items()} == places
     return {
         "pairs": len(store),
-        "mean_tokens": store.lengths.mean(axis=0).tolist(),
+        "mean_tokens": store.lengths[:].mean(axis=0).tolist(),
         "steps": len(steps),
         "open_seconds": opening,
         "plan_epoch_seconds": planning,

@@ -283,7 +283,7 @@ def write_batches(job: TrainJob, steps: int, path: Path) -> tuple[int, int]:
     )
     epochs = (plan(epoch=epoch) for epoch in count())
     save_batches(store, islice(chain.from_iterable(epochs), steps), path)
-    return prepared.tokenizers.source.vocab_size, int(store.lengths.max())
+    return prepared.tokenizers.source.vocab_size, max(store.longest)
 
 
 def save_batches(store: Store, steps: Iterable[Ids], path: Path) -> None:

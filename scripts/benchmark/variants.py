@@ -127,7 +127,7 @@ def make_task(args: argparse.Namespace, steps: int, batches: Path) -> Task:
         peer="",
         shape=Shape(config.n_layers, config.d_model, config.d_ff, config.n_heads),
         vocab_size=vocab_size,
-        longest=int(store.lengths.max()),
+        longest=max(store.longest),
         precision="bf16",
         device=device.type,
         threads=torch.get_num_threads(),

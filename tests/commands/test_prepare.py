@@ -162,7 +162,8 @@ def test_prepare_reports_counts_and_settings(job: TrainJob) -> None:
     }
     assert (report["src_lang"], report["tgt_lang"], report["vocab_size"]) == ("en", "de", 80)
     assert (report["pairs_read"], report["pairs_kept"]) == (500, 500)
-    assert report["tokens"] == {side: int(prepared.store.lengths[:, i].sum()) for i, side in enumerate(("src", "tgt"))}
+    source_lengths, target_lengths = prepared.store.lengths[:].T
+    assert report["tokens"] == {"src": int(source_lengths.sum()), "tgt": int(target_lengths.sum())}
     assert sorted(report["sets"]) == ["dev", "test.first", "test.second", "train"]
     second = report["sets"]["test.second"]
     assert (second["columns"], second["origin"], second["pairs_read"]) == (None, None, 3)
@@ -193,7 +194,7 @@ def test_prepare_counts_sources_of_several_sentences_and_their_usual_length(job:
     prepared = prepare(job)
     assert prepared.report.pairs_kept == 503
     assert prepared.report.lines == LineCounts(
-        several_sentences=2, usual_pieces=int(prepared.store.lengths[:, 0].max()) - 1
+        several_sentences=2, usual_pieces=int(prepared.store.lengths[:][:, 0].max()) - 1
     )
 
 
@@ -298,7 +299,7 @@ def test_prepare_names_a_given_tokenizer_as_the_cause(
 
 
 def test_prepare_keeps_a_pair_at_the_limit(job: TrainJob) -> None:
-    counts = prepare(job).store.lengths - 1
+    counts = prepare(job).store.lengths[:] - 1
     longest, ratios = counts.max(axis=1), counts.max(axis=1) / counts.min(axis=1)
     assert ratios.max() == 2.0
     job.data.filter.max_length, job.data.filter.max_ratio = int(longest.max()), 2.0

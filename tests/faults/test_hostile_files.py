@@ -523,6 +523,8 @@ def test_store_notices_that_a_file_was_cut_under_it(tmp_path: Path, kind: str, s
     os.truncate(tmp_path / "store" / f"{SIDES[side]}.{kind}", 4096)
     with pytest.raises(StorageError, match=rf"store/{SIDES[side]}\.{kind}: cut short while it was in use: start again"):
         store.gather(everything, side)
+    with pytest.raises(StorageError, match="cut short while it was in use"):
+        _ = store.lengths[everything]
 
 
 def test_store_outlives_its_directory(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def exhaust(stream: Iterator[Step], *, epoch: int) -> None:
 
 def longer(count: int, by: int) -> Store:
     """The sentences of `numbered`, with so many pieces more on each side."""
-    plain = numbered(count).lengths - 1
+    plain = numbered(count).lengths[:] - 1
     return Store.from_pieces(*([[4 + i] * int(plain[i, side] + by) for i in range(count)] for side in (0, 1)))
 
 
@@ -302,8 +302,8 @@ def test_load_steps_raises_an_error_behind_the_good_steps_before_it() -> None:
     good = len([step for step in islice(load(store=store), 40) if step.epoch == 0])
     assert len(list(islice(stream, good))) == good
     stream.close()
-    broken = numbered(30)
-    broken.lengths[7] = 60  # longer than any micro-batch may be, so that some step fails
+    side = [[4 + i] * (59 if i == 7 else 5) for i in range(30)]  # one is longer than any micro-batch may be
+    broken = Store.from_pieces(side, side)
     with pytest.raises(InputError, match="a sentence of 60 tokens does not fit a micro-batch of 25"):
         list(islice(load(store=broken, prefetch=4, tokens_per_step=100), 40))
     assert not loaders()

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from transformer.data.store import SIDES, Ids, Lengths, Mixture, Sentences, Store
+from transformer.data.store import SIDES, Ids, Lengths, Mixture, Sentences, Store, totals_of
 from transformer.data.subwords import SubwordSampler
 from transformer.data.tokenizer import Tokenizers
 
@@ -140,8 +140,8 @@ class EpochStores:
         if self._is_logged:
             return
         self._is_logged = True
-        tokens = store.lengths.sum(axis=0, dtype=np.int64)
-        source, target = (tokens / self.plain_lengths.sum(axis=0, dtype=np.int64)).tolist()
+        tokens = store.lengths.totals
+        source, target = (tokens / totals_of(self.plain_lengths)).tolist()
         log.info(
             "subword sampling: an epoch has %.2f times the source and %.2f times the target tokens of the corpus; "
             "made in %.1f s, %s tokens/s",

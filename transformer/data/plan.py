@@ -13,14 +13,14 @@ of every pair, EOS counted, source then target. "Side" 0 is the source, side 1 t
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import AttentionKernel
-from transformer.data.store import Ids, Lengths, Mixture
+from transformer.data.store import Ids, LengthArray, Lengths, Mixture, longest_of, totals_of
 from transformer.errors import InputError
 from transformer.seeding import seed_for
 
@@ -84,7 +84,7 @@ def plan_version(job: TrainJob) -> int:
 class EpochSample:
     """The first epoch as it is planned; of a large corpus, that of every `stride`-th pair, which takes no time."""
 
-    lengths: Lengths  # of the sample
+    lengths: LengthArray  # of the sample
     plan: list[Ids]  # its steps
     stride: int
 
@@ -128,7 +128,7 @@ def plan_epoch(lengths: Lengths, *, mixture: Mixture, seed: int, epoch: int, tok
         raise ValueError(f"a mixture of {mixture} for {len(lengths)} pairs")
     if len(lengths) == 0:
         raise InputError("there is no sentence pair to train on")
-    longest = int(lengths.max())
+    longest = max(longest_of(lengths))
     if longest > tokens_per_step:
         raise InputError(
             f"epoch {epoch + 1}: a sentence of {longest} tokens does not fit train.tokens_per_step={tokens_per_step}: "
@@ -138,15 +138,31 @@ def plan_epoch(lengths: Lengths, *, mixture: Mixture, seed: int, epoch: int, tok
     members = _members(mixture, seed=seed, epoch=epoch)  # (m,)
     if len(members) == 0:
         raise InputError(f"no sentence pair is left in epoch {epoch + 1}: raise the weights of the training corpora")
-    totals = lengths.take(members, axis=0).sum(axis=0, dtype=np.int64)  # (2,)
 
     # Shuffle the pairs, sort them by length inside pools, cut them into steps, and shuffle the steps.
     random = np.random.PCG64(seed_for(seed, epoch))
-    order = members[_permutation(random, len(members))]  # (m,)
-    del members  # 8 bytes a pair
-    _sort_in_pools(order, lengths, totals, tokens_per_step=tokens_per_step)
-    steps = _cut(order, lengths, tokens_per_step=tokens_per_step)
+    order = _permutation(random, len(members))  # (m,) places among the members
+    member_lengths = _gathered(lengths, members)  # (m, 2)
+    _sort_in_pools(order, member_lengths, tokens_per_step=tokens_per_step)
+    ends = _cut(order, member_lengths, tokens_per_step=tokens_per_step)
+    for block in _blocks(len(order)):
+        order[block] = members[order[block]]
+    steps = np.split(order, ends)
     return [steps[index] for index in _permutation(random, len(steps))]
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """Slices of a few pairs of so many: what is computed of all of them at once would take their memory again."""
+    for start in range(0, count, _BLOCK):
+        yield slice(start, min(start + _BLOCK, count))
+
+
+def _gathered(lengths: Lengths, ids: Ids) -> LengthArray:
+    """The lengths of the pairs `ids` `(m,)`."""
+    found = np.empty((len(ids), 2), np.int32)
+    for block in _blocks(len(ids)):
+        found[block] = lengths[ids[block]]
+    return found
 
 
 def _members(mixture: Mixture, *, seed: int, epoch: int) -> Ids:
@@ -195,13 +211,14 @@ def _permutation(random: np.random.PCG64, count: int) -> Ids:
     return order
 
 
-def _sort_in_pools(order: Ids, lengths: Lengths, totals: Ids, *, tokens_per_step: int) -> None:
+def _sort_in_pools(order: Ids, lengths: LengthArray, *, tokens_per_step: int) -> None:
     """Sort each pool of `order` by length, in place, pools in turn upwards and downwards.
 
     So lengths run on across the border of two pools, and the step that spans it is as even as the others. A pair is as
     long as its longer side, each side measured against that side's total: where one language takes more pieces than the
     other (Japanese and English: 3 to 4), the shorter side would else be padded by a fifth.
     """
+    totals = lengths.sum(axis=0, dtype=np.int64)  # (2,)
     pool_size = max(1, POOL_STEPS * tokens_per_step * len(order) // int(totals.max()))
 
     # Few lengths differ. So each length is ranked once, by its share of its side's total: length / totals[side], which
@@ -221,28 +238,28 @@ def _sort_in_pools(order: Ids, lengths: Lengths, totals: Ids, *, tokens_per_step
         pool[:] = pool[upwards if index % 2 == 0 else upwards[::-1]]
 
 
-def _cut(order: Ids, lengths: Lengths, *, tokens_per_step: int) -> list[Ids]:
-    """Cut `order` into steps, each as long as neither side passes the budget."""
-    ends: list[int] = []  # of the steps, in `order`
+def _cut(order: Ids, lengths: LengthArray, *, tokens_per_step: int) -> list[int]:
+    """Where in `order` each step but the last ends, if all are as long as neither side passes the budget."""
+    ends: list[int] = []
     limits = np.full(2, tokens_per_step)  # totals of each side that the step in progress must not pass
     before = np.zeros(2, np.int64)  # totals of each side up to the block
 
-    for first in range(0, len(order), _BLOCK):
-        block = lengths.take(order[first : first + _BLOCK], axis=0)
-        totals = np.vstack([before, block]).cumsum(axis=0)  # row i: all before the block's i-th pair
+    for block in _blocks(len(order)):
+        block_lengths = lengths.take(order[block], axis=0)
+        totals = np.vstack([before, block_lengths]).cumsum(axis=0)  # row i: all before the block's i-th pair
         source_totals, target_totals = np.ascontiguousarray(totals.T)
 
         while True:
             source_end = int(np.searchsorted(source_totals, limits[0], side="right"))
             target_end = int(np.searchsorted(target_totals, limits[1], side="right"))
             end = min(source_end, target_end)
-            if end > len(block):  # the step goes on in the next block
+            if end > len(block_lengths):  # the step goes on in the next block
                 break
-            ends.append(first + end - 1)
+            ends.append(block.start + end - 1)
             limits = totals[end - 1] + tokens_per_step
         before = totals[-1]
 
-    return np.split(order, ends)
+    return ends
 
 
 # ---- from a step to its micro-batches -------------------------------------------------------------------------------
@@ -257,8 +274,8 @@ def packed_capacities(
     and enough for the longest sentence of `lengths`. The side with fewer tokens in the corpus gets fewer slots; a step
     that is far from the average may then be cut once more.
     """
-    totals = lengths.sum(axis=0, dtype=np.int64)  # (2,)
-    longest = lengths.max(axis=0)  # (2,)
+    totals = totals_of(lengths)
+    longest = longest_of(lengths)
 
     # How many micro-batches a step is cut into.
     step_tokens = min(tokens_per_step, int(totals.max()))
@@ -275,7 +292,7 @@ def packed_capacities(
     return source, target
 
 
-def count_slots(parts: Sequence[Lengths], capacities: tuple[int, int] | None) -> int:
+def count_slots(parts: Sequence[LengthArray], capacities: tuple[int, int] | None) -> int:
     """Positions of both sides of micro-batches, padding counted: `parts` are each one's lengths, never none."""
     if capacities is not None:
         return sum(capacities) * len(parts)
@@ -297,8 +314,8 @@ def split_step(
     side's tokens do. `lengths` are the whole corpus'. Where there are too few sentences the last micro-batches are
     empty. Raises InputError for a sentence that fits nowhere.
     """
-    source = lengths[ids, 0]  # (b,)
-    target = lengths[ids, 1]  # (b,)
+    pairs = lengths[ids]  # (b, 2)
+    source, target = pairs.T
     limits = (max_tokens, max_tokens) if capacities is None else capacities
     for side, limit in zip((source, target), limits, strict=True):
         longest = int(side.max(initial=0))
@@ -311,26 +328,26 @@ def split_step(
     longer = np.maximum(source, target)  # (b,)
     longest_first = np.lexsort((target, source, longer))[::-1]
     if capacities is not None:
-        return _split_packed(ids[longest_first], lengths, capacities, multiple=micro_batch_multiple)
+        return _split_packed(ids[longest_first], pairs[longest_first], capacities, multiple=micro_batch_multiple)
 
     # rows x longest fits on both sides if and only if rows x (the longer of the two) fits.
     sizes: list[int] = longer[longest_first].tolist()
     return _split_padded(ids[longest_first], sizes, max_tokens, multiple=micro_batch_multiple)
 
 
-def _split_packed(ids: Ids, lengths: Lengths, capacities: tuple[int, int], *, multiple: int) -> list[Ids]:
-    """The sentences `ids`, longest first, in as few packed micro-batches as `_fill` can do with.
+def _split_packed(ids: Ids, lengths: LengthArray, capacities: tuple[int, int], *, multiple: int) -> list[Ids]:
+    """The sentences `ids` of these lengths, longest first, in as few packed micro-batches as `_fill` can do with.
 
     A cut into stretches of the sorted sentences would not be as even: sentences of one length have long translations in
     one stretch and short ones in the next, and a side that is a little too long costs another micro-batch.
     """
-    totals = lengths[ids].sum(axis=0, dtype=np.int64)  # (2,)
+    totals = lengths.sum(axis=0, dtype=np.int64)  # (2,)
     fewest = max(1, *(-(-totals // capacities)).tolist())  # rounded up
     count = _round_up(fewest, multiple)
     if count == 1:
         return [ids]
 
-    pairs = lengths[ids].tolist()
+    pairs = lengths.tolist()
     while True:
         members = _fill(pairs, capacities, count)
         if members is not None:

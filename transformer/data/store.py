@@ -14,6 +14,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -43,7 +44,7 @@ _NARROW, _WIDE = "<u2", "<i4"
 
 Array = npt.NDArray[np.integer[Any]]
 Ids = npt.NDArray[np.int64]
-Lengths = npt.NDArray[np.int32]  # (n, 2): tokens of each pair, EOS counted, source then target
+LengthArray = npt.NDArray[np.int32]  # (b, 2): tokens of each pair, EOS counted, source then target
 Mixture = Sequence[tuple[int, float]]  # number of pairs and weight of each corpus, in the order of the store
 
 
@@ -91,10 +92,66 @@ class _MappedFile(NamedTuple):
         except OSError as error:
             raise InputError(f"{path.parent}: not a complete prepared corpus ({error})") from error
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether the file has become shorter: reading what is missing would end the process by SIGBUS."""
-        return isinstance(self.content, mmap.mmap) and self.content.size() < len(self.content)
+
+def _refuse_cut(files: Sequence[_MappedFile]) -> None:
+    """Raise StorageError if a file has become shorter: reading what is missing would end the process by SIGBUS."""
+    for file in files:
+        if isinstance(file.content, mmap.mmap) and file.content.size() < len(file.content):
+            raise StorageError(f"{file.path}: cut short while it was in use: start again, and it will be built anew")
+
+
+class StoredLengths:
+    """The tokens of every pair of a store, read from its offsets when they are asked for: nothing is copied.
+
+    `lengths[ids]` and `lengths[start:stop:step]` are arrays `(b, 2)`.
+    """
+
+    def __init__(self, offsets: tuple[Ids, Ids], files: Sequence[_MappedFile]) -> None:
+        self._offsets = offsets
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._offsets[0]) - 1
+
+    def __getitem__(self, which: Ids | slice) -> LengthArray:
+        _refuse_cut(self._files)
+        pieces = [offsets[1:][which] - offsets[:-1][which] for offsets in self._offsets]
+        return np.column_stack(pieces).astype(np.int32) + np.int32(1)
+
+    @cached_property
+    def totals(self) -> Ids:
+        """The tokens of all pairs, `(2,)`."""
+        _refuse_cut(self._files)
+        return np.array([offsets[-1] for offsets in self._offsets]) + len(self)
+
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """The tokens of the longest sentence of each side, found block by block: there may be a billion pairs."""
+        longest = [0, 0]
+        for start in range(0, len(self), BLOCK):
+            _refuse_cut(self._files)
+            for side, offsets in enumerate(self._offsets):
+                pieces = np.diff(offsets[start : start + BLOCK + 1])
+                longest[side] = max(longest[side], 1 + int(pieces.max()))
+        source, target = longest
+        return source, target
+
+
+# The lengths of many pairs, `(n, 2)`: functions index them by ids, whichever they are.
+Lengths = StoredLengths | LengthArray
+
+
+def totals_of(lengths: Lengths) -> Ids:
+    """The tokens of all pairs, `(2,)`."""
+    return lengths.totals if isinstance(lengths, StoredLengths) else lengths.sum(axis=0, dtype=np.int64)
+
+
+def longest_of(lengths: Lengths) -> tuple[int, int]:
+    """The tokens of the longest sentence of each side."""
+    if isinstance(lengths, StoredLengths):
+        return lengths.longest
+    source, target = lengths.max(axis=0, initial=0).tolist()
+    return source, target
 
 
 class Store:
@@ -105,16 +162,20 @@ class Store:
         pieces: tuple[Array, Array],
         offsets: tuple[Ids, Ids],
         *,
-        files: Sequence[Sequence[_MappedFile]] = ((), ()),
+        files: Sequence[_MappedFile] = (),
     ) -> None:
         self._pieces = pieces  # of each side, all sentences end to end
         self._offsets = offsets  # of each side, (n + 1,)
-        self._files = files  # of each side, where they are mapped
-        self.lengths = _lengths(offsets)  # (n, 2)
-        self.longest: tuple[int, int] = tuple(self.lengths.max(axis=0, initial=0).tolist())  # of each side
+        self._files = files  # where pieces and offsets are mapped
+        self.lengths = StoredLengths(offsets, files)  # (n, 2)
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The tokens of the longest sentence of each side."""
+        return self.lengths.longest
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -123,7 +184,7 @@ class Store:
 
     def gather(self, ids: Ids, side: int) -> Sentences:
         """One side of the pairs `ids` `(b,)`, in this order, its pieces as int64."""
-        self._refuse_cut_files(side)
+        _refuse_cut(self._files)
         starts = self._offsets[side][ids]  # (b,)
         counts = self._offsets[side][ids + 1] - starts  # (b,)
 
@@ -133,13 +194,6 @@ class Store:
         shifts = starts - (ends - counts)  # (b,)
         index = np.arange(total) + np.repeat(shifts, counts)  # (total,)
         return Sentences(self._pieces[side][index].astype(np.int64), counts)
-
-    def _refuse_cut_files(self, side: int) -> None:
-        for file in self._files[side]:
-            if file.is_cut:
-                raise StorageError(
-                    f"{file.path}: cut short while it was in use: start again, and it will be built anew"
-                )
 
     @classmethod
     def from_pieces(cls, source: list[list[int]], target: list[list[int]]) -> "Store":
@@ -167,18 +221,8 @@ class Store:
         return cls(
             (source_pieces, target_pieces),
             (source_offsets, target_offsets),
-            files=list(zip(id_files, offset_files, strict=True)),
+            files=[*id_files, *offset_files],
         )
-
-
-def _lengths(offsets: tuple[Ids, Ids]) -> Lengths:
-    """The distances of the offsets, plus one for EOS; block by block, as there may be tens of millions."""
-    lengths = np.empty((len(offsets[0]) - 1, 2), np.int32)
-    for side, side_offsets in enumerate(offsets):
-        for start in range(0, len(lengths), BLOCK):
-            end = start + BLOCK
-            lengths[start:end, side] = np.diff(side_offsets[start : end + 1]) + 1
-    return lengths
 
 
 def _read_manifest(path: Path) -> Manifest:

@@ -25,7 +25,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import AttentionKernel, Precision, Score
 from transformer.data.batch import Batch, collate
 from transformer.data.plan import SLOTS, Batching, sample_epoch
-from transformer.data.store import Lengths, Store
+from transformer.data.store import LengthArray, Lengths, Store, longest_of
 from transformer.distributed import World, unsynchronised
 from transformer.errors import InputError
 from transformer.records import MemoryCheck, Resolved
@@ -102,8 +102,7 @@ class Trial:
     @property
     def _longest(self) -> tuple[int, int]:
         """The lengths of the longest sentences, source and target."""
-        source, target = self.lengths.max(axis=0).tolist()
-        return source, target
+        return longest_of(self.lengths)
 
     def _needed(self, resolved: Resolved, tried: nn.Module) -> float:
         """The bytes that a step of the largest micro-batches needs; infinity if the trial runs out of memory."""
@@ -145,7 +144,7 @@ def largest_batch(batching: Batching, longest: tuple[int, int], *, is_quadratic:
     return _invented(batching, count, (source_width, target_width))
 
 
-def batch_of_most(batching: Batching, step: Lengths) -> Batch:
+def batch_of_most(batching: Batching, step: LengthArray) -> Batch:
     """A packed micro-batch of as many sentences as one of `step` has, invented and of one length.
 
     For the backward pass, torch's kernel for packed sentences rounds each of them up by 128 slots, in fp32: for many

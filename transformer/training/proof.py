@@ -347,7 +347,7 @@ def _plain_gradient(
     """The loss and its gradient in the plain way, a slice of the pairs after the other."""
     model.zero_grad(set_to_none=True)
     lengths = store.lengths
-    tokens = int(lengths[ids, 1].sum())
+    tokens = int(lengths[ids][:, 1].sum())
     total = 0.0
     most = max(min(SLICE, tokens), int(lengths[ids].max()))
     for part in split_step(ids, lengths, max_tokens=most, micro_batch_multiple=1):

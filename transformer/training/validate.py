@@ -138,7 +138,7 @@ def dev_loss(
 
     Raises Interrupted on every rank if `check`, called before each batch, raised it on one.
     """
-    budget = max(max_tokens, int(dev.lengths.max()))  # dev sentences are never dropped, however long
+    budget = max(max_tokens, max(dev.longest))  # dev sentences are never dropped, however long
     batches = split_step(np.arange(len(dev)), dev.lengths, max_tokens=budget, micro_batch_multiple=1)
 
     # The sums over this rank's batches.
@@ -157,5 +157,5 @@ def dev_loss(
     # The means over all ranks, unless one of them was interrupted.
     if world.sum(torch.tensor([float(is_interrupted)])) > 0:
         raise Interrupted
-    smoothed, plain = (world.sum(sums) / int(dev.lengths[:, 1].sum())).tolist()
+    smoothed, plain = (world.sum(sums) / int(dev.lengths.totals[1])).tolist()
     return smoothed, plain

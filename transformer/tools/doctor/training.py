@@ -101,7 +101,7 @@ def check_device(job: TrainJob, store: Store, *, vocab_size: VocabSize, resolved
 
 def _pairs_to_learn(store: Store, batching: Batching) -> Batch:
     """A few pairs of a middling length, in the layout of the training."""
-    longer = store.lengths.max(axis=1)
+    longer = store.lengths[:].max(axis=1)
     usual = min(LONGEST, int(np.median(longer)))
     by_length = np.argsort(np.abs(longer - usual), kind="stable")
 
