@@ -213,7 +213,8 @@ class Progress:
 
     step: int = 0  # steps that are done
     epoch: int = 0  # in which the last step was, from 0
-    step_in_epoch: int = 0  # of the next step; after an epoch's last one, that of the next epoch's first
+    chapter: int = 0  # of that epoch, from 0
+    step_in_chapter: int = 0  # of the next step; after the last one of a chapter, that of the next one's first
     sentences: int = 0  # trained on, as are `target_tokens`
     target_tokens: int = 0
     seconds: float = 0.0
@@ -226,19 +227,28 @@ class Progress:
     last_spike: int | None = None  # the step of the last of them
     validations: list[Validation] = field(default_factory=list)
 
+    @staticmethod
+    def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds that was written before an epoch could have chapters: see `from_json`."""
+        if "step_in_epoch" not in stored:
+            return stored
+        kept = {name: value for name, value in stored.items() if name != "step_in_epoch"}
+        return {"chapter": 0, "step_in_chapter": stored["step_in_epoch"], **kept}
+
     def __post_init__(self) -> None:
-        at_least(self, "progress.", 0, "step", "epoch", "step_in_epoch", "sentences", "target_tokens", "seconds")
-        at_least(self, "progress.", 0, "skipped", "streak", "longest_streak", "first_skipped")
+        at_least(self, "progress.", 0, "step", "epoch", "chapter", "step_in_chapter", "sentences", "target_tokens")
+        at_least(self, "progress.", 0, "seconds", "skipped", "streak", "longest_streak", "first_skipped")
         at_least(self, "progress.", 0, "usual_norm", "spikes", "last_spike")
-        for name in ("epoch", "step_in_epoch", "skipped", "streak", "longest_streak", "spikes"):
+        for name in ("epoch", "chapter", "step_in_chapter", "skipped", "streak", "longest_streak", "spikes"):
             value = getattr(self, name)
             require(value <= self.step, f"progress.{name}={value} is more than the {self.step} steps that are done")
 
-    def advance(self, *, epoch: int, step_in_epoch: int, sentences: int, target_tokens: int) -> None:
-        """Count one more step, of this epoch; `step_in_epoch` is that of the next one."""
+    def advance(self, *, epoch: int, chapter: int, step_in_chapter: int, sentences: int, target_tokens: int) -> None:
+        """Count one more step, of this epoch and chapter; `step_in_chapter` is that of the next one."""
         self.step += 1
         self.epoch = epoch
-        self.step_in_epoch = step_in_epoch
+        self.chapter = chapter
+        self.step_in_chapter = step_in_chapter
         self.sentences += sentences
         self.target_tokens += target_tokens
 

@@ -157,7 +157,7 @@ def ours(store: Store, tokens: int, max_tokens: int, *, packed: bool, kernel: At
         capacities=capacities if packed else None,
         kernel=kernel,
     )
-    steps = load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0), prefetch=0)
+    steps = load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0, 0), prefetch=0)
     for step in steps:
         yield Made(step.source_tokens + step.target_tokens, step.slots)
 

@@ -33,7 +33,7 @@ from transformer.compute import avoid_cudnn_attention, has_compiler, has_triton,
 from transformer.config.settings import AttentionKernel, Device
 from transformer.data.batch import Batch, collate
 from transformer.data.packing import pack
-from transformer.data.plan import packed_capacities, plan_epoch
+from transformer.data.plan import packed_capacities, plan_chapter
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.model.attention import Look, attend
@@ -530,7 +530,7 @@ def step_batch(scale: Scale) -> Batch:
     """A micro-batch as a packed step has it."""
     tokens = scale.rows[0] - scale.rows[0] // 64
     store = make_corpus(4 * tokens, scale.vocab_size)
-    plan = plan_epoch(store.lengths, mixture=((len(store), 1.0),), seed=1, epoch=0, tokens_per_step=tokens)
+    plan = plan_chapter(store.lengths, mixture=((len(store), 1.0),), seed=1, epoch=0, chapter=0, tokens_per_step=tokens)
     capacities = packed_capacities(store.lengths, tokens_per_step=tokens, max_tokens=4 * tokens, micro_batch_multiple=1)
     return collate(store, plan[0], capacities, kernel=AttentionKernel.varlen)
 

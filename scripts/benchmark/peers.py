@@ -117,7 +117,7 @@ def ours(spec: Spec) -> Contender:
             batching_of(job, resolved, lengths=prepared.store.lengths, mixture=prepared.mixture),
             rank=0,
             world_size=1,
-            position=Position(0, start),
+            position=Position(0, 0, start),
             prefetch=job.train.prefetch,
         )
 

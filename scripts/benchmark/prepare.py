@@ -8,7 +8,7 @@ a process of its own:
 - `ours`: `transformer prepare` of the base model on two threads;
 - `yardstick`: a plain program that trains the same SentencePiece model on as many lines, encodes every line on two
   threads, and reads and writes files in the plainest way. It checks nothing and filters nothing;
-- `plan`: plan_epoch on what `ours` prepared, and the first step of load_steps at three places of an epoch: to resume
+- `plan`: plan_chapter on what `ours` prepared, and the first step of load_steps at three places of an epoch: to resume
   must cost the same anywhere.
 
 The JSON object on standard output holds wall and CPU seconds and the peak memory of each process; the line on standard
@@ -203,7 +203,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     """What a training does with the prepared corpus before its first step: the shortest of three times for each."""
     from transformer.config.settings import TrainConfig
     from transformer.data.loader import Position, load_steps
-    from transformer.data.plan import Batching, plan_epoch
+    from transformer.data.plan import Batching, plan_chapter
     from transformer.data.store import Store
 
     (path,) = (manifest.parent for manifest in (args.keep / "store").glob("*/MANIFEST.json"))
@@ -212,7 +212,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     opening, store = shortest(lambda: Store.open(path))
     mixture = ((len(store), 1.0),)
     planning, steps = shortest(
-        lambda: plan_epoch(store.lengths, mixture=mixture, seed=seed, epoch=0, tokens_per_step=tokens)
+        lambda: plan_chapter(store.lengths, mixture=mixture, seed=seed, epoch=0, chapter=0, tokens_per_step=tokens)
     )
     places = {"start": 0, "middle": len(steps) // 2, "end": len(steps) - 1}
 
@@ -231,7 +231,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
             batching,
             rank=0,
             world_size=1,
-            position=Position(0, place),
+            position=Position(0, 0, place),
             prefetch=0,
         )
         return next(stream).index

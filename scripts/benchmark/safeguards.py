@@ -108,7 +108,7 @@ class ByHand:
         [(m, batch)] = step.micro_batches
         optimizer = self.state.optimizer
         optimizer.zero_grad(set_to_none=True)
-        torch.manual_seed(seed_for(SEED, step.epoch, step.index, m))
+        torch.manual_seed(seed_for(SEED, *step.seeds, m))
 
         with autocast(CPU, self.precision):
             loss, _ = self.objective(batch)
@@ -159,7 +159,8 @@ class AsTrained(ByHand):
         """What a checkpoint and the log hold of a step."""
         self.state.progress.advance(
             epoch=step.epoch,
-            step_in_epoch=step.index + 1,
+            chapter=step.chapter,
+            step_in_chapter=step.index + 1,
             sentences=step.sentences,
             target_tokens=step.target_tokens,
         )
@@ -223,7 +224,7 @@ def steps_of(store: Store, tokens: int) -> Iterator[Step]:
         micro_batch_multiple=1,
         capacities=None,
     )
-    return load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0), prefetch=0)
+    return load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0, 0), prefetch=0)
 
 
 def checkpoints(state: TrainState, config: ModelConfig, vocab_size: int, args: argparse.Namespace) -> list[float]:

@@ -184,7 +184,7 @@ class Training:
             self.batching,
             rank=0,
             world_size=1,
-            position=Position(0, 0),
+            position=Position(0, 0, 0),
             prefetch=job.train.prefetch,
         )
 

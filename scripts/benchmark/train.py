@@ -68,7 +68,7 @@ from transformer.config.settings import (
     TokenizerConfig,
     TrainConfig,
 )
-from transformer.data.plan import plan_epoch
+from transformer.data.plan import plan_chapter
 from transformer.data.prepare import prepare
 from transformer.data.store import Store
 from transformer.errors import InputError, TransformerError
@@ -275,10 +275,11 @@ def write_batches(job: TrainJob, steps: int, path: Path) -> tuple[int, int]:
     prepared = prepare(job)
     store = prepared.store
     plan = partial(
-        plan_epoch,
+        plan_chapter,
         store.lengths,
         mixture=prepared.mixture,
         seed=job.train.seed,
+        chapter=0,
         tokens_per_step=job.train.tokens_per_step,
     )
     epochs = (plan(epoch=epoch) for epoch in count())

@@ -31,7 +31,7 @@ from train import save_batches
 from transformer.compute import resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import Device, Kernels, Precision, TrainConfig
-from transformer.data.plan import plan_epoch
+from transformer.data.plan import plan_chapter
 from transformer.data.store import Store
 
 
@@ -119,8 +119,8 @@ def make_task(args: argparse.Namespace, steps: int, batches: Path) -> Task:
     )
     job = replace(TrainJob(), model=replace(config, dropout=DROPOUT), train=train)
 
-    plan = plan_epoch(
-        store.lengths, mixture=((len(store), 1.0),), seed=train.seed, epoch=0, tokens_per_step=args.tokens
+    plan = plan_chapter(
+        store.lengths, mixture=((len(store), 1.0),), seed=train.seed, epoch=0, chapter=0, tokens_per_step=args.tokens
     )
     save_batches(store, plan[:steps], batches)
     spec = Spec(

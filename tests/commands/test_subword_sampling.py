@@ -153,7 +153,7 @@ def test_train_draws_the_pieces_of_each_copy_and_resumes_on_them(corpus: DataCon
 
     alike = sampling_job(tmp_path / "b", copies)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformer.training.loop.plan_version", lambda _: 1)
+        patch.setattr("transformer.training.loop.plan_version", lambda *_: 1)
         stop_at(alike, 4)
     with pytest.raises(CheckpointError, match=r"the order of the data and its pieces: version 1 -> 2"):
         run(alike)
@@ -168,9 +168,12 @@ def test_plan_version_rises_only_where_copies_draw_their_own_pieces(
     weight: float | None, rate: float | None, version: int, corpus: DataConfig, tmp_path: Path
 ) -> None:
     extra = {} if weight is None else {"more": ExtraConfig("a", "b", weight=weight)}
-    assert plan_version(sampling_job(tmp_path, replace(corpus, extra=extra), subword_sampling=rate)) == version
-    at_temperature = replace(corpus, extra=extra, temperature=5.0)
-    assert plan_version(sampling_job(tmp_path, at_temperature, subword_sampling=rate)) == (1 if rate is None else 2)
+    job = sampling_job(tmp_path, replace(corpus, extra=extra), subword_sampling=rate)
+    assert plan_version(job, [(200, 1.0)]) == version
+    at_temperature = replace(job, data=replace(job.data, temperature=5.0))
+    assert plan_version(at_temperature, [(200, 1.0)]) == (1 if rate is None else 2)
+    assert plan_version(job, [(2**24, 1.0)]) == version
+    assert plan_version(job, [(2**24, 1.0), (1, 0.5)]) == 3
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.1, "0.1"), (None, "null")])

@@ -116,7 +116,7 @@ def test_init_from_begins_with_a_fresh_optimizer_schedule_and_data_order(
             square = moments[name.replace("exp_avg/", "exp_avg_sq/")]
             torch.testing.assert_close(square, 2.0 * mean**2, rtol=1e-4, atol=1e-20)
     state = progress_of(run_dir, 1)["training"]["progress"]
-    assert (state["step"], state["epoch"], state["step_in_epoch"]) == (1, 0, 1)
+    assert (state["step"], state["epoch"], state["step_in_chapter"]) == (1, 0, 1)
     (row,) = [row for row in metrics_of(run_dir) if "train/rate" in row]
     assert row["train/rate"] == pytest.approx(3e-3 / 10)
 

@@ -241,7 +241,7 @@ def first_step(job: TrainJob, resolved: Resolved) -> Step:
     """A packed step of sentences as long as those of WMT, as a real run would load it."""
     store: Store = load_script("benchmark/steps").make_corpus(TOKENS * 12, VOCAB_SIZE)
     batching = batching_of(job, resolved, lengths=store.lengths, mixture=((len(store), 1.0),))
-    return next(load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0), prefetch=0))
+    return next(load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0, 0), prefetch=0))
 
 
 def without_values(item: Any, mode: FakeTensorMode) -> Any:

@@ -192,7 +192,7 @@ def steps_of(
         capacities=capacities,
         kernel=kernel,
     )
-    position = Position(0, 0)
+    position = Position(0, 0, 0)
     return load_steps(lambda epoch: store, batching, rank=rank, world_size=world_size, position=position, prefetch=0)
 
 

@@ -397,7 +397,7 @@ def test_train_step_never_waits_for_the_device(kind: OptimizerKind) -> None:
         batching,
         rank=0,
         world_size=1,
-        position=Position(0, 0),
+        position=Position(0, 0, 0),
         prefetch=2,
         device=DEVICE,
     )
@@ -451,7 +451,7 @@ def test_load_steps_copies_ahead_the_steps_of_the_host() -> None:
             batching,
             rank=0,
             world_size=1,
-            position=Position(0, 0),
+            position=Position(0, 0, 0),
             prefetch=prefetch,
             device=device,
         )

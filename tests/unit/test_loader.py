@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from itertools import islice
+from itertools import islice, pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ STORE = numbered(60)
 
 def load(
     epoch: int = 0,
+    chapter: int = 0,
     step: int = 0,
     prefetch: int = 0,
     rank: int = 0,
@@ -58,7 +59,7 @@ def load(
         ),
         rank=rank,
         world_size=world_size,
-        position=Position(epoch, step),
+        position=Position(epoch, chapter, step),
         prefetch=prefetch,
     )
 
@@ -74,7 +75,16 @@ def seen(step: Step) -> list[int]:
 
 def text(step: Step) -> tuple[object, ...]:
     batches = [(m, batch.source.tolist(), batch.target_out.tolist()) for m, batch in step.micro_batches]
-    return (step.epoch, step.index, batches, step.target_tokens, step.source_tokens, step.sentences, step.slots)
+    return (
+        step.epoch,
+        step.chapter,
+        step.index,
+        batches,
+        step.target_tokens,
+        step.source_tokens,
+        step.sentences,
+        step.slots,
+    )
 
 
 def test_load_steps_gives_every_sentence_once_an_epoch_in_another_order() -> None:
@@ -87,15 +97,41 @@ def test_load_steps_gives_every_sentence_once_an_epoch_in_another_order() -> Non
     assert epochs[0] != epochs[1]
 
 
-def test_load_steps_goes_on_from_any_position_as_if_never_stopped() -> None:
-    stream = [text(step) for step in islice(load(), 30)]
-    per_epoch = sum(1 for step in stream if step[0] == 0)
-    assert 5 < per_epoch < 15
-    for position in range(20):
-        epoch, index = int(str(stream[position][0])), int(str(stream[position][1]))
-        assert [text(step) for step in islice(load(epoch=epoch, step=index), 5)] == stream[position : position + 5]
-    behind = next(load(epoch=0, step=per_epoch))  # the end of an epoch is the start of the next
-    assert (behind.epoch, behind.index) == (1, 0)
+@pytest.mark.parametrize("size", [60, 25], ids=["one chapter", "three chapters"])
+def test_load_steps_goes_on_from_any_position_as_if_never_stopped(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer.data.chapters.CHAPTER", size)
+    taken = list(islice(load(), 30))
+    stream = [text(step) for step in taken]
+    for position, step in enumerate(taken[:20]):
+        again = load(epoch=step.epoch, chapter=step.chapter, step=step.index)
+        assert [text(step) for step in islice(again, 5)] == stream[position : position + 5]
+
+    ends = 0
+    for step, following in pairwise(taken):
+        if following.index == 0:  # the end of a chapter is the start of the next, which may be in the next epoch
+            again = load(epoch=step.epoch, chapter=step.chapter, step=step.index + 1)
+            assert text(next(again)) == text(following)
+            ends += 1
+    assert ends >= (3 if size == 60 else 6)
+    assert {step.chapter for step in taken} == ({0} if size == 60 else {0, 1, 2})
+
+
+def test_load_steps_gives_every_sentence_once_in_an_epoch_of_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs: dict[int, list[int]] = {0: [], 1: []}
+    for size in (1, 7, 25):
+        monkeypatch.setattr("transformer.data.chapters.CHAPTER", size)
+        for step in takewhile(lambda step: step.epoch < 2, load()):
+            epochs[step.epoch] += seen(step)
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted([*range(60)] * 3)
+    assert epochs[0] != epochs[1]
+
+
+def test_step_has_seeds_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without chapters, those that it always had."""
+    assert [step.seeds for step in islice(load(), 3)] == [(0, 0), (0, 1), (0, 2)]
+    monkeypatch.setattr("transformer.data.chapters.CHAPTER", 3)
+    steps = list(takewhile(lambda step: step.epoch < 2, load()))
+    assert len({step.seeds for step in steps}) == len(steps) > 30
 
 
 def test_load_steps_loads_and_resumes_a_mixture_of_corpora() -> None:
@@ -239,7 +275,7 @@ def test_load_steps_resumes_in_the_store_of_its_epoch() -> None:
     stream = [text(step) for step in islice(load(**options), 40)]
     assert int(str(stream[-1][0])) >= 2
     for position in (3, 17, 30):
-        epoch, index = int(str(stream[position][0])), int(str(stream[position][1]))
+        epoch, index = int(str(stream[position][0])), int(str(stream[position][2]))
         again = islice(load(**options, epoch=epoch, step=index), 5)
         assert [text(step) for step in again] == stream[position : position + 5]
 

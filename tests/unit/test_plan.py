@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from transformer.data.chapters import chapter_pairs
 from transformer.data.corpus import read_pairs
-from transformer.data.plan import packed_capacities, plan_epoch, split_step
-from transformer.data.store import Mixture
+from transformer.data.plan import packed_capacities, plan_chapter, split_step
+from transformer.data.store import Mixture, StoredLengths
 from transformer.errors import InputError
 from transformer.seeding import seed_for
 
@@ -23,11 +24,18 @@ LISTS = list[list[int]]
 
 
 def plan(
-    lengths: np.ndarray, *, seed: int, epoch: int, tokens_per_step: int, mixture: Mixture | None = None
+    lengths: np.ndarray,
+    *,
+    seed: int,
+    epoch: int,
+    tokens_per_step: int,
+    mixture: Mixture | None = None,
+    chapter: int = 0,
 ) -> list[np.ndarray]:
     """The plan of one corpus that is there once, unless said otherwise."""
     mixture = [(len(lengths), 1.0)] if mixture is None else mixture
-    return plan_epoch(lengths, mixture=mixture, seed=seed, epoch=epoch, tokens_per_step=tokens_per_step)
+    where: dict[str, Any] = {"seed": seed, "epoch": epoch, "chapter": chapter, "tokens_per_step": tokens_per_step}
+    return plan_chapter(lengths, mixture=mixture, **where)
 
 
 def as_lists(steps: list[np.ndarray]) -> LISTS:
@@ -49,7 +57,7 @@ def random_lengths(random_state: np.random.Generator) -> np.ndarray:
     return lengths.astype(np.int32)
 
 
-def test_plan_epoch_takes_every_sentence_of_random_corpora_once_within_the_budget() -> None:
+def test_plan_chapter_takes_every_sentence_of_random_corpora_once_within_the_budget() -> None:
     state = np.random.default_rng(7)
     for trial in range(300):
         lengths = random_lengths(state)
@@ -63,11 +71,17 @@ def test_plan_epoch_takes_every_sentence_of_random_corpora_once_within_the_budge
 
 
 def plain_plan(
-    lengths: np.ndarray, *, seed: int, epoch: int, tokens_per_step: int, members: list[int] | None = None
+    lengths: np.ndarray,
+    *,
+    seed: int,
+    epoch: int,
+    tokens_per_step: int,
+    members: list[int] | None = None,
+    chapter: int = 0,
 ) -> LISTS:
-    """Version 1 of the plan in plain Python."""
+    """The plan in plain Python."""
     members = list(range(len(lengths))) if members is None else members
-    random_state = np.random.PCG64(seed_for(seed, epoch))
+    random_state = np.random.PCG64(seed_for(seed, epoch, chapter) if chapter else seed_for(seed, epoch))
 
     def shuffled(items: list[Any]) -> list[Any]:
         numbers = random_state.random_raw(len(items)).tolist()
@@ -92,7 +106,7 @@ def plain_plan(
     return shuffled(steps)
 
 
-def test_plan_epoch_is_the_plain_plan_for_random_corpora() -> None:
+def test_plan_chapter_is_the_plain_plan_for_random_corpora() -> None:
     """One pool and many, one step and many; equal pairs; sides of unlike length; sentences as long as a step."""
     state = np.random.default_rng(23)
     pools = set()
@@ -107,7 +121,7 @@ def test_plan_epoch_is_the_plain_plan_for_random_corpora() -> None:
 
 
 @pytest.mark.parametrize("longest", [40, 70_000])
-def test_plan_epoch_of_a_large_corpus_is_the_plain_plan(longest: int) -> None:
+def test_plan_chapter_of_a_large_corpus_is_the_plain_plan(longest: int) -> None:
     """More pairs than are looked at together, and lengths too large for 16 bits."""
     lengths = np.exp(np.random.default_rng(3).normal(2.0, 0.7, size=(150_000, 2))).clip(1, 40).astype(np.int32)
     lengths[::50_000] = longest
@@ -115,7 +129,7 @@ def test_plan_epoch_of_a_large_corpus_is_the_plain_plan(longest: int) -> None:
     assert as_lists(plan(lengths, **where)) == plain_plan(lengths, **where)
 
 
-def test_plan_epoch_keeps_the_order_of_equal_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_chapter_keeps_the_order_of_equal_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come once in a million epochs, numbers with the same upper bits in every one: here all the time."""
 
     class Coarse(np.random.PCG64):
@@ -130,7 +144,7 @@ def test_plan_epoch_keeps_the_order_of_equal_random_numbers(monkeypatch: pytest.
         assert as_lists(plan(lengths, **where)) == plain_plan(lengths, **where)
 
 
-def test_plan_epoch_of_a_tiny_corpus_is_what_it_was_on_the_day_it_was_written() -> None:
+def test_plan_chapter_of_a_tiny_corpus_is_what_it_was_on_the_day_it_was_written() -> None:
     """A change here breaks every resume in mid-epoch: `plan_version` must then rise."""
     lengths = np.array([[3, 4], [5, 2], [9, 9], [1, 1], [4, 4], [2, 7], [6, 6], [8, 3]], dtype=np.int32)
     plans = [as_lists(plan(lengths, seed=1, epoch=epoch, tokens_per_step=12)) for epoch in (0, 1)]
@@ -138,7 +152,7 @@ def test_plan_epoch_of_a_tiny_corpus_is_what_it_was_on_the_day_it_was_written() 
     assert plans == [[[2], [1, 6], [3, 0, 4], [5, 7]], [[3, 0, 4], [1, 6], [2], [5, 7]]]
 
 
-def test_plan_epoch_depends_on_epoch_and_seed_alone() -> None:
+def test_plan_chapter_depends_on_epoch_and_seed_alone() -> None:
     lengths = np.random.default_rng(0).integers(1, 40, size=(500, 2)).astype(np.int32)
     plans = {
         (seed, epoch): as_lists(plan(lengths, seed=seed, epoch=epoch, tokens_per_step=300))
@@ -149,7 +163,7 @@ def test_plan_epoch_depends_on_epoch_and_seed_alone() -> None:
     assert as_lists(plan(lengths, seed=2, epoch=1, tokens_per_step=300)) == plans[2, 1]
 
 
-def test_plan_epoch_fills_and_shuffles_steps() -> None:
+def test_plan_chapter_fills_and_shuffles_steps() -> None:
     lengths = np.random.default_rng(0).integers(1, 40, size=(20_000, 2)).astype(np.int32)
     steps = plan(lengths, seed=3, epoch=0, tokens_per_step=500)
     fill = [int(lengths[step].sum(axis=0).max()) for step in steps]
@@ -161,7 +175,7 @@ def test_plan_epoch_fills_and_shuffles_steps() -> None:
     assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.1
 
 
-def test_plan_epoch_and_split_step_refuse_what_does_not_fit() -> None:
+def test_plan_chapter_and_split_step_refuse_what_does_not_fit() -> None:
     with pytest.raises(InputError, match=r"13 tokens does not fit train\.tokens_per_step=12"):
         plan(np.array([[1, 1], [2, 13]], dtype=np.int32), seed=1, epoch=0, tokens_per_step=12)
     with pytest.raises(InputError, match="no sentence pair"):
@@ -180,13 +194,13 @@ def copies(mixture: Mixture, epoch: int, seed: int = 1) -> np.ndarray:
     return np.bincount(np.concatenate(steps), minlength=len(MIXED))
 
 
-def test_plan_epoch_copies_exactly_by_whole_weights() -> None:
+def test_plan_chapter_copies_exactly_by_whole_weights() -> None:
     found = copies([(1_000, 3.0), (500, 1.0), (1_500, 2.0)], epoch=0)
     assert found.tolist() == [3] * 1_000 + [1] * 500 + [2] * 1_500
     assert copies([(1_000, 1.0), (0, 7.0), (2_000, 1.0)], epoch=0).tolist() == [1] * 3_000
 
 
-def test_plan_epoch_of_a_mixture_of_weights_1_is_that_of_the_corpus() -> None:
+def test_plan_chapter_of_a_mixture_of_weights_1_is_that_of_the_corpus() -> None:
     where: dict[str, Any] = {"seed": 5, "epoch": 2, "tokens_per_step": 300}
     plans = [
         as_lists(plan(MIXED, mixture=mixture, **where)) for mixture in ([(3_000, 1)], [(1_200, 1.0), (1_800, 1.0)])
@@ -194,15 +208,36 @@ def test_plan_epoch_of_a_mixture_of_weights_1_is_that_of_the_corpus() -> None:
     assert plans[0] == plans[1] == plain_plan(MIXED, **where)
 
 
-def test_plan_epoch_of_a_mixture_is_the_plain_plan() -> None:
+def test_plan_chapter_of_a_mixture_is_the_plain_plan() -> None:
     where = {"seed": 5, "epoch": 2, "tokens_per_step": 300}
     steps = plan(MIXED, mixture=[(500, 2.0), (500, 3.0), (2_000, 1.0)], **where)
     first, second, third = list(range(500)), list(range(500, 1_000)), list(range(1_000, 3_000))
     assert as_lists(steps) == plain_plan(MIXED, **where, members=first * 2 + second * 3 + third)
 
 
+def test_plan_chapter_is_the_plain_plan_of_its_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all chapters together, each pair is in the epoch as often as where that is one chapter."""
+    mixture = [(500, 2.0), (500, 1.5), (2_000, 1.0)]
+    where: dict[str, Any] = {"seed": 5, "epoch": 2, "tokens_per_step": 300}
+    whole = np.concatenate(plan(MIXED, mixture=mixture, **where))
+    monkeypatch.setattr("transformer.data.chapters.CHAPTER", 900)  # of 4,000: five chapters
+    plans = [as_lists(plan(MIXED, mixture=mixture, **where, chapter=chapter)) for chapter in range(5)]
+    for chapter, steps in enumerate(plans):
+        members = chapter_pairs(mixture, seed=5, epoch=2, chapter=chapter).tolist()
+        assert steps == plain_plan(MIXED, **where, members=members, chapter=chapter)
+    chained = itertools.chain.from_iterable(itertools.chain.from_iterable(plans))
+    assert sorted(chained) == sorted(whole.tolist())
+
+
+def test_plan_chapter_of_lengths_that_are_mapped_is_that_of_an_array() -> None:
+    offsets = tuple(np.concatenate([[0], (MIXED[:, side] - 1).cumsum()]) for side in (0, 1))
+    where: dict[str, Any] = {"seed": 5, "epoch": 2, "chapter": 0, "tokens_per_step": 300}
+    mapped = plan_chapter(StoredLengths((offsets[0], offsets[1]), ()), mixture=[(3_000, 1.0)], **where)
+    assert as_lists(mapped) == plain_plan(MIXED, **where)
+
+
 @pytest.mark.parametrize(("weight", "low"), [(0.2, 0), (0.75, 0), (1.5, 1), (3.1, 3)])
-def test_plan_epoch_takes_other_pairs_for_a_fraction_in_each_epoch(weight: float, low: int) -> None:
+def test_plan_chapter_takes_other_pairs_for_a_fraction_in_each_epoch(weight: float, low: int) -> None:
     """The weighted corpus lies between two others, whose pairs are what they were."""
     epochs = [copies([(800, 1.0), (2_000, weight), (200, 2.0)], epoch) for epoch in range(40)]
     for found in epochs:
@@ -219,7 +254,7 @@ def test_plan_epoch_takes_other_pairs_for_a_fraction_in_each_epoch(weight: float
     assert abs(both - share**2) < 0.01  # one epoch says nothing of the next
 
 
-def test_plan_epoch_draws_fractions_by_seed_epoch_and_pair_alone() -> None:
+def test_plan_chapter_draws_fractions_by_seed_epoch_and_pair_alone() -> None:
     mixture = [(1_000, 0.3), (2_000, 1.6)]
     where = {"seed": 9, "epoch": 7, "tokens_per_step": 400}
     assert as_lists(plan(MIXED, mixture=mixture, **where)) == as_lists(plan(MIXED, mixture=mixture, **where))
@@ -230,7 +265,7 @@ def test_plan_epoch_draws_fractions_by_seed_epoch_and_pair_alone() -> None:
     assert len({tuple(copies(mixture, epoch=epoch)) for epoch in range(5)}) == 5
 
 
-def test_plan_epoch_refuses_a_mixture_that_is_not_the_corpus_or_leaves_nothing() -> None:
+def test_plan_chapter_refuses_a_mixture_that_is_not_the_corpus_or_leaves_nothing() -> None:
     with pytest.raises(ValueError, match=r"\(2999, 1.0\).* for 3000 pairs"):
         copies([(2_999, 1.0)], epoch=0)
     with pytest.raises(InputError, match="no sentence pair is left in epoch 5: raise the weights"):
@@ -422,7 +457,7 @@ def test_split_step_pads_multi30k_by_less_than_five_percent() -> None:
 
 
 @pytest.mark.slow
-def test_plan_epoch_takes_seconds_for_the_papers_corpus() -> None:
+def test_plan_chapter_takes_seconds_for_the_papers_corpus() -> None:
     state = np.random.default_rng(0)
     source = np.exp(state.normal(3.1, 0.6, 4_500_000))
     both = np.stack([source, source * np.exp(state.normal(0, 0.2, len(source)))], axis=1)
@@ -432,7 +467,7 @@ def test_plan_epoch_takes_seconds_for_the_papers_corpus() -> None:
     assert time.process_time() - began < 5
 
 
-def test_plan_epoch_needs_few_bytes_a_pair() -> None:
+def test_plan_chapter_needs_few_bytes_a_pair() -> None:
     lengths = np.random.default_rng(0).integers(1, 60, size=(1_000_000, 2)).astype(np.int32)
     tracemalloc.start()
     try:
@@ -440,7 +475,7 @@ def test_plan_epoch_needs_few_bytes_a_pair() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 36 * len(lengths)
+    assert peak < 30 * len(lengths)  # 24, and pools of some 80,000 pairs
 
 
 @pytest.mark.parametrize("multiple", [1, 2])

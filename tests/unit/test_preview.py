@@ -32,7 +32,7 @@ def batching_of(lengths: Lengths, mixture: Mixture, *, packed: bool) -> Batching
 
 def first_epoch(store: Store, batching: Batching) -> list[Step]:
     """What the loader really gives."""
-    steps = load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0), prefetch=0)
+    steps = load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0, 0), prefetch=0)
     return list(takewhile(lambda step: step.epoch == 0, steps))
 
 

@@ -68,10 +68,13 @@ def batch_of(pairs: list[Pair]) -> Batch:
     return Batch(source, source_layout, target_in, target_layout, torch.tensor(rows), torch.tensor(out))
 
 
-def step_of(parts: list[list[Pair]], *, epoch: int = 0, index: int = 0, target_tokens: int | None = None) -> Step:
+def step_of(
+    parts: list[list[Pair]], *, epoch: int = 0, chapter: int = 0, index: int = 0, target_tokens: int | None = None
+) -> Step:
     everything = [pair for part in parts for pair in part]
     return Step(
         epoch=epoch,
+        chapter=chapter,
         index=index,
         micro_batches=list(enumerate(map(batch_of, parts))),
         target_tokens=target_tokens or sum(len(target) + 1 for _, target in everything),

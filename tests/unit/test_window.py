@@ -130,8 +130,8 @@ def test_progress_counts_patience_under_the_metric_of_now() -> None:
 def test_progress_advances_by_a_step() -> None:
     progress = Progress(step=4, sentences=100, target_tokens=1000, seconds=1.5, skipped=1)
     for _ in range(3):
-        progress.advance(epoch=2, step_in_epoch=8, sentences=10, target_tokens=110)
-    assert (progress.step, progress.epoch, progress.step_in_epoch) == (7, 2, 8)
+        progress.advance(epoch=2, chapter=1, step_in_chapter=8, sentences=10, target_tokens=110)
+    assert (progress.step, progress.epoch, progress.chapter, progress.step_in_chapter) == (7, 2, 1, 8)
     assert (progress.sentences, progress.target_tokens, progress.seconds) == (130, 1330, 1.5)
 
 
@@ -201,7 +201,7 @@ def test_gradient_norms_above_ten_times_the_usual_one_are_spikes(
 
 def test_progress_comes_back_from_json_with_null_for_what_is_no_number() -> None:
     progress = Progress(
-        step=9, epoch=1, step_in_epoch=4, sentences=5, target_tokens=6, seconds=0.1, skipped=2, streak=1
+        step=9, epoch=1, chapter=2, step_in_chapter=4, sentences=5, target_tokens=6, seconds=0.1, skipped=2, streak=1
     )
     progress.record(Validation(step=5, loss=2.5, nll=2.0, bleu=12.5, chrf=30.0), Metric.bleu)
     progress.record(Validation(step=9, loss=NAN, nll=math.inf, bleu=0.0, chrf=-math.inf), Metric.bleu)

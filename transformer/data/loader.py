@@ -1,12 +1,12 @@
 """Plan + store -> the steps of one rank, without end, prepared ahead by one thread.
 
-    _make_steps       plan an epoch, split each step, collate this rank's micro-batches
+    _make_steps       plan a chapter, split each step, collate this rank's micro-batches
       -> _copy_steps  on a GPU: copy the batches there, beside the steps before
       -> _prefetch    hand the steps over from a thread that is some steps ahead
 
-There is no iterator state: a position is (epoch, step in the epoch), and to start there is to look up a plan. So steps
-that were prepared ahead and never used need no care. The store is asked for epoch by epoch, because the same pairs may
-be other piece ids in each of them (subword sampling).
+There is no iterator state: a position is (epoch, chapter, step in the chapter), and to start there is to plan that
+chapter. So steps that were prepared ahead and never used need no care. The store is asked for epoch by epoch, because
+the same pairs may be other piece ids in each of them (subword sampling).
 """
 
 import threading
@@ -25,10 +25,11 @@ from transformer.data.store import Ids, Store
 
 @dataclass(frozen=True)
 class Position:
-    """Where in the data a training stands: the next step that it takes."""
+    """Where in the data a training stands: the next step that it takes. All are counted from 0."""
 
     epoch: int
-    step: int  # within the epoch, from 0
+    chapter: int  # of the epoch; most corpora have one
+    step: int  # of the chapter
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,22 @@ class Step:
     """One optimizer update; the numbers are those of the whole step, over all ranks."""
 
     epoch: int
-    index: int  # within the epoch, from 0
+    chapter: int  # of the epoch, from 0
+    index: int  # within the chapter, from 0
     micro_batches: list[tuple[int, Batch]]  # this rank's, each with its number in the step
     target_tokens: int  # real tokens, EOS counted
     source_tokens: int
     sentences: int
     slots: int  # positions of both sides, padding counted, of the micro-batches that hold a sentence
     copied: torch.cuda.Event | None = None  # on a GPU: recorded after the copies of the batches
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """What tells the random numbers of this step from those of others.
+
+        In an epoch's first chapter, these are what they were before there were chapters.
+        """
+        return (self.epoch, self.chapter, self.index) if self.chapter else (self.epoch, self.index)
 
     def await_copy(self) -> None:
         """Let the GPU's current stream begin when the batches are there. The host does not wait."""
@@ -71,7 +81,7 @@ def load_steps(
     prefetch: int,
     device: torch.device | None = None,
 ) -> Generator[Step, None, None]:
-    """Steps from `position` on, for ever; a position after an epoch's last step is the next epoch's first.
+    """Steps from `position` on, for ever; a position after the last step of a chapter is the first of the next.
 
     `store_of(epoch)` is asked once for each epoch, in the thread that prepares. Every store must hold the pairs of
     `batching.mixture`; their lengths may differ. A step of longer sentences is cut into more micro-batches, still a
@@ -80,7 +90,7 @@ def load_steps(
     `prefetch` steps are prepared ahead by a thread (0: none), which closing the generator ends. Where `device` is a
     GPU their batches are copied there, too: call `Step.await_copy` before use.
 
-    Raises what `store_of`, plan_epoch and split_step raise.
+    Raises what `store_of`, plan_chapter and split_step raise.
     """
     steps = _make_steps(store_of, batching, rank=rank, world_size=world_size, position=position)
     if device is not None and device.type == "cuda":
@@ -94,22 +104,36 @@ def load_steps(
 def _make_steps(
     store_of: Callable[[int], Store], batching: Batching, *, rank: int, world_size: int, position: Position
 ) -> Generator[Step, None, None]:
-    epoch = position.epoch
-    first_step = position.step
+    epoch, chapter, first_step = position.epoch, position.chapter, position.step
     while True:
         store = store_of(epoch)
-        plan = batching.plan(store.lengths, epoch)
-
-        for index in range(first_step, len(plan)):
-            parts = batching.split(plan[index], store.lengths)
-            yield _make_step(store, parts, batching, epoch=epoch, index=index, rank=rank, world_size=world_size)
-
+        while chapter < batching.n_chapters:
+            yield from _chapter_steps(
+                store,
+                batching,
+                rank=rank,
+                world_size=world_size,
+                position=Position(epoch, chapter, first_step),
+            )
+            chapter += 1
+            first_step = 0
         epoch += 1
-        first_step = 0
+        chapter = 0
+
+
+def _chapter_steps(
+    store: Store, batching: Batching, *, rank: int, world_size: int, position: Position
+) -> Generator[Step, None, None]:
+    """The steps of a chapter from `position` on. Its plan is forgotten before that of the next chapter is made."""
+    plan = batching.plan(store.lengths, epoch=position.epoch, chapter=position.chapter)
+    for index in range(position.step, len(plan)):
+        parts = batching.split(plan[index], store.lengths)
+        place = replace(position, step=index)
+        yield _make_step(store, parts, batching, place=place, rank=rank, world_size=world_size)
 
 
 def _make_step(
-    store: Store, parts: list[Ids], batching: Batching, *, epoch: int, index: int, rank: int, world_size: int
+    store: Store, parts: list[Ids], batching: Batching, *, place: Position, rank: int, world_size: int
 ) -> Step:
     """One rank's share of a step, whose micro-batches hold the sentences `parts`.
 
@@ -131,8 +155,9 @@ def _make_step(
     source_tokens, target_tokens = np.concatenate(lengths).sum(axis=0, dtype=np.int64).tolist()
 
     return Step(
-        epoch=epoch,
-        index=index,
+        epoch=place.epoch,
+        chapter=place.chapter,
+        index=place.step,
         micro_batches=micro_batches,
         target_tokens=target_tokens,
         source_tokens=source_tokens,

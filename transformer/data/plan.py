@@ -1,25 +1,27 @@
-"""The data order, as pure functions: an epoch is cut into steps, a step into micro-batches.
+"""The data order, as pure functions: a chapter of an epoch is cut into steps, a step into micro-batches.
 
-    plan_epoch:  the pairs of an epoch -> shuffled -> sorted by length inside pools -> cut into steps -> steps shuffled
-    split_step:  the pairs of a step -> micro-batches that fit memory, the same number for every rank of the first start
+    plan_chapter:  the pairs of a chapter -> shuffled -> sorted by length inside pools -> cut into steps -> shuffled
+    split_step:    the pairs of a step -> micro-batches that fit memory, as many for each rank of the first start
 
-A step is an array of sentence ids. Which sentences a step holds depends on the seed, the epoch, the corpora's weights
-and `tokens_per_step`, never on `max_tokens` or the world size, so a run can go on elsewhere. Planning needs 33 bytes
-for each pair of the epoch.
+A step is an array of sentence ids. Which sentences a step holds depends on the seed, the epoch and chapter, the
+corpora's weights and `tokens_per_step`, never on `max_tokens` or the world size, so a run can go on elsewhere. Planning
+needs 25 bytes for each pair of the chapter, 0.4 GB at most. Most corpora are one chapter: see `chapters`.
 
-Shapes: `n` pairs in the store, `m` in the epoch, `b` in a step or micro-batch. `lengths` is `(n, 2)`: the real tokens
+Shapes: `n` pairs in the store, `m` in the chapter, `b` in a step or micro-batch. `lengths` is `(n, 2)`: the real tokens
 of every pair, EOS counted, source then target. "Side" 0 is the source, side 1 the target.
 """
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import AttentionKernel
+from transformer.data.chapters import blocks, chapter_pairs, count_chapters
 from transformer.data.store import Ids, LengthArray, Lengths, Mixture, longest_of, totals_of
 from transformer.errors import InputError
 from transformer.seeding import seed_for
@@ -29,8 +31,6 @@ SLOTS = 128  # packed capacities are multiples of this, which tiles of a GPU div
 SLACK = 1.1  # a packed batch has this many times the slots that its shorter side takes on average over the corpus
 
 _SAMPLED = 500_000  # at most so many pairs are planned for a description of an epoch: a third of a second
-_BLOCK = 1 << 16  # pairs whose running totals are in memory at a time
-_FRACTIONS = 0x77656967  # names the random numbers that decide about the fractions of weights
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,19 @@ class Batching:
     capacities: tuple[int, int] | None  # slots of a packed micro-batch, source and target; None: padded
     kernel: AttentionKernel | None = None  # attends to packed sentences as they lie; None: they are cut into groups
 
-    def plan(self, lengths: Lengths, epoch: int) -> list[Ids]:
-        """`plan_epoch` of pairs of these lengths."""
-        return plan_epoch(
+    @property
+    def n_chapters(self) -> int:
+        """How many chapters each epoch has."""
+        return count_chapters(self.mixture)
+
+    def plan(self, lengths: Lengths, *, epoch: int, chapter: int) -> list[Ids]:
+        """`plan_chapter` of pairs of these lengths."""
+        return plan_chapter(
             lengths,
             mixture=self.mixture,
             seed=self.seed,
             epoch=epoch,
+            chapter=chapter,
             tokens_per_step=self.tokens_per_step,
         )
 
@@ -71,11 +77,14 @@ class Batching:
         )
 
 
-def plan_version(job: TrainJob) -> int:
+def plan_version(job: TrainJob, mixture: Mixture) -> int:
     """The version of the order and the pieces of a run's data: a run goes on only under the one that it began with.
 
-    In version 1, the copies of a pair had the same pieces in an epoch. So it is still that of all runs without copies.
+    It is the number of the last change that touches the run, so most runs are of version 1. Since 2, each copy of a
+    pair has pieces of its own under subword sampling. Since 3, an epoch of more than CHAPTER pairs has chapters.
     """
+    if count_chapters(mixture) > 1:
+        return 3
     has_copies = job.data.temperature is not None or any(extra.weight > 1.0 for extra in job.data.extra.values())
     return 2 if has_copies and job.train.subword_sampling is not None else 1
 
@@ -97,11 +106,12 @@ class EpochSample:
 
 
 def sample_epoch(lengths: Lengths, batching: Batching) -> EpochSample:
-    """The first epoch over sentence pairs of these lengths. Raises InputError as `plan_epoch` does."""
+    """The first epoch over sentence pairs of these lengths. Raises InputError as `plan_chapter` does."""
     stride = math.ceil(len(lengths) / _SAMPLED)
     sample = lengths[::stride]
     thinned = replace(batching, mixture=_thinned(batching.mixture, stride))
-    return EpochSample(sample, thinned.plan(sample, 0), stride)
+    chapters = [thinned.plan(sample, epoch=0, chapter=chapter) for chapter in range(thinned.n_chapters)]
+    return EpochSample(sample, list(chain.from_iterable(chapters)), stride)
 
 
 def _thinned(mixture: Mixture, stride: int) -> Mixture:
@@ -115,14 +125,16 @@ def _thinned(mixture: Mixture, stride: int) -> Mixture:
     return thinned
 
 
-# ---- from an epoch to its steps -------------------------------------------------------------------------------------
+# ---- from a chapter to its steps ------------------------------------------------------------------------------------
 
 
-def plan_epoch(lengths: Lengths, *, mixture: Mixture, seed: int, epoch: int, tokens_per_step: int) -> list[Ids]:
-    """The steps of an epoch, in order, at most `tokens_per_step` real tokens on each side.
+def plan_chapter(
+    lengths: Lengths, *, mixture: Mixture, seed: int, epoch: int, chapter: int, tokens_per_step: int
+) -> list[Ids]:
+    """The steps of a chapter, in order, at most `tokens_per_step` real tokens on each side.
 
-    A pair of weight 1 is there exactly once; a pair of weight 2.5 two or three times, drawn anew in each epoch. Raises
-    InputError where there is no sentence, or one that no step can hold.
+    In the chapters of an epoch together, a pair of weight 1 is there exactly once; a pair of weight 2.5 two or three
+    times, drawn anew in each epoch. Raises InputError where there is no sentence, or one that no step can hold.
     """
     if sum(count for count, _ in mixture) != len(lengths):
         raise ValueError(f"a mixture of {mixture} for {len(lengths)} pairs")
@@ -135,55 +147,30 @@ def plan_epoch(lengths: Lengths, *, mixture: Mixture, seed: int, epoch: int, tok
             "raise it or lower data.filter.max_length"
         )
 
-    members = _members(mixture, seed=seed, epoch=epoch)  # (m,)
-    if len(members) == 0:
+    pairs = chapter_pairs(mixture, seed=seed, epoch=epoch, chapter=chapter)  # (m,) ids
+    if len(pairs) == 0:
         raise InputError(f"no sentence pair is left in epoch {epoch + 1}: raise the weights of the training corpora")
 
-    # Shuffle the pairs, sort them by length inside pools, cut them into steps, and shuffle the steps.
-    random = np.random.PCG64(seed_for(seed, epoch))
-    order = _permutation(random, len(members))  # (m,) places among the members
-    member_lengths = _gathered(lengths, members)  # (m, 2)
-    _sort_in_pools(order, member_lengths, tokens_per_step=tokens_per_step)
-    ends = _cut(order, member_lengths, tokens_per_step=tokens_per_step)
-    for block in _blocks(len(order)):
-        order[block] = members[order[block]]
+    # Shuffle the pairs, sort them by length inside pools, cut them into steps, and shuffle the steps. Until they are
+    # cut, a pair is known by its place in `pairs`. An epoch's first chapter is shuffled as the epoch was before there
+    # were chapters.
+    random = np.random.PCG64(seed_for(seed, epoch, chapter) if chapter else seed_for(seed, epoch))
+    order = _permutation(random, len(pairs))  # (m,)
+    pair_lengths = _gathered(lengths, pairs)  # (m, 2)
+    _sort_in_pools(order, pair_lengths, tokens_per_step=tokens_per_step)
+    ends = _cut(order, pair_lengths, tokens_per_step=tokens_per_step)
+    for block in blocks(len(order)):
+        order[block] = pairs[order[block]]
     steps = np.split(order, ends)
     return [steps[index] for index in _permutation(random, len(steps))]
-
-
-def _blocks(count: int) -> Iterator[slice]:
-    """Slices of a few pairs of so many: what is computed of all of them at once would take their memory again."""
-    for start in range(0, count, _BLOCK):
-        yield slice(start, min(start + _BLOCK, count))
 
 
 def _gathered(lengths: Lengths, ids: Ids) -> LengthArray:
     """The lengths of the pairs `ids` `(m,)`."""
     found = np.empty((len(ids), 2), np.int32)
-    for block in _blocks(len(ids)):
+    for block in blocks(len(ids)):
         found[block] = lengths[ids[block]]
     return found
-
-
-def _members(mixture: Mixture, *, seed: int, epoch: int) -> Ids:
-    """The ids of an epoch's pairs.
-
-    Each pair is there as often as the whole part of its weight says, and once more with its fraction as the
-    probability. The number that decides about pair i is the i-th of its stream, whatever lies before it in the mixture.
-    """
-    parts: list[Ids] = []
-    start = 0  # the first id of the corpus
-    for count, weight in mixture:
-        ids = np.arange(start, start + count)
-        fraction, whole = math.modf(weight)
-        parts += [ids] * int(whole)
-
-        if fraction:
-            random = np.random.PCG64(seed_for(seed, epoch, _FRACTIONS)).advance(start)
-            is_drawn = random.random_raw(count) < np.uint64(fraction * 2**64)
-            parts.append(ids[is_drawn])
-        start += count
-    return np.concatenate(parts)
 
 
 def _permutation(random: np.random.PCG64, count: int) -> Ids:
@@ -195,12 +182,18 @@ def _permutation(random: np.random.PCG64, count: int) -> Ids:
     """
     raw = random.random_raw(count)
     bits = np.uint64(count.bit_length())
-    keys = (raw >> bits << bits) | np.arange(count, dtype=np.uint64)
+    keys = raw >> bits
+    keys <<= bits
+    for block in blocks(count):
+        keys[block] |= np.arange(block.start, block.stop, dtype=np.uint64)
     keys.sort()
 
     # Neighbours with the same high bits stand in the order of their indices: they may have to be exchanged.
-    high = keys >> bits
-    same_as_next = np.flatnonzero(high[1:] == high[:-1])
+    found = [np.zeros(0, np.int64)]
+    for block in blocks(count - 1):
+        differing_bits = keys[block] ^ keys[block.start + 1 : block.stop + 1]
+        found.append(block.start + np.flatnonzero(differing_bits >> bits == 0))
+    same_as_next = np.concatenate(found)
     unsure = np.union1d(same_as_next, same_as_next + 1)
 
     # Keep the indices only, and sort those of the unsure places by the whole numbers.
@@ -244,7 +237,7 @@ def _cut(order: Ids, lengths: LengthArray, *, tokens_per_step: int) -> list[int]
     limits = np.full(2, tokens_per_step)  # totals of each side that the step in progress must not pass
     before = np.zeros(2, np.int64)  # totals of each side up to the block
 
-    for block in _blocks(len(order)):
+    for block in blocks(len(order)):
         block_lengths = lengths.take(order[block], axis=0)
         totals = np.vstack([before, block_lengths]).cumsum(axis=0)  # row i: all before the block's i-th pair
         source_totals, target_totals = np.ascontiguousarray(totals.T)

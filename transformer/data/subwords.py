@@ -21,6 +21,7 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from transformer.data.keyed import Keys, mix
 from transformer.data.store import Ids, Sentences
 from transformer.data.tokenizer import Piece
 from transformer.errors import InputError
@@ -31,7 +32,6 @@ _NEVER = np.iinfo(np.int64).max  # the rank of two symbols that do not merge
 _STREAM = 0x70696563  # names the random numbers of this module
 
 Flags = npt.NDArray[np.bool_]
-Keys = npt.NDArray[np.uint64]
 Scores = npt.NDArray[np.float64]
 
 
@@ -82,8 +82,8 @@ class SubwordSampler:
 
         # Each character has random numbers of its own, whatever else is sampled beside it.
         stream = np.array([seed_for(seed, epoch, side, _STREAM)], np.uint64)  # (1,)
-        sentence_keys = _mix(_state(_mix(_state(stream, 0)), ids))  # (b,)
-        keys = _mix(_state(sentence_keys[sentence], _positions(lengths)))  # (c,)
+        sentence_keys = mix(_state(mix(_state(stream, 0)), ids))  # (b,)
+        keys = mix(_state(sentence_keys[sentence], _positions(lengths)))  # (c,)
 
         pieces = self._segmentation.segment(characters, starts, keys)  # (c,)
         is_piece = pieces != _NONE
@@ -106,16 +106,9 @@ def _state(keys: Keys, number: Ids | int) -> Keys:
     return keys + steps * np.array([0x9E3779B97F4A7C15], np.uint64)  # arrays wrap around silently, scalars do not
 
 
-def _mix(states: Keys) -> Keys:
-    """The output of SplitMix64 in these states."""
-    states = (states ^ (states >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    states = (states ^ (states >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return states ^ (states >> np.uint64(31))
-
-
 def _uniform(keys: Keys, number: int) -> Scores:
     """The random number of each key that has this `number`, in [0, 1)."""
-    return (_mix(_state(keys, number)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (mix(_state(keys, number)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 # ---- characters of pieces -------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@
     train_loop  train_step, over and over                    of `step`
                 between two steps: log, validate, commit, stop
 
-A step is one optimizer update; a position is (epoch, step in the epoch). The device runs ahead of the host, which reads
-what the device has measured only where something is due. Every rank runs the same control flow, and rank 0 alone
-writes.
+A step is one optimizer update; a position is (epoch, chapter, step in the chapter). The device runs ahead of the host,
+which reads what the device has measured only where something is due. Every rank runs the same control flow, and rank 0
+alone writes.
 """
 
 import logging
@@ -220,7 +220,7 @@ def _steps(run: Run) -> Generator[Step, None, None]:
         run.batching,
         rank=run.world.rank,
         world_size=run.world.size,
-        position=Position(run.progress.epoch, run.progress.step_in_epoch),
+        position=Position(run.progress.epoch, run.progress.chapter, run.progress.step_in_chapter),
         prefetch=run.job.train.prefetch,
         device=run.device,
     )
@@ -256,7 +256,8 @@ def _record_step(run: Run, step: Step, result: StepResult, *, waited: float) -> 
 
     state.progress.advance(
         epoch=step.epoch,
-        step_in_epoch=step.index + 1,
+        chapter=step.chapter,
+        step_in_chapter=step.index + 1,
         sentences=step.sentences,
         target_tokens=step.target_tokens,
     )
@@ -389,7 +390,11 @@ def _commit(run: Run, tracker: Tracker) -> None:
             vocab_size=run.tokenizers.target.vocab_size,
             data_digest=run.data_digest,
             source_vocab_size=own_source_size(run.tokenizers.vocab_sizes),
-            training=run.state.to_record(window, dev_digest=run.dev.digest, plan_version=plan_version(run.job)),
+            training=run.state.to_record(
+                window,
+                dev_digest=run.dev.digest,
+                plan_version=plan_version(run.job, run.batching.mixture),
+            ),
         )
         commit(
             run.directory.path,

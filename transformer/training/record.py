@@ -30,6 +30,7 @@ from transformer.config.settings import Decay, Device, OnResume
 from transformer.data.plan import plan_version
 from transformer.data.prepare import PREPARE_VERSION, Prepared
 from transformer.data.report import read_report
+from transformer.data.store import Mixture
 from transformer.errors import CheckpointError, FindingsError, StorageError
 from transformer.evaluation.sets import digest_sets
 from transformer.files import MANIFEST, remove, write_file, write_json
@@ -221,7 +222,7 @@ def _compare(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint
 
 def _changed_data(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint: Checkpoint) -> list[str]:
     """What differs of the training data, its pieces and its order: a run goes on with the same only."""
-    return _changed_text(prepared, record) + changed_order(job, checkpoint)
+    return _changed_text(prepared, record) + changed_order(job, prepared.mixture, checkpoint=checkpoint)
 
 
 def _changed_text(prepared: Prepared, record: RunRecord) -> list[str]:
@@ -241,11 +242,11 @@ def _changed_text(prepared: Prepared, record: RunRecord) -> list[str]:
     return changed
 
 
-def changed_order(job: TrainJob, checkpoint: Checkpoint) -> list[str]:
+def changed_order(job: TrainJob, mixture: Mixture, *, checkpoint: Checkpoint) -> list[str]:
     """What differs of the order of the data since the checkpoint was written, as one item or none."""
     training = checkpoint.run_state().training
     before = None if training is None else training.plan_version
-    now = plan_version(job)
+    now = plan_version(job, mixture)
     return [] if before == now else [f"the order of the data and its pieces: version {before} -> {now}"]
 
 

@@ -140,7 +140,7 @@ def train_step(
     sums = torch.zeros(2, device=device, dtype=torch.float64)  # smoothed loss, plain loss
     last, _ = step.micro_batches[-1]
     for m, batch in step.micro_batches:
-        torch.manual_seed(seed_for(seed, step.epoch, step.index, m))
+        torch.manual_seed(seed_for(seed, *step.seeds, m))
         with nullcontext() if m == last else unsynchronised(objective):
             with autocast(device, precision):
                 loss_sum, nll_sum = objective(batch.to(device))

@@ -178,6 +178,7 @@ def _step(batch: Batch, *, index: int, pairs: int, tokens: int, source_tokens: i
     """A step that is one micro-batch."""
     return Step(
         epoch=0,
+        chapter=0,
         index=index,
         micro_batches=[(0, batch)],
         target_tokens=tokens,
@@ -288,7 +289,7 @@ def _check_time(
     """The hours of the training, from the first micro-batch of its first step, and one update."""
     device = resolve_device(resolved.device)
     steps = load_steps(
-        lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0), prefetch=0, device=device
+        lambda epoch: store, batching, rank=0, world_size=1, position=Position(0, 0, 0), prefetch=0, device=device
     )
     step = next(steps)
     steps.close()

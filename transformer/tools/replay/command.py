@@ -87,7 +87,8 @@ class Replay:
     checkpoint: str | None  # from which the step was reached; None: from the beginning
     step: int  # counted from 1
     epoch: int
-    step_in_epoch: int  # counted from 0
+    chapter: int  # of the epoch, counted from 0
+    step_in_chapter: int  # counted from 0
     loss: float  # mean over target tokens
     gradient_norm: float
     loss_scale: float | None  # None: the loss is not scaled
@@ -181,7 +182,7 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
             "replay it"
         )
     directory.check_tokenizers(prepared.tokenizers.models)
-    for change in [] if checkpoint is None else changed_order(job, checkpoint):
+    for change in [] if checkpoint is None else changed_order(job, prepared.mixture, checkpoint=checkpoint):
         raise InputError(f"{directory.path}: {change}: replay it with the version that it was trained with")
 
     return build_run(
@@ -206,8 +207,8 @@ def _first_step(state: TrainState, step: int | None) -> tuple[int, Position]:
     was_skipped = progress.streak > 0
     if was_skipped and step in (None, progress.step):
         _undo_backoff(state)
-        return progress.step, Position(progress.epoch, progress.step_in_epoch - 1)
-    return progress.step + 1, Position(progress.epoch, progress.step_in_epoch)
+        return progress.step, Position(progress.epoch, progress.chapter, progress.step_in_chapter - 1)
+    return progress.step + 1, Position(progress.epoch, progress.chapter, progress.step_in_chapter)
 
 
 def _undo_backoff(state: TrainState) -> None:
@@ -256,7 +257,8 @@ def _run_step(run: Run, step: Step, number: int, *, origin: str | None, is_watch
         checkpoint=origin,
         step=number,
         epoch=step.epoch,
-        step_in_epoch=step.index,
+        chapter=step.chapter,
+        step_in_chapter=step.index,
         loss=float(result.loss_sum) / step.target_tokens,
         gradient_norm=float(result.grad_norm),
         loss_scale=loss_scale,
@@ -362,7 +364,7 @@ def _finding(run: Run, step: Step, seen: _Seen) -> Finding:
 
     # The step holds no ids: plan it again.
     store = run.stores.make(step.epoch)  # not the loader's own: it is ahead
-    plan = run.batching.plan(store.lengths, step.epoch)
+    plan = run.batching.plan(store.lengths, epoch=step.epoch, chapter=step.chapter)
     micro_batches = run.batching.split(plan[step.index], store.lengths)
     micro_batch, _ = step.micro_batches[seen.micro_batch]
     ids = micro_batches[micro_batch]
@@ -405,8 +407,11 @@ def format_replay(replayed: Replay) -> str:
     """The step, and what was found in it, as lines of text."""
     origin = replayed.checkpoint or "the beginning"
     scale = "" if replayed.loss_scale is None else f", loss scale {replayed.loss_scale:g}"
+    place = f"epoch {replayed.epoch + 1}"
+    if replayed.chapter:
+        place += f", chapter {replayed.chapter + 1}"
     lines = [
-        f"{replayed.run_dir}: step {replayed.step} (epoch {replayed.epoch + 1}, step {replayed.step_in_epoch} in it), "
+        f"{replayed.run_dir}: step {replayed.step} ({place}, step {replayed.step_in_chapter} in it), "
         f"reached from {origin}",
         f"loss {replayed.loss:.4g}, gradient norm {replayed.gradient_norm:.4g}{scale}",
     ]

@@ -1,0 +1,223 @@
+"""What it costs to start and to resume a training on a corpus of any size: seconds and memory up to the first batch.
+
+    python scripts/benchmark/chapters.py --pairs 100000000 --folder scratch
+
+The store is made up, and lies in files as a prepared one does: pairs as long as those of WMT (`steps.py`), whose pieces
+repeat. It is made once, in a folder that must have room for about 125 bytes a pair, and stays there. Then, each in a
+process of its own:
+
+- `start` and `resume`: open the store and take the first step of load_steps, at the start of the first epoch, and in
+  the middle of a chapter in its middle. Memory is RssAnon of /proc, read every few milliseconds: what the mapped files
+  have in the page cache is not in it;
+- `count`: plan every chapter of an epoch, and count how often each pair is there.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from contest import machine, positive, row, rule
+from steps import LONGEST, MEAN, SPREAD, UNLIKENESS
+
+from transformer.data.loader import Position, load_steps
+from transformer.data.plan import Batching, packed_capacities
+from transformer.data.store import SIDES, Ids, Sentences, Store, StoreWriter
+
+VOCAB = 37_000
+BLOCK = 1 << 18  # pairs that are made at a time
+TOKENS = 25_000  # of a step, on each side
+
+
+def main(arguments: list[str]) -> None:
+    args = parse(arguments)
+    if args.stage is not None:
+        json.dump(STAGES[args.stage](args.folder), sys.stdout)
+        return
+
+    if not args.folder.exists():
+        make(args.folder, args.pairs)
+    facts = {name: in_a_process(name, args.folder) for name in STAGES}
+    print("\n".join(page(shlex.join(["python", "scripts/benchmark/chapters.py", *arguments]), facts)))
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pairs", type=positive, default=100_000_000, help="sentence pairs (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, required=True, help="where the store is, or will be made")
+    parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def in_a_process(name: str, folder: Path) -> dict[str, Any]:
+    """What a stage finds in a process of its own."""
+    command = [sys.executable, __file__, "--folder", str(folder), "--stage", name]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"error: {shlex.join(command)} ended with status {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+# ---- the store ------------------------------------------------------------------------------------------------------
+
+
+def make(folder: Path, pairs: int) -> None:
+    """Write the store."""
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(1)
+    some_pieces = (3 + (VOCAB - 4) ** draw.random(MEAN * BLOCK)).astype(np.uint16)
+    with closing(StoreWriter(folder, VOCAB)) as writer:
+        for start in range(0, pairs, BLOCK):
+            source, target = (
+                Sentences(np.resize(some_pieces, int(counts.sum())), counts)
+                for counts in counts_of(draw, min(BLOCK, pairs - start))
+            )
+            writer.add(source, target)
+        writer.finish({})
+
+
+def counts_of(draw: np.random.Generator, pairs: int) -> list[Ids]:
+    """The pieces of so many pairs, source and target."""
+    log_length = np.log(MEAN - 1) - SPREAD**2 / 2 + SPREAD * draw.standard_normal(pairs)
+    own = (log_length + UNLIKENESS * draw.standard_normal(pairs) - UNLIKENESS**2 / 2 for _ in SIDES)
+    return [np.clip(np.rint(np.exp(side)), 1, LONGEST - 1).astype(np.int64) for side in own]
+
+
+# ---- what is measured -----------------------------------------------------------------------------------------------
+
+
+def start(folder: Path) -> dict[str, Any]:
+    """The first step of an epoch."""
+    return first_step(folder, in_the_middle=False)
+
+
+def resume(folder: Path) -> dict[str, Any]:
+    """A step in the middle of a chapter."""
+    return first_step(folder, in_the_middle=True)
+
+
+def first_step(folder: Path, *, in_the_middle: bool) -> dict[str, Any]:
+    """Seconds and memory of opening the store, and of everything between that and a batch."""
+    before = rss_anon()
+    began = time.perf_counter()
+    store = Store.open(folder)
+    opened = time.perf_counter()
+    with peak_memory() as peak:
+        batching = batching_of(store)
+        position = Position(0, 0, 0)
+        if in_the_middle:
+            tokens = int(store.lengths.totals.max())
+            position = Position(0, batching.n_chapters // 2, tokens // TOKENS // batching.n_chapters // 2)
+        steps = load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=position, prefetch=0)
+        step = next(steps)
+        ended = time.perf_counter()
+    assert (step.chapter, step.index) == (position.chapter, position.step)
+    return {
+        "place": f"chapter {step.chapter + 1} of {batching.n_chapters}, step {step.index + 1:,}",
+        "open_seconds": opened - began,
+        "seconds": ended - opened,
+        "before": before,
+        "peak": max(peak),
+        "after": rss_anon(),
+    }
+
+
+def batching_of(store: Store) -> Batching:
+    """Packed batches, whose capacities follow from the lengths of all pairs."""
+    return Batching(
+        mixture=((len(store), 1.0),),
+        seed=1,
+        tokens_per_step=TOKENS,
+        max_tokens=TOKENS,
+        micro_batch_multiple=1,
+        capacities=packed_capacities(store.lengths, tokens_per_step=TOKENS, max_tokens=TOKENS, micro_batch_multiple=1),
+    )
+
+
+def count(folder: Path) -> dict[str, Any]:
+    """Whether each pair is in an epoch exactly once."""
+    store = Store.open(folder, is_verified=True)
+    batching = batching_of(store)
+    counts = np.zeros(len(store), np.uint8)
+    sizes = []
+    began = time.perf_counter()
+    for chapter in range(batching.n_chapters):
+        pairs = np.concatenate(batching.plan(store.lengths, epoch=0, chapter=chapter))
+        np.add.at(counts, pairs, 1)
+        sizes.append(len(pairs))
+    return {
+        "pairs": len(store),
+        "once": int((counts == 1).sum()),
+        "chapters": batching.n_chapters,
+        "largest": max(sizes),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def rss_anon() -> int:
+    """Bytes of anonymous memory that this process has."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """The anonymous memory of the process while the context lasts, in bytes, every few milliseconds."""
+    found = [rss_anon()]
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.005):
+            found.append(rss_anon())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        thread.join()
+
+
+STAGES = {"start": start, "resume": resume, "count": count}
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def page(command: str, facts: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """The report, in Markdown."""
+    counted = facts["count"]
+    host = machine()
+    yield f"`{command}`"
+    yield ""
+    yield (
+        f"{host['processor']}, {host['cores']} cores, Python {host['python']}, NumPy {np.__version__}. "
+        f"{counted['pairs']:,} pairs in {counted['chapters']} chapters of {counted['largest']:,} at most."
+    )
+    yield ""
+    yield row(["", "first batch", "opening, s", "from there to the batch, s", "RssAnon before, MB", "peak", "after"])
+    yield rule(2, 5)
+    for name in ("start", "resume"):
+        found = facts[name]
+        seconds = [f"{found[key]:.2f}" for key in ("open_seconds", "seconds")]
+        megabytes = [f"{found[key] / 1e6:,.0f}" for key in ("before", "peak", "after")]
+        yield row([name, found["place"], *seconds, *megabytes])
+    yield ""
+    yield (
+        f"All chapters of an epoch, planned one after the other in {counted['seconds']:.0f} s with the counting: "
+        f"{counted['once']:,} of {counted['pairs']:,} pairs are in it exactly once."
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

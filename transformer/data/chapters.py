@@ -1,0 +1,122 @@
+"""Which pairs of an epoch are in which of its chapters: what is planned at a time has a limit, the corpus has none.
+
+    chapter_pairs:  places of the chapter, by a keyed permutation -> in ascending order -> ids -> those that are drawn
+
+An epoch has a place for each copy of a pair, and one more where the pair's weight has a fraction. A corpus of at most
+CHAPTER places has one chapter. Else all are of the same size, but for one place, and an epoch visits them in turn. The
+chapters of another epoch are other ones. Only the places of one chapter are ever computed.
+
+Shapes: `m` pairs in the chapter.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from transformer.data.keyed import permuted
+from transformer.data.store import Ids, Mixture
+from transformer.seeding import seed_for
+
+CHAPTER = 1 << 24  # places at most: planning takes 25 bytes for each
+
+_ROUNDS = 4  # of the Feistel network: as many as make it a strong permutation (Luby and Rackoff, 1988)
+_BLOCK = 1 << 16  # pairs that are looked at together
+_FRACTIONS = 0x77656967  # names the random numbers that decide about the fractions of weights
+_CHAPTERS = 0x63686170  # names those that decide about the chapters
+
+
+class _Part(NamedTuple):
+    """Pairs that an epoch has once, each with the same probability: a corpus, one of its copies, or their fraction."""
+
+    first: int  # id
+    size: int
+    probability: float
+
+
+def count_chapters(mixture: Mixture) -> int:
+    """How many chapters an epoch has: as few as hold at most CHAPTER pairs each, even if no fraction left one out."""
+    return max(1, math.ceil(_count_places(mixture) / CHAPTER))
+
+
+def chapter_pairs(mixture: Mixture, *, seed: int, epoch: int, chapter: int) -> Ids:
+    """The ids of a chapter's pairs, `(m,)`, those of each part in ascending order.
+
+    In an epoch, each pair is there as often as the whole part of its weight says, and once more with its fraction as
+    the probability.
+    """
+    places = _chapter_places(mixture, seed=seed, epoch=epoch, chapter=chapter)
+    parts = _parts(mixture)
+    ends = np.cumsum([part.size for part in parts]).tolist()
+    cuts = np.searchsorted(places, ends).tolist()
+
+    # From places to ids, in place; and which of them are there.
+    is_there = np.ones(len(places), bool)
+    begin = 0
+    for part, last, cut in zip(parts, ends, cuts, strict=True):
+        ids = places[begin:cut]  # a view: what is written into it is written into `places`
+        ids += part.first - (last - part.size)
+        if part.probability < 1.0:
+            is_there[begin:cut] = _are_drawn(ids, part, seed=seed, epoch=epoch)
+        begin = cut
+    return places if is_there.all() else places[is_there]
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """Cut so many pairs into slices: what is computed of a block at a time takes hardly any memory."""
+    for start in range(0, count, _BLOCK):
+        yield slice(start, min(start + _BLOCK, count))
+
+
+# ---- places ---------------------------------------------------------------------------------------------------------
+
+
+def _parts(mixture: Mixture) -> list[_Part]:
+    """The parts of an epoch, end to end."""
+    parts = []
+    first = 0
+    for count, weight in mixture:
+        fraction, whole = math.modf(weight)
+        parts += [_Part(first, count, 1.0)] * int(whole)
+        if fraction:
+            parts.append(_Part(first, count, fraction))
+        first += count
+    return parts
+
+
+def _count_places(mixture: Mixture) -> int:
+    return sum(part.size for part in _parts(mixture))
+
+
+def _chapter_places(mixture: Mixture, *, seed: int, epoch: int, chapter: int) -> Ids:
+    """The places of a chapter, in ascending order."""
+    count = _count_places(mixture)
+    chapters = count_chapters(mixture)
+    places = np.arange(chapter * count // chapters, (chapter + 1) * count // chapters)
+    if chapters == 1:
+        return places
+
+    keys = [seed_for(seed, epoch, _CHAPTERS, number) for number in range(_ROUNDS)]
+    for block in blocks(len(places)):
+        places[block] = permuted(places[block], count, keys)
+    places.sort()
+    return places
+
+
+def _are_drawn(ids: Ids, part: _Part, *, seed: int, epoch: int) -> npt.NDArray[np.bool_]:
+    """Which of these pairs of a part, ascending, an epoch has.
+
+    The number that decides about pair i is the i-th of its stream, whatever lies before it in the mixture, and whatever
+    chapter it is in.
+    """
+    random = np.random.PCG64(seed_for(seed, epoch, _FRACTIONS)).advance(part.first)
+    limit = np.uint64(part.probability * 2**64)
+    are_drawn = np.empty(len(ids), bool)
+    for block in blocks(part.size):
+        numbers = random.random_raw(block.stop - block.start)
+        first = part.first + block.start
+        begin, end = np.searchsorted(ids, [first, first + len(numbers)])
+        are_drawn[begin:end] = numbers[ids[begin:end] - first] < limit
+    return are_drawn

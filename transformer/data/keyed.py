@@ -1,0 +1,51 @@
+"""Random numbers and permutations that follow from keys: each number is computed by itself, so any of them will do.
+
+NumPy's generators give streams. These give the number that belongs to a sentence, or to a place in an epoch, wherever
+it is asked for and in whatever order.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from transformer.data.store import Ids
+
+Keys = npt.NDArray[np.uint64]
+
+
+def mix(keys: Keys) -> Keys:
+    """A random number for each key: the output of SplitMix64 (Steele et al., 2014) in that state."""
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return keys ^ (keys >> np.uint64(31))
+
+
+def permuted(numbers: Ids, count: int, keys: Sequence[int]) -> Ids:
+    """Where a permutation of 0 ... `count` - 1, which the keys choose, takes these numbers: each by itself.
+
+    A Feistel network permutes the numbers below the next power of two. What it takes out of the range it permutes
+    again, until it is back in it: cycle walking (Black and Rogaway, 2002).
+    """
+    bits = (count - 1).bit_length()
+    found = _feistel(numbers.astype(np.uint64), bits, keys)
+    while True:
+        outside = np.flatnonzero(found >= np.uint64(count))
+        if len(outside) == 0:
+            return found.astype(np.int64)
+        found[outside] = _feistel(found[outside], bits, keys)
+
+
+def _feistel(numbers: Keys, bits: int, keys: Sequence[int]) -> Keys:
+    """A permutation of the numbers of so many bits: their two halves change in turn, each by what the other one is."""
+    low_bits = bits // 2
+    low_mask = np.uint64(2**low_bits - 1)
+    high_mask = np.uint64(2 ** (bits - low_bits) - 1)
+    high = numbers >> np.uint64(low_bits)
+    low = numbers & low_mask
+    for number, key in enumerate(keys):
+        if number % 2 == 0:
+            high ^= mix(low + np.uint64(key)) & high_mask
+        else:
+            low ^= mix(high + np.uint64(key)) & low_mask
+    return (high << np.uint64(low_bits)) | low
