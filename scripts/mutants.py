@@ -567,8 +567,8 @@ FOUND = (
     Mutant(
         "results are not made again after a kill",
         "training/finish.py",
-        "    if not is_finished(run):\n        run.directory.write_results(",
-        '    if not (run.directory.hypotheses / "test.hyp").exists():\n        run.directory.write_results(',
+        "    if not world.from_rank0(lambda: is_finished(run)):\n",
+        '    if not (run.directory.hypotheses / "test.hyp").exists():\n',
         "faults/test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[results.json]",
     ),
     Mutant(
@@ -623,8 +623,8 @@ FOUND = (
     Mutant(
         "ranks leave the remainder of the dev set out",
         "training/validate.py",
-        "    end = (world.rank + 1) * len(dev.sources) // world.size\n",
-        "    end = start + len(dev.sources) // world.size\n",
+        "    ranks = deal([len(ids) for ids in sources.values()], world.size)\n",
+        "    ranks = [n * world.size // 6 for n in range(len(sources))]\n",
         "unit/test_validate.py::test_validate_on_three_ranks_is_that_of_one",
     ),
     Mutant(

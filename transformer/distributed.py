@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from transformer.errors import InputError, PeerError, Stopped, TransformerError
 from transformer.liveness import Watch, ending_with_launcher, keeping_status, meeting_in_time
+from transformer.machine import cores, resolve_threads
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class Wait(Enum):
 
     step = "step"  # a gradient, or the vote that ends a step
     task = "task"  # a share of a validation, or what rank 0 commits or reads
-    work = "work"  # rank 0 prepares a corpus, or scores the test sets
+    work = "work"  # rank 0 prepares a corpus or scores translations, or a share of the test sets
 
 
 # A peer whose process has ended shows at once; these are for one that hangs.
@@ -75,11 +76,11 @@ class World:
                 dist.all_reduce(total, group=self.groups[wait])
         return total
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, *, wait: Wait = Wait.task) -> list[Any]:
         """Every rank's value, by rank. Values are JSON: nothing is unpickled."""
         if not self.groups:
             return [value]
-        group = self.groups[Wait.task]
+        group = self.groups[wait]
         data = _encode(value)
 
         # Tell the sizes first: all_gather wants tensors of one size.
@@ -96,7 +97,7 @@ class World:
     def from_rank0(self, action: Callable[[], T], *, wait: Wait = Wait.task) -> T:
         """What `action` returns (JSON) on rank 0, the only one that runs it; its error ends every rank.
 
-        `wait` says how long the other ranks wait for it.
+        `wait` says how long the other ranks wait for it; rank 0 has the threads of their machine for `Wait.work`.
         """
         if not self.groups:
             return action()
@@ -105,7 +106,8 @@ class World:
         failure = None
         if self.is_rank0:
             try:
-                value = action()
+                with self.threads_of({0}) if wait is Wait.work else nullcontext():
+                    value = action()
             except TransformerError as error:
                 failure = error
 
@@ -143,6 +145,26 @@ class World:
                 data = torch.empty(int(size), dtype=torch.uint8)
             dist.broadcast(data, src=0, group=group)
         return _decode(data)
+
+    @contextmanager
+    def threads_of(self, busy: Collection[int]) -> Iterator[None]:
+        """A context in which only the `busy` ranks compute: they have torch's threads of all ranks of their machine.
+
+        They have no more than its cores, unless they had. Raises StorageError where the system starts no more threads.
+        """
+        first = self.rank - int(os.environ.get("LOCAL_RANK", "0"))
+        neighbours = range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        n_busy = sum(rank in busy for rank in neighbours)
+        if self.rank not in busy or n_busy == len(neighbours):
+            yield
+            return
+
+        own = torch.get_num_threads()
+        torch.set_num_threads(resolve_threads(max(own, min(own * len(neighbours) // n_busy, cores()))))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(own)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module, with its gradients averaged over the ranks."""

@@ -54,11 +54,11 @@ def resolve_threads(threads: int | None) -> int:
     would end the process without a word of ours.
     """
     if threads is None:
-        share = max(1, _cores() // _local_world_size())
+        share = max(1, cores() // _local_world_size())
         threads = min(share, _threads_in_environment() or share)
     if threads > most_threads():
         raise InputError(
-            f"{threads} threads are more than {MOST_THREADS_A_CORE} times the {_cores()} cores that this process may "
+            f"{threads} threads are more than {MOST_THREADS_A_CORE} times the {cores()} cores that this process may "
             f"use: set {most_threads()} at most, or null for one each"
         )
     _try_threads(2 * threads + OTHER_THREADS)  # those of OpenMP, and as many that share its work
@@ -131,16 +131,16 @@ def _threads_in_environment() -> int | None:
 
 def most_threads() -> int:
     """The most threads that may be set: each needs memory, and of tens of thousands the libraries crash."""
-    return MOST_THREADS_A_CORE * _cores()
+    return MOST_THREADS_A_CORE * cores()
 
 
-def _cores() -> int:
+def cores() -> int:
     """The cores that this process may use: no more than as much time as its container has."""
-    cores = len(os.sched_getaffinity(0))
+    available = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError), open(f"{CONTROL_GROUP}/cpu.max", encoding="ascii") as file:
         quota, period = map(int, file.read().split())  # ValueError: the quota is `max`
-        return min(cores, max(1, quota // period))
-    return cores
+        return min(available, max(1, quota // period))
+    return available
 
 
 def free_memory() -> int:
@@ -190,7 +190,7 @@ def describe_processor() -> str:
         name = re.search(r"^model name\s*: (.+)$", cpu, re.MULTILINE)
         kilobytes = re.search(r"^MemTotal:\s*([0-9]+)", memory, re.MULTILINE)
         size = "" if kilobytes is None else f", {int(kilobytes[1]) / 2**20:.0f} GiB"
-        return f"{'unknown processor' if name is None else name[1]}, {_cores()} cores{size}"
+        return f"{'unknown processor' if name is None else name[1]}, {cores()} cores{size}"
     return "unknown processor"
 
 

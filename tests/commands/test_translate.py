@@ -47,9 +47,19 @@ from transformer.decoding.loading import load_translator
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
 from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
+from transformer.distributed import World
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import measure, score
-from transformer.evaluation.sets import digest_sets, evaluate, evaluate_sets, format_results, read_sets, write_sets
+from transformer.evaluation.sets import (
+    digest_sets,
+    evaluate,
+    format_results,
+    keep_translations,
+    read_sets,
+    score_sets,
+    translate_pairs,
+    write_sets,
+)
 from transformer.files import write_json
 from transformer.layout import Padded
 from transformer.model.transformer import parameters_by_name
@@ -802,16 +812,12 @@ def test_evaluate_refuses_tokenised_translations(
     with pytest.raises(InputError, match="the hypotheses are tokenised"):
         evaluate(evaluation(run_dir, test={"mine": pair}))
     pairs = {"mine": [("a dog", "a dog."), ("a cat", "a cat.")]}
-    assert (
-        evaluate_sets(RunDir(tmp_path), translator, pairs, scorers={"mine": partial(measure, tgt_lang="de")})[
-            "mine"
-        ].chrf
-        > 0
-    )
-    assert (tmp_path / "hypotheses/mine.hyp").read_bytes() == b"a dog .\na cat .\n"
+    translations = translate_pairs(translator, pairs, World(0, 1, {}))
+    assert translations == {"mine": ["a dog .", "a cat ."]}
+    assert score_sets(pairs, translations, scorers={"mine": partial(measure, tgt_lang="de")})["mine"].chrf > 0
 
 
-def test_evaluate_sets_scores_what_was_written(translator: Translator, tmp_path: Path) -> None:
+def test_score_sets_scores_what_was_written(translator: Translator, tmp_path: Path) -> None:
     class Echo(Batches):
         def hypotheses(self, sources: Sequence[Any], **options: Any) -> list[list[Hypothesis]]:
             return [[Hypothesis(ids, 0.0, True)] for ids in sources]
@@ -820,7 +826,10 @@ def test_evaluate_sets_scores_what_was_written(translator: Translator, tmp_path:
     echo = Translator(translator.tokenizers, Echo(of.models, of.ready, of.search, of.device, of.precision))
     own = RunDir(tmp_path)
     write_sets(own, {"same": [(text, text) for text in sentences(20)]})
-    scores = evaluate_sets(own, echo, read_sets(own), scorers={"same": partial(score, tgt_lang="en")})
+    sets = read_sets(own)
+    translations = translate_pairs(echo, sets, World(0, 1, {}))
+    keep_translations(own, translations)
+    scores = score_sets(sets, translations, scorers={"same": partial(score, tgt_lang="en")})
     assert scores["same"].bleu == pytest.approx(100)
     found = [(tmp_path / "hypotheses" / f"same.{kind}").read_bytes() for kind in ("src", "ref", "hyp")]
     assert found[0] == found[1] == found[2]

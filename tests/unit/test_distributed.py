@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import logging
 import math
 import os
@@ -27,6 +28,7 @@ from support.corpora import (
     overrides,
     results_of,
     run,
+    run_command,
     step_dir,
     steps_of,
     tiny_job,
@@ -37,11 +39,23 @@ from support.interventions import after_each_update, before_each_pass, before_ea
 from support.paths import ROOT
 from support.ranks import ranks
 from transformer import distributed, files
-from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, Device, LayoutKind, OptimizerKind, Precision
+from transformer.config.jobs import EvaluateJob, TrainJob
+from transformer.config.settings import (
+    DataConfig,
+    Device,
+    Format,
+    LayoutKind,
+    OptimizerKind,
+    Precision,
+    SearchConfig,
+    SweepConfig,
+)
 from transformer.data import prepare, store
+from transformer.decoding.translator import Translator
 from transformer.distributed import Vote, Wait, World, _summary, join_world
 from transformer.errors import InputError, PeerError
+from transformer.evaluation.sets import evaluate
+from transformer.run_dir import RunDir
 from transformer.training.step import Objective
 
 
@@ -225,10 +239,54 @@ def test_train_writes_on_one_rank(tmp_path: Path, corpus: DataConfig) -> None:
         run(job(tmp_path / "a", corpus))
 
     assert ranks(2, action, tmp_path) == [0, 0]
-    assert "BLEU" in (tmp_path / "rank-0").read_text(encoding="utf-8")
-    assert (tmp_path / "rank-1").read_text(encoding="utf-8") == ""
+    assert "BLEU" in said(tmp_path, 0)
+    assert said(tmp_path, 1) == ""
     lines = [line for line in order(tmp_path / "a") if line]
     assert len(lines) == len(set(lines)) + 2  # a training line and a validation line at steps 10 and 20
+
+
+def said(folder: Path, rank: int) -> str:
+    return (folder / f"rank-{rank}").read_text(encoding="utf-8")
+
+
+def test_ranks_share_the_test_sets_at_the_end_and_in_evaluate(tmp_path: Path, corpus: DataConfig) -> None:
+    """With the scores of one rank, which it finds again; rank 0 alone writes, and prints."""
+    train = job(tmp_path / "a", corpus, max_steps=10)
+    train.search = SearchConfig(max_extra=4, batch_tokens=100)
+    counts: list[int] = []
+    translate = Translator.translate
+
+    def counted(translator: Translator, texts: list[str], **options: Any) -> list[str]:
+        counts.append(len(texts))
+        return translate(translator, texts, **options)
+
+    def action() -> None:
+        run(train)
+        sys.stdout.write(f"\n{counts}")
+
+    evaluations = [
+        EvaluateJob(run_dir=train.run_dir, threads=1, paper_bleu=True, format=Format.json),
+        EvaluateJob(run_dir=train.run_dir, threads=1, sweep=SweepConfig(beam_size=[1, 3], length_penalty=[0.0, 1.0])),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Translator, "translate", counted)
+        assert ranks(2, action, tmp_path) == [0, 0], [said(tmp_path, rank) for rank in range(2)]
+    per_rank = [json.loads(said(tmp_path, rank).rpartition("\n")[2]) for rank in range(2)]
+    n_texts = sum(len(Path(pair.src).read_text(encoding="utf-8").splitlines()) for pair in corpus.test.values())
+    assert sum(map(sum, per_rank)) == n_texts
+    assert min(map(sum, per_rank)) > n_texts // 3
+
+    assert (
+        evaluate(EvaluateJob(run_dir=train.run_dir, threads=1)).test_sets
+        == RunDir(tmp_path / "a").read_results().test_sets
+    )
+    for evaluation in evaluations:
+        alone = io.StringIO()
+        with contextlib.redirect_stdout(alone):
+            run_command("evaluate", evaluation)
+        assert ranks(2, partial(run_command, "evaluate", evaluation), tmp_path) == [0, 0], said(tmp_path, 1)
+        assert said(tmp_path, 0) == alone.getvalue() != ""
+        assert said(tmp_path, 1) == ""
 
 
 def test_train_ends_every_rank_at_bad_input(tmp_path: Path, corpus: DataConfig) -> None:

@@ -177,9 +177,12 @@ def _evaluate(job: EvaluateJob) -> None:
         _sweep(job)
         return
 
+    from transformer.distributed import is_rank0
     from transformer.evaluation.sets import evaluate, format_results
 
-    _show(job, evaluate(job), partial(format_results, Path(job.run_dir)))
+    evaluation = evaluate(job)
+    if is_rank0():
+        _show(job, evaluation, partial(format_results, Path(job.run_dir)))
 
 
 def _score_files(job: EvaluateJob) -> None:
@@ -189,9 +192,12 @@ def _score_files(job: EvaluateJob) -> None:
 
 
 def _sweep(job: EvaluateJob) -> None:
+    from transformer.distributed import is_rank0
     from transformer.tools.search_settings import format_sweep, sweep
 
-    _show(job, sweep(job), partial(format_sweep, Path(job.run_dir)))
+    trials = sweep(job)
+    if is_rank0():
+        _show(job, trials, partial(format_sweep, Path(job.run_dir)))
 
 
 def _compare(job: CompareJob) -> None:

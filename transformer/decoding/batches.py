@@ -218,6 +218,14 @@ class Batches:
 
     # ---- in batches
 
+    def cut(self, lengths: list[int]) -> list[list[int]]:
+        """The indices of sources of these lengths, EOS counted, that a search without prefixes has in a batch.
+
+        The longest comes first. Sources that make up some of the batches are cut into the same ones by themselves, if
+        they are in the same order: where a batch ends depends on its own longest source alone.
+        """
+        return list(_cut(lengths, width=self.search.beam_size, batch_tokens=self._batch_tokens))
+
     def _by_searcher(
         self,
         searcher: Searcher,
@@ -235,8 +243,7 @@ class Batches:
             groups = [[n for n in groups[0] if not prefixes[n]], [n for n in groups[0] if prefixes[n]]]
         batches = []
         for group in groups:
-            cut = _cut([lengths[n] for n in group], width=self.search.beam_size, batch_tokens=self._batch_tokens)
-            batches += [[group[n] for n in batch] for batch in cut]
+            batches += [[group[n] for n in batch] for batch in self.cut([lengths[n] for n in group])]
         with memory_errors_named("translating", remedy=self._remedy):
             return searcher.hypotheses(
                 sources,

@@ -3,8 +3,8 @@
 A run keeps the text of its own sets, so that it can be scored wherever it is copied to: `hypotheses/NAME.src` and
 `NAME.ref`, and beside them the translations, `NAME.hyp`. A score is shown with everything that it depends on.
 
-    train:     write_sets ... evaluate_sets -> NAME.hyp, results.json
-    evaluate:  read_sets, checked against results.json (or other sets, that the job names) -> score_sets
+    train:     write_sets ... translate_pairs -> keep_translations, score_sets -> NAME.hyp, results.json
+    evaluate:  read_sets, checked against results.json (or other sets, that the job names) -> the same two
 
 Only training writes these: what `evaluate` adds is an engine of CTranslate2, and what external judges say of the
 translations, in `judges/`, so results.json is always about the translations beside it.
@@ -12,16 +12,19 @@ translations, in `judges/`, so results.json is always about the translations bes
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 
-from transformer.checkpoint import Checkpoint, find_checkpoint
+from transformer.checkpoint import Checkpoint, find_checkpoint, load_weights
+from transformer.compute import resolve_device
 from transformer.config.jobs import EvaluateJob
+from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
     DataConfig,
     Device,
@@ -34,16 +37,18 @@ from transformer.config.settings import (
 from transformer.data.corpus import Pair
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.loading import build_translator
+from transformer.decoding.ranks import build_by_turns, translate_sets
 from transformer.decoding.sentences import LineCheck
 from transformer.decoding.stream import summed, warn_of_missing_tag
 from transformer.decoding.translator import Translator
+from transformer.distributed import Wait, World, join_world
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.judges import JudgedText, check_judges, judge_all, keep_judgements, read_judgements
 from transformer.evaluation.paper_bleu import choose_scorer
 from transformer.evaluation.score import Scorer, format_scores, format_signatures
 from transformer.files import open_regular, remove, write_file
-from transformer.machine import resolve_threads, trim_heap
-from transformer.records import Judgement, Results, Scores
+from transformer.machine import resolve_threads
+from transformer.records import Judgement, PaperScores, Results, Scores
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
 from transformer.terminal import printable
 
@@ -70,65 +75,108 @@ class Evaluation:
     engine: str | None  # what searched in place of torch, with its version and type
 
 
+@dataclass(frozen=True)
+class _Translated:
+    """Translations of sets, by name, and what searched for them."""
+
+    search: SearchConfig
+    engine: str | None
+    hypotheses: dict[str, list[str]]
+
+
 # ---- the command `evaluate` -----------------------------------------------------------------------------------------
 
 
 def evaluate(job: EvaluateJob) -> Evaluation:
     """Evaluate the run's test sets, or those of the job; what the job's judges say is all that is added to the run.
 
+    The ranks that torchrun started share the translations, and return the same.
+
     Raises InputError where there is no model or no test set, or a set cannot be scored; CheckpointError where the
-    model or the text of a set is damaged.
+    model or the text of a set is damaged; PeerError where another rank fails.
     """
+    with joined_to_evaluate(job) as world:
+        return _evaluate(job, world)
+
+
+def _evaluate(job: EvaluateJob, world: World) -> Evaluation:
     run = RunDir(Path(job.run_dir))
     run.check_folders()
-    checkpoint = find_checkpoint(run.path, job.checkpoint)
+    checkpoint = share_checkpoint(job, world)
     data = checkpoint.settings("data", DataConfig)
     recipe = checkpoint.settings("train", TrainConfig)
 
     # What can be wrong with the scorer and the sets is found before anything is translated.
-    sets = _sets_of(job, run, data)
-    scorers = {
-        name: choose_scorer(
-            tgt_lang=_tgt_lang(job, data, name),
-            tokenize=job.bleu_tokenize or data.bleu_tokenize,
-            lowercase=job.lowercase,
-            paper_bleu=job.paper_bleu,
-        )
-        for name in sets
-    }
-    check_judges(job.scorer, have_sources=True)
+    sets = share_sets(lambda: _sets_of(job, run, data), world)
+    scorers: dict[str, Scorer] = {}  # of rank 0, which scores
+
+    def prepare_scores() -> None:
+        for name in sets:
+            scorers[name] = choose_scorer(
+                tgt_lang=_tgt_lang(job, data, name),
+                tokenize=job.bleu_tokenize or data.bleu_tokenize,
+                lowercase=job.lowercase,
+                paper_bleu=job.paper_bleu,
+            )
+        check_judges(job.scorer, have_sources=True)
+
+    world.from_rank0(prepare_scores)
 
     # The translations: new ones, unless the run keeps the same, and it is judges that are asked.
-    kept = _kept_translations(job, run, checkpoint)
-    if kept is None:
-        search, engine, scored = _translate(job, run, checkpoint, sets=sets, scorers=scorers)
-    else:
-        search, engine, hypotheses = kept
-        scored = [
-            (name, scorers[name](hypotheses[name], [reference for _, reference in pairs]), hypotheses[name])
-            for name, pairs in sets.items()
-        ]
+    find_kept = partial(_kept_translations, job, run, checkpoint)
+    translated = world.share(
+        find_kept, pack=lambda kept: kept is not None, unpack=lambda is_kept: find_kept() if is_kept else None
+    )
+    if translated is None:
+        translated = _translate(job, run, checkpoint, sets=sets, world=world)
+    by_name = translated.hypotheses
 
+    # Their scores, and what judges say.
+    def score_all() -> dict[str, Scores]:
+        return {
+            name: replace(scores, judges=_judge(job, run, name, sets[name], by_name[name]))
+            for name, scores in score_sets(sets, by_name, scorers=scorers).items()
+        }
+
+    kind = PaperScores if job.paper_bleu else Scores
     state = checkpoint.run_state()
     return Evaluation(
-        test_sets={
-            name: replace(scores, judges=_judge(job, run, name, sets[name], hypotheses))
-            for name, scores, hypotheses in scored
-        },
+        test_sets=world.share(
+            score_all,
+            pack=lambda scores: {name: to_json(one) for name, one in scores.items()},
+            unpack=lambda packed: {name: from_json(kind, one) for name, one in packed.items()},
+            wait=Wait.work,
+        ),
         checkpoint=checkpoint.path.name,
         averaged=state.averaged,
         steps=checkpoint.step,
-        search=search,
-        engine=engine,
+        search=translated.search,
+        engine=translated.engine,
         seed=recipe.seed,
         data_digest=state.data_digest,
     )
 
 
-def _kept_translations(
-    job: EvaluateJob, run: RunDir, checkpoint: Checkpoint
-) -> tuple[SearchConfig, str | None, dict[str, list[str]]] | None:
-    """Of the translations that the run keeps: their search, its engine, and the text; None where they do not serve.
+@contextmanager
+def joined_to_evaluate(job: EvaluateJob) -> Iterator[World]:
+    """The ranks that share a job; rank 0 alone says what it does."""
+    with join_world(resolve_device(job.device)) as world:
+        if not world.is_rank0:
+            logging.getLogger("transformer").setLevel(logging.WARNING)
+        yield world
+
+
+def share_checkpoint(job: EvaluateJob, world: World) -> Checkpoint:
+    """The checkpoint that rank 0 finds, on every rank: a training may write newer ones meanwhile."""
+    return world.share(
+        lambda: find_checkpoint(Path(job.run_dir), job.checkpoint),
+        pack=lambda checkpoint: str(checkpoint.path),
+        unpack=lambda path: load_weights(Path(path)),
+    )
+
+
+def _kept_translations(job: EvaluateJob, run: RunDir, checkpoint: Checkpoint) -> _Translated | None:
+    """The translations that the run keeps; None where they do not serve.
 
     They serve where only judges are asked, and of this checkpoint.
 
@@ -143,7 +191,7 @@ def _kept_translations(
 
     log.info("%s: the judges read the translations that the run keeps", run.path)
     kept = {name: _own_translations(run, name) for name in run.set_names() if name != DEV}
-    return results.search, results.engine, kept
+    return _Translated(results.search, results.engine, kept)
 
 
 def _own_translations(run: RunDir, name: str) -> list[str]:
@@ -174,12 +222,25 @@ def _judge(
     return new
 
 
-def _translate(
-    job: EvaluateJob, run: RunDir, checkpoint: Checkpoint, *, sets: Sets, scorers: Mapping[str, Scorer]
-) -> tuple[SearchConfig, str | None, list[tuple[str, Scores, list[str]]]]:
-    """The search, its engine, and of each set its name, its scores and its translations."""
+def _translate(job: EvaluateJob, run: RunDir, checkpoint: Checkpoint, *, sets: Sets, world: World) -> _Translated:
     torch.set_num_threads(resolve_threads(job.threads))
-    translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
+    build = partial(
+        build_translator, run.path, checkpoint, search=job.search, device=job.device, precision=job.precision
+    )
+    translator = build_by_turns(build, world)
+    if world.is_rank0:
+        _warn_of_lines(job, run, translator, sets)
+
+    hypotheses = translate_pairs(translator, sets, world)
+    translated = _Translated(translator.search, translator.engine, hypotheses)
+    del translator
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # a judge may need the memory
+    return translated
+
+
+def _warn_of_lines(job: EvaluateJob, run: RunDir, translator: Translator, sets: Sets) -> None:
+    """Log how many lines have several sentences, and which lack a tag."""
     line_check = LineCheck(run.path, translator.tokenizers.source)
     tally = summed(line_check.count([source for source, _ in pairs]) for pairs in sets.values())
     line_check.warn(tally, "such lines are scored as they come; sets of a sentence a line tell what the model can do")
@@ -187,12 +248,6 @@ def _translate(
     for name in job.test:
         texts = [source for source, _ in sets[name]]
         warn_of_missing_tag(texts, translator.tags, first_line=1, key=f"test.{name}.tag")
-    scored = list(score_sets(translator, sets, scorers=scorers))
-    search, engine = translator.search, translator.engine
-    del translator
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # a judge may need the memory
-    return search, engine, scored
 
 
 def _tgt_lang(job: EvaluateJob, data: DataConfig, name: str) -> str:
@@ -241,30 +296,40 @@ def check_kept(run: RunDir, kept: Sets) -> None:
 # ---- translating and scoring ----------------------------------------------------------------------------------------
 
 
-def evaluate_sets(
-    run: RunDir, translator: Translator, sets: Sets, *, scorers: Mapping[str, Scorer]
-) -> dict[str, Scores]:
-    """Translate and score each set at the end of a training, and keep the translations as NAME.hyp."""
-    run.check_folders()
-    scores_by_name = {}
-    for name, scores, hypotheses in score_sets(translator, sets, scorers=scorers):
-        _write_lines(run.text(name, HYPOTHESIS), hypotheses)
-        scores_by_name[name] = scores
-    return scores_by_name
+def share_sets(find: Callable[[], Sets], world: World) -> Sets:
+    """The sets that rank 0 finds, on every rank: the others read no text."""
+    return world.share(
+        find,
+        pack=dict,
+        unpack=lambda packed: {
+            name: [(source, reference) for source, reference in pairs] for name, pairs in packed.items()
+        },
+    )
+
+
+def translate_pairs(translator: Translator, sets: Sets, world: World) -> dict[str, list[str]]:
+    """The translations of each set, on every rank: see `translate_sets`."""
+    sources = {name: [source for source, _ in pairs] for name, pairs in sets.items()}
+    return translate_sets(translator, sources, world)
 
 
 def score_sets(
-    translator: Translator, sets: Sets, *, scorers: Mapping[str, Scorer]
-) -> Iterator[tuple[str, Scores, list[str]]]:
-    """Translate each set and score it: its name, its scores and its translations.
+    sets: Sets, translations: Mapping[str, Sequence[str]], *, scorers: Mapping[str, Scorer]
+) -> dict[str, Scores]:
+    """The scores of each set.
 
     A scorer is `score` for the language of its set, which refuses text that cannot be compared fairly; or, at the end
     of a training, `measure`: a doubt about the text must not cost a run its results.
     """
-    for name, pairs in sets.items():
-        trim_heap()  # of what a training, or the set before, has left
-        hypotheses = translator.translate([source for source, _ in pairs])
-        yield name, scorers[name](hypotheses, [reference for _, reference in pairs]), hypotheses
+    return {
+        name: scorers[name](translations[name], [reference for _, reference in pairs]) for name, pairs in sets.items()
+    }
+
+
+def keep_translations(run: RunDir, translations: Mapping[str, Sequence[str]]) -> None:
+    """Write the translations of the run's own sets, as NAME.hyp. Raises StorageError."""
+    for name, hypotheses in translations.items():
+        _write_lines(run.text(name, HYPOTHESIS), hypotheses)
 
 
 # ---- scores, for people ---------------------------------------------------------------------------------------------

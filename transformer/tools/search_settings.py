@@ -9,23 +9,24 @@ import logging
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
 import torch
 
-from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import EvaluateJob
 from transformer.config.keys import as_typed, keys_of
 from transformer.config.settings import DataConfig, Format, SearchConfig, SweepConfig, TrainConfig
 from transformer.data.corpus import Pair
 from transformer.decoding.loading import build_translator
+from transformer.decoding.ranks import build_by_turns, in_shares
 from transformer.decoding.translator import Translator
+from transformer.distributed import World
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import Bleu, measure_bleu
-from transformer.evaluation.sets import describe_origin, digest_sets, read_set
+from transformer.evaluation.sets import describe_origin, digest_sets, joined_to_evaluate, read_set, share_checkpoint
 from transformer.machine import resolve_threads
 from transformer.run_dir import DEV, SOURCE, RunDir
 
@@ -62,17 +63,28 @@ class Sweep:
 def sweep(job: EvaluateJob) -> Sweep:
     """Translate the run's development set with all the settings that the job compares, and choose among them.
 
-    Raises InputError where there is no model or no development set; CheckpointError where one of them is damaged.
+    The ranks that torchrun started share the translations, and return the same.
+
+    Raises InputError where there is no model or no development set; CheckpointError where one of them is damaged;
+    PeerError where another rank fails.
     """
+    with joined_to_evaluate(job) as world:
+        return _sweep(job, world)
+
+
+def _sweep(job: EvaluateJob, world: World) -> Sweep:
     # The model, and the text that it translates.
     run = RunDir(Path(job.run_dir))
-    checkpoint = find_checkpoint(run.path, job.checkpoint)
+    checkpoint = share_checkpoint(job, world)
     data = checkpoint.settings("data", DataConfig)
     recipe = checkpoint.settings("train", TrainConfig)
     dev = _read_dev(run)
 
     torch.set_num_threads(resolve_threads(job.threads))
-    translator = build_translator(run.path, checkpoint, search=job.search, device=job.device, precision=job.precision)
+    build = partial(
+        build_translator, run.path, checkpoint, search=job.search, device=job.device, precision=job.precision
+    )
+    translator = build_by_turns(build, world)
 
     # The trials, one beam size after the other.
     beam_sizes = sorted(set(job.sweep.beam_size or [translator.search.beam_size]))
@@ -88,7 +100,7 @@ def sweep(job: EvaluateJob) -> Sweep:
     for beam_size in beam_sizes:
         started = time.perf_counter()
         of_beam = translator.with_search(replace(translator.search, beam_size=beam_size))
-        trials_of_beam, signature = _try_alphas(of_beam, dev, alphas=alphas, metric=metric)
+        trials_of_beam, signature = _try_alphas(of_beam, dev, world, alphas=alphas, metric=metric)
         trials += trials_of_beam
         log.info("beam %d: %d dev sentences in %.1f s", beam_size, len(dev), time.perf_counter() - started)
 
@@ -131,19 +143,23 @@ def _read_dev(run: RunDir) -> list[Pair]:
 
 
 def _try_alphas(
-    translator: Translator, dev: Sequence[Pair], *, alphas: Sequence[float], metric: Callable[..., Bleu]
+    translator: Translator, dev: Sequence[Pair], world: World, *, alphas: Sequence[float], metric: Callable[..., Bleu]
 ) -> tuple[list[Trial], str]:
     """A trial for each alpha, and the signature of their BLEU."""
     sources = [source for source, _ in dev]
     references = [reference for _, reference in dev]
 
-    trials = []
-    signature = ""
-    for alpha, hypotheses in translator.translate_sweep(sources, alphas).items():
-        bleu = metric(hypotheses, references)
-        trials.append(Trial(translator.search.beam_size, alpha, bleu=bleu.score, length_ratio=bleu.length_ratio))
-        signature = bleu.signature  # the same for all
-    return trials, signature
+    def by_text(texts: list[str], _: list[int]) -> list[list[str]]:
+        return [list(of_text) for of_text in zip(*translator.translate_sweep(texts, alphas).values(), strict=True)]
+
+    by_alpha = map(list, zip(*in_shares(translator, {DEV: sources}, world, by_text)[DEV], strict=True))
+    scored = world.from_rank0(lambda: [astuple(metric(hypotheses, references)) for hypotheses in by_alpha])
+    found = [Bleu(*values) for values in scored]
+    trials = [
+        Trial(translator.search.beam_size, alpha, bleu=bleu.score, length_ratio=bleu.length_ratio)
+        for alpha, bleu in zip(alphas, found, strict=True)
+    ]
+    return trials, found[0].signature  # the same for all
 
 
 def choose(trials: Sequence[Trial]) -> Trial:

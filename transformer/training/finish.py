@@ -1,15 +1,24 @@
-"""The end of a run: its last checkpoints averaged, its test sets scored with the average, and results.json written."""
+"""The end of a run: its last checkpoints averaged, its test sets scored with the average, and results.json written.
+
+Rank 0 averages, scores and writes; all ranks translate.
+"""
 
 import logging
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from transformer.average import average_checkpoints, scheduled_steps
+from transformer.checkpoint import Checkpoint, open_checkpoint
+from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import SearchOverride
 from transformer.cost import count_parameters
 from transformer.decoding.loading import build_translator
+from transformer.decoding.ranks import build_by_turns
+from transformer.distributed import Wait
 from transformer.errors import CheckpointError
 from transformer.evaluation.score import bleu_metric, measure
-from transformer.evaluation.sets import digest_sets, evaluate_sets
+from transformer.evaluation.sets import Sets, digest_sets, keep_translations, score_sets, share_sets, translate_pairs
 from transformer.records import Results, Scores
 from transformer.run_dir import DEV
 from transformer.training.start import Run
@@ -49,18 +58,54 @@ def _has_words_of(run: Run, name: str, scores: Scores) -> bool:
 
 
 def finish(run: Run) -> Results:
-    """The results of a run that has trained to its end, made and written where they are not there yet."""
-    if not is_finished(run):
-        run.directory.write_results(_evaluate(run))
-    return run.directory.read_results()
+    """The results of a run that has trained to its end, made and written where they are not there yet.
+
+    Every rank must call it, and returns the same.
+    """
+    world = run.world
+    if not world.from_rank0(lambda: is_finished(run)):
+        _evaluate(run)
+    return world.share(run.directory.read_results, pack=to_json, unpack=partial(from_json, Results))
 
 
-def _evaluate(run: Run) -> Results:
-    """Average the last checkpoints, and translate each test set once with the result; the dev set, if there is none."""
+def _evaluate(run: Run) -> None:
+    """Average the last checkpoints, and translate each test set once with the result; the dev set, if there is none.
+
+    All ranks translate; rank 0 averages, scores and writes.
+    """
+    world = run.world
+    checkpoint = world.share(
+        lambda: _average(run),
+        pack=lambda checkpoint: str(checkpoint.path),
+        unpack=lambda path: open_checkpoint(Path(path)),
+        wait=Wait.work,
+    )
+    build = partial(
+        build_translator,
+        run.directory.path,
+        checkpoint,
+        search=SearchOverride(),
+        device=run.resolved.device,
+        precision=run.resolved.precision,
+    )
+    translator = build_by_turns(build, world)
+
+    world.from_rank0(run.directory.check_folders)  # before any time is spent
+    sets = share_sets(lambda: run.test or {DEV: run.dev.pairs}, world)
+    translations = translate_pairs(translator, sets, world)
+
+    def write() -> None:
+        keep_translations(run.directory, translations)
+        scores = _score(run, sets, translations)
+        run.directory.write_results(_results(run, checkpoint, scores, engine=translator.engine))
+
+    world.from_rank0(write, wait=Wait.work)
+
+
+def _average(run: Run) -> Checkpoint:
+    """Average the last checkpoints."""
     job = run.job
     progress = run.progress
-
-    # Average.
     path = run.directory.path
     steps = scheduled_steps(path, save_every=job.train.save_every, last=job.train.average)
     checkpoint = average_checkpoints(path, steps, job=job)
@@ -72,27 +117,25 @@ def _evaluate(run: Run) -> Results:
             averaged[0],
             progress.step,
         )
+    return checkpoint
 
-    # Translate and score.
-    translator = build_translator(
-        path,
-        checkpoint,
-        search=SearchOverride(),
-        device=run.resolved.device,
-        precision=run.resolved.precision,
-    )
-    scorers = {
-        name: partial(measure, tgt_lang=job.data.tgt_lang_of(name), tokenize=job.data.bleu_tokenize)
-        for name in (*run.test, DEV)
-    }
-    test_sets = evaluate_sets(run.directory, translator, run.test, scorers=scorers)
-    dev = None
-    if not test_sets:
-        dev = evaluate_sets(run.directory, translator, {DEV: run.dev.pairs}, scorers=scorers)[DEV]
+
+def _score(run: Run, sets: Sets, translations: Mapping[str, Sequence[str]]) -> dict[str, Scores]:
+    """The scores of each set."""
+    data = run.job.data
+    scorers = {name: partial(measure, tgt_lang=data.tgt_lang_of(name), tokenize=data.bleu_tokenize) for name in sets}
+    return score_sets(sets, translations, scorers=scorers)
+
+
+def _results(run: Run, checkpoint: Checkpoint, scores: Mapping[str, Scores], *, engine: str | None) -> Results:
+    """The results with these scores."""
+    job = run.job
+    progress = run.progress
+    dev = scores.get(DEV)
 
     return Results(
-        test_sets=test_sets,
-        averaged=averaged,
+        test_sets={name: scores[name] for name in run.test},
+        averaged=checkpoint.run_state().averaged,
         steps=progress.step,
         epochs=progress.epoch,
         sentences=progress.sentences,
@@ -108,5 +151,5 @@ def _evaluate(run: Run) -> Results:
         dev=dev,
         dev_digest=None if dev is None else run.dev.digest,
         average=job.train.average,
-        engine=translator.engine,
+        engine=engine,
     )

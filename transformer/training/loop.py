@@ -14,20 +14,19 @@ import time
 from collections.abc import Collection, Generator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 
 from torch import Tensor
 
 from transformer.checkpoint import check_space, commit, rotate
 from transformer.compute import memory_errors_named
 from transformer.config.jobs import TrainJob, checked
-from transformer.config.primitives import from_json, to_json
+from transformer.config.primitives import to_json
 from transformer.config.settings import TrainConfig
 from transformer.cost import step_flops
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import plan_version, sample_epoch
 from transformer.decoding.batches import Batches
-from transformer.distributed import Vote, Wait, collective_errors_named, join_world
+from transformer.distributed import Vote, collective_errors_named, join_world
 from transformer.errors import InputError, NumericalError
 from transformer.evaluation.sets import write_sets
 from transformer.files import MANIFEST
@@ -74,7 +73,7 @@ def train(job: TrainJob) -> Results:
         else:
             train_loop(run)
 
-        return world.share(lambda: finish(run), pack=to_json, unpack=partial(from_json, Results), wait=Wait.work)
+        return finish(run)
 
 
 def train_loop(run: Run, marked: Collection[int] = MARKED, *, until: int | None = None) -> None:

@@ -60,7 +60,7 @@ class Run:
     stores: EpochStores
     batching: Batching
     dev: DevSet
-    test: Mapping[str, Sequence[Pair]]
+    test: Mapping[str, Sequence[Pair]]  # of rank 0; the others have none
     data_digest: str
     state: TrainState
     objective: nn.Module  # the model under its loss as it is trained: compiled or not, wrapped for several ranks

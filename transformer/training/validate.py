@@ -1,7 +1,7 @@
 """Validation: the loss on the dev set, and sacreBLEU of its translations.
 
-The dev set is divided among the ranks, for the loss by batches, for the translations by sentences. All ranks get the
-same validation.
+The dev set is divided among the ranks, for the loss by batches, for the translations by sentences, so that each has as
+much to do. All ranks get the same validation.
 """
 
 import logging
@@ -20,6 +20,7 @@ from transformer.data.plan import split_step
 from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer, Tokenizers
 from transformer.decoding.batches import Batches
+from transformer.decoding.ranks import deal
 from transformer.distributed import World
 from transformer.evaluation.score import measure_bleu, measure_chrf
 from transformer.evaluation.sets import digest_sets
@@ -106,22 +107,22 @@ def translate_dev(
 
     Raises Interrupted on every rank if `check`, called before each batch, raised it on one.
     """
-    # Each rank translates a stretch of the dev set; their lengths differ by one sentence at most.
-    start = world.rank * len(dev.sources) // world.size
-    end = (world.rank + 1) * len(dev.sources) // world.size
-    sources = {n: ids for n in range(start, end) if not is_blank(dev.sources[n]) and (ids := dev.source_ids(n))}
+    # Each rank translates a share, with about as many pieces as the others.
+    sources = {n: ids for n, text in enumerate(dev.sources) if not is_blank(text) and (ids := dev.source_ids(n))}
+    ranks = deal([len(ids) for ids in sources.values()], world.size)
+    own = [n for n, rank in zip(sources, ranks, strict=True) if rank == world.rank]
     try:
-        found = batches.hypotheses(list(sources.values()), n_best=1, check=check)
+        found = batches.hypotheses([sources[n] for n in own], n_best=1, check=check)
         texts = tokenizer.decode([best.tokens for [best] in found])
-        translations = dict(zip(sources, texts, strict=True))
-        share = [translations.get(n, "") for n in range(start, end)]
+        share = list(zip(own, texts, strict=True))
     except Interrupted:
         share = None
 
     shares = world.gather(share)
     if None in shares:
         raise Interrupted
-    return list(chain.from_iterable(shares))
+    translations = dict(chain.from_iterable(shares))
+    return [translations.get(n, "") for n in range(len(dev.sources))]
 
 
 def dev_loss(
@@ -139,7 +140,7 @@ def dev_loss(
     Raises Interrupted on every rank if `check`, called before each batch, raised it on one.
     """
     budget = max(max_tokens, max(dev.longest))  # dev sentences are never dropped, however long
-    batches = split_step(np.arange(len(dev)), dev.lengths, max_tokens=budget, micro_batch_multiple=1)
+    batches = split_step(np.arange(len(dev)), dev.lengths, max_tokens=budget, micro_batch_multiple=world.size)
 
     # The sums over this rank's batches.
     sums = torch.zeros(2, dtype=torch.float64, device=device)  # smoothed, plain
@@ -149,7 +150,8 @@ def dev_loss(
         with torch.inference_mode(), autocast(device, precision):
             for ids in batches[world.rank :: world.size]:
                 check()
-                sums += torch.stack(objective.evaluate(collate(dev, ids).to(device)))
+                if len(ids):  # there may be more ranks than sentences
+                    sums += torch.stack(objective.evaluate(collate(dev, ids).to(device)))
     except Interrupted:
         is_interrupted = True
     objective.train()

@@ -20,7 +20,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Device
 from transformer.data.source import store_beside
-from transformer.distributed import Wait, World, join_world
+from transformer.distributed import join_world
 from transformer.errors import CheckpointError, FindingsError, InputError, Stopped
 from transformer.evaluation.sets import write_sets
 from transformer.machine import most_threads
@@ -112,7 +112,7 @@ def verify(job: VerifyJob) -> Verification:
             _train(run, goal, is_whole=results is not None)
             if results is not None:
                 world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
-            now = None if results is None else _finish(run, world)
+            now = None if results is None else finish(run)
 
             def compare() -> Verification:
                 others = _other_conditions(_starts(directory, record), run, step=goal.step)
@@ -196,10 +196,6 @@ def _train(run: Run, goal: _Goal, *, is_whole: bool) -> None:
         train_loop(run, [mark.step for mark in goal.marks], until=None if is_whole else goal.step)
     except Stopped:  # what it has committed is removed: nothing goes on from here
         raise KeyboardInterrupt from None
-
-
-def _finish(run: Run, world: World) -> Results:
-    return world.share(lambda: finish(run), pack=to_json, unpack=partial(from_json, Results), wait=Wait.work)
 
 
 # ---- under which conditions -----------------------------------------------------------------------------------------
