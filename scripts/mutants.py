@@ -656,6 +656,20 @@ FOUND = (
         "commands/test_bulk.py::test_translate_keeps_nothing_of_an_input_that_changes",
     ),
     Mutant(
+        "the least probable pairs are kept",
+        "decoding/synthetic.py",
+        "(block.means >= least)",
+        "(block.means <= least)",
+        "unit/test_synthetic.py::test_pairs_keep_the_most_probable_share_of_all_blocks",
+    ),
+    Mutant(
+        "a translation that was cut is trained on",
+        "decoding/synthetic.py",
+        "    if not translation.finished:\n        return UNFINISHED\n",
+        "",
+        "unit/test_synthetic.py::test_pairs_drop_what_is_unsound_however_probable_it_is",
+    ),
+    Mutant(
         "a loss divides by a rounded number",
         "kernels/loss.py",
         "(tensor * factor.view(1, 1)).to(tensor.dtype)",

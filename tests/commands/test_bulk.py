@@ -18,7 +18,7 @@ import torch
 from support.ranks import ranks
 from support.translations import sentences, write_run
 from transformer.config.jobs import ScoreJob, TranslateJob
-from transformer.config.settings import Device, LineFormat, Precision, SearchOverride
+from transformer.config.settings import Device, LineFormat, Precision, SampleConfig, SearchOverride
 from transformer.data.compression import compress
 from transformer.data.corpus import read_lines
 from transformer.decoding import bulk, score_stream, stream, translate_stream
@@ -27,6 +27,7 @@ from transformer.errors import InputError, Stopped, StorageError
 from transformer.files import write_file
 
 GREEDY = SearchOverride(beam_size=1, max_extra=3)
+SAMPLES: dict[str, Any] = {"search": SearchOverride(max_extra=20), "sample": SampleConfig(temperature=2.0)}  # that end
 LINES = [*sentences(37), "", "a dog", "\ufeff two"]  # the last one without an end
 TEXT = "\n".join(LINES).encode()
 
@@ -354,3 +355,75 @@ def test_score_writes_a_file_and_goes_on(run_dir: Path, caplog: pytest.LogCaptur
     assert [*read_lines(Path("out.zst"))] == stdout.getvalue().decode().split("\n")[:-1]
     assert [message for message in caplog.messages if "perplexity" in message] == said * 2
     assert json.loads(Path(".out.zst.json").read_text(encoding="utf-8"))["src: lines"] == 40
+
+
+# --- pairs to train on
+
+
+def pairs_job(run_dir: Path, **changes: Any) -> TranslateJob:
+    return file_job(run_dir, **{"output": "out.tsv", "keep": 0.5} | SAMPLES | changes)
+
+
+def pairs_at_once(run_dir: Path, output: str) -> bytes:
+    """What is written to this file where all lines are one block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "FIRST_BLOCK", len(TEXT) + 1)
+        in_bulk(pairs_job(run_dir, output=output))
+    text = Path(output).read_bytes()
+    Path(output).unlink()
+    return text
+
+
+@pytest.mark.parametrize("suffix", [".tsv.gz", ".jsonl.zst"])
+def test_translate_keeps_the_same_pairs_wherever_it_was_stopped(
+    suffix: str, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = f"out{suffix}"
+    at_once = "at-once.jsonl" if "jsonl" in suffix else "at-once.tsv"
+    expected = pairs_at_once(run_dir, at_once).decode().split("\n")[:-1]
+    with caplog.at_level(logging.INFO):
+        stop_after(3, lambda: in_bulk(pairs_job(run_dir, output=output)))
+        in_bulk(pairs_job(run_dir, output=output))
+    assert [*read_lines(Path(output))] == expected
+
+    counted = json.loads(Path(f".{output}.json").read_text(encoding="utf-8"))["counted"]
+    assert sum(counted.values()) == len(LINES)
+    assert caplog.messages[-1].startswith(f"kept {counted['kept']} of 40 lines as pairs to train on; dropped: empty ")
+    assert counted["kept"] == len(expected) - ("tsv" in suffix) > 5
+
+
+def test_translate_keeps_pairs_of_lines_and_their_translations_without_the_tag(run_dir: Path) -> None:
+    in_bulk(pairs_job(run_dir, tag="<2de>"))
+    header, *rows = [line.split("\t") for line in read_lines(Path("out.tsv"))]
+    translations = streamed(job(run_dir, tag="<2de>", **SAMPLES)).decode().split("\n")
+    lines = [line.removeprefix("\ufeff") for line in LINES]
+    assert header == ["en", "de", "mean_log_prob"]
+    assert {tuple(row[:2]) for row in rows} <= set(zip(lines, translations[:-1], strict=True))
+
+
+def test_ranks_keep_the_pairs_that_one_process_keeps(run_dir: Path) -> None:
+    expected = pairs_at_once(run_dir, "at-once.tsv")
+    assert translate_on(3, pairs_job(run_dir)) == [0, 0, 0]
+    assert Path("out.tsv").read_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"output": "out.txt"},
+            "output=out.txt: keep=0.5 leaves lines out, so it writes pairs: end the name in .tsv or",
+        ),
+        ({"output": "/dev/null"}, "output=/dev/null: not a file: keep=0.5 chooses when all is translated"),
+    ],
+)
+def test_translate_keeps_no_pairs_in_other_files(changes: dict[str, Any], message: str, run_dir: Path) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        in_bulk(pairs_job(run_dir, **changes))
+    assert names() == set()
+
+
+def test_translate_refuses_another_share_for_what_it_began(run_dir: Path) -> None:
+    stop_after(2, lambda: in_bulk(pairs_job(run_dir)))
+    with pytest.raises(InputError, match=r"was begun with keep=0\.5, not 0\.9"):
+        in_bulk(pairs_job(run_dir, keep=0.9))

@@ -322,6 +322,7 @@ COMMANDS = {
             "transformer translate run_dir=runs/mine < in.txt > out.txt",
             "transformer translate run_dir=runs/mine n_best=4 format=jsonl < in.txt > out.jsonl",
             "transformer translate run_dir=runs/mine input=news.en.gz output=news.de.gz",
+            "transformer translate run_dir=runs/reverse input=news.de output=news.bt.tsv keep=0.9",
         ),
     ),
     "score": Command(

@@ -169,6 +169,12 @@ class TranslateJob(DecodeJob):
         None,
         f"how many translations of each line rerank compares (null: search.beam_size, or {SAMPLES_TO_RERANK} samples)",
     )
+    keep: float | None = option(
+        None,
+        "write pairs to train on: into output, a .tsv or .jsonl with a column for each language, this share of the "
+        "lines, those whose translations have the best log-probability a piece, of those that are complete, of usual "
+        "length, neither copies nor loops (null: translations, line for line)",
+    )
     align: bool = option(
         False,
         "jsonl: add the pieces of source and translation, and source_of, the source piece of each, counted from 0",
@@ -188,6 +194,7 @@ class TranslateJob(DecodeJob):
             self.output is None or self.input is not None,
             f"output={self.output} needs input=FILE: standard input cannot be read again after a kill",
         )
+        self._check_keep()
         at_least(self, "", 1, "n_best")
         at_least(self, "", 2, "candidates")
         at_most(self, "", MOST_BEAM, "n_best", "candidates")
@@ -218,6 +225,20 @@ class TranslateJob(DecodeJob):
                 ("align", self.align),
             ):
                 require(not is_set, f"{key} needs torch: leave it out, or set search.engine=torch")
+
+    def _check_keep(self) -> None:
+        if self.keep is None:
+            return
+        require(0.0 < self.keep <= 1.0, f"keep={self.keep} must be above 0, and at most 1: the share of lines to keep")
+        both = self.input is not None and self.output is not None
+        require(both, f"keep={self.keep} chooses when all is translated: set input=FILE output=FILE")
+        for key, is_set in (
+            ("format", self.format is not LineFormat.text),
+            ("n_best", self.n_best > 1),
+            ("align", self.align),
+            ("split", self.split),
+        ):
+            require(not is_set, f"keep={self.keep} writes pairs of a line and its translation: leave {key} out")
 
 
 @dataclass

@@ -1,10 +1,11 @@
 """From a file to a file, in blocks that are kept: a command that was killed goes on, and ranks share the work.
 
     OUT                        complete, or not there
-    .OUT.json                  what made it: weights, settings, the digest of the input
+    .OUT.json                  what made it: weights, settings, the digest of the input; and what was counted
     .OUT.work/settings.json    the same, of what is under way
     .OUT.work/claims           byte n is locked by the process that works on the block that begins with line n
-    .OUT.work/N-M              what came of lines N to M: a line of JSON, what was counted; then a part of OUT
+    .OUT.work/N-M              what came of lines N to M: a line of JSON, what was counted; then a part of
+                               OUT, or what it is to be made of
 
 Blocks are cut by the input alone, so that every process, now or later, cuts the same ones. Each goes through the input
 and works on what nobody has done or claimed, then waits for what others have claimed, because they may die. The kernel
@@ -21,6 +22,7 @@ import stat
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Generic
 
@@ -29,7 +31,7 @@ from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.data.compression import DAMAGE, compress, damaged, open_bytes
 from transformer.data.tokenizer import read_models
-from transformer.decoding.stream import Item, Tally, Work, read_blocks, stream, summed, throughput
+from transformer.decoding.stream import Item, Output, Tally, Work, read_blocks, stream, summed, throughput
 from transformer.decoding.translator import Translator
 from transformer.distributed import choose_local_device, is_rank0, world_size
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
@@ -46,6 +48,9 @@ _OTHER_KEYS = {"run_dir", "checkpoint", "ensemble", "device", "precision", "thre
 _OTHER_KEYS |= {"input", "output", "prefix", "src", "tgt"}
 
 Settings = Mapping[str, Any]
+
+# Makes the output where that is not the blocks end to end: is given what reads the texts of all, anew each time.
+Finish = Callable[[Callable[[], Iterator[str]]], Iterator[Output]]
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +155,7 @@ class _Place:
 
     output: Path  # behind links
     suffix: str  # of the name that the user gave
+    finish: Finish | None  # None: the output is its blocks end to end
 
     @property
     def made_by(self) -> Path:
@@ -202,6 +208,7 @@ class _Place:
             raise InputError(f"output={self.output}: not a file: name another")
 
         made_by = _read_settings(self.made_by) if self.made_by.exists() else {}
+        made_by.pop("counted", None)
         if made_by.pop("size", None) != status.st_size:
             if status.st_size == 0:
                 return False
@@ -315,6 +322,7 @@ def from_files(
     files: Mapping[str, str],
     stdout: BinaryIO,
     unit: str,
+    finish: Finish | None,
 ) -> Tally | None:
     """Write what comes of files, by the keys that name them, to the output: in blocks that are kept, if it can be.
 
@@ -326,7 +334,15 @@ def from_files(
 
     texts = {key: Text.of(name, key) for key, name in files.items()}
     settings = settings_of(job, translator, texts)
-    return in_bulk(blocks, work, output=Path(job.output), settings=settings, texts=list(texts.values()), unit=unit)
+    return in_bulk(
+        blocks,
+        work,
+        output=Path(job.output),
+        settings=settings,
+        texts=list(texts.values()),
+        unit=unit,
+        finish=finish,
+    )
 
 
 def in_bulk(
@@ -337,17 +353,18 @@ def in_bulk(
     settings: Settings,
     texts: Sequence[Text],
     unit: str,
+    finish: Finish | None,
 ) -> Tally | None:
     """Write what comes of all blocks to a file, together with other processes that were given the same.
 
     `blocks` begins from the start each time, and `texts` are what it reads, the first of which has a line for each
-    item. Returns what was counted, summed over all of them; None where another process has put the output together, or
-    did before: that is logged.
+    item. The output is what `finish` makes of the texts of all blocks, or these end to end. Returns what was counted,
+    summed over all of them; None where another process has put the output together, or did before: that is logged.
 
     Raises InputError where other settings began or finished the output, or a text has changed; Stopped where a signal
     came; StorageError; and what `work` raises, with the lines that it was at work on.
     """
-    place = _Place(output.resolve(), output.suffix)
+    place = _Place(output.resolve(), output.suffix, finish)
     with ending_with_launcher(), _opened(place, settings) as claims:
         if claims is None:
             log.info("%s is finished: it is left as it is", output)
@@ -411,7 +428,10 @@ class _Task(Generic[Item]):
         for text in self.texts:
             text.check()
         tally = json.dumps(output.tally).encode()
-        write_file(path, tally + b"\n" + compress(output.text.encode("utf-8"), self.place.suffix))
+        part = output.text.encode("utf-8")
+        if self.place.finish is None:
+            part = compress(part, self.place.suffix)
+        write_file(path, tally + b"\n" + part)
 
 
 def _is_joined(place: _Place, settings: Settings) -> bool:
@@ -433,19 +453,34 @@ def _join(place: _Place, settings: Settings) -> Tally:
                 raise StorageError(f"{place.work}: lines {line} to {first - 1} are gone: give the same command again")
             with place.block(first, last).open("rb") as part:
                 tallies.append(json.loads(part.readline()))
-                shutil.copyfileobj(part, file, CHUNK)
+                if place.finish is None:
+                    shutil.copyfileobj(part, file, CHUNK)
             line = last + 1
+
+        if place.finish is not None:
+            for output in place.finish(partial(_texts, place)):
+                file.write(compress(output.text.encode("utf-8"), place.suffix))
+                tallies.append(output.tally)
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()
 
     with suppress(FileNotFoundError):
         joined.chmod(stat.S_IMODE(place.output.stat().st_mode))  # an empty file may have been made for it
-    write_json(place.made_by, {**settings, "size": size})
+    counted = summed(tallies)
+    write_json(place.made_by, {**settings, "size": size, "counted": counted})
     os.replace(joined, place.output)
     sync(place.output.parent)
     place.clear()
-    return summed(tallies)
+    return counted
+
+
+def _texts(place: _Place) -> Iterator[str]:
+    """What came of each block, in order, where that is to be finished."""
+    for first, last in place.blocks():
+        with place.block(first, last).open(encoding="utf-8", newline="\n") as part:
+            part.readline()
+            yield part.read()
 
 
 # ---- ranks ----------------------------------------------------------------------------------------------------------

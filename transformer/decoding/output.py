@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 
 from transformer.config.settings import LineFormat
 
+MEAN = "mean_log_prob"  # the column of pairs that has the log-probability a piece
+
 # Characters that some reader takes for the end of a cell or of a row: controls, and the two separators of Unicode.
 _BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -36,8 +38,9 @@ class Translation:
 
     A `finished` translation came to its end by itself; another one was cut at the maximum length. `log_prob` is the sum
     of the log-probabilities of its pieces, and of EOS if it is finished. `score` is `log_prob` over the length penalty,
-    by which the search ranks. Both are None for a blank text, which is not searched. `alignment` is None unless it was
-    asked for, and `expected_score`, from 0 to 100, unless the translations were compared with one another.
+    by which the search ranks, and `length` the number of log-probabilities in that sum. All three are None for a blank
+    text, which is not searched. `alignment` is None unless it was asked for, and `expected_score`, from 0 to 100,
+    unless the translations were compared with one another.
     """
 
     text: str
@@ -46,6 +49,7 @@ class Translation:
     finished: bool
     alignment: Alignment | None
     expected_score: float | None = None
+    length: int | None = None
 
 
 BLANK = Translation("", None, None, finished=True, alignment=None)
@@ -104,6 +108,19 @@ def format_log_probs(by_line: Sequence[Scored], kind: LineFormat, *, first_line:
                 _json({"line": number, **_score_as_json(scored, by_piece=by_piece)}) for number, scored in numbered
             ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def format_header(kind: LineFormat, columns: tuple[str, str]) -> str:
+    """What stands above pairs: the names of the columns in tsv, nothing in jsonl."""
+    return _row(*columns, MEAN) + "\n" if kind is LineFormat.tsv else ""
+
+
+def format_pair(kind: LineFormat, columns: tuple[str, str], pair: tuple[str, str], *, mean_log_prob: float) -> str:
+    """A source and its translation, as a line of tsv or jsonl that a training reads."""
+    if kind is LineFormat.tsv:
+        return _row(*pair, f"{mean_log_prob:.4f}") + "\n"
+    row = {**dict(zip(columns, pair, strict=True)), MEAN: _rounded(mean_log_prob)}
+    return _json(row) + "\n"
 
 
 def _translation_as_json(translation: Translation) -> dict[str, object]:

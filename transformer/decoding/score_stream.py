@@ -58,6 +58,7 @@ def run(job: ScoreJob, stdin: BinaryIO, stdout: BinaryIO) -> None:
             files={"src": source, "tgt": target},
             stdout=stdout,
             unit=UNIT,
+            finish=None,
         )
     if tally is not None:
         _log_perplexity(tally)

@@ -20,6 +20,7 @@ from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
 from transformer.decoding.sentences import LineCheck, Sentences
 from transformer.decoding.stream import Output, Tally, read_blocks, stream, warn_of_missing_tag
+from transformer.decoding.synthetic import Pairs
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.machine import resolve_threads
@@ -64,9 +65,12 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO, *, choose: Choose 
             files=files,
             stdout=stdout,
             unit=UNIT,
+            finish=None if work.pairs is None else work.pairs.finish,
         )
     if tally is not None:
         work.line_check.warn(tally, "translate them sentence by sentence, with split=true")
+        if work.pairs is not None:
+            work.pairs.report(tally)
 
 
 class _Work:
@@ -77,6 +81,7 @@ class _Work:
         self._choose = choose
         self._is_warned = job.tag is not None
         self._sentences = Sentences.of(Path(job.run_dir)) if job.split else None
+        self.pairs = Pairs.of(job)
         self.translator = load_for(job)
         self.line_check = LineCheck(Path(job.run_dir), self.translator.tokenizers.source)
         # Of nothing: an error in the settings shows at once.
@@ -95,8 +100,11 @@ class _Work:
 
         prefixes = None if job.prefix is None else [prefix for _, prefix in block]
         translations = _translate(self.translator, job, texts, prefixes, line=line, choose=self._choose)
-        text = format_translations(translations, job.format, first_line=line)
-        return Output(text, self.line_check.count(texts))
+        tally = self.line_check.count(texts)
+        if self.pairs is not None:
+            draft = self.pairs.draft(lines, [best for [best] in translations])
+            return Output(draft.text, {**tally, **draft.tally})
+        return Output(format_translations(translations, job.format, first_line=line), tally)
 
 
 def _with_prefixes(blocks: Iterable[list[bytes]], path: str | None) -> Generator[list[_Line], None, None]:

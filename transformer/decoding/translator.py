@@ -325,6 +325,7 @@ class Translator:
                     score=hypothesis.score(penalty),
                     finished=hypothesis.finished,
                     alignment=alignment,
+                    length=hypothesis.length,
                 )
                 of_source.append(translation)
             by_index[index] = of_source

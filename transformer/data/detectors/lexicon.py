@@ -37,9 +37,14 @@ def sums_of(index: Ids, weights: Floats, *, size: int) -> Floats:
     return np.asarray(np.bincount(index, weights, minlength=size), dtype=np.float64)
 
 
+def all_words_of(text: str) -> list[str]:
+    """The words of a sentence in lower case, each as often as it comes."""
+    return _WORD.findall(text.lower())
+
+
 def words_of(text: str) -> list[str]:
     """The different words of a sentence, cut to their stems, in the order in which they come."""
-    return list(dict.fromkeys(word[:STEM] for word in _WORD.findall(text.lower())))
+    return list(dict.fromkeys(word[:STEM] for word in all_words_of(text)))
 
 
 @dataclass(frozen=True)

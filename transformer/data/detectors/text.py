@@ -2,7 +2,14 @@
 
 import re
 
+from transformer.data.detectors.lexicon import UNSPACED, all_words_of
+
 FEWEST_CHARACTERS = 20  # of a sentence whose recurrence says anything
+
+# Words, each with a space behind it: some of them three times in a row, or several of them twice. Where a character is
+# taken for a word, two in a row are too common to say anything.
+_LOOP = re.compile(rf"(?<!\S)(?:((?:\S+ ){{1,10}}?)\1\1|((?:[^\s{UNSPACED}]+ ){{2,10}}?)\2)")
+_STUTTER = re.compile(r"([^\W\d_]{1,8}?)\1{4}")  # letters, five times in a row
 
 # Tags, entities of HTML and of Moses, and the marks of pieces that somebody has cut words into.
 _MARKUP = re.compile(
@@ -22,6 +29,19 @@ _DOUBLE = re.compile("[\u00c2-\u00f4][\u0080-\u00bf" + re.escape("".join(map(chr
 def is_copy(source: str, target: str) -> bool:
     """Whether the target equals the source; short ones, such as names and numbers, may."""
     return source.strip() == target.strip() and len(source) >= FEWEST_CHARACTERS
+
+
+def is_loop(source: str, target: str) -> bool:
+    """Whether the target says the same words three times in a row, or several ones twice, as its source does not do.
+
+    The same letters five times in a row are a loop, too. Marks are no words, such as the dots of a Japanese ellipsis.
+    """
+    return _repeats_itself(target) and not _repeats_itself(source)
+
+
+def _repeats_itself(text: str) -> bool:
+    words = "".join(f"{word} " for word in all_words_of(text) if word.isalnum())
+    return _LOOP.search(words) is not None or _STUTTER.search(words) is not None
 
 
 def has_markup(text: str) -> bool:
