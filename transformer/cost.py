@@ -49,7 +49,7 @@ class Parameters:
     positions: int  # 0 for sinusoids
     encoder: StackParameters
     decoder: StackParameters
-    output: int  # 0 where it is the target's embedding
+    output: int  # its bias, and its matrix unless that is the target's embedding
 
 
 def count_parameters(config: ModelConfig, vocab_size: VocabSize) -> Parameters:
@@ -61,6 +61,7 @@ def count_parameters(config: ModelConfig, vocab_size: VocabSize) -> Parameters:
     # One attention, one feed-forward network, one LayerNorm.
     attention = d_model * heads * (2 * config.key_width + 2 * config.value_width)
     attention += heads * config.key_width if config.score is Score.additive else 0
+    attention += heads * (2 * config.key_width + config.value_width) + d_model if config.biases else 0
     feed_forward = 2 * d_model * config.d_ff + config.d_ff + d_model
     norm = 2 * d_model
 
@@ -87,6 +88,7 @@ def count_parameters(config: ModelConfig, vocab_size: VocabSize) -> Parameters:
     else:
         embeddings = target_matrix + source_size(vocab_size) * d_model
         output = target_matrix
+    output += target_size(vocab_size) if config.biases else 0
     positions = 2 * config.max_positions * d_model if learned else 0
     return Parameters(
         total=embeddings + positions + encoder.total + decoder.total + output,

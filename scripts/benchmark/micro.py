@@ -474,14 +474,16 @@ def three_products(hidden: Tensor, matrix: Tensor, targets: Tensor) -> None:
 def our_loss(hidden: Tensor, matrix: Tensor, targets: Tensor) -> None:
     """The package's kernel."""
     with torch.autocast(hidden.device.type, torch.bfloat16):
-        smoothed, _ = linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1)
+        smoothed, _ = linear_cross_entropy(hidden, matrix, targets, bias=None, label_smoothing=0.1)
     torch.autograd.grad(smoothed, (hidden, matrix))
 
 
 def our_triton_loss(hidden: Tensor, matrix: Tensor, targets: Tensor) -> None:
     """The package's Triton kernel, all rows in one block."""
     with torch.autocast(hidden.device.type, torch.bfloat16):
-        smoothed, _ = triton_linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1, rows=len(hidden))
+        smoothed, _ = triton_linear_cross_entropy(
+            hidden, matrix, targets, bias=None, label_smoothing=0.1, rows=len(hidden)
+        )
     torch.autograd.grad(smoothed, (hidden, matrix))
 
 

@@ -75,6 +75,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "untied": {"tie_embeddings": False},
     "GELU": {"activation": Activation.gelu},
     "swish": {"activation": Activation.swish},
+    "biases": {"biases": True},
+    "biases, three heads": {"biases": True, "n_heads": 3, "d_k": 5, "d_v": 8, "tie_embeddings": False},
     "deep encoder": {"n_layers": 3, "n_decoder_layers": 1},
     "everything": {
         **{"norm": Norm.pre, "positions": Positions.learned, "score": Score.additive, "tie_embeddings": False},
@@ -85,7 +87,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **{"n_heads": 3, "d_k": 5, "d_v": 24},
     },
 }
-ROUNDED = ("three heads",)  # sqrt(8 / 5) is no power of two, so that W_q is rounded
+ROUNDED = ("three heads", "biases, three heads")  # sqrt(8 / 5) is no power of two, so that W_q is rounded
 
 # The key that a format refuses; every other cell of the table is exact.
 REFUSED = {
@@ -272,7 +274,10 @@ def test_export_refuses_what_a_format_cannot_express(cell: tuple[str, Target], k
         check_expressible(model_config(variant), target)
 
 
-@pytest.mark.parametrize("variant", ["plain", "unscaled", "narrow heads", "wide keys", "wide values", "three heads"])
+@pytest.mark.parametrize(
+    "variant",
+    ["plain", "unscaled", "narrow heads", "wide keys", "wide values", "three heads", "biases, three heads"],
+)
 def test_fold_makes_attention_that_is_scaled_by_its_own_width_compute_the_same(variant: str, float64: None) -> None:
     """Needs no other library: our own attention with as many and as wide heads as the format has."""
     config = model_config(variant)
@@ -280,6 +285,8 @@ def test_fold_makes_attention_that_is_scaled_by_its_own_width_compute_the_same(v
     if "wide" not in variant:
         formats.append(marian_heads(config))
     model = Transformer(config, 20).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)  # biases, too
     x, layout = torch.randn(2, 5, 32), Padded.of([5, 3], 5)
 
     for heads in formats:
@@ -288,7 +295,7 @@ def test_fold_makes_attention_that_is_scaled_by_its_own_width_compute_the_same(v
         assert isinstance(layer, DecoderLayer)
         original = layer.cross_attention
         folded = MultiHeadAttention(
-            32, heads.count, d_k=heads.width, d_v=heads.width, score=Score.scaled, dropout=0.0
+            32, heads.count, d_k=heads.width, d_v=heads.width, score=Score.scaled, biases=config.biases, dropout=0.0
         ).eval()
         for name, parameter in folded.named_parameters():
             parameter.data = weights[f"decoder.1.cross_attention.{name}"].double()

@@ -139,7 +139,7 @@ def test_score_statistics_are_those_of_the_loops(
 ) -> None:
     """Sentences of length 1 and first positions see one key: they count in the variance alone."""
     torch.manual_seed(0)
-    attention = MultiHeadAttention(12, 3, d_k=4, d_v=4, score=score, dropout=0.0)
+    attention = MultiHeadAttention(12, 3, d_k=4, d_v=4, score=score, biases=False, dropout=0.0)
     x = 2 * torch.randn(len(queries), max(queries), 12)
     context = x if queries == keys else 2 * torch.randn(len(keys), max(keys), 12)
     expected = statistics(
@@ -158,7 +158,7 @@ def test_score_statistics_are_those_of_the_loops(
 
 def test_score_statistics_of_equal_weights() -> None:
     """Queries of zero: all scores are 0, and all weights equal, also where padding hides keys."""
-    attention = MultiHeadAttention(8, 2, d_k=4, d_v=4, score=Score.scaled, dropout=0.0)
+    attention = MultiHeadAttention(8, 2, d_k=4, d_v=4, score=Score.scaled, biases=False, dropout=0.0)
     torch.nn.init.zeros_(attention.W_q.weight)
     layout = Padded.of([3, 2], 3)
     x = torch.randn(2, 3, 8)
@@ -169,7 +169,7 @@ def test_score_statistics_of_equal_weights() -> None:
 def test_score_statistics_show_footnote_4(d_k: int) -> None:
     """Independent inputs of variance 1 under square Xavier projections: the variance of q.k is d_k."""
     torch.manual_seed(d_k)
-    attention = MultiHeadAttention(512, 512 // d_k, d_k=d_k, d_v=d_k, score=Score.unscaled, dropout=0.0)
+    attention = MultiHeadAttention(512, 512 // d_k, d_k=d_k, d_v=d_k, score=Score.unscaled, biases=False, dropout=0.0)
     layout = Padded.full_rows(8, 48, CPU)
     x = torch.randn(8, 48, 512)
     context = torch.randn(8, 48, 512)

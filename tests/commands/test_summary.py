@@ -169,6 +169,7 @@ VARIANTS = {
     "swish": replace(SMALL, activation=Activation.swish),
     "swish, every dropout": replace(SMALL, activation=Activation.swish, attention_dropout=0.1, relu_dropout=0.1),
     "widths": replace(SMALL, d_k=8, d_v=24),
+    "biases": replace(SMALL, biases=True),
     "deep encoder": replace(SMALL, n_layers=5, n_decoder_layers=1),
     "additive": replace(SMALL, score=Score.additive),
     "unscaled": replace(SMALL, score=Score.unscaled),

@@ -76,6 +76,7 @@ STATELESS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what a checkp
     "deep encoder": ({"n_layers": 3, "n_decoder_layers": 1}, {}),
     "GELU": ({"activation": Activation.gelu}, {}),
     "swish": ({"activation": Activation.swish}, {}),
+    "biases": ({"biases": True}, {}),
     "pre-norm": ({"norm": Norm.pre}, {}),
     "learned positions": ({"positions": Positions.learned}, {}),
     "untied": ({"tie_embeddings": False}, {}),

@@ -213,6 +213,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "heads": ({"n_heads": 4, "d_k": 16, "d_v": 16}, "model.n_heads is 2 there and 4 here): set model.n_heads=2"),
     "keys": ({"d_k": 8}, "model.d_k is 16 there and 8 here): set model.d_k=16"),
     "activation": ({"activation": Activation.gelu}, "model.activation is relu there and gelu here): set model."),
+    "biases": ({"biases": True}, "model.biases is false there and true here): set model.biases=false"),
     "norm": ({"norm": Norm.pre}, "model.norm is post there and pre here): set model.norm=post"),
     "positions": ({"positions": Positions.learned}, "): set model.positions=sinusoidal"),
     "embeddings": (

@@ -311,6 +311,8 @@ def loss() -> dict[str, Any]:
         "37,000 pieces": triton_loss(6, 37_000, torch.float32, smoothing=0.1, rows=4),
         "bfloat16": triton_loss(6, 37_000, torch.bfloat16, smoothing=0.1, rows=128),
         "far apart": triton_loss(5, 500, torch.float32, smoothing=0.1, rows=128, spread=100.0),
+        "bias": triton_loss(7, 300, torch.float64, smoothing=0.1, rows=3, has_bias=True),
+        "bias in bfloat16": triton_loss(6, 37_000, torch.bfloat16, smoothing=0.1, rows=128, has_bias=True),
         "no rows": triton_loss(0, 300, torch.float64, smoothing=0.1, rows=128),
         "empty rows alone": triton_loss(3, 300, torch.float64, smoothing=0.1, rows=128, first_real=3),
     }
@@ -325,6 +327,7 @@ def triton_loss(
     rows: int,
     spread: float = 1.0,
     first_real: int = 1,
+    has_bias: bool = False,
 ) -> dict[str, Any]:
     """Values and errors; the rows before `first_real` are empty slots, and so is the last of more than five."""
     d_model = 16
@@ -334,12 +337,23 @@ def triton_loss(
     targets[:first_real] = 0
     targets[5:] = 0
 
-    ours = [hidden.clone().requires_grad_(), matrix.clone().requires_grad_()]
-    found = triton_linear_cross_entropy(ours[0], ours[1], targets, label_smoothing=smoothing, rows=rows)
+    bias = draw(1, vocab_size, seed=4, dtype=matrix.dtype)[0] / 4
+
+    inputs = [hidden, matrix, bias] if has_bias else [hidden, matrix]
+    ours = [tensor.clone().requires_grad_() for tensor in inputs]
+    found = triton_linear_cross_entropy(
+        ours[0],
+        ours[1],
+        targets,
+        bias=ours[2] if has_bias else None,
+        label_smoothing=smoothing,
+        rows=rows,
+    )
     gradients = torch.autograd.grad(0.37 * found[0], ours)
 
-    exact = [hidden.double().requires_grad_(), matrix.double().requires_grad_()]
-    wanted = smoothed_cross_entropy(exact[0] @ exact[1].T, targets, label_smoothing=smoothing)
+    exact = [tensor.double().requires_grad_() for tensor in inputs]
+    logits = exact[0] @ exact[1].T + (exact[2] if has_bias else 0.0)
+    wanted = smoothed_cross_entropy(logits, targets, label_smoothing=smoothing)
     expected = torch.autograd.grad(0.37 * wanted[0], exact)
     return {
         "found": [value.item() for value in found],

@@ -634,7 +634,7 @@ def test_attend_shows_a_hypothesis_its_own_past_alone(sentences: int, dtype: tor
 def twins(d_model: int, n_heads: int) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
     """Ours and torch's, with the same weights."""
     width = d_model // n_heads
-    ours = MultiHeadAttention(d_model, n_heads, d_k=width, d_v=width, score=Score.scaled, dropout=0.0)
+    ours = MultiHeadAttention(d_model, n_heads, d_k=width, d_v=width, score=Score.scaled, biases=False, dropout=0.0)
     theirs = nn.MultiheadAttention(d_model, n_heads, bias=False, batch_first=True)
     with torch.no_grad():
         theirs.in_proj_weight.copy_(torch.cat((ours.W_q.weight, ours.W_k.weight, ours.W_v.weight)))
@@ -691,7 +691,7 @@ def test_multi_head_attention_over_another_sequence_is_torchs_module(targets: li
 
 @every_score
 def test_multi_head_attention_has_free_head_widths_and_no_bias(score: Score) -> None:
-    module = MultiHeadAttention(10, 3, d_k=4, d_v=7, score=score, dropout=0.0)
+    module = MultiHeadAttention(10, 3, d_k=4, d_v=7, score=score, biases=False, dropout=0.0)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     assert shapes == ({"score_vector": (3, 4)} if score is Score.additive else {}) | {
         "W_q.weight": (12, 10),
@@ -704,7 +704,7 @@ def test_multi_head_attention_has_free_head_widths_and_no_bias(score: Score) -> 
 def test_multi_head_attention_has_xavier_bounds_for_each_projection() -> None:
     """sqrt(6 / (in + out)) of each matrix; one fused matrix of all three would have a smaller bound."""
     torch.manual_seed(0)
-    module = MultiHeadAttention(96, 4, d_k=16, d_v=40, score=Score.scaled, dropout=0.0)
+    module = MultiHeadAttention(96, 4, d_k=16, d_v=40, score=Score.scaled, biases=False, dropout=0.0)
     for projection, outer in ((module.W_q, 64), (module.W_k, 64), (module.W_v, 160), (module.W_o, 160)):
         bound = math.sqrt(6.0 / (96 + outer))
         largest = projection.weight.abs().max().item()
@@ -715,7 +715,7 @@ def test_multi_head_attention_has_xavier_bounds_for_each_projection() -> None:
 def test_multi_head_attention_draws_its_score_vector_with_variance_one_over_d_k() -> None:
     """Bounds of four standard errors over 10,000 draws."""
     torch.manual_seed(0)
-    vector = MultiHeadAttention(4, 400, d_k=25, d_v=1, score=Score.additive, dropout=0.0).score_vector
+    vector = MultiHeadAttention(4, 400, d_k=25, d_v=1, score=Score.additive, biases=False, dropout=0.0).score_vector
     assert vector is not None
     assert vector.mean().item() == pytest.approx(0.0, abs=4 * 0.2 / 100)
     assert vector.std().item() == pytest.approx(0.2, rel=4 / math.sqrt(20_000))
@@ -725,7 +725,7 @@ def test_multi_head_attention_draws_its_score_vector_with_variance_one_over_d_k(
 @every_score
 def test_multi_head_attention_drops_in_training_only(score: Score) -> None:
     torch.manual_seed(0)
-    module = MultiHeadAttention(8, 2, d_k=4, d_v=4, score=score, dropout=0.5)
+    module = MultiHeadAttention(8, 2, d_k=4, d_v=4, score=score, biases=False, dropout=0.5)
     x, layout = draw(1, 6, 8, seed=1), Padded.of([6], 6)
 
     def run() -> Tensor:

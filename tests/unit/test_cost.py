@@ -28,6 +28,8 @@ VARIANTS = {
     "deep encoder": replace(SMALL, n_layers=5, n_decoder_layers=1),
     "deep decoder": replace(SMALL, n_layers=1, n_decoder_layers=4),
     "unscaled": replace(SMALL, score=Score.unscaled),
+    "biases": replace(SMALL, biases=True),
+    "biases, untied": replace(SMALL, biases=True, tie_embeddings=False, d_k=3, d_v=7),
     "all": replace(SMALL, norm=Norm.pre, tie_embeddings=False, positions=Positions.learned, d_k=3, d_v=7),
 }
 every_variant = pytest.mark.parametrize("config", list(VARIANTS.values()), ids=list(VARIANTS))
@@ -74,7 +76,7 @@ def part_of(name: str) -> str:
         return f"{top} norms" if module.endswith("_norm") else f"{top} {module}"
     if below == ["table"]:
         return "positions"
-    return "output" if top == "output" else "embeddings"
+    return "output" if top in ("output", "output_bias") else "embeddings"
 
 
 def counted_by_part(config: ModelConfig, vocab_size: VocabSize) -> Counter[str]:

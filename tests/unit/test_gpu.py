@@ -235,7 +235,7 @@ def test_linear_cross_entropy_is_the_reference(dtype: torch.dtype, tolerance: fl
     reference = [x.double().requires_grad_() for x in (hidden, matrix)]
     wanted = smoothed_cross_entropy(reference[0] @ reference[1].T, targets, label_smoothing=EPS)
     ours = [hidden.to(DEVICE, dtype).requires_grad_(), matrix.to(DEVICE).requires_grad_()]
-    found = linear_cross_entropy(ours[0], ours[1], targets.to(DEVICE), label_smoothing=EPS)
+    found = linear_cross_entropy(ours[0], ours[1], targets.to(DEVICE), bias=None, label_smoothing=EPS)
     for one, other in zip(found, wanted, strict=True):
         assert one.item() == pytest.approx(other.item(), rel=tolerance)
     gradients = torch.autograd.grad(found[0], ours), torch.autograd.grad(wanted[0], reference)
@@ -346,7 +346,7 @@ def test_triton_loss_is_the_reference(n: int, vocab_size: int, rows: int, dtype:
     reference = [x.double().requires_grad_() for x in (hidden.to(dtype), matrix)]
     wanted = smoothed_cross_entropy(reference[0] @ reference[1].T, targets, label_smoothing=EPS)
     ours = [hidden.to(DEVICE, dtype).requires_grad_(), matrix.to(DEVICE).requires_grad_()]
-    found = triton_linear_cross_entropy(ours[0], ours[1], targets.to(DEVICE), label_smoothing=EPS, rows=rows)
+    found = triton_linear_cross_entropy(ours[0], ours[1], targets.to(DEVICE), bias=None, label_smoothing=EPS, rows=rows)
     for one, other in zip(found, wanted, strict=True):
         assert one.item() == pytest.approx(other.item(), rel=tolerance)
     gradients = torch.autograd.grad(found[0], ours), torch.autograd.grad(wanted[0], reference)

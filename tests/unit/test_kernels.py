@@ -238,13 +238,16 @@ both_smoothings = pytest.mark.parametrize("eps", [0.0, 0.1])
 blocks = pytest.mark.parametrize("rows", [1, 3, 4, 8, 512])
 
 
-def written_out(hidden: Tensor, matrix: Tensor, targets: list[int], eps: float) -> tuple[Tensor, Tensor]:
+def written_out(
+    hidden: Tensor, matrix: Tensor, targets: list[int], eps: float, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The cross-entropy against 1 - eps for the class and eps / (V - 1) for each other one, a real row at a time."""
     zero = (hidden.sum() + matrix.sum()) * 0.0
     smoothed, plain = zero, zero
     for row, target in zip(hidden, targets, strict=True):
         if target != 0:
-            log_p = (matrix @ row).log_softmax(0)
+            logits = matrix @ row
+            log_p = (logits if bias is None else logits + bias).log_softmax(0)
             q = torch.full_like(log_p, eps / (len(matrix) - 1))
             q[target] = 1.0 - eps
             smoothed, plain = smoothed - (q * log_p).sum(), plain - log_p[target]
@@ -254,14 +257,16 @@ def written_out(hidden: Tensor, matrix: Tensor, targets: list[int], eps: float) 
 @every_target
 @both_smoothings
 @blocks
-@pytest.mark.parametrize("factor", [1.0, 0.37])
+@pytest.mark.parametrize(("factor", "has_bias"), [(1.0, False), (0.37, False), (0.37, True)])
 def test_linear_cross_entropy_and_its_gradients_are_those_written_out(
-    targets: list[int], eps: float, rows: int, factor: float, monkeypatch: pytest.MonkeyPatch
+    targets: list[int], eps: float, rows: int, factor: float, has_bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "rows_per_block", lambda _: rows)
+    bias = leaf(1, V, seed=3).detach()[0].requires_grad_() if has_bias else None
     inputs = [leaf(N, D, seed=1), leaf(V, D, seed=2)]
-    ours, plain = linear_cross_entropy(inputs[0], inputs[1], torch.tensor(targets), label_smoothing=eps)
-    expected, nll = written_out(inputs[0], inputs[1], targets, eps)
+    ours, plain = linear_cross_entropy(inputs[0], inputs[1], torch.tensor(targets), bias=bias, label_smoothing=eps)
+    expected, nll = written_out(inputs[0], inputs[1], targets, eps, bias)
+    inputs += [] if bias is None else [bias]
     assert ours.item() == pytest.approx(expected.item(), rel=1e-12)
     assert plain.item() == pytest.approx(nll.item(), rel=1e-12)
     assert not plain.requires_grad
@@ -276,7 +281,9 @@ def test_linear_cross_entropy_and_its_gradients_are_those_written_out(
 def test_linear_cross_entropy_has_the_numerical_gradient(eps: float) -> None:
     targets = torch.tensor(TARGETS["some empty"])
     inputs = [leaf(N, D, seed=1), leaf(V, D, seed=2)]
-    assert torch.autograd.gradcheck(lambda h, m: linear_cross_entropy(h, m, targets, label_smoothing=eps)[0], inputs)
+    assert torch.autograd.gradcheck(
+        lambda h, m: linear_cross_entropy(h, m, targets, bias=None, label_smoothing=eps)[0], inputs
+    )
 
 
 @both_smoothings
@@ -284,7 +291,7 @@ def test_linear_cross_entropy_has_the_numerical_gradient(eps: float) -> None:
 def test_linear_cross_entropy_of_nothing_is_zero_with_a_zero_gradient(targets: list[int], eps: float) -> None:
     inputs = [leaf(len(targets), D, seed=1), leaf(V, D, seed=2)]
     ours, plain = linear_cross_entropy(
-        inputs[0], inputs[1], torch.tensor(targets, dtype=torch.int64), label_smoothing=eps
+        inputs[0], inputs[1], torch.tensor(targets, dtype=torch.int64), bias=None, label_smoothing=eps
     )
     assert (ours.item(), plain.item()) == (0.0, 0.0)
     for gradient in torch.autograd.grad(ours, inputs):
@@ -300,7 +307,7 @@ def test_linear_cross_entropy_is_exact_but_for_rounding(
     """Hidden states in `dtype`, the matrix in float32 as training keeps it: sums and its gradient stay there."""
     monkeypatch.setattr(kernel, "rows_per_block", lambda _: 3)
     hidden, matrix = leaf(N, D, seed=1, dtype=dtype), leaf(V, D, seed=2, dtype=torch.float32)
-    ours, plain = linear_cross_entropy(hidden, matrix, torch.tensor(targets), label_smoothing=eps)
+    ours, plain = linear_cross_entropy(hidden, matrix, torch.tensor(targets), bias=None, label_smoothing=eps)
     exact = [hidden.detach().double().requires_grad_(), matrix.detach().double().requires_grad_()]
     expected, nll = written_out(exact[0], exact[1], targets, eps)
     assert ours.dtype == plain.dtype == torch.float32
@@ -317,7 +324,7 @@ def test_linear_cross_entropy_rounds_no_factor_to_the_type_of_the_hidden_states(
     """In bf16, 1 / 1003 would be larger by 0.24 %: a gradient that is a sum over tokens is divided by such numbers."""
     hidden, matrix = leaf(200, 16, seed=1, dtype=torch.bfloat16), leaf(V, 16, seed=2, dtype=torch.float32)
     targets = torch.arange(200) % (V - 4) + 4
-    ours, _ = linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1)
+    ours, _ = linear_cross_entropy(hidden, matrix, targets, bias=None, label_smoothing=0.1)
     (whole,) = torch.autograd.grad(ours, hidden, retain_graph=True)
     (divided,) = torch.autograd.grad(ours / 1003, hidden)
     assert divided.dtype is torch.bfloat16
@@ -329,9 +336,9 @@ def test_linear_cross_entropy_lowers_the_products_alone_under_autocast(dtype: to
     targets = torch.tensor(TARGETS["some empty"])
     hidden, matrix = leaf(N, D, seed=1, dtype=torch.float32), leaf(V, D, seed=2, dtype=torch.float32)
     with torch.autocast("cpu", dtype=dtype):
-        ours, plain = linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1)
+        ours, plain = linear_cross_entropy(hidden, matrix, targets, bias=None, label_smoothing=0.1)
     lowered = hidden.detach().to(dtype).requires_grad_()
-    same, same_plain = linear_cross_entropy(lowered, matrix, targets, label_smoothing=0.1)
+    same, same_plain = linear_cross_entropy(lowered, matrix, targets, bias=None, label_smoothing=0.1)
     assert (ours.item(), plain.item()) == (same.item(), same_plain.item())
     got, expected = torch.autograd.grad(ours, [hidden, matrix]), torch.autograd.grad(same, [lowered, matrix])
     for a, b in zip(got, expected, strict=True):
@@ -346,7 +353,7 @@ def test_linear_cross_entropy_of_a_hopeless_target_is_much_and_not_infinite(dtyp
     hidden, matrix = torch.tensor([[gap]], dtype=dtype), torch.zeros(V, 1)
     matrix[7] = 1.0
     hidden.requires_grad_()
-    ours, plain = linear_cross_entropy(hidden, matrix, torch.tensor([3]), label_smoothing=0.0)
+    ours, plain = linear_cross_entropy(hidden, matrix, torch.tensor([3]), bias=None, label_smoothing=0.0)
     expected = math.log(math.exp(gap) + V - 1)
     least = 16.6 if dtype is torch.float16 else 87.0
     assert plain.item() == pytest.approx(min(expected, least), rel=0.01)
@@ -359,5 +366,7 @@ def test_linear_cross_entropy_never_holds_all_logits(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kernel, "rows_per_block", lambda _: 10)
     hidden, matrix = leaf(400, 3, seed=1), leaf(50, 3, seed=2)
     with Largest() as largest:
-        linear_cross_entropy(hidden, matrix, torch.ones(400, dtype=torch.int64), label_smoothing=0.1)[0].backward()
+        linear_cross_entropy(hidden, matrix, torch.ones(400, dtype=torch.int64), bias=None, label_smoothing=0.1)[
+            0
+        ].backward()
     assert largest.elements <= 400 * 3  # the hidden states; two buffers of 10 rows are 1,000, all logits 20,000

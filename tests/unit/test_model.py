@@ -37,6 +37,8 @@ CONFIGS = {
     "additive, pre": replace(BASE, score=Score.additive, norm=Norm.pre, n_heads=3, d_k=5, d_v=2),
     "gelu": replace(BASE, activation=Activation.gelu),
     "swish": replace(BASE, activation=Activation.swish),
+    "biases": replace(BASE, biases=True),
+    "biases, untied": replace(BASE, biases=True, tie_embeddings=False, n_heads=3, d_k=5, d_v=2),
     "deep encoder": replace(BASE, n_layers=3, n_decoder_layers=1),
     "deep decoder, pre": replace(BASE, n_layers=1, n_decoder_layers=3, norm=Norm.pre),
     "all": replace(BASE, norm=Norm.pre, n_heads=3, d_k=2, d_v=5, tie_embeddings=False, positions=Positions.learned),
@@ -111,11 +113,16 @@ def paper_norm(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
+def paper_linear(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    product = x @ w[f"{name}.weight"].T
+    return product + w[f"{name}.bias"] if f"{name}.bias" in w else product
+
+
 def paper_attention(
     w: dict[str, Tensor], name: str, x: Tensor, context: Tensor, *, n_heads: int, masked: bool, score: Score
 ) -> Tensor:
     """`Concat(head_1..head_h) W_O`, one head at a time; `masked` hides later positions."""
-    q, k, v = x @ w[f"{name}.W_q.weight"].T, context @ w[f"{name}.W_k.weight"].T, context @ w[f"{name}.W_v.weight"].T
+    q, k, v = (paper_linear(w, f"{name}.W_{part}", y) for part, y in (("q", x), ("k", context), ("v", context)))
     d_k, d_v = q.shape[1] // n_heads, v.shape[1] // n_heads
     heads = []
     for h in range(n_heads):
@@ -132,7 +139,7 @@ def paper_attention(
             scores = scores + torch.full_like(scores, -math.inf).triu(1)
         weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
         heads.append(weights @ v[:, h * d_v : (h + 1) * d_v])
-    return torch.cat(heads, -1) @ w[f"{name}.W_o.weight"].T
+    return paper_linear(w, f"{name}.W_o", torch.cat(heads, -1))
 
 
 def paper_feed_forward(w: dict[str, Tensor], name: str, x: Tensor, activation: Activation) -> Tensor:
@@ -178,7 +185,8 @@ def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], t
         x = attention(f"decoder.{i}.cross_attention", x, memory, masked=False)
         x = feed_forward(f"decoder.{i}.feed_forward", x)
     x = paper_norm(w, "decoder_norm", x) if pre else x
-    return x @ (w["embedding"] if config.tie_embeddings else w["output"]).T
+    logits = x @ (w["embedding"] if config.tie_embeddings else w["output"]).T
+    return logits + w["output_bias"] if config.biases else logits
 
 
 def test_configs_try_every_choice_of_a_switch() -> None:
@@ -296,7 +304,7 @@ def torch_stack(model: Transformer) -> nn.Transformer:
             parts = [model.get_parameter(part) for part in name.split("+")]
             theirs.get_parameter(theirs_name).copy_(torch.cat([*parts]))
         for name, parameter in theirs.named_parameters():
-            if name.endswith(("in_proj_bias", "out_proj.bias")):
+            if name.endswith(("in_proj_bias", "out_proj.bias")) and not c.biases:
                 parameter.zero_()
     return theirs
 
@@ -316,6 +324,9 @@ def torch_names(config: ModelConfig) -> dict[str, str]:
                 qkv = "+".join(f"{ours}.{block}.W_{x}.weight" for x in "qkv")
                 names[qkv] = f"{theirs}.{torch_block}.in_proj_weight"
                 names[f"{ours}.{block}.W_o.weight"] = f"{theirs}.{torch_block}.out_proj.weight"
+                if config.biases:
+                    names[qkv.replace("weight", "bias")] = f"{theirs}.{torch_block}.in_proj_bias"
+                    names[f"{ours}.{block}.W_o.bias"] = f"{theirs}.{torch_block}.out_proj.bias"
                 for kind in ("weight", "bias"):
                     names[f"{ours}.{block}_norm.{kind}"] = f"{theirs}.norm{n}.{kind}"
             for kind in ("weight", "bias"):
@@ -329,7 +340,7 @@ def torch_names(config: ModelConfig) -> dict[str, str]:
     return names
 
 
-@pytest.mark.parametrize("name", ["post", "pre", "gelu", "deep encoder", "deep decoder, pre"])
+@pytest.mark.parametrize("name", ["post", "pre", "gelu", "biases", "deep encoder", "deep decoder, pre"])
 def test_transformer_layers_are_torchs(name: str) -> None:
     model = build(CONFIGS[name])
     theirs = torch_stack(model)
@@ -341,6 +352,10 @@ def test_transformer_layers_are_torchs(name: str) -> None:
     later = torch.ones(6, 6, dtype=torch.bool).triu(1)
     masks = {"src_key_padding_mask": hidden, "memory_key_padding_mask": hidden, "tgt_mask": later}
     expected = theirs(*embedded, **masks) @ matrix.T
+    outside = {"embedding"}
+    if model.output_bias is not None:
+        expected = expected + model.output_bias.detach()
+        outside.add("output_bias")
     ours = logits_of(model, (source, source_layout), (target, target_layout))
     real = target_layout.visible()
     assert_close(ours[real], expected[real])
@@ -351,7 +366,7 @@ def test_transformer_layers_are_torchs(name: str) -> None:
     assert model.embedding.grad is not None
     assert_close(model.embedding.grad, matrix.grad)
     names = torch_names(model.config)
-    assert {part for name in names for part in name.split("+")} | {"embedding"} == set(parameters_by_name(model))
+    assert {part for name in names for part in name.split("+")} | outside == set(parameters_by_name(model))
     for name, theirs_name in names.items():
         gradients = [model.get_parameter(part).grad for part in name.split("+")]
         assert_close(torch.cat([g for g in gradients if g is not None]), theirs.get_parameter(theirs_name).grad)

@@ -312,6 +312,9 @@ class ModelConfig:
     activation: Activation = option(
         Activation.relu, "activation inside the feed-forward network (gelu: exact, by erf; swish: x * sigmoid(x))"
     )
+    biases: bool = option(
+        False, "a bias in each projection of attention and in the output projection, as Marian has (not in the paper)"
+    )
     dropout: float = option(0.1, "dropout rate on each sub-layer's output and on the sum of embedding and position")
     attention_dropout: float = option(0.0, "dropout rate on the attention weights (not in the paper)")
     relu_dropout: float = option(0.0, "dropout rate inside the feed-forward network (not in the paper)")

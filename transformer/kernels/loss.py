@@ -26,18 +26,20 @@ def rows_per_block(device_type: str) -> int:
 
 
 def linear_cross_entropy(
-    hidden: Tensor, matrix: Tensor, targets: Tensor, *, label_smoothing: float
+    hidden: Tensor, matrix: Tensor, targets: Tensor, *, bias: Tensor | None, label_smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """`smoothed_cross_entropy(hidden @ matrix.T, targets)` for hidden `(N, D)`, matrix `(V, D)` and classes `(N,)`.
+    """`smoothed_cross_entropy(hidden @ matrix.T + bias, targets)` for hidden `(N, D)` and classes `(N,)`.
 
-    Rows of class PAD count nothing. The products are in the type of `hidden`, sums in fp32 (fp64 stays fp64). The
-    softmax is kept in the type of `hidden`, too: in half precision the two sums, not the gradient, are a little less
-    exact than the reference's. The plain loss of a row is cut at 87.3 (fp16: 16.6; fp64: 708.4), where its probability
-    underflows; the gradient is not.
+    The matrix is `(V, D)`, the bias `(V,)`, or None for none. Rows of class PAD count nothing. The products are in the
+    type of `hidden`, sums in fp32 (fp64 stays fp64). The softmax is kept in the type of `hidden`, too: in half
+    precision the two sums, not the gradient, are a little less exact than the reference's. The plain loss of a row is
+    cut at 87.3 (fp16: 16.6; fp64: 708.4), where its probability underflows; the gradient is not.
     """
     hidden = to_autocast_dtype(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _LinearCrossEntropy.apply(hidden, matrix, targets, label_smoothing)  # type: ignore[no-untyped-call]
+        return _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            hidden, matrix, bias, targets, label_smoothing
+        )
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -50,7 +52,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, label_smoothing: float
+        ctx: Any, hidden: Tensor, matrix: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
         classes = matrix.shape[0]
         wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -64,9 +66,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden_no_pad = hidden.masked_fill(is_pad, 0.0)  # (N, D)
         weights = matrix.to(hidden.dtype)  # (V, D)
         sum_of_all = matrix.to(wide).sum(0)  # (D,): times a row, the sum of its logits
+        sum_of_biases = 0.0 if bias is None else bias.to(wide).sum()
+        biases = None if bias is None else bias.to(hidden.dtype)  # (V,)
 
         d_hidden = torch.empty_like(hidden)
         d_matrix = torch.zeros_like(matrix)
+        d_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         plain = torch.zeros((), dtype=torch.float64, device=hidden.device)
         linear = torch.zeros((), dtype=torch.float64, device=hidden.device)
 
@@ -83,14 +88,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # Logits and probabilities, in buffers that only the last block may have to replace.
             if len(rows) != len(logits):
                 logits, probabilities = hidden.new_empty(2, len(rows), classes)
-            torch.mm(rows, weights.t(), out=logits)
+            if biases is None:
+                torch.mm(rows, weights.t(), out=logits)
+            else:
+                torch.addmm(biases, rows, weights.t(), out=logits)
             torch.softmax(logits, 1, out=probabilities)
 
             # The plain loss, and the part that smoothing adds.
             z_y = logits.gather(1, targets_block).to(wide)  # (n, 1)
             p_y = probabilities.gather(1, targets_block).to(wide)  # (n, 1)
             plain -= (p_y.clamp(min=floor).log().squeeze(1) * is_real).sum()
-            mean_of_others = (rows.to(wide) @ sum_of_all - z_y.squeeze(1)) / (classes - 1)
+            mean_of_others = (rows.to(wide) @ sum_of_all + sum_of_biases - z_y.squeeze(1)) / (classes - 1)
             linear += ((z_y.squeeze(1) - mean_of_others) * is_real).sum()
 
             # The gradient of the logits, in place of the probabilities, and what follows from it.
@@ -101,14 +109,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
             probabilities.view(-1).index_copy_(0, class_index, d_logit_y.to(hidden.dtype))
             torch.mm(probabilities, weights, out=d_hidden[place])
             d_matrix += (probabilities.t() @ rows).to(matrix.dtype)
+            if d_bias is not None:
+                d_bias += is_real.to(wide) @ probabilities.to(wide)
 
         # The constant that smoothing takes from every logit's gradient.
         if label_smoothing:
             d_hidden -= spread * sum_of_all
             d_matrix -= spread * hidden_no_pad.to(wide).sum(0)
+            if d_bias is not None:
+                d_bias -= spread * (~is_pad).sum().to(wide)
         d_hidden.masked_fill_(is_pad, 0.0)
 
-        ctx.save_for_backward(d_hidden, d_matrix)
+        ctx.save_for_backward(d_hidden, d_matrix, d_bias)
         smoothed = (plain + label_smoothing * linear).to(wide)
         plain = plain.to(wide)
         ctx.mark_non_differentiable(plain)
@@ -116,8 +128,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        d_hidden, d_matrix = ctx.saved_tensors
-        return times(d_hidden, gradient), d_matrix * gradient, None, None
+        d_hidden, d_matrix, d_bias = ctx.saved_tensors
+        of_bias = None if d_bias is None else d_bias * gradient
+        return times(d_hidden, gradient), d_matrix * gradient, of_bias, None, None
 
 
 def times(tensor: Tensor, factor: Tensor) -> Tensor:

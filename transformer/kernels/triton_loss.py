@@ -30,17 +30,18 @@ def rows_that_fit(free: int, *, vocab_size: int, itemsize: int, most: int) -> in
 
 
 def triton_linear_cross_entropy(
-    hidden: Tensor, matrix: Tensor, targets: Tensor, *, label_smoothing: float, rows: int
+    hidden: Tensor, matrix: Tensor, targets: Tensor, *, bias: Tensor | None, label_smoothing: float, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """`smoothed_cross_entropy(hidden @ matrix.T, targets)` for hidden `(N, D)`, matrix `(V, D)` and classes `(N,)`.
+    """`smoothed_cross_entropy(hidden @ matrix.T + bias, targets)` for hidden `(N, D)` and classes `(N,)`.
 
-    `rows` are multiplied by the vocabulary at a time. Rows of class PAD count nothing. The products are in the type of
-    `hidden`, and so is the gradient of the logits; the softmax and all sums are in fp32 (fp64 stays fp64).
+    The matrix is `(V, D)`, the bias `(V,)`, or None for none. `rows` are multiplied by the vocabulary at a time. Rows
+    of class PAD count nothing. The products are in the type of `hidden`, and so is the gradient of the logits; the
+    softmax and all sums are in fp32 (fp64 stays fp64).
     """
     hidden = to_autocast_dtype(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
         return _TritonLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden, matrix, targets, label_smoothing, rows
+            hidden, matrix, bias, targets, label_smoothing, rows
         )
 
 
@@ -55,7 +56,13 @@ class _TritonLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, label_smoothing: float, rows: int
+        ctx: Any,
+        hidden: Tensor,
+        matrix: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        label_smoothing: float,
+        rows: int,
     ) -> tuple[Tensor, Tensor]:
         from transformer.kernels.gpu.loss import loss_and_gradient_  # needs Triton
 
@@ -66,9 +73,11 @@ class _TritonLinearCrossEntropy(torch.autograd.Function):
         is_pad = (targets == PAD).unsqueeze(1)  # (N, 1)
         hidden_no_pad = hidden.masked_fill(is_pad, 0.0)  # (N, D)
         weights = matrix.to(hidden.dtype)  # (V, D)
+        biases = None if bias is None else bias.to(hidden.dtype)  # (V,)
 
         d_hidden = torch.empty_like(hidden)
         d_matrix = torch.zeros_like(matrix, dtype=wide)
+        d_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         plain = torch.zeros((), dtype=torch.float64, device=hidden.device)
         linear = torch.zeros((), dtype=torch.float64, device=hidden.device)
 
@@ -76,7 +85,7 @@ class _TritonLinearCrossEntropy(torch.autograd.Function):
             place = slice(start, start + rows)
             block = hidden_no_pad[place]  # (n, D)
 
-            logits = block @ weights.t()  # (n, V)
+            logits = block @ weights.t() if biases is None else torch.addmm(biases, block, weights.t())  # (n, V)
             row_plain, row_linear = loss_and_gradient_(logits, targets[place], 1.0 - label_smoothing - spread)
             d_logits = logits  # which they have become
             plain += row_plain.sum(dtype=torch.float64)
@@ -85,14 +94,18 @@ class _TritonLinearCrossEntropy(torch.autograd.Function):
             torch.mm(d_logits, weights, out=d_hidden[place])
             d_block = wide_product(d_logits.t(), block, wide)
             d_matrix = d_block if start == 0 else d_matrix.add_(d_block)
+            if d_bias is not None:
+                d_bias += d_logits.sum(0, dtype=wide)
 
         # The constant that smoothing takes from every logit's gradient.
         if label_smoothing:
             d_hidden -= spread * matrix.to(wide).sum(0)
             d_matrix -= spread * hidden_no_pad.to(wide).sum(0)
+            if d_bias is not None:
+                d_bias -= spread * (~is_pad).sum().to(wide)
         d_hidden.masked_fill_(is_pad, 0.0)
 
-        ctx.save_for_backward(d_hidden, d_matrix.to(matrix.dtype))
+        ctx.save_for_backward(d_hidden, d_matrix.to(matrix.dtype), d_bias)
         smoothed = (plain + label_smoothing * linear).to(wide)
         plain = plain.to(wide)
         ctx.mark_non_differentiable(plain)
@@ -100,8 +113,9 @@ class _TritonLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        d_hidden, d_matrix = ctx.saved_tensors
-        return times(d_hidden, gradient), d_matrix * gradient, None, None, None
+        d_hidden, d_matrix, d_bias = ctx.saved_tensors
+        of_bias = None if d_bias is None else d_bias * gradient
+        return times(d_hidden, gradient), d_matrix * gradient, of_bias, None, None, None
 
 
 def wide_product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:

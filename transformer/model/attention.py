@@ -385,21 +385,26 @@ class MultiHeadAttention(nn.Module):
     """`Concat(head_1..head_h) W_o` with `head_i = attend(x W_q_i, context W_k_i, context W_v_i)` (section 3.2.2).
 
     The three roles differ in what is passed: encoder self-attention and masked decoder self-attention read keys made
-    from `x` itself, encoder-decoder attention reads keys made from the encoder's output. No projection has a bias.
+    from `x` itself, encoder-decoder attention reads keys made from the encoder's output. The paper's projections have
+    no bias; with `biases` each of them has one.
     """
 
-    def __init__(self, d_model: int, n_heads: int, *, d_k: int, d_v: int, score: Score, dropout: float) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, *, d_k: int, d_v: int, score: Score, biases: bool, dropout: float
+    ) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.dropout = dropout
         self.scale = 1.0 / math.sqrt(d_k) if score is Score.scaled else 1.0
 
-        self.W_q = nn.Linear(d_model, n_heads * d_k, bias=False)
-        self.W_k = nn.Linear(d_model, n_heads * d_k, bias=False)
-        self.W_v = nn.Linear(d_model, n_heads * d_v, bias=False)
-        self.W_o = nn.Linear(n_heads * d_v, d_model, bias=False)
+        self.W_q = nn.Linear(d_model, n_heads * d_k, bias=biases)
+        self.W_k = nn.Linear(d_model, n_heads * d_k, bias=biases)
+        self.W_v = nn.Linear(d_model, n_heads * d_v, bias=biases)
+        self.W_o = nn.Linear(n_heads * d_v, d_model, bias=biases)
         for projection in (self.W_q, self.W_k, self.W_v, self.W_o):
             nn.init.xavier_uniform_(projection.weight)
+            if biases:
+                nn.init.zeros_(projection.bias)
 
         self.score_vector = None
         if score is Score.additive:

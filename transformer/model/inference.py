@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from transformer.compute import to_autocast_dtype
 from transformer.kernels.linear import InferenceLinear, prepare_weight
 from transformer.model.transformer import Transformer
 
@@ -28,6 +29,10 @@ def for_inference(model: Transformer) -> Transformer:
     output = prepare_weight(model.output)  # (V, D)
     del ready.output
     ready.output = output
+    if model.output_bias is not None:
+        bias = to_autocast_dtype(model.output_bias.detach())  # (V,)
+        del ready.output_bias
+        ready.output_bias = bias
     return ready
 
 

@@ -80,6 +80,7 @@ class Transformer(nn.Module):
     """The model of the paper: logits of each target position from the source and the targets before it."""
 
     output: Tensor  # (V, D)
+    output_bias: Tensor | None  # (V,)
 
     def __init__(self, config: ModelConfig, vocab_size: VocabSize) -> None:
         super().__init__()
@@ -104,6 +105,7 @@ class Transformer(nn.Module):
             self.source_embedding = self._embedding(source_matrix)
             self.target_embedding = self._embedding(target_matrix)
             self.output = output_matrix
+        self.output_bias = nn.Parameter(torch.zeros(self.vocab_size)) if config.biases else None
 
         self.encoder = nn.ModuleList(self._encoder_layer() for _ in range(config.n_layers))
         self.decoder = nn.ModuleList(self._decoder_layer() for _ in range(config.decoder_layers))
@@ -155,8 +157,8 @@ class Transformer(nn.Module):
         return layers[layer].cross_attention_weights(x, layout, memory_kv=memory_kv, memory_layout=memory_layout)
 
     def unembed(self, hidden: Tensor) -> Tensor:
-        """Hidden states `(..., D)` -> logits `(..., V)`: the pre-softmax map has no bias (section 3.4)."""
-        return apply_linear(hidden, self.output)
+        """Hidden states `(..., D)` -> logits `(..., V)`: the paper's pre-softmax map has no bias (section 3.4)."""
+        return apply_linear(hidden, self.output, self.output_bias)
 
     # ---- one target position after the other, as in a search
 
@@ -228,6 +230,7 @@ class Transformer(nn.Module):
             d_k=self.config.key_width,
             d_v=self.config.value_width,
             score=self.config.score,
+            biases=self.config.biases,
             dropout=self.config.attention_dropout,
         )
 

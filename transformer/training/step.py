@@ -65,11 +65,12 @@ class Objective(nn.Module):
         """
         hidden = self._hidden(batch) if self._compiled is None else self._compiled(batch)  # (N, D)
         matrix = self.model.output
+        bias = self.model.output_bias
         targets = batch.target_out
         if self.loss_rows is None:
-            return linear_cross_entropy(hidden, matrix, targets, label_smoothing=self.label_smoothing)
+            return linear_cross_entropy(hidden, matrix, targets, bias=bias, label_smoothing=self.label_smoothing)
         return triton_linear_cross_entropy(
-            hidden, matrix, targets, label_smoothing=self.label_smoothing, rows=self.loss_rows
+            hidden, matrix, targets, bias=bias, label_smoothing=self.label_smoothing, rows=self.loss_rows
         )
 
     def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -137,6 +137,8 @@ class _Filler:
         spec.decoder.embeddings.weight = self._matrix("target_embedding.matrix")
         self._stack(spec.decoder, "decoder", positions="target_embedding.table", has_cross_attention=True)
         spec.decoder.projection.weight = self._matrix("output")
+        if self.config.biases:
+            spec.decoder.projection.bias = self._array("output_bias")
 
     def _stack(self, stack: Any, name: str, *, positions: str, has_cross_attention: bool) -> None:
         """The layers of the encoder or the decoder, with the positions before them and the norm behind them."""
@@ -160,6 +162,8 @@ class _Filler:
         """The projections of attention, each group of ours in one matrix, and its norm."""
         for linear, group in zip(attention.linear, groups, strict=True):
             linear.weight = np.concatenate([self._array(f"{name}.W_{letter}.weight") for letter in group])
+            if self.config.biases:
+                linear.bias = np.concatenate([self._array(f"{name}.W_{letter}.bias") for letter in group])
         self._norm(attention.layer_norm, f"{name}_norm")
 
     def _linear(self, linear: Any, name: str) -> None:

@@ -36,19 +36,21 @@ def fold(model: Transformer, heads: Heads) -> Weights:
     """Copies of the model's weights, for a format that has these heads and the scale 1/sqrt(w)."""
     folded = {}
     for name, weight in parameters_by_name(model).items():
-        module = name.removesuffix(".weight").rpartition(".")[2]
+        module = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
         folded[name] = _fold_weight(weight.cpu(), module, model.config, heads=heads).float().contiguous()
     return folded
 
 
 def _fold_weight(weight: Tensor, module: str, config: ModelConfig, *, heads: Heads) -> Tensor:
-    """A copy of the weight of a module: of a projection of attention, with the heads of the format."""
+    """A copy of the weight or bias of a module: of a projection of attention, with the heads of the format."""
     match module:
+        case "W_q" | "W_k" | "W_v" if weight.ndim == 1:  # a bias is one more column of its weight
+            return _fold_weight(weight.unsqueeze(1), module, config, heads=heads).squeeze(1)
         case "W_q":
             return _pad_rows(weight.double() * _queries_factor(config, heads), config.n_heads, heads)
         case "W_k" | "W_v":
             return _pad_rows(weight, config.n_heads, heads)
-        case "W_o":  # which reads heads: they are its columns
+        case "W_o" if weight.ndim == 2:  # which reads heads: they are its columns
             return _pad_rows(weight.T, config.n_heads, heads).T
         case _:
             return weight.clone()

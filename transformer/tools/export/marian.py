@@ -183,6 +183,9 @@ def _state(model: Transformer) -> dict[str, Tensor]:
 
     state = {}
     for name, weight in fold(model, marian_heads(model.config)).items():
+        if name == "output_bias":
+            state["final_logits_bias"] = weight.unsqueeze(0)
+            continue
         if name in matrices:
             state[matrices[name]] = weight[:, order]
             continue
@@ -206,8 +209,8 @@ def _state(model: Transformer) -> dict[str, Tensor]:
         else:
             state[f"{their_name}.{kind}"] = weight
 
-        # Marian's projections have biases, ours have none.
-        if their_module.endswith("_proj"):
+        # Marian's projections have biases, whether ours have them or not.
+        if their_module.endswith("_proj") and not model.config.biases:
             state[f"{their_name}.bias"] = weight.new_zeros(len(weight))
     return state
 

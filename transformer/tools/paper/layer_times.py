@@ -89,7 +89,9 @@ class SelfAttention(nn.Module):
         super().__init__()
         width = d_model // n_heads
         self.block = block
-        self.attention = MultiHeadAttention(d_model, n_heads, d_k=width, d_v=width, score=score, dropout=0.0)
+        self.attention = MultiHeadAttention(
+            d_model, n_heads, d_k=width, d_v=width, score=score, biases=False, dropout=0.0
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         # Blocks are sentences of their own, so that attention stays inside each.

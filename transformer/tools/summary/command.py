@@ -295,7 +295,7 @@ def format_summary(summary: Summary) -> str:
 
 
 def _parameter_lines(parameters: Parameters, vocab_size: VocabSize) -> list[str]:
-    is_tied = parameters.output == 0
+    is_tied = parameters.output <= target_size(vocab_size)  # a bias at most
     if not is_tied:
         matrices = "source and target"
     elif isinstance(vocab_size, VocabSizes):
