@@ -8,8 +8,9 @@ has a worker of one thread for each core, and that batch size, of some, which wa
 counted. `patient` is CTranslate2 with as many finished hypotheses as ours asks for: what that costs, and what our
 command does beyond it, can be told apart.
 
-They take turns; ratios are formed within a round. On a shared machine, look at the CPU seconds. Then a line alone, the
-first one, is translated by a loaded translator and by CTranslate2 with one worker of all threads, in turns.
+They take turns; ratios are formed within a round. On a shared machine, look at the CPU seconds. Then some lines, the
+first ones, are translated one at a time by a loaded translator and by CTranslate2 with one worker of all threads, in
+turns: of a line that ours leaves to torch, that is another search altogether.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,6 +37,8 @@ from transformer.decoding.engine.searcher import n_finished
 from transformer.decoding.translator import Translator
 from transformer.errors import TransformerError
 from transformer.machine import resolve_threads
+
+ALONE = 20  # lines that are translated one at a time
 
 THEIRS = """
 import json, sys
@@ -82,7 +86,7 @@ def main(arguments: list[str]) -> None:
         for _ in range(args.rounds):
             for name, command in contenders.items():
                 turns[name].append(take(command, path))
-        alone = alone_of(args, translator, lines[0], threads=threads)
+        alone = alone_of(args, translator, given[:ALONE], threads=threads)
 
     facts = {
         "command": shlex.join(["python", "scripts/benchmark/engine.py", *arguments]),
@@ -111,7 +115,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--lines", type=positive, help="so many, the input again and again (default: the input)")
     parser.add_argument("--batches", type=positive, nargs="+", default=[32, 64, 128], help="CTranslate2's, to try")
     parser.add_argument("--rounds", type=positive, default=3, help="turns of each (default: %(default)s)")
-    parser.add_argument("--repeats", type=positive, default=50, help="of a line alone (default: %(default)s)")
+    parser.add_argument("--repeats", type=positive, default=10, help="of a line alone (default: %(default)s)")
     parser.add_argument("--threads", type=positive, help="of each contender (default: one for each core)")
     parser.add_argument("--output", type=Path, help="write every number here, as JSON")
     return parser.parse_args(arguments)
@@ -185,27 +189,34 @@ def same(texts: list[str], others: list[str]) -> float:
     return sum(one == other for one, other in zip(texts, others, strict=True)) / len(texts)
 
 
-def alone_of(args: argparse.Namespace, translator: Translator, line: str, *, threads: int) -> dict[str, list[float]]:
-    """The seconds of each translation of a line by itself."""
+def alone_of(
+    args: argparse.Namespace, translator: Translator, lines: list[str], *, threads: int
+) -> dict[str, list[float]]:
+    """The seconds that each line takes by itself: the median of some turns."""
     import ctranslate2
 
     peer = ctranslate2.Translator(engine_of(translator), inter_threads=1, intra_threads=threads)
-    search = search_of(translator, [line])
-    tokenizers = translator.tokenizers
+    source, target = translator.tokenizers.source, translator.tokenizers.target
+    ids = {target.piece(index): index for index in range(target.vocab_size)}
 
-    def theirs() -> None:
-        pieces = [tokenizers.source.piece(index) for index in tokenizers.source.encode([line])[0]]
-        peer.translate_batch([pieces], **search)
+    def theirs(line: str) -> None:
+        pieces = [source.piece(index) for index in source.encode([line])[0]]
+        [found] = peer.translate_batch([pieces], **search_of(translator, [line]))
+        target.decode([[ids[piece] for piece in found.hypotheses[0]]])
 
-    def ours() -> None:
+    def ours(line: str) -> None:
         translator.translate([line])
 
     found: dict[str, list[float]] = {"ours": [], "ct2": []}
-    for number in range(args.repeats + 5):
-        for name, translate in (("ours", ours), ("ct2", theirs)):
-            seconds = timed(translate)
-            if number >= 5:
-                found[name].append(seconds)
+    for line in lines:
+        seconds: dict[str, list[float]] = {name: [] for name in found}
+        for number in range(args.repeats + 2):
+            for name, translate in (("ours", ours), ("ct2", theirs)):
+                taken = timed(partial(translate, line))
+                if number >= 2:
+                    seconds[name].append(taken)
+        for name, times in seconds.items():
+            found[name].append(statistics.median(times))
     return found
 
 
@@ -235,9 +246,13 @@ def page(facts: dict[str, Any]) -> Iterator[str]:
         by_cpu = spread(ratios(cpu, facts["cpu_seconds"]["ours"]), ".2f")[0]
         cells = [name, *spread(seconds, ".1f"), *spread(cpu, ".1f"), by_wall, by_cpu]
         yield row([*cells, f"{facts['same_as_ours'][name]:.1%}"])
-    ours, theirs = (1e3 * statistics.median(facts["alone"][name]) for name in ("ours", "ct2"))
+    ours, theirs = facts["alone"]["ours"], facts["alone"]["ct2"]
     yield ""
-    yield f"A line alone takes {ours:.1f} ms, {ours / theirs:.2f} times the {theirs:.1f} ms of CTranslate2 (medians)."
+    yield (
+        f"Each of {len(ours)} lines alone: {1e3 * statistics.median(ours):.1f} ms, and CTranslate2 "
+        f"{1e3 * statistics.median(theirs):.1f} (medians); the ratio's median is "
+        f"{statistics.median(ratios(ours, theirs)):.2f}, its range {spread(ratios(ours, theirs), '.2f')[1]}."
+    )
 
 
 if __name__ == "__main__":
