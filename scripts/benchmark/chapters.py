@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from contest import machine, positive, row, rule
@@ -108,9 +108,9 @@ def resume(folder: Path) -> dict[str, Any]:
 def first_step(folder: Path, *, in_the_middle: bool) -> dict[str, Any]:
     """Seconds and memory of opening the store, and of everything between that and a batch."""
     before = rss_anon()
-    began = time.perf_counter()
+    began = Clock.read()
     store = Store.open(folder)
-    opened = time.perf_counter()
+    opened = Clock.read()
     with peak_memory() as peak:
         batching = batching_of(store)
         position = Position(0, 0, 0)
@@ -119,12 +119,12 @@ def first_step(folder: Path, *, in_the_middle: bool) -> dict[str, Any]:
             position = Position(0, batching.n_chapters // 2, tokens // TOKENS // batching.n_chapters // 2)
         steps = load_steps(lambda epoch: store, batching, rank=0, world_size=1, position=position, prefetch=0)
         step = next(steps)
-        ended = time.perf_counter()
+        ended = Clock.read()
     assert (step.chapter, step.index) == (position.chapter, position.step)
     return {
         "place": f"chapter {step.chapter + 1} of {batching.n_chapters}, step {step.index + 1:,}",
-        "open_seconds": opened - began,
-        "seconds": ended - opened,
+        "opening": opened.since(began),
+        "batch": ended.since(opened),
         "before": before,
         "peak": max(peak),
         "after": rss_anon(),
@@ -149,7 +149,7 @@ def count(folder: Path) -> dict[str, Any]:
     batching = batching_of(store)
     counts = np.zeros(len(store), np.uint8)
     sizes = []
-    began = time.perf_counter()
+    began = Clock.read()
     for chapter in range(batching.n_chapters):
         pairs = np.concatenate(batching.plan(store.lengths, epoch=0, chapter=chapter))
         np.add.at(counts, pairs, 1)
@@ -159,8 +159,23 @@ def count(folder: Path) -> dict[str, Any]:
         "once": int((counts == 1).sum()),
         "chapters": batching.n_chapters,
         "largest": max(sizes),
-        "seconds": time.perf_counter() - began,
+        "seconds": Clock.read().since(began),
     }
+
+
+class Clock(NamedTuple):
+    """A moment."""
+
+    wall: float
+    cpu: float  # of this process
+
+    @classmethod
+    def read(cls) -> "Clock":
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self, before: "Clock") -> str:
+        """Seconds by the wall, and of the processor: the second number says what a busy machine did to the first."""
+        return f"{self.wall - before.wall:.2f} ({self.cpu - before.cpu:.2f})"
 
 
 def rss_anon() -> int:
@@ -205,16 +220,16 @@ def page(command: str, facts: dict[str, dict[str, Any]]) -> Iterator[str]:
         f"{counted['pairs']:,} pairs in {counted['chapters']} chapters of {counted['largest']:,} at most."
     )
     yield ""
-    yield row(["", "first batch", "opening, s", "from there to the batch, s", "RssAnon before, MB", "peak", "after"])
+    yield row(["", "first batch", "opening", "from there to the batch", "RssAnon before, MB", "peak", "after"])
     yield rule(2, 5)
     for name in ("start", "resume"):
         found = facts[name]
-        seconds = [f"{found[key]:.2f}" for key in ("open_seconds", "seconds")]
         megabytes = [f"{found[key] / 1e6:,.0f}" for key in ("before", "peak", "after")]
-        yield row([name, found["place"], *seconds, *megabytes])
+        yield row([name, found["place"], found["opening"], found["batch"], *megabytes])
     yield ""
     yield (
-        f"All chapters of an epoch, planned one after the other in {counted['seconds']:.0f} s with the counting: "
+        "Seconds are those of the wall, and in brackets those of the processor. All chapters of an epoch, planned one "
+        f"after the other and counted, took {counted['seconds']} s: "
         f"{counted['once']:,} of {counted['pairs']:,} pairs are in it exactly once."
     )
 
