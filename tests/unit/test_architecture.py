@@ -15,7 +15,7 @@ FLOORS = (
     ("arguments", "cluster", "config", "cost", "errors", "files", "machine", "seeding", "terminal", "vocabulary"),
     ("checkpoint", "compute", "distributed", "kernels", "layout", "liveness", "loss", "records", "run_dir", "tracking"),
     ("data", "model"),
-    ("average", "decoding", "evaluation"),
+    ("average", "decoding", "evaluation", "published"),
     ("training",),
     ("tools",),
     ("cli", "__main__"),

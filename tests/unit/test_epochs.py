@@ -11,9 +11,9 @@ import pytest
 
 from transformer.data import epochs
 from transformer.data.epochs import EpochStores
+from transformer.data.listed import Piece
 from transformer.data.store import Ids, Mixture, Sentences, Store
 from transformer.data.subwords import SubwordSampler
-from transformer.data.tokenizer import Piece
 from transformer.errors import InputError
 
 PAIRS = 2_345  # of which the last block is not full

@@ -22,9 +22,10 @@ import sentencepiece
 from support.paths import ROOT
 from transformer.cli.commands import compose
 from transformer.config.settings import Algorithm, TokenizerConfig
+from transformer.data.listed import Piece
 from transformer.data.store import Sentences
 from transformer.data.subwords import SubwordSampler
-from transformer.data.tokenizer import Piece, Tokenizer, train_tokenizer
+from transformer.data.tokenizer import Tokenizer, train_tokenizer
 from transformer.errors import InputError
 
 Shares = dict[tuple[str, ...], float]  # the probability of each segmentation
@@ -430,7 +431,7 @@ import hashlib, json, sys
 import numpy as np
 from transformer.data.store import Sentences
 from transformer.data.subwords import SubwordSampler
-from transformer.data.tokenizer import Piece
+from transformer.data.listed import Piece
 
 for vocabulary, sentences in json.load(sys.stdin):
     sampler = SubwordSampler([Piece(*piece) for piece in vocabulary], 0.3)

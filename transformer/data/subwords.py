@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from transformer.data.keyed import Keys, mix
+from transformer.data.listed import Piece
 from transformer.data.store import Ids, Sentences
-from transformer.data.tokenizer import Piece
 from transformer.errors import InputError
 from transformer.seeding import seed_for
 

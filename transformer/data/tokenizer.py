@@ -1,5 +1,6 @@
 """SentencePiece: one model for both languages or one for each, with the fixed ids pad 0, unknown 1, begin 2, end 3.
 
+The ids are the model's own, or those of a list that comes with it (see `listed`).
 Encoding gives pieces only: BOS and EOS are added where batches are made. Decoding drops them. Whitespace of any kind is
 encoded as a space, as scorers see it: a tab or a no-break space shall not be an unknown character.
 """
@@ -10,12 +11,14 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import sentencepiece
 
 from transformer.config.settings import TokenizerConfig
+from transformer.data.listed import SPACE, ListedPieces, Piece, is_text, split_list
 from transformer.errors import InputError
 from transformer.files import open_regular
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER
@@ -23,18 +26,9 @@ from transformer.seeding import seed_for
 from transformer.vocabulary import BOS, EOS, PAD, UNK, VocabSize, VocabSizes
 
 LARGEST_MODEL = 64 << 20  # bytes; one of 37,000 pieces has less than one million
-SPACE = "\u2581"  # as pieces spell it
 
 _OTHER_SPACE = re.compile(r"[^\S ]")  # whitespace but for the space itself
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class Piece(NamedTuple):
-    """An entry of the vocabulary."""
-
-    text: str  # U+2581 for a space
-    score: float  # BPE: minus the number of the merge; unigram: the logarithm of its probability
-    is_text: bool  # False: it stands for unknown text, for a byte, or for nothing that is written
 
 
 class Tokenizer:
@@ -45,25 +39,26 @@ class Tokenizer:
             raise InputError(f"{origin}: not a SentencePiece model ({len(tokenizer_model)} bytes)")
 
         try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer_model)
+            self.sentencepiece_model, pieces = split_list(tokenizer_model)  # the content of its file, without a list
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=self.sentencepiece_model)
         except (RuntimeError, ValueError) as error:
             raise InputError(f"{origin}: not a SentencePiece model") from error
 
         processor = self._processor
         ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
-        if ids != (PAD, UNK, BOS, EOS):
+        if pieces is None and ids != (PAD, UNK, BOS, EOS):
             raise InputError(
                 f"{origin}: its special ids are pad, unk, bos, eos = {ids}: "
                 "train it with --pad_id=0 --unk_id=1 --bos_id=2 --eos_id=3"
             )
         self.model = tokenizer_model  # the content of its file
-        self.vocab_size: int = processor.get_piece_size()
-
         try:
-            processor.id_to_piece(list(range(self.vocab_size)))
-            processor.decode([UNK])  # has a text of its own
+            processor.id_to_piece(list(range(processor.get_piece_size())))
+            processor.decode([processor.unk_id()])  # has a text of its own
         except UnicodeDecodeError as error:
             raise InputError(f"{origin}: a piece of it is not UTF-8: {error.object!r:.80}") from error
+        self._listed = None if pieces is None else ListedPieces(processor, pieces)
+        self.vocab_size: int = processor.get_piece_size() if pieces is None else len(pieces)
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -79,14 +74,18 @@ class Tokenizer:
         """The pieces of each text. The calling thread does all the work, and other threads run meanwhile."""
         texts = [_with_plain_spaces(text) for text in texts]
         try:
-            return cast(list[list[int]], self._processor.encode(texts, num_threads=1))
+            return self._encode(texts)
         except (TypeError, ValueError, RuntimeError):  # SentencePiece refuses half a surrogate pair
-            texts = [_SURROGATE.sub("\ufffd", text) for text in texts]
-            return cast(list[list[int]], self._processor.encode(texts, num_threads=1))
+            return self._encode([_SURROGATE.sub("\ufffd", text) for text in texts])
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        if self._listed is not None:
+            return self._listed.encode(texts)
+        return cast(list[list[int]], self._processor.encode(texts, num_threads=1))
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """The text of each list of ids; always one line, even where byte pieces spell a line end."""
-        texts: list[str] = self._processor.decode(ids)
+        texts: list[str] = self._processor.decode(ids) if self._listed is None else self._listed.decode(ids)
         return [text.replace("\n", " ").replace("\r", " ") for text in texts]
 
     def changed(self, texts: list[str]) -> list[tuple[str, str]]:
@@ -98,28 +97,33 @@ class Tokenizer:
         return [(text, decoded) for text, decoded in pairs if text.split() != decoded.split()]
 
     def has_word(self, word: str) -> bool:
-        """Whether a word is one piece, or one behind the piece of the space in front of it."""
+        """Whether a word is one piece, or one behind the piece of the space in front of it, or a language code."""
         [ids] = self.encode([word])
         pieces = [self.piece(index) for index in ids]
-        return pieces in ([SPACE + word], [SPACE, word])
+        return pieces in ([SPACE + word], [SPACE, word], [word])
 
     def vocabulary(self) -> list[Piece]:
         """All pieces, in the order of their ids."""
+        if self._listed is not None:
+            return self._listed.vocabulary
         processor = self._processor
-        pieces = []
-        for index in range(self.vocab_size):
-            is_text = not (
-                processor.is_unknown(index)
-                or processor.is_control(index)
-                or processor.is_byte(index)
-                or processor.is_unused(index)
-            )
-            pieces.append(Piece(self.piece(index), processor.get_score(index), is_text))
-        return pieces
+        return [
+            Piece(self.piece(index), processor.get_score(index), is_text(processor, index))
+            for index in range(self.vocab_size)
+        ]
 
     def piece(self, index: int) -> str:
         """The piece of an id, with U+2581 for a space."""
-        return str(self._processor.id_to_piece(index))
+        return str(self._processor.id_to_piece(index)) if self._listed is None else self._listed.pieces[index]
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the ids are not SentencePiece's own."""
+        return self._listed is not None
+
+    def pieces(self) -> list[str]:
+        """The pieces in the order of their ids."""
+        return [self.piece(index) for index in range(self.vocab_size)]
 
 
 @dataclass(frozen=True)
@@ -151,10 +155,19 @@ class Tokenizers:
         """Whether one model serves both languages."""
         return self.source is self.target
 
+    @cached_property
+    def has_one_vocabulary(self) -> bool:
+        """Whether an id is the same piece on both sides: of one model, or of two with the same list."""
+        if self.is_shared:
+            return True
+        return self.source.is_listed and self.target.is_listed and self.source.pieces() == self.target.pieces()
+
     @property
     def vocab_sizes(self) -> VocabSize:
         """How many pieces the one vocabulary has, or both of them."""
-        return self.target.vocab_size if self.is_shared else VocabSizes(self.source.vocab_size, self.target.vocab_size)
+        if self.has_one_vocabulary:
+            return self.target.vocab_size
+        return VocabSizes(self.source.vocab_size, self.target.vocab_size)
 
     @property
     def sides(self) -> tuple[Tokenizer, Tokenizer]:

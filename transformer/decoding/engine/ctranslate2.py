@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
 from transformer.config.settings import Activation, ModelConfig, Norm, Positions, Quantization
 from transformer.data.tokenizer import Tokenizers
-from transformer.decoding.engine.peer import Forced, encode_with
+from transformer.decoding.engine.peer import Forced
 from transformer.decoding.engine.weights import Weights, ctranslate2_heads, fold
 from transformer.model.layers import sinusoids
 from transformer.model.transformer import Transformer
@@ -42,9 +43,7 @@ class Vocabularies(NamedTuple):
     @classmethod
     def of(cls, tokenizers: Tokenizers) -> "Vocabularies":
         """Those of a run's tokenizers."""
-        source, target = (
-            [tokenizer.piece(index) for index in range(tokenizer.vocab_size)] for tokenizer in tokenizers.sides
-        )
+        source, target = (tokenizer.pieces() for tokenizer in tokenizers.sides)
         return cls(source, target)
 
 
@@ -254,11 +253,14 @@ class CTranslate2Peer:
         # CTranslate2 takes and gives pieces as text.
         self._tokenizer = tokenizer
         self._vocabularies = vocabularies
+        self._source_ids = {piece: index for index, piece in enumerate(vocabularies.source)}
         self._ids = {piece: index for index, piece in enumerate(vocabularies.target)}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """As the SentencePiece model by itself cuts them."""
-        return encode_with(self._tokenizer, texts)
+        """As the SentencePiece model by itself cuts them: CTranslate2 looks up the texts of the pieces."""
+        processor = SentencePieceProcessor(model_file=str(self._tokenizer))
+        cut: list[list[str]] = processor.encode(list(texts), out_type=str)
+        return [[self._source_ids.get(piece, UNK) for piece in pieces] for pieces in cut]
 
     def penalty(self, length: int) -> float:
         """A power of the length."""

@@ -5,11 +5,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
-from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
 from transformer.vocabulary import EOS, PAD
@@ -58,12 +56,6 @@ def exponent_near(length: float, alpha: float) -> float:
     CTranslate2 and Hugging Face divide by length^b: with alpha itself they would prefer longer translations.
     """
     return round(alpha * length / (5.0 + length), 2)
-
-
-def encode_with(tokenizer: Path, texts: Sequence[str]) -> list[list[int]]:
-    """The pieces of each text by the SentencePiece model in a file."""
-    pieces: list[list[int]] = SentencePieceProcessor(model_file=str(tokenizer)).encode(list(texts))
-    return pieces
 
 
 def forced_by(logits: Tensor, targets: Sequence[list[int]]) -> list[Forced]:

@@ -45,7 +45,7 @@ from transformer.files import (
 from transformer.machine import resolve_threads
 from transformer.run_dir import DEV, RunDir
 from transformer.tools.export import ctranslate2, marian, onnx
-from transformer.tools.export.expressible import check_expressible
+from transformer.tools.export.expressible import check_expressible, check_pieces
 from transformer.tools.export.formats import Original
 from transformer.tools.export.job import ExportJob, Target
 
@@ -103,6 +103,7 @@ def export(job: ExportJob) -> Exported:
         device=Device.cpu,
         precision=Precision.fp32,
     )
+    check_pieces(translator.tokenizers, job.to)
     pairs, checked_on = _read_sentences(job, run)
     sentences = choose_sentences(pairs, translator=translator, count=job.sentences)
     if not sentences:

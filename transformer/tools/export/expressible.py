@@ -1,6 +1,7 @@
 """What each format can express of our models: a model is refused before anything is written."""
 
 from transformer.config.settings import ModelConfig, Norm, Positions, Score
+from transformer.data.tokenizer import Tokenizers
 from transformer.decoding.engine.weights import Heads
 from transformer.errors import InputError
 from transformer.tools.export.job import Target
@@ -22,6 +23,15 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
         if config.positions is Positions.learned:
             raise InputError(f"model.positions=learned: {name} computes sinusoids and stores no positions; {other}")
         marian_heads(config)
+
+
+def check_pieces(tokenizers: Tokenizers, target: Target) -> None:
+    """Raise InputError for ids that SentencePiece does not give, where a format takes ids and no pieces."""
+    if target is Target.onnx and any(tokenizer.is_listed for tokenizer in tokenizers.sides):
+        raise InputError(
+            "to=onnx: the ids of this run's pieces are those of a list, as in Marian's models, and not SentencePiece's "
+            "own; to=ctranslate2 and to=marian can express it"
+        )
 
 
 def marian_heads(config: ModelConfig) -> Heads:

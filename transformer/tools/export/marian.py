@@ -4,8 +4,7 @@
     MarianPeer   the files -> transformers' own search, for the check
 
 Checked against transformers 5.23. MarianMTModel computes its table of positions when it is loaded, with all sines
-before all cosines, where ours alternate. So the channels of the residual stream are permuted, in every weight that
-reads or writes it.
+before all cosines, where ours alternate: `published.names` permutes the channels, and has the names.
 """
 
 import copy
@@ -21,31 +20,17 @@ from transformer.decoding.engine.peer import FLOAT32_BOUND, Forced, forced_by, p
 from transformer.decoding.engine.weights import fold, is_rounded
 from transformer.files import encode_json
 from transformer.model.transformer import Transformer
+from transformer.published.names import channels_of, name_in_marian
 from transformer.tools.export.expressible import marian_heads
 from transformer.tools.export.formats import ExportFormat, Original
 from transformer.vocabulary import BOS, EOS, PAD, VocabSizes
 
-# Our names for the parts of a layer, and Marian's.
-_PARTS = {
-    "self_attention": "self_attn",
-    "cross_attention": "encoder_attn",
-    "W_q": "q_proj",
-    "W_k": "k_proj",
-    "W_v": "v_proj",
-    "W_o": "out_proj",
-    "feed_forward.W_1": "fc1",
-    "feed_forward.W_2": "fc2",
-    "self_attention_norm": "self_attn_layer_norm",
-    "cross_attention_norm": "encoder_attn_layer_norm",
-    "feed_forward_norm": "final_layer_norm",
-}
 _MATRICES = {
     "embedding": "model.shared.weight",
     "source_embedding.matrix": "model.encoder.embed_tokens.weight",
     "target_embedding.matrix": "model.decoder.embed_tokens.weight",
     "output": "lm_head.weight",
 }
-_READERS = ("W_q", "W_k", "W_v", "W_1")  # of the residual stream; all other parts write it, or are as wide
 
 FLOAT64_BOUND = 1e-9  # what float64 may change in a log-probability
 _LONGEST = 512  # tokens that generate() makes at most unless it is told otherwise, where there are as many positions
@@ -86,7 +71,7 @@ def write(original: Original, folder: Path) -> None:
     translator = original.translator
     config = translator.model.config
     heads = marian_heads(config)
-    is_shared = translator.tokenizers.is_shared
+    has_one_vocabulary = translator.tokenizers.has_one_vocabulary
 
     # An equal model of theirs, with random weights.
     model = MarianMTModel(
@@ -106,7 +91,7 @@ def write(original: Original, folder: Path) -> None:
             activation_dropout=config.relu_dropout,
             activation_function=config.activation.name,
             scale_embedding=True,
-            share_encoder_decoder_embeddings=config.tie_embeddings and is_shared,
+            share_encoder_decoder_embeddings=config.tie_embeddings and has_one_vocabulary,
             tie_word_embeddings=config.tie_embeddings,
             pad_token_id=PAD,
             bos_token_id=BOS,
@@ -143,13 +128,13 @@ def _write_tokenizer(original: Original, folder: Path) -> None:
     source = folder / "source.spm"
     target = folder / "target.spm"
     tokenizers = original.translator.tokenizers
-    source.write_bytes(tokenizers.source.model)
-    target.write_bytes(tokenizers.target.model)
+    source.write_bytes(tokenizers.source.sentencepiece_model)
+    target.write_bytes(tokenizers.target.sentencepiece_model)
 
     vocabulary = folder / "vocab.json"
     vocabulary.write_bytes(encode_json(_ids(tokenizers.source)))
     target_vocabulary = None
-    if not tokenizers.is_shared:
+    if not tokenizers.has_one_vocabulary:
         target_vocabulary = folder / "target_vocab.json"
         target_vocabulary.write_bytes(encode_json(_ids(tokenizers.target)))
 
@@ -167,16 +152,12 @@ def _write_tokenizer(original: Original, folder: Path) -> None:
 
 
 def _ids(tokenizer: Tokenizer) -> dict[str, int]:
-    return {tokenizer.piece(index): index for index in range(tokenizer.vocab_size)}
+    return {piece: index for index, piece in enumerate(tokenizer.pieces())}
 
 
 def _state(model: Transformer) -> dict[str, Tensor]:
     """The weights under Marian's names, with the residual stream in Marian's order."""
-    d_model = model.config.d_model
-    sines = torch.arange(0, d_model, 2)
-    cosines = torch.arange(1, d_model, 2)
-    order = torch.cat((sines, cosines))
-
+    channels = channels_of(model.config.d_model)
     matrices = dict(_MATRICES)
     if isinstance(model.vocab_sizes, VocabSizes):
         matrices["embedding"] = matrices["target_embedding.matrix"]  # which the output shares
@@ -187,31 +168,15 @@ def _state(model: Transformer) -> dict[str, Tensor]:
             state["final_logits_bias"] = weight.unsqueeze(0)
             continue
         if name in matrices:
-            state[matrices[name]] = weight[:, order]
+            state[matrices[name]] = weight[:, channels]
             continue
 
-        # Such as decoder.0.cross_attention.W_q.weight.
-        stack, layer, part = name.split(".", 2)
-        module, _, kind = part.rpartition(".")
-        if module in _PARTS:  # a norm, or a part of the feed-forward network
-            their_module = _PARTS[module]
-        else:  # a projection of attention
-            attention, projection = module.split(".")
-            their_module = f"{_PARTS[attention]}.{_PARTS[projection]}"
-        their_name = f"model.{stack}.layers.{layer}.{their_module}"
-
-        # A reader has the residual stream in its columns, and a bias without it; a writer has it in its rows.
-        is_reader = module.endswith(_READERS)
-        if not is_reader:
-            state[f"{their_name}.{kind}"] = weight[order]
-        elif kind == "weight":
-            state[f"{their_name}.{kind}"] = weight[:, order]
-        else:
-            state[f"{their_name}.{kind}"] = weight
+        place = name_in_marian(name)
+        state[place.name] = place.permuted(weight, channels)
 
         # Marian's projections have biases, whether ours have them or not.
-        if their_module.endswith("_proj") and not model.config.biases:
-            state[f"{their_name}.bias"] = weight.new_zeros(len(weight))
+        if place.name.endswith("_proj.weight") and not model.config.biases:
+            state[place.name.removesuffix("weight") + "bias"] = weight.new_zeros(len(weight))
     return state
 
 

@@ -20,9 +20,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
+from sentencepiece import SentencePieceProcessor
 from torch import Tensor, nn
 
-from transformer.decoding.engine.peer import FLOAT32_BOUND, Forced, encode_with, forced_by, pad
+from transformer.decoding.engine.peer import FLOAT32_BOUND, Forced, forced_by, pad
 from transformer.decoding.search import beam_search, length_penalty
 from transformer.layout import Padded
 from transformer.model.attention import KeyValueCache, KeyValues
@@ -312,7 +313,8 @@ class OnnxPeer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """As the SentencePiece model by itself cuts them."""
-        return encode_with(self._tokenizer, texts)
+        pieces: list[list[int]] = SentencePieceProcessor(model_file=str(self._tokenizer)).encode(list(texts))
+        return pieces
 
     def penalty(self, length: int) -> float:
         """The search is ours, and so is its penalty."""
