@@ -64,12 +64,29 @@ class Resolved:
 
 
 @dataclass(frozen=True)
+class Imported:
+    """Where a model is from that was not trained here, but imported: see `published`."""
+
+    source: str  # as it was named: a repository of the hub, or a folder
+    revision: str | None  # the commit of the hub; None: it was a folder
+    licence: str | None  # as the model's card names it
+    card: str | None  # the text of its README.md
+    sha256: dict[str, str]  # of the files that were read
+
+    def describe(self) -> str:
+        """The source, its revision and the licence."""
+        revision = f" at revision {self.revision}" if self.revision else ""
+        return printable(f"{self.source}{revision}, licence {self.licence or 'unknown'}")
+
+
+@dataclass(frozen=True)
 class Origin:
     """The checkpoint whose weights a run began with."""
 
     path: str
     step: int
     manifest_sha256: str
+    imported: Imported | None = None  # the published model that these weights began from
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,7 @@ class RunRecord:
     test_digest: str | None = None  # of the test sets' texts
     proof: Proof | None = None  # None: nothing was compared, as on a CPU
     target_tokenizer_sha256: str | None = None  # None: one tokenizer serves both languages
+    imported: Imported | None = None  # None: it was trained here
 
 
 # ---- history.json: on what a run was trained, and what its numbers came to ------------------------------------------

@@ -69,6 +69,7 @@ from transformer.tools.attention.job import AttentionJob
 from transformer.tools.compare.job import CompareJob
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.export.job import ExportJob
+from transformer.tools.imports.job import ImportJob
 from transformer.tools.replay.job import ReplayJob
 from transformer.tools.report.job import ReportJob
 from transformer.tools.summary.job import SummaryJob
@@ -92,6 +93,7 @@ JOBS = {
     "replay": ReplayJob,
     "verify": VerifyJob,
     "export": ExportJob,
+    "import": ImportJob,
     "table": TableJob,
     "attention": AttentionJob,
 }
@@ -148,7 +150,12 @@ def leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, Any, Any, str]]:
         if is_dataclass(kinds[field.name]):
             yield from leaves(kinds[field.name], f"{prefix}{field.name}.")
         elif field.default is not MISSING:
-            yield prefix + field.name, kinds[field.name], field.default, field.metadata.get("help", "")
+            yield (
+                prefix + field.name.removesuffix("_"),
+                kinds[field.name],
+                field.default,
+                field.metadata.get("help", ""),
+            )
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------

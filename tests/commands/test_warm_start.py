@@ -28,6 +28,8 @@ from support.corpora import (
 from support.interventions import before_each_update
 from support.ranks import ranks
 from support.resumed_runs import damage, snapshot, stop_at, with_value
+from transformer.checkpoint import load_weights
+from transformer.cli.commands import compose
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     Activation,
@@ -46,6 +48,7 @@ from transformer.distributed import World
 from transformer.errors import CheckpointError, InputError
 from transformer.training.step import Objective
 from transformer.training.validate import DevSet, dev_loss
+from transformer.training.warm_start import with_model_of
 from transformer.vocabulary import EOS
 
 CPU = torch.device("cpu")
@@ -171,6 +174,7 @@ def test_init_from_takes_the_weights_that_translate(
         "path": str(folder),
         "step": 8 if "step" in place else 12,
         "manifest_sha256": hashlib.sha256((folder / "MANIFEST.json").read_bytes()).hexdigest(),
+        "imported": None,
     }
 
 
@@ -200,27 +204,21 @@ def test_init_from_begins_alike_on_every_rank(other: DataConfig, source: Path, t
     assert_near(step_dir(tmp_path / "b", 1) / "model.safetensors", source / "averaged" / "model.safetensors")
 
 
-# ---- what must agree ------------------------------------------------------------------------------------------------
+# ---- whose model it is ----------------------------------------------------------------------------------------------
 
-DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
-    "layers": ({"n_layers": 2}, "model.n_layers is 1 there and 2 here): set model.n_layers=1"),
-    "decoder's layers": (
-        {"n_decoder_layers": 2},
-        "another model (model.n_decoder_layers is null there and 2 here): set model.n_decoder_layers=null",
-    ),
-    "width": ({"d_model": 64, "d_k": 16, "d_v": 16}, "model.d_model is 32 there and 64 here): set model.d_model=32"),
-    "inner width": ({"d_ff": 32}, "model.d_ff is 64 there and 32 here): set model.d_ff=64"),
-    "heads": ({"n_heads": 4, "d_k": 16, "d_v": 16}, "model.n_heads is 2 there and 4 here): set model.n_heads=2"),
-    "keys": ({"d_k": 8}, "model.d_k is 16 there and 8 here): set model.d_k=16"),
-    "activation": ({"activation": Activation.gelu}, "model.activation is relu there and gelu here): set model."),
-    "biases": ({"biases": True}, "model.biases is false there and true here): set model.biases=false"),
-    "norm": ({"norm": Norm.pre}, "model.norm is post there and pre here): set model.norm=post"),
-    "positions": ({"positions": Positions.learned}, "): set model.positions=sinusoidal"),
-    "embeddings": (
-        {"tie_embeddings": False},
-        "model.tie_embeddings is true there and false here): set model.tie_embeddings=true",
-    ),
-    "two": ({"n_layers": 2, "d_ff": 32}, "set model.n_layers=1 model.d_ff=64"),
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "layers": {"n_layers": 2},
+    "decoder's layers": {"n_decoder_layers": 2},
+    "width": {"d_model": 64, "d_k": 16, "d_v": 16},
+    "inner width": {"d_ff": 32},
+    "heads": {"n_heads": 4, "d_k": 16, "d_v": 16},
+    "keys": {"d_k": 8},
+    "activation": {"activation": Activation.gelu},
+    "biases": {"biases": True},
+    "norm": {"norm": Norm.pre},
+    "positions": {"positions": Positions.learned},
+    "embeddings": {"tie_embeddings": False},
+    "two": {"n_layers": 2, "d_ff": 32},
 }
 
 
@@ -233,30 +231,47 @@ def assert_refused(job: TrainJob, words: str, error: type[Exception] = InputErro
     assert not Path(job.run_dir).exists()
 
 
-@pytest.mark.parametrize(("model", "words"), DIFFERENT.values(), ids=DIFFERENT)
-def test_init_from_refuses_another_model(
-    other: DataConfig, source: Path, tmp_path: Path, model: dict[str, Any], words: str
+@pytest.mark.parametrize("model", DIFFERENT.values(), ids=DIFFERENT)
+def test_init_from_brings_its_own_model(
+    other: DataConfig, source: Path, tmp_path: Path, model: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert_refused(warm(tmp_path / "b", other, source, model), words)
+    own = tiny_job(tmp_path / "a", other).model
+    with as_a_command():
+        job = with_model_of(load_weights(source / "averaged"), warm(tmp_path / "b", other, source, model))
+    assert job.model == own
+    assert "the model is as it is there: " in caplog.text
+    assert all(name in caplog.text for name in model)
 
 
-def test_init_from_takes_a_model_that_differs_in_what_trains_only(
-    other: DataConfig, source: Path, tmp_path: Path
-) -> None:
-    """Dropout, the room of positions that are computed, and sizes that are the default written out."""
-    free = {"dropout": 0.3, "attention_dropout": 0.1, "relu_dropout": 0.1, "max_positions": 300, "d_k": 16, "d_v": 16}
-    free |= {"n_decoder_layers": 1}
-    run_dir = run(warm(tmp_path / "b", other, source, free, **STILL))
+def test_init_from_leaves_what_trains_only_to_the_job(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    """Dropout, and the room of positions that are computed, beside an inner width that is the source's."""
+    free = {"dropout": 0.3, "attention_dropout": 0.1, "relu_dropout": 0.1, "max_positions": 300}
+    job = warm(tmp_path / "b", other, source, free | {"d_ff": 32}, **STILL)
+    run_dir = run(job)
     assert_near(step_dir(run_dir, 1) / "model.safetensors", source / "averaged" / "model.safetensors")
+    model = read(run_dir / "run.json")["config"]["model"]
+    assert {name: model[name] for name in free} == free
+    assert model["d_ff"] == 64
+    run(replace(job, train=replace(job.train, max_steps=2)))  # goes on, under the same settings
+    assert read(run_dir / "results.json")["steps"] == 2
 
 
-def test_init_from_refuses_another_number_of_learned_positions(
-    corpus: DataConfig, other: DataConfig, tmp_path: Path
-) -> None:
+def test_init_from_takes_the_number_of_learned_positions(corpus: DataConfig, other: DataConfig, tmp_path: Path) -> None:
     learned = {"positions": Positions.learned}
     run_dir = run(tiny_job(tmp_path / "a", corpus, learned, max_steps=1, average=1))
-    words = "model.max_positions is 1024 there and 300 here): set model.max_positions=1024"
-    assert_refused(warm(tmp_path / "b", other, run_dir, learned | {"max_positions": 300}), words)
+    job = with_model_of(
+        load_weights(run_dir / "averaged"), warm(tmp_path / "b", other, run_dir, {"max_positions": 300})
+    )
+    assert (job.model.positions, job.model.max_positions) == (Positions.learned, 1024)
+
+
+@pytest.mark.parametrize("override", ["model.d_ff=32", "+model.norm=pre", "model.biases=false"])
+def test_init_from_refuses_settings_of_the_model_beside_it(override: str) -> None:
+    key = override.lstrip("+").partition("=")[0]
+    with pytest.raises(InputError, match=f"init_from=a brings its own model: leave {key} out; of model.* there may be"):
+        compose("train", ["init_from=a", override])
+    job = compose("train", ["init_from=a", "model.dropout=0.3", "model.max_positions=300"])
+    assert (job.model.dropout, job.model.max_positions) == (0.3, 300)
 
 
 def copied_checkpoint(source: Path, folder: Path) -> Path:
@@ -336,7 +351,7 @@ def test_init_from_is_refused_in_one_line_by_the_commands(
     missing = warm(Path("b"), other, "missing")
     jobs = {
         "prepare": (missing, "init_from=missing: no run directory"),
-        "train": (warm(Path("b"), other, "source", {"d_ff": 32}), "init_from=source: another model (model.d_ff"),
+        "train": (missing, "missing: no such run directory"),
     }
     for name, (job, words) in jobs.items():
         found = in_a_child(name, job, tmp_path)

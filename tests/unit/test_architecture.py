@@ -58,7 +58,7 @@ TRITON = "kernels.gpu."  # the modules that need Triton: they import it as they 
 OWNERS = {
     "ctranslate2": "decoding.engine.ctranslate2",
     "datasets": "data.source",
-    "huggingface_hub": "data.source",
+    "huggingface_hub": "data.hub",
     "matplotlib": "tools.plots",
     "onnxruntime": "tools.export.onnx",
     "pyarrow": "data",
@@ -159,7 +159,7 @@ def test_config_is_plain_python() -> None:
         ("config.settings", "config.jobs", "config.primitives", "errors", "vocabulary", *jobs), plain
     )
     allowed["config.foreign"] = plain
-    allowed["config.keys"] = plain | {"difflib", "os", "pathlib", "shlex"}
+    allowed["config.keys"] = plain | {"difflib", "keyword", "os", "pathlib", "shlex"}
     for name, packages in allowed.items():
         targets = {found.target.partition(".")[0] for found in imports() if found.module.name == name}
         assert targets <= packages, name
@@ -238,11 +238,15 @@ def test_modules_import_nothing_that_executes_data() -> None:
 
 
 def test_modules_call_nothing_unsafe_or_loud() -> None:
-    assert [f"{place(module, call)} {name}" for module, call, name in calls() if name in FORBIDDEN_CALLS] == []
+    """One pickle is read, a published one, by the loader that makes tensors alone."""
+    found = [(module, call, name) for module, call, name in calls() if name in FORBIDDEN_CALLS]
+    (pickle,) = [call for module, call, name in found if (module.name, name) == ("published.marian", "torch.load")]
+    assert ast.unparse(keyword(pickle, "weights_only") or pickle) == "True"
+    assert [f"{place(module, call)} {name}" for module, call, name in found if call is not pickle] == []
     for module, call, _ in calls():
         assert keyword(call, "shell") is None, place(module, call)
         assert keyword(call, "allow_pickle") is None, place(module, call)
-        assert keyword(call, "weights_only") is None, place(module, call)
+        assert call is pickle or keyword(call, "weights_only") is None, place(module, call)
 
 
 STARTS = ("subprocess.", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "pty.", "multiprocessing.")

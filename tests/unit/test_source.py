@@ -418,7 +418,7 @@ def test_resolve_source_uses_a_copy_where_nothing_can_be_written(twin: Path, tmp
 def test_resolve_source_makes_a_copy_for_whatever_is_asked_for(
     other: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "_revision", lambda name: COMMIT)
+    monkeypatch.setattr(source, "dataset_revision", lambda name: COMMIT)
     monkeypatch.setattr(source, "_stream", lambda wanted, *_: [(json.dumps(asdict(wanted)), "")])
     given = {"dataset": "a/b", "subset": "c", "split": "train", "src": "en", "tgt": "de"}
     asked = [json.loads(next(find(store=tmp_path, **one).pairs())[0]) for one in (given, given | other, given)]
@@ -435,7 +435,7 @@ def test_resolve_source_names_what_is_neither_a_data_set_nor_a_table(
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "train.en").write_bytes(b"one\n")
     monkeypatch.chdir(tmp_path / "corpus" if name == "./corpus" else tmp_path)
-    monkeypatch.setattr(source, "_revision", lambda name: pytest.fail(f"asked for {name}"))
+    monkeypatch.setattr(source, "dataset_revision", lambda name: pytest.fail(f"asked for {name}"))
     with pytest.raises(InputError) as caught:
         find(name, tmp_path / "store")
     assert str(caught.value).startswith(f"data.train.dataset={name}: no such directory, nor a .tsv, ")

@@ -30,6 +30,7 @@ from transformer.tools.attention.job import AttentionJob
 from transformer.tools.compare.job import CompareJob
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.export.job import ExportJob
+from transformer.tools.imports.job import ImportJob
 from transformer.tools.replay.job import ReplayJob
 from transformer.tools.report.job import ReportJob
 from transformer.tools.summary.job import SummaryJob
@@ -103,8 +104,9 @@ def job_of(command: str) -> type[Job]:
 
 def _prepare(job: TrainJob) -> None:
     from transformer.data.prepare import prepare
+    from transformer.published.run import located
 
-    prepare(job)
+    prepare(located(job))
 
 
 def _train(job: TrainJob) -> float | None:
@@ -262,6 +264,12 @@ def _export(job: ExportJob) -> None:
     _show(job, export(job), format_exported)
 
 
+def _import(job: ImportJob) -> None:
+    from transformer.tools.imports.command import format_made, import_run
+
+    _show(job, import_run(job), format_made)
+
+
 def _table(job: TableJob) -> None:
     from transformer.tools.paper.command import table
 
@@ -395,6 +403,15 @@ COMMANDS = {
         _export,
         "write a model for CTranslate2, Hugging Face or ONNX, and check what was written",
         ("transformer export run_dir=runs/mine to=ctranslate2 output=model",),
+    ),
+    "import": Command(
+        ImportJob,
+        _import,
+        "make a run of a published model of Hugging Face's Marian, such as one of OPUS-MT",
+        (
+            "transformer import from=hf:Helsinki-NLP/opus-mt-en-de run_dir=runs/opus",
+            "transformer import from=saved/model run_dir=runs/theirs data.src_lang=en data.tgt_lang=de",
+        ),
     ),
     "table": Command(
         TableJob,

@@ -44,6 +44,9 @@ from transformer.errors import InputError
 
 J = TypeVar("J", bound="Job")
 
+# Settings of the model that its weights do not depend on: of `max_positions`, where positions are computed.
+OF_TRAINING = frozenset({"dropout", "attention_dropout", "relu_dropout", "max_positions"})
+
 
 class Job:
     """What a command is to do: a dataclass with a field for every key."""
@@ -72,13 +75,27 @@ class TrainJob(Job):
         on_resume=OnResume.allow,
     )
     init_from: str | None = option(
-        None, "begin with the weights and the tokenizer of this run directory, or of one checkpoint in it"
+        None,
+        "begin with the model and the tokenizer of this run directory, of one checkpoint in it, or of a published one: "
+        "a folder of Hugging Face's Marian, or hf:OWNER/NAME[@REVISION] (model.* is then the source's, but dropout)",
     )
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+
+    def check_overrides(self, overrides: Sequence[str]) -> None:
+        """Refuse settings of the model beside `init_from`, which brings its own."""
+        if self.init_from is None:
+            return
+        for override in overrides:
+            group, _, name = override.lstrip("+").partition("=")[0].partition(".")
+            if group == "model" and name not in OF_TRAINING:
+                raise InputError(
+                    f"{override}: init_from={self.init_from} brings its own model: leave model.{name} out; of model.* "
+                    f"there may be {', '.join(sorted(OF_TRAINING))}"
+                )
 
     def __post_init__(self) -> None:
         require(bool(self.run_dir), "run_dir must name a directory")

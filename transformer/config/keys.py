@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -63,7 +64,7 @@ def _keys_under(config: type, prefix: str) -> dict[str, Key]:
     for field in fields(config):
         kind = kinds[field.name]
         meaning = field.metadata.get("help", "")
-        dotted = prefix + field.name
+        dotted = prefix + field.name.removesuffix("_")  # of a field whose key is a word of Python's, such as `from`
 
         if is_dataclass(kind) and isinstance(kind, type):  # a group
             keys |= _keys_under(kind, f"{dotted}.")
@@ -145,6 +146,7 @@ def check_override(override: str, keys: Mapping[str, Key], *, groups: Sequence[s
     # A key of the job.
     _check_key(key, override, keys=keys, groups=groups)
     kind = keys[generic_key(key)].kind
+    key = f"{key}_" if iskeyword(key) else key  # as its field is called
     is_choice = is_multirun and re.search("[,(]", value) is not None
     if value == "null" and type(None) not in get_args(kind):
         raise InputError(f"{override}: {key} cannot be null")

@@ -26,6 +26,7 @@ from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
 from transformer.data.compression import COMPRESSIONS
 from transformer.data.corpus import Pair, read_pairs, with_tag
+from transformer.data.hub import dataset_revision, first_cause
 from transformer.data.shards import Shard, find_files, is_of_language, list_folder, pair_up
 from transformer.data.table import BLOCK, Columns, default_columns, is_table, pairs_of, read_table
 from transformer.data.testset import find_test_set, is_test_set
@@ -309,7 +310,7 @@ def _contents(folder: Path) -> list[list[object]]:
 
 def _copy(folder: Path, wanted: HubDataset, *, is_local: bool) -> None:
     """Write the two sides of a split, a line a row, and the record of what they are."""
-    revision = None if is_local else _revision(wanted.dataset)
+    revision = None if is_local else dataset_revision(wanted.dataset)  # first: without a network this fails at once
     log.info("copying %s, once%s", wanted, f" (revision {revision})" if revision else "")
 
     with (folder / COPY_FILES[0]).open("xb") as source_file, (folder / COPY_FILES[1]).open("xb") as target_file:
@@ -326,24 +327,6 @@ def _copy(folder: Path, wanted: HubDataset, *, is_local: bool) -> None:
 
 def _write(file: BinaryIO, text: str) -> None:
     file.write(text.encode() + b"\n")
-
-
-def _revision(name: str) -> str:
-    """The commit that the hub has now; asked for first, since without a network the answer comes at once."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return str(HfApi().dataset_info(name, timeout=10).sha)
-    except HfHubHTTPError as error:
-        raise InputError(
-            f"{name}: cannot be downloaded from the hub ({_first_cause(error)}): check the name, or log in"
-        ) from error
-    except Exception as error:  # of whichever HTTP library the hub's client uses
-        raise InputError(
-            f"{name}: the hub cannot be reached ({_first_cause(error)}): run `transformer prepare` where it can, or "
-            "name text files, tables, or a directory with the data set's files"
-        ) from error
 
 
 def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
@@ -376,7 +359,7 @@ def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
         raise
     except Exception as error:  # whatever a data set's files or the network bring about
         place = f"{wanted}: after row {rows_read}" if rows_read else str(wanted)
-        raise InputError(f"{place}: cannot be read ({_first_cause(error)})") from error
+        raise InputError(f"{place}: cannot be read ({first_cause(error)})") from error
 
 
 def _check_own(file: str, wanted: HubDataset, *, is_local: bool) -> None:
@@ -387,10 +370,3 @@ def _check_own(file: str, wanted: HubDataset, *, is_local: bool) -> None:
         is_own = os.path.normpath(file).startswith(f"hf:/datasets/{wanted.dataset}@")
     if not is_own or "::" in file:  # a chain of places, which may begin or end anywhere
         raise InputError(f"{wanted}: {file} is not one of its own files: if you trust it, copy the file into a folder")
-
-
-def _first_cause(error: BaseException) -> str:
-    """The message of the error that caused all the others, on one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{' '.join(str(error).split()) or type(error).__name__:.200}"

@@ -35,7 +35,7 @@ from transformer.errors import CheckpointError, FindingsError, StorageError
 from transformer.evaluation.sets import digest_sets
 from transformer.files import MANIFEST, remove, write_file, write_json
 from transformer.machine import describe_processor, source_commit
-from transformer.records import RUN_FORMAT, Origin, Proof, Resolved, RunRecord
+from transformer.records import RUN_FORMAT, Imported, Origin, Proof, Resolved, RunRecord
 from transformer.run_dir import DEV, RunDir, tokenizer_digests
 from transformer.training.resolve import resolve_again, resolve_settings
 
@@ -155,7 +155,21 @@ def _write(run: RunDir, record: RunRecord, prepared: Prepared) -> None:
 def _origin(source: Checkpoint) -> Origin:
     """How run.json names the checkpoint that the weights come from."""
     manifest = (source.path / MANIFEST).read_bytes()  # it names every file's digest
-    return Origin(path=str(source.path.absolute()), step=source.step, manifest_sha256=sha256(manifest).hexdigest())
+    return Origin(
+        path=str(source.path.absolute()),
+        step=source.step,
+        manifest_sha256=sha256(manifest).hexdigest(),
+        imported=_imported(source),
+    )
+
+
+def _imported(source: Checkpoint) -> Imported | None:
+    """The published model that a checkpoint's run was imported from, or began from; None where it is of none."""
+    for folder in source.path.absolute().parents[:2]:  # of RUN/averaged, or RUN/checkpoints/step-N
+        with suppress(CheckpointError):
+            record = RunDir(folder).read_record()
+            return record.imported or (None if record.init_from is None else record.init_from.imported)
+    return None
 
 
 def _machine(resolved: Resolved, *, world_size: int) -> str:

@@ -29,8 +29,9 @@ from transformer.data.prepare import Prepared, SharedPrepared, prepare
 from transformer.data.tokenizer import Tokenizers
 from transformer.decoding.engine.make import check_engine
 from transformer.distributed import Wait, World, local_device
-from transformer.errors import CheckpointError, StorageError
+from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.score import check_scores
+from transformer.published.run import located
 from transformer.records import MemoryCheck, Progress, Proof, Resolved, TrainingRecord
 from transformer.run_dir import RunDir, list_steps, lock_run
 from transformer.tracking import log_to
@@ -42,7 +43,7 @@ from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState
 from transformer.training.step import Objective
 from transformer.training.validate import DevSet
-from transformer.training.warm_start import find_source
+from transformer.training.warm_start import find_source, with_model_of
 
 log = logging.getLogger(__name__)
 
@@ -90,17 +91,23 @@ def open_run(job: TrainJob, world: World, *, like: RunDir | None = None) -> Iter
 
     # The checkpoint of `init_from`, which a run needs only until it has one of its own.
     has_begun = world.from_rank0(lambda: bool(list_steps(directory.path)))
-    source = None if has_begun else _share_checkpoint(world, lambda: find_source(job))
+    if not has_begun:
+        world.from_rank0(lambda: _refuse_imported(directory))
+    begun_from = replace(job, init_from=_share_place(job, world))
+    source = None if has_begun else _share_checkpoint(world, lambda: find_source(begun_from))
 
     # A new run is prepared before its directory is made, so that bad input leaves nothing behind. An old one is
     # prepared under its lock.
     is_there = world.from_rank0(directory.path.exists)
-    prepared = None if is_there else _prepare(job, world)
+    prepared = None if is_there else _prepare(begun_from, world)
     with _locked(directory, world):
-        prepared = prepared or _prepare(job, world)
+        prepared = prepared or _prepare(begun_from, world)
 
         # Start, or go on from the newest checkpoint.
         checkpoint = _share_checkpoint(world, lambda: newest(directory.path))
+        model_of = checkpoint or source
+        if job.init_from is not None and model_of is not None:
+            job = with_model_of(model_of, job)
         resolved = world.share(
             partial(_start_or_resume, job, prepared, checkpoint, source=source, world_size=world.size, like=like),
             pack=to_json,
@@ -161,6 +168,24 @@ def _share_checkpoint(world: World, find: Callable[[], Checkpoint | None]) -> Ch
         pack=lambda checkpoint: None if checkpoint is None else str(checkpoint.path),
         unpack=lambda path: None if path is None else load_checkpoint(Path(path)),
     )
+
+
+def _share_place(job: TrainJob, world: World) -> str | None:
+    """The run directory or checkpoint that `init_from` names; rank 0 imports a published model."""
+
+    def find() -> str | None:
+        return located(job).init_from
+
+    return world.share(find, pack=lambda place: place, unpack=lambda place: place, wait=Wait.work)
+
+
+def _refuse_imported(directory: RunDir) -> None:
+    """Raise InputError where the directory has a model that was imported: a start would remove it."""
+    with suppress(CheckpointError):  # there is none, or one that is damaged, which is replaced
+        if directory.read_record().imported is not None:
+            raise InputError(
+                f"{directory.path}: an imported model: train with init_from={directory.path} in another run_dir"
+            )
 
 
 def _start_or_resume(

@@ -1,58 +1,54 @@
-"""A run that begins with the weights of another one, under `init_from`.
+"""A run that begins with the model of another one, or with a published one, under `init_from`.
 
-The other model is compared with this job's before anything is written. The optimizer, the schedule and the order of the
-data begin anew.
+The model is the other's, but for its dropout. The optimizer, the schedule and the order of the data begin anew.
 """
 
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from transformer.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, load_weights
-from transformer.config.jobs import TrainJob
+from transformer.config.jobs import OF_TRAINING, TrainJob
 from transformer.config.keys import as_typed
-from transformer.config.primitives import to_json
 from transformer.config.settings import ModelConfig, Positions
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, load_parameters
+from transformer.published.run import located
 
 log = logging.getLogger(__name__)
 
-NOT_ARCHITECTURE = {"dropout", "attention_dropout", "relu_dropout"}  # settings of the model that training alone reads
-
 
 def find_source(job: TrainJob) -> Checkpoint | None:
-    """The checkpoint at `init_from`; where that is a run, the one that it translates with. None without `init_from`.
+    """The checkpoint at `init_from`; of a run, the one that it translates with. None without `init_from`.
 
-    Raises InputError if there is none, or its model is another than this job's; CheckpointError if it is damaged.
+    What was published is imported first, unless it is already. Raises InputError if there is none, CheckpointError if
+    it is damaged, and StorageError.
     """
     if job.init_from is None:
         return None
 
-    path = Path(job.init_from)
-    source = load_weights(path) if is_checkpoint(path) else find_checkpoint(path, "auto")
-
-    there = _architecture_of(source.settings("model", ModelConfig))
-    here = _architecture_of(job.model)
-    differing = [key for key in here if key in there and here[key] != there[key]]
-    if differing:
-        values = [(key, as_typed(there[key]), as_typed(here[key])) for key in differing]
-        differences = ", ".join(f"model.{key} is {theirs} there and {ours} here" for key, theirs, ours in values)
-        remedy = " ".join(f"model.{key}={theirs}" for key, theirs, _ in values)
-        raise InputError(f"init_from={job.init_from}: another model ({differences}): set {remedy}")
-    return source
+    path = Path(located(job).init_from or "")
+    return load_weights(path) if is_checkpoint(path) else find_checkpoint(path, "auto")
 
 
-def _architecture_of(config: ModelConfig) -> dict[str, Any]:
-    """The settings that the parameters, and what is computed with them, depend on.
+def with_model_of(source: Checkpoint, job: TrainJob) -> TrainJob:
+    """The job with the model of a checkpoint, but for what training alone reads. Raises InputError.
 
-    Widths of heads are filled in. A decoder as deep as the encoder is null, so that a difference in depth is one key.
+    Learned positions are weights, so that their number is the source's, too.
     """
-    decoder_layers = None if config.decoder_layers == config.n_layers else config.decoder_layers
-    filled = to_json(replace(config, d_k=config.key_width, d_v=config.value_width, n_decoder_layers=decoder_layers))
-    free = NOT_ARCHITECTURE if config.positions is Positions.learned else NOT_ARCHITECTURE | {"max_positions"}
-    return {key: value for key, value in filled.items() if key not in free}
+    theirs = source.settings("model", ModelConfig)
+    free = OF_TRAINING if theirs.positions is Positions.sinusoidal else OF_TRAINING - {"max_positions"}
+    values = {field.name: getattr(theirs, field.name) for field in fields(ModelConfig) if field.name not in free}
+    changed = {name: value for name, value in values.items() if value != getattr(job.model, name)}
+    if not changed:
+        return job
+
+    shown = ", ".join(f"{name} {as_typed(value)}" for name, value in changed.items())
+    log.info("init_from=%s: the model is as it is there: %s", job.init_from, shown)
+    try:
+        return replace(job, model=replace(job.model, **values))
+    except ValueError as error:
+        raise InputError(f"init_from={job.init_from}: {error}") from error
 
 
 def initialise(model: Transformer, source: Checkpoint) -> None:

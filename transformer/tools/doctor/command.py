@@ -20,6 +20,7 @@ from transformer.config.jobs import TrainJob
 from transformer.data.prepare import configured_sets, prepare
 from transformer.data.source import resolve_source, store_beside
 from transformer.errors import CheckpointError, FindingsError, InputError
+from transformer.published.run import located
 from transformer.tools.doctor.alignment import check_alignment
 from transformer.tools.doctor.findings import Check, Level, failed
 from transformer.tools.doctor.job import DoctorJob
@@ -30,7 +31,7 @@ from transformer.tools.doctor.text import check_text
 from transformer.tools.doctor.training import check_cost, check_device, check_leak, check_overfit
 from transformer.tools.preview import preview_epoch
 from transformer.training.resolve import batching_of, resolve_settings
-from transformer.training.warm_start import find_source
+from transformer.training.warm_start import find_source, with_model_of
 
 log = logging.getLogger(__name__)
 
@@ -120,10 +121,12 @@ def _read_sets(job: TrainJob) -> list[Survey]:
 
 def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
     """Prepare as training does, and examine the result; where that fails, the error is a finding."""
-    # Prepare. A checkpoint to begin with must be of the same model.
+    # Prepare. A checkpoint to begin with brings its own model.
     try:
-        find_source(job)
-        prepared = prepare(job)
+        source = find_source(job)
+        if source is not None:
+            job = with_model_of(source, job)
+        prepared = prepare(located(job))
         resolved = resolve_settings(job, world_size=1)
         tokenizers = prepared.tokenizers
         vocab_size = tokenizers.vocab_sizes

@@ -32,6 +32,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.layout import Packed
 from transformer.machine import most_threads
 from transformer.model.transformer import Transformer, parameters_by_name
+from transformer.published.run import located
 from transformer.run_dir import RunDir, list_steps
 from transformer.tools.replay.job import ReplayJob
 from transformer.training.optimizer import rate_of
@@ -175,7 +176,7 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
     resolved = replace(resolve_again(job, record.resolved), compile=False)
 
     # Its corpus, which must be the same.
-    prepared = prepare(job)
+    prepared = prepare(located(job))
     if not prepared.is_of(record.data_digest):
         raise InputError(
             f"{directory.path}: the training data or the filters have changed since this run began: restore them to "

@@ -53,6 +53,8 @@ def _facts_of_record(record: RunRecord) -> dict[str, str]:
         facts["target tokenizer SHA-256"] = record.target_tokenizer_sha256
     if record.init_from is not None:
         facts["weights from"] = f"{record.init_from.path}, step {record.init_from.step:,}"
+        if record.init_from.imported is not None:
+            facts["published model"] = record.init_from.imported.describe()
     return facts
 
 

@@ -1,0 +1,94 @@
+"""The Hugging Face hub: what is fetched from it, at one revision, and how its errors read.
+
+What is called `hf:OWNER/NAME`, or `hf:OWNER/NAME@REVISION`, is a repository of models there. Its files are data: none
+is executed, and only those that were asked for are fetched.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformer.errors import InputError
+
+PREFIX = "hf:"
+
+_NAME = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A repository of the hub, at a commit, and the names of its files."""
+
+    name: str
+    revision: str
+    files: list[str]
+
+
+def is_on_hub(source: str) -> bool:
+    """Whether a source names a repository of the hub."""
+    return source.startswith(PREFIX)
+
+
+def find_model(source: str, key: str) -> HubModel:
+    """The repository that `source` names. Raises InputError, with `key`, where there is none or no network."""
+    match = _NAME.fullmatch(source.removeprefix(PREFIX))
+    if match is None:
+        raise InputError(f"{key}={source}: name a model of the hub as {PREFIX}OWNER/NAME[@REVISION]")
+
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    name = match["name"]
+    try:
+        found = HfApi().model_info(name, revision=match["revision"], timeout=10)
+    except HfHubHTTPError as error:
+        raise InputError(
+            f"{key}={source}: not found on the hub ({first_cause(error)}): check the name, or log in"
+        ) from error
+    except Exception as error:  # of whichever HTTP library the hub's client uses
+        raise InputError(
+            f"{key}={source}: the hub cannot be reached ({first_cause(error)}): run this where it can, or name a "
+            "folder with the model's files"
+        ) from error
+    return HubModel(name, str(found.sha), [sibling.rfilename for sibling in found.siblings or []])
+
+
+def fetch(model: HubModel, names: Sequence[str], folder: Path) -> None:
+    """Fetch files of a repository into a folder. Raises InputError where that fails."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    for name in names:
+        try:
+            hf_hub_download(model.name, name, revision=model.revision, local_dir=folder)
+        except OSError as error:
+            raise InputError(f"{PREFIX}{model.name}: {name} cannot be fetched ({first_cause(error)})") from error
+        except Exception as error:  # of whichever HTTP library the hub's client uses
+            raise InputError(f"{PREFIX}{model.name}: {name} cannot be fetched ({first_cause(error)})") from error
+
+
+def dataset_revision(name: str) -> str:
+    """The commit of a data set that the hub has now; without a network, the answer comes at once."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return str(HfApi().dataset_info(name, timeout=10).sha)
+    except HfHubHTTPError as error:
+        raise InputError(
+            f"{name}: cannot be downloaded from the hub ({first_cause(error)}): check the name, or log in"
+        ) from error
+    except Exception as error:  # of whichever HTTP library the hub's client uses
+        raise InputError(
+            f"{name}: the hub cannot be reached ({first_cause(error)}): run `transformer prepare` where it can, or "
+            "name text files, tables, or a directory with the data set's files"
+        ) from error
+
+
+def first_cause(error: BaseException) -> str:
+    """The message of the error that caused all the others, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{' '.join(str(error).split()) or type(error).__name__:.200}"

@@ -1,0 +1,245 @@
+"""A published model as a run directory: translated with, scored, exported and trained from like any other run.
+
+import_model   a folder, or `hf:OWNER/NAME` -> read_marian -> RUN/{tokenizer.model, run.json, averaged/}
+located        what `init_from` names -> the run directory to begin from, imported once beside the prepared corpora
+"""
+
+import hashlib
+import logging
+import platform
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import sentencepiece
+import torch
+
+from transformer import __version__
+from transformer.checkpoint import Checkpoint, commit, find_checkpoint, is_checkpoint
+from transformer.config.jobs import TrainJob
+from transformer.config.languages import language_of
+from transformer.config.primitives import to_json
+from transformer.config.settings import DataConfig, Device, FilterConfig, LayoutKind, Precision, TokenizerConfig
+from transformer.data.hub import fetch, find_model, is_on_hub
+from transformer.data.source import store_beside
+from transformer.errors import CheckpointError, InputError
+from transformer.files import build_once, digest_file, list_names, open_regular, storage_error, write_file
+from transformer.published.marian import (
+    FILES,
+    PICKLE,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+    Published,
+    is_marian,
+    read_marian,
+)
+from transformer.records import RUN_FORMAT, CheckpointState, Imported, Resolved, RunRecord
+from transformer.run_dir import MODEL, RunDir, list_steps, tokenizer_digests
+from transformer.vocabulary import own_source_size, target_size
+
+CARD = "README.md"
+LARGEST_CARD = 1 << 18  # bytes of it that run.json keeps
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A folder with the files of a model, and where they are from."""
+
+    folder: Path
+    source: str
+    revision: str | None
+
+
+def import_model(
+    source: str, run_dir: Path, *, key: str, src_lang: str | None = None, tgt_lang: str | None = None
+) -> Checkpoint:
+    """Write a run directory with the model that `source` names: a folder, or `hf:OWNER/NAME`.
+
+    Raises InputError, which names the setting `key`, where it cannot be imported, and where `run_dir` is there already;
+    StorageError where that cannot be written.
+    """
+    if run_dir.is_symlink() or (run_dir.exists() and (not run_dir.is_dir() or list_names(run_dir))):
+        raise InputError(f"{run_dir}: exists already and is not empty: choose another run_dir, or remove it")
+    with _found(source, key) as place:
+        _write(place, run_dir, src_lang=src_lang, tgt_lang=tgt_lang)
+    return find_checkpoint(run_dir, "averaged")  # verified, as it will be read
+
+
+@contextmanager
+def _found(source: str, key: str) -> Iterator[_Place]:
+    """The files that a source names, for as long as the context lasts."""
+    if not is_on_hub(source):
+        folder = Path(source)
+        if not folder.is_dir():
+            raise InputError(f"{key}={source}: no such folder; a model of the hub is named hf:OWNER/NAME")
+        yield _Place(folder, source, revision=None)
+        return
+
+    model = find_model(source, key)
+    names = [name for name in (*FILES, CARD) if name in model.files and not (name == PICKLE and WEIGHTS in model.files)]
+    with tempfile.TemporaryDirectory(prefix="transformer-hub-") as temporary:
+        log.info("fetching %s at revision %s", source, model.revision)
+        fetch(model, names, Path(temporary))
+        yield _Place(Path(temporary), source, model.revision)
+
+
+def _write(place: _Place, run_dir: Path, *, src_lang: str | None, tgt_lang: str | None) -> None:
+    """Read the model, and write the run, complete or not at all."""
+    published = read_marian(place.folder)
+    imported = _describe(place)
+    job = _job(published, run_dir, src_lang=src_lang, tgt_lang=tgt_lang)
+    try:
+        build_once(run_dir, lambda folder: _fill(folder, published, job, imported), is_usable=_is_usable)
+    except OSError as error:
+        raise storage_error(run_dir, error=error) from error
+    log.info("%s: imported from %s", run_dir, imported.describe())
+
+
+def _describe(place: _Place) -> Imported:
+    """What run.json says of where the model is from."""
+    card = None
+    with suppress(OSError), open_regular(place.folder / CARD) as file:
+        card = file.read(LARGEST_CARD).decode(errors="replace")
+    licence = None if card is None else re.search(r"\A---\n(?:.*\n)*?license:\s*([\w.+-]+)", card)
+    return Imported(
+        source=place.source if place.revision else str(place.folder.absolute()),
+        revision=place.revision,
+        licence=None if licence is None else licence[1],
+        card=card,
+        sha256={name: digest_file(place.folder / name).sha256 for name in FILES if (place.folder / name).is_file()},
+    )
+
+
+def _job(published: Published, run_dir: Path, *, src_lang: str | None, tgt_lang: str | None) -> TrainJob:
+    """The settings of the run."""
+    longest = min(FilterConfig().max_length, published.model.max_positions - 1)
+    try:
+        return TrainJob(
+            run_dir=str(run_dir),
+            model=published.model,
+            data=DataConfig(
+                src_lang=_language(src_lang, published.src_lang, "data.src_lang"),
+                tgt_lang=_language(tgt_lang, published.tgt_lang, "data.tgt_lang"),
+                filter=FilterConfig(max_length=longest),
+            ),
+            tokenizer=TokenizerConfig(vocab_size=max(8, published.tokenizers.source.vocab_size)),
+            search=published.search,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def _language(given: str | None, found: str | None, key: str) -> str:
+    """The language that is given, or found. Raises InputError where that is not a code."""
+    code = given or found
+    if code is None:
+        raise InputError(f"{key} is not set, and the model's {TOKENIZER_CONFIG} does not name it: do so")
+    try:
+        language_of(code, key)
+    except InputError as error:
+        if given is not None:
+            raise
+        raise InputError(f"{key} is not set, and the model says {found!r:.40}: name a code of ISO 639") from error
+    return code
+
+
+def _fill(folder: Path, published: Published, job: TrainJob, imported: Imported) -> None:
+    """Write the files of the run into a folder, which gets its name later."""
+    run = RunDir(folder)
+    models = published.tokenizers.models
+    for name, content in models.items():
+        write_file(folder / name, content)
+
+    digest = hashlib.sha256("".join(imported.sha256.values()).encode()).hexdigest()
+    tokenizer_sha256, target_tokenizer_sha256 = tokenizer_digests(models)
+    run.write_record(
+        RunRecord(
+            format=RUN_FORMAT,
+            id=secrets.token_hex(8),
+            started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            versions={
+                "transformer-mt": __version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "sentencepiece": sentencepiece.__version__,
+            },
+            data_digest=digest,
+            prepare_version=0,  # nothing was prepared
+            tokenizer_sha256=tokenizer_sha256,
+            target_tokenizer_sha256=target_tokenizer_sha256,
+            init_from=None,
+            resolved=Resolved(
+                device=Device.cpu,
+                precision=Precision.fp32,
+                threads=1,
+                max_tokens=job.data.filter.max_length + 1,
+                layout=LayoutKind.packed,
+                compile=False,
+                micro_batch_multiple=1,
+            ),
+            config=job,
+            imported=imported,
+        )
+    )
+
+    sizes = published.tokenizers.vocab_sizes
+    state = CheckpointState(vocab_size=target_size(sizes), data_digest=digest, source_vocab_size=own_source_size(sizes))
+    commit(
+        folder,
+        step=0,
+        tensors={MODEL: published.weights},
+        state=to_json(state),
+        config=to_json(job),
+        averaged=True,
+    )
+
+
+# ---- init_from ------------------------------------------------------------------------------------------------------
+
+
+def located(job: TrainJob) -> TrainJob:
+    """The job with `init_from` as a run directory or checkpoint: what was published is imported first, once.
+
+    Once the run has a checkpoint of its own, nothing is looked for. Raises InputError and StorageError.
+    """
+    source = job.init_from
+    if source is None or list_steps(Path(job.run_dir)):
+        return job
+    if not is_on_hub(source) and (is_checkpoint(Path(source)) or not is_marian(Path(source))):
+        return job
+
+    imports = (Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)) / "imports"
+    path = imports / _name(source)
+    if not _is_usable(path):
+        with _found(source, "init_from") as place:
+            log.info("%s: importing %s, once", path, source)
+            _write(place, path, src_lang=job.data.src_lang, tgt_lang=job.data.tgt_lang)
+    return replace(job, init_from=str(path))
+
+
+def _name(source: str) -> str:
+    """Of an import: for people, and another one where the source's files are others."""
+    if is_on_hub(source):
+        identity = [source]
+        title = source
+    else:
+        folder = Path(source).absolute()
+        title = folder.name
+        identity = [digest_file(folder / name).sha256 for name in FILES if (folder / name).is_file()]
+    digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', title).strip('-.')[:80]}-{digest}"
+
+
+def _is_usable(path: Path) -> bool:
+    try:
+        find_checkpoint(path, "averaged")
+    except (InputError, CheckpointError):
+        return False
+    return True

@@ -1,0 +1,29 @@
+"""The keys of `transformer import`."""
+
+from dataclasses import dataclass, field
+
+from transformer.config.jobs import Job
+from transformer.config.settings import Format, option, require
+
+
+@dataclass
+class Languages:
+    """The languages of the model."""
+
+    src_lang: str | None = option(None, "source language, an ISO 639 code (null: as the model's tokenizer says)")
+    tgt_lang: str | None = option(None, "target language, an ISO 639 code (null: as the model's tokenizer says)")
+
+
+@dataclass
+class ImportJob(Job):
+    """`transformer import`."""
+
+    from_: str = option(
+        "", "a folder that save_pretrained of a MarianMTModel wrote, or a model of the hub: hf:OWNER/NAME[@REVISION]"
+    )
+    run_dir: str = option("runs/imported", "the run directory to make")
+    data: Languages = field(default_factory=Languages)
+    format: Format = option(Format.text, "text for people, or JSON for programs")
+
+    def __post_init__(self) -> None:
+        require(bool(self.run_dir), "run_dir must name a directory")
