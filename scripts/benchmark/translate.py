@@ -15,7 +15,8 @@ generate() of Hugging Face's MarianMTModel. Peers live in an environment of thei
 Equal work: one random model, whose very weights and positions are converted for each; real sentences; beam search with
 as many hypotheses; and every translation of the same length, for the model makes PAD, BOS and EOS the least likely of
 all pieces: so nobody has to hide them, and nothing ends before its longest length. The page says how many translations
-agree with ours, piece by piece: in fp32 nearly all must. In place of bf16, which it has not, CTranslate2 has int8.
+agree with ours, piece by piece: in fp32 nearly all must. In place of bf16, which it has not, CTranslate2 has int8. On a
+processor without VNNI that is far from the model, which `engine` refuses: there it is left out.
 
 How it measures: each contender is a process of its own with the same number of threads. They take turns, and wait in
 between; ratios are formed within a round. A first turn of each, on the same sentences, is not counted.
@@ -55,6 +56,7 @@ from peers import Shape
 from translators import CONTENDERS, Pieces, Spec
 
 from transformer.checkpoint import commit
+from transformer.compute import multiplies_int8
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, ModelConfig, PairConfig, SearchConfig, TokenizerConfig
@@ -277,8 +279,9 @@ def measure(
 
 def race(args: argparse.Namespace, spec: Spec, *, size: str) -> list[Result]:
     """Build one after the other, then take turns."""
+    peers = [peer for peer in args.peers if peer != "engine" or spec.precision == "fp32" or multiplies_int8()]
     programs = [
-        Program(peer, sys.executable if peer in OURS else args.peers_python, "translators.py") for peer in args.peers
+        Program(peer, sys.executable if peer in OURS else args.peers_python, "translators.py") for peer in peers
     ]
     with started(programs) as workers:
         built = [worker.ask(asdict(spec) | {"peer": worker.peer}) for worker in workers]
