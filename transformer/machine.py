@@ -136,7 +136,8 @@ def most_threads() -> int:
 
 def cores() -> int:
     """The cores that this process may use: no more than as much time as its container has."""
-    available = len(os.sched_getaffinity(0))
+    has_affinity = hasattr(os, "sched_getaffinity")  # macOS has none
+    available = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError), open(f"{CONTROL_GROUP}/cpu.max", encoding="ascii") as file:
         quota, period = map(int, file.read().split())  # ValueError: the quota is `max`
         return min(available, max(1, quota // period))
@@ -144,10 +145,16 @@ def cores() -> int:
 
 
 def free_memory() -> int:
-    """This rank's share of the free bytes of the machine, or of the container if that has fewer."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        fields = dict(line.split(":") for line in file)
-    free = 1024 * int(fields["MemAvailable"].split()[0])
+    """This rank's share of the free bytes of the machine, or of the container if that has fewer.
+
+    Where the system does not say how many are free, as macOS does not, they are all that there are.
+    """
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":") for line in file)
+        free = 1024 * int(fields["MemAvailable"].split()[0])
+    except OSError:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     # In a container, what is used counts copies of files, which give way when memory is asked for.
     limit = _number_in(f"{CONTROL_GROUP}/memory.max")
@@ -191,7 +198,7 @@ def describe_processor() -> str:
         kilobytes = re.search(r"^MemTotal:\s*([0-9]+)", memory, re.MULTILINE)
         size = "" if kilobytes is None else f", {int(kilobytes[1]) / 2**20:.0f} GiB"
         return f"{'unknown processor' if name is None else name[1]}, {cores()} cores{size}"
-    return "unknown processor"
+    return f"{platform.machine()}, {cores()} cores"  # macOS
 
 
 @cache  # each package has a file to read: a twentieth of a second for all

@@ -28,6 +28,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
@@ -184,10 +185,37 @@ def test_main_refuses_alike_whatever_the_environment(monkeypatch: pytest.MonkeyP
 
 
 def test_main_runs_a_command_without_hydra_s_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which does not start on Python 3.14 (hydra-core 1.3)."""
     monkeypatch.setattr(argparse, "ArgumentParser", None)
     assert enter("summary", "experiment=base").jobs == [SummaryJob(run_dir="runs/base")]
     assert_refused(enter("summary", "experiment=bse"), "did you mean 'base'?")
+
+
+def test_main_sweeps_where_argparse_checks_help_as_that_of_python_3_14_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which refuses one of Hydra's arguments."""
+    container: Any = argparse._ActionsContainer
+    add = container.add_argument
+
+    def check_help(parser: Any, action: argparse.Action) -> None:
+        if action.help and hasattr(parser, "_get_formatter"):
+            try:
+                assert "%" not in action.help or action.help % vars(action)
+            except TypeError as error:
+                raise ValueError("badly formed help string") from error
+
+    def add_checked(parser: Any, *names: str, **settings: Any) -> Any:
+        action = add(parser, *names, **settings)
+        parser._check_help(action)
+        return action
+
+    if sys.version_info < (3, 14):
+        monkeypatch.setattr(container, "_check_help", check_help, raising=False)
+        monkeypatch.setattr(container, "add_argument", add_checked)
+    with pytest.raises(ValueError, match="badly formed help string"):
+        get_args_parser()
+    assert [job.train.seed for job in enter("train", "--multirun", "train.seed=1,2").jobs] == [1, 2]
+    assert enter("train", "--cfg", "job").out.startswith("run_dir: runs/demo\n")
+    with pytest.raises(ValueError, match="badly formed help string"):
+        get_args_parser()
 
 
 @pytest.mark.parametrize("argument", ["train.sed=3", "train.seed=${nope}"])

@@ -8,6 +8,7 @@ command's error, and `run_application` raises it for `main` to report. A run of 
 others; a signal does.
 """
 
+import argparse
 import logging
 import math
 import os
@@ -15,7 +16,8 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 LONGEST_NAME = 150  # characters of a run's directory in a sweep; a hash tells longer names apart
 EXACT = r"[A-Za-z0-9._+-]+=[A-Za-z0-9._+-]*"  # a setting that such a name has letter by letter
 FRACTION = r"(?<==)[+-]?[0-9]*\.[0-9]+(e[+-]?[0-9]+)?$"  # a value that such a name has four digits of
+HELP_CHECK = "_check_help"  # argparse's, from Python 3.14 on
 BEST = 3  # runs of a sweep that are named at its end
 
 OPTUNA = "hydra/sweeper=optuna"
@@ -152,7 +155,7 @@ class _Application:
 
 def run_application(command: str, arguments: Arguments) -> None:
     """Do what the arguments ask for. Raises InputError for what cannot be composed, and the command's own errors."""
-    # One run needs nothing of Hydra's but its composing. The parser of its arguments does not start on Python 3.14.
+    # One run needs nothing of Hydra's but its composing.
     job = commands.COMMANDS[command].job
     asks_hydra = any(_key_of(override).startswith("hydra") for override in arguments.overrides)
     if not asks_hydra and set(arguments.flags) <= {"-cd", "--config-dir", arguments.config_dir}:
@@ -175,7 +178,7 @@ def run_application(command: str, arguments: Arguments) -> None:
     try:
         with tempfile.TemporaryDirectory() as scratch:  # where Hydra leaves its notes on a sweep
             sweep = {"sweep": {"dir": scratch, "subdir": "."}}
-            with stored_configs(command, job, arguments.overrides, hydra_settings=sweep):
+            with stored_configs(command, job, arguments.overrides, hydra_settings=sweep), _any_help_taken():
                 hydra_main(application.run)()
     except SystemExit:
         if application.error is not None:
@@ -194,6 +197,19 @@ def run_application(command: str, arguments: Arguments) -> None:
     application.say_best()
     if application.failures:
         raise application.sweep_error()
+
+
+@contextmanager
+def _any_help_taken() -> Iterator[None]:
+    """Let Hydra 1.3 make its parser on Python 3.14, where argparse refuses a help that is no text when it is added.
+
+    Hydra has an object there, which becomes a text when it is shown.
+    """
+    setattr(argparse.ArgumentParser, HELP_CHECK, lambda *_: None)
+    try:
+        yield
+    finally:
+        delattr(argparse.ArgumentParser, HELP_CHECK)  # that of its base class is back
 
 
 # ---- sweeps ---------------------------------------------------------------------------------------------------------
