@@ -621,6 +621,20 @@ FOUND = (
         "commands/test_hours.py::test_step_work_has_the_logits_of_all_targets",
     ),
     Mutant(
+        "sweeps do not start on Python 3.14",
+        "cli/application.py",
+        "hydra_settings=sweep), _any_help_taken():\n",
+        "hydra_settings=sweep):\n",
+        "commands/test_cli.py::test_main_sweeps_where_argparse_checks_help_as_that_of_python_3_14_does",
+    ),
+    Mutant(
+        "shares of ranks are balanced by count",
+        "decoding/ranks.py",
+        "        loads[rank] += works[item]\n",
+        "        loads[rank] += 1\n",
+        "unit/test_ranks.py::test_deal_gives_the_largest_to_who_has_the_least",
+    ),
+    Mutant(
         "ranks leave the remainder of the dev set out",
         "training/validate.py",
         "    ranks = deal([len(ids) for ids in sources.values()], world.size)\n",
