@@ -2,9 +2,9 @@
 
     chapter_pairs:  places of the chapter, by a keyed permutation -> in ascending order -> ids -> those that are drawn
 
-An epoch has a place for each copy of a pair, and one more where the pair's weight has a fraction. A corpus of at most
-CHAPTER places has one chapter. Else all are of the same size, but for one place, and an epoch visits them in turn. The
-chapters of another epoch are other ones. Only the places of one chapter are ever computed.
+An epoch has a place for each copy of a pair, and one more where its weight has a fraction. Up to 2 CHAPTER of them
+are one chapter, in the order that epochs had before there were chapters. More are cut into chapters of at most CHAPTER,
+all of one size, but for one place, and others in each epoch. Only the places of one chapter are ever computed.
 
 Shapes: `m` pairs in the chapter.
 """
@@ -20,7 +20,7 @@ from transformer.data.keyed import permuted
 from transformer.data.store import Ids, Mixture
 from transformer.seeding import seed_for
 
-CHAPTER = 1 << 24  # places at most: planning takes 25 bytes for each
+CHAPTER = 1 << 23  # places at most where there are several: planning takes 25 bytes for each, and some seconds for all
 
 _ROUNDS = 4  # of the Feistel network: as many as make it a strong permutation (Luby and Rackoff, 1988)
 _BLOCK = 1 << 16  # pairs that are looked at together
@@ -37,8 +37,9 @@ class _Part(NamedTuple):
 
 
 def count_chapters(mixture: Mixture) -> int:
-    """How many chapters an epoch has: as few as hold at most CHAPTER pairs each, even if no fraction left one out."""
-    return max(1, math.ceil(_count_places(mixture) / CHAPTER))
+    """How many chapters an epoch has."""
+    places = _count_places(mixture)
+    return 1 if places <= 2 * CHAPTER else math.ceil(places / CHAPTER)
 
 
 def chapter_pairs(mixture: Mixture, *, seed: int, epoch: int, chapter: int) -> Ids:

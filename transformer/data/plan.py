@@ -81,7 +81,7 @@ def plan_version(job: TrainJob, mixture: Mixture) -> int:
     """The version of the order and the pieces of a run's data: a run goes on only under the one that it began with.
 
     It is the number of the last change that touches the run, so most runs are of version 1. Since 2, each copy of a
-    pair has pieces of its own under subword sampling. Since 3, an epoch of more than CHAPTER pairs has chapters.
+    pair has pieces of its own under subword sampling. Since 3, an epoch of more than 2^24 pairs has several chapters.
     """
     if count_chapters(mixture) > 1:
         return 3
