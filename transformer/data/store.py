@@ -115,8 +115,10 @@ class StoredLengths:
 
     def __getitem__(self, which: Ids | slice) -> LengthArray:
         _refuse_cut(self._files)
-        pieces = [offsets[1:][which] - offsets[:-1][which] for offsets in self._offsets]
-        return np.column_stack(pieces).astype(np.int32) + np.int32(1)
+        pieces = [(offsets[1:][which] - offsets[:-1][which]).astype(np.int32) for offsets in self._offsets]
+        lengths = np.column_stack(pieces)
+        lengths += 1
+        return lengths
 
     @cached_property
     def totals(self) -> Ids:

@@ -43,6 +43,7 @@ from transformer.training.step import Objective, train_step
 from transformer.vocabulary import EOS, PAD, VocabSize
 
 PAIRS = 4  # that the model is to learn by heart, or fewer where the corpus has fewer
+SEARCHED = 1_000_000  # pairs of the corpus at most, from the first on, among which they are chosen
 LONGEST = 24  # tokens of each
 MOST_UPDATES = 200
 WARMUP = 20  # updates
@@ -101,7 +102,7 @@ def check_device(job: TrainJob, store: Store, *, vocab_size: VocabSize, resolved
 
 def _pairs_to_learn(store: Store, batching: Batching) -> Batch:
     """A few pairs of a middling length, in the layout of the training."""
-    longer = store.lengths[:].max(axis=1)
+    longer = store.lengths[:SEARCHED].max(axis=1)
     usual = min(LONGEST, int(np.median(longer)))
     by_length = np.argsort(np.abs(longer - usual), kind="stable")
 
