@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -310,6 +311,28 @@ def test_import_makes_a_run_that_every_command_takes(
         export(ExportJob(run_dir=str(run_dir), to=Target.onnx, output=str(tmp_path / "onnx"), src=pair.src))
 
 
+def test_import_in_ctranslate2_translates_as_their_own_converter_has_it(saved: Saved, tmp_path: Path) -> None:
+    """From transformers' files to CTranslate2 in one step, or through a run: the same pieces, at the same scores."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    folder, _, run_dir = saved("OPUS-MT")
+    pair = texts_of(tmp_path)
+    theirs = ctranslate2.converters.TransformersConverter(str(folder)).convert(str(tmp_path / "theirs"))
+    ours = tmp_path / "ours"
+    export(
+        ExportJob(run_dir=str(run_dir), to=Target.ctranslate2, output=str(ours), src=pair.src, tgt=pair.tgt, threads=1)
+    )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(ours / "tokenizer.model"))
+    sources = pieces.encode(Path(pair.src).read_text("utf-8").splitlines(), out_type=str)
+    found = []
+    for model, end in ((ours, []), (theirs, ["</s>"])):  # which theirs leaves to its caller
+        translator = ctranslate2.Translator(str(model), intra_threads=1)
+        results = translator.translate_batch(
+            [[*source, *end] for source in sources], max_decoding_length=12, return_scores=True, min_decoding_length=0
+        )
+        found.append([(result.hypotheses[0], pytest.approx(result.scores[0], abs=1e-4)) for result in results])
+    assert found[0] == found[1]
+
+
 def test_import_of_an_export_of_a_run_is_that_run(tmp_path: Path) -> None:
     """There and back: the same settings, tokenizer and weights, bit for bit."""
     data = write_corpus(tmp_path / "corpus")
@@ -531,11 +554,12 @@ class Answer(BaseHTTPRequestHandler):
         self.server.asked.append(path)
         match path.split("/"):
             case ["api", "models", "ours", "en-de"] | ["api", "models", "ours", "en-de", "revision", _]:
-                siblings = [{"rfilename": file.name} for file in sorted(self.server.folder.iterdir())]
+                files = [file for file in sorted(self.server.folder.rglob("*")) if file.is_file()]
+                siblings = [{"rfilename": str(file.relative_to(self.server.folder))} for file in files]
                 about = {"id": "ours/en-de", "sha": COMMIT, "siblings": siblings}
                 self.reply(200, json.dumps(about).encode(), {"Content-Type": "application/json"})
-            case ["ours", "en-de", "resolve", revision, name] if revision == COMMIT:
-                content = (self.server.folder / name).read_bytes()
+            case ["ours", "en-de", "resolve", revision, *name] if revision == COMMIT:
+                content = self.server.folder.joinpath(*name).read_bytes()
                 etag = hashlib.sha1(content).hexdigest()
                 self.reply(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"})
             case _:
@@ -581,11 +605,22 @@ def test_import_fetches_a_model_of_the_hub_at_a_revision(saved: Saved, tmp_path:
             status, log = shell.run("train", *given, "model.d_ff=32")
             assert status == 2
             assert "model.d_ff=32: init_from=hf:ours/en-de brings its own model: leave model.d_ff out" in log
+
+            # A repository that is a run is taken as one.
+            hub.folder = tmp_path / "runs" / "tuned"
+            status, log = shell.run("import", "from=hf:ours/en-de", f"run_dir={tmp_path / 'theirs'}")
+            assert status == 0, log
         hub.shutdown()
+    theirs, tuned = (tmp_path / name for name in ("theirs", "runs/tuned"))
+    assert (theirs / "averaged/model.safetensors").read_bytes() == (tuned / "averaged/model.safetensors").read_bytes()
+    assert (theirs / "hypotheses/test.hyp").exists()
+    assert not (theirs / "checkpoints").exists()
+    assert read(theirs / "run.json")["imported"]["source"] == "hf:ours/en-de"
     record = read(tmp_path / "run" / "run.json")["imported"]
     assert (record["source"], record["revision"]) == ("hf:ours/en-de@main", COMMIT)
     assert record["licence"] == "apache-2.0"
-    assert sum(path.endswith("model.safetensors") for path in hub.asked) <= 4  # HEAD and GET of each import
+    weights = [path for path in hub.asked if path.endswith("model.safetensors") and "averaged" not in path]
+    assert len(weights) <= 4  # HEAD and GET of each import
     (imported,) = (tmp_path / "corpus" / "store" / "imports").glob("hf-ours-en-de-*/run.json")
     assert read(imported)["imported"]["revision"] == COMMIT
     assert read(tmp_path / "runs" / "tuned" / "run.json")["init_from"]["path"] == str(imported.parent / "averaged")

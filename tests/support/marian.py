@@ -165,5 +165,9 @@ def save(folder: Path, variant: Variant, *, seed: int = 0) -> Any:
                 parameter.add_(0.3 * torch.randn_like(parameter))
         model.final_logits_bias.add_(0.5 * torch.randn_like(model.final_logits_bias))
         model.final_logits_bias[0, of_target["</s>"]] += 3.0  # translations shall end
+        if not variant.own_start:  # Marian's padding
+            for matrix in (model.get_encoder().embed_tokens, model.get_decoder().embed_tokens, model.lm_head):
+                matrix.weight[of_target["<pad>"]] = 0.0
+            model.final_logits_bias[0, of_target["<pad>"]] = 0.0
     model.save_pretrained(folder)
     return MarianMTModel.from_pretrained(folder).eval()

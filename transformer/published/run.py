@@ -11,9 +11,10 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import sentencepiece
@@ -27,6 +28,7 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Device, FilterConfig, LayoutKind, Precision, TokenizerConfig
 from transformer.data.hub import fetch, find_model, is_on_hub
 from transformer.data.source import store_beside
+from transformer.data.tokenizer import read_models
 from transformer.errors import CheckpointError, InputError
 from transformer.files import build_once, digest_file, list_names, open_regular, storage_error, write_file
 from transformer.published.marian import (
@@ -44,6 +46,12 @@ from transformer.vocabulary import own_source_size, target_size
 
 CARD = "README.md"
 LARGEST_CARD = 1 << 18  # bytes of it that run.json keeps
+
+# What is fetched of a run: what it translates with and is described by.
+_RUN_FILE = re.compile(
+    r"(run|data|results)\.json|config\.yaml|README\.md|tokenizer(\.target)?\.model|hypotheses/[\w-]+\.(src|ref|hyp)|"
+    r"averaged/(model\.safetensors|(config|state|MANIFEST)\.json)"
+)
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +77,7 @@ def import_model(
         raise InputError(f"{run_dir}: exists already and is not empty: choose another run_dir, or remove it")
     with _found(source, key) as place:
         _write(place, run_dir, src_lang=src_lang, tgt_lang=tgt_lang)
-    return find_checkpoint(run_dir, "averaged")  # verified, as it will be read
+    return find_checkpoint(run_dir, "auto")  # verified, as it will be read
 
 
 @contextmanager
@@ -83,20 +91,31 @@ def _found(source: str, key: str) -> Iterator[_Place]:
         return
 
     model = find_model(source, key)
-    names = [name for name in (*FILES, CARD) if name in model.files and not (name == PICKLE and WEIGHTS in model.files)]
+    is_run = RunDir(Path()).record.name in model.files
+    names = [name for name in model.files if _RUN_FILE.fullmatch(name)] if is_run else _files_of_marian(model.files)
     with tempfile.TemporaryDirectory(prefix="transformer-hub-") as temporary:
         log.info("fetching %s at revision %s", source, model.revision)
         fetch(model, names, Path(temporary))
         yield _Place(Path(temporary), source, model.revision)
 
 
+def _files_of_marian(names: Sequence[str]) -> list[str]:
+    """Of the files of a repository, those of the model, and its card; of the weights, no pickle beside safetensors."""
+    return [name for name in (*FILES, CARD) if name in names and not (name == PICKLE and WEIGHTS in names)]
+
+
 def _write(place: _Place, run_dir: Path, *, src_lang: str | None, tgt_lang: str | None) -> None:
     """Read the model, and write the run, complete or not at all."""
-    published = read_marian(place.folder)
     imported = _describe(place)
-    job = _job(published, run_dir, src_lang=src_lang, tgt_lang=tgt_lang)
+    fill = partial(_copy_run, place.folder, imported=imported)
+    if not RunDir(place.folder).record.exists():
+        published = read_marian(place.folder)
+        job = _job(published, run_dir, src_lang=src_lang, tgt_lang=tgt_lang)
+        fill = partial(_fill, published=published, job=job, imported=imported)
+    elif place.revision is None:
+        raise InputError(f"{place.source}: a run directory, which every command takes as it is")
     try:
-        build_once(run_dir, lambda folder: _fill(folder, published, job, imported), is_usable=_is_usable)
+        build_once(run_dir, fill, is_usable=_is_usable)
     except OSError as error:
         raise storage_error(run_dir, error=error) from error
     log.info("%s: imported from %s", run_dir, imported.describe())
@@ -113,7 +132,7 @@ def _describe(place: _Place) -> Imported:
         revision=place.revision,
         licence=None if licence is None else licence[1],
         card=card,
-        sha256={name: digest_file(place.folder / name).sha256 for name in FILES if (place.folder / name).is_file()},
+        sha256=_digests(place.folder),
     )
 
 
@@ -150,7 +169,28 @@ def _language(given: str | None, found: str | None, key: str) -> str:
     return code
 
 
-def _fill(folder: Path, published: Published, job: TrainJob, imported: Imported) -> None:
+def _digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file of a model, by its name; in the cache of the hub's client they are links."""
+    return {name: digest_file((folder / name).resolve()).sha256 for name in FILES if (folder / name).is_file()}
+
+
+def _copy_run(source: Path, folder: Path, *, imported: Imported) -> None:
+    """Copy a run that was fetched, and say in its record where it is from. Raises CheckpointError for a bad one."""
+    run = RunDir(source)
+    record = run.read_record()
+    run.check_tokenizers(read_models(source))
+    find_checkpoint(source, "auto")
+    for path in sorted(source.rglob("*")):
+        name = str(path.relative_to(source))
+        if path.is_file() and _RUN_FILE.fullmatch(name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_file(folder / name, path.read_bytes())
+    if record.imported is not None:  # the run was itself of a published model
+        imported = replace(imported, licence=imported.licence or record.imported.licence)
+    RunDir(folder).write_record(replace(record, imported=imported))
+
+
+def _fill(folder: Path, *, published: Published, job: TrainJob, imported: Imported) -> None:
     """Write the files of the run into a folder, which gets its name later."""
     run = RunDir(folder)
     models = published.tokenizers.models
@@ -232,14 +272,14 @@ def _name(source: str) -> str:
     else:
         folder = Path(source).absolute()
         title = folder.name
-        identity = [digest_file(folder / name).sha256 for name in FILES if (folder / name).is_file()]
+        identity = list(_digests(folder).values())
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', title).strip('-.')[:80]}-{digest}"
 
 
 def _is_usable(path: Path) -> bool:
     try:
-        find_checkpoint(path, "averaged")
+        find_checkpoint(path, "auto")
     except (InputError, CheckpointError):
         return False
     return True
