@@ -253,6 +253,25 @@ def test_export_of_two_vocabularies_computes_the_same(
             assert of_both.decode(ids) == reference
 
 
+def test_export_compares_translations_that_end_where_positions_do(
+    text: list[tuple[str, str]], tokenizer_model: bytes, tmp_path: Path
+) -> None:
+    """The model has no position to read their last piece at, and needs none: nothing comes after it."""
+    need(Target.ctranslate2)
+    translator = random_translator(replace(model_config("plain"), max_positions=40), tokenizer_model)
+    with torch.no_grad():
+        translator.model.output[EOS] *= -1.0
+    translator = translator_with(
+        translator.model,
+        translator.tokenizers,
+        search=replace(translator.search, max_extra=50),
+        precision=Precision.fp32,
+    )
+    parity = parity_of(original_of(translator, Quantization.int8), Target.ctranslate2, tmp_path, text)
+    assert any(search.identical < len(text) for search in parity.searches)
+    assert parity.problems == []
+
+
 def test_export_to_marian_of_a_greedy_search_has_no_length_penalty(
     text: list[tuple[str, str]], tokenizer_model: bytes, tmp_path: Path
 ) -> None:

@@ -331,8 +331,10 @@ def _theirs(translator: Translator, peer: Peer, sources: list[list[int]], *, bea
 
 def _log_probs(exact: Transformer, source: list[int], hypothesis: Hypothesis) -> Tensor:
     """The log-probabilities of a hypothesis, `(|Y|,)`: of its EOS only where it is finished."""
-    [forced] = _force(exact, [source], [hypothesis.tokens])
-    return forced.log_probs[: hypothesis.length]
+    predicted = torch.tensor([*hypothesis.tokens, EOS][: hypothesis.length])  # (|Y|,)
+    [forced] = _force(exact, [source], [predicted[:-1].tolist()])  # there may be no position to read the last one at
+    assert forced.logits is not None
+    return torch.log_softmax(forced.logits, 1).gather(1, predicted.unsqueeze(1)).squeeze(1)
 
 
 def _is_degenerate(hypothesis: Hypothesis, beam_size: int) -> bool:
