@@ -525,12 +525,14 @@ def test_check_overfit_counts_the_pairs_that_there_are(
     assert (steps[0].sentences, steps[0].source_tokens, steps[0].target_tokens) == (2, 7, 5)
 
 
-def test_doctor_finds_that_init_from_is_another_model(tmp_path: Path) -> None:
+def test_doctor_takes_the_model_of_init_from_and_finds_that_there_is_none(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "corpus")
     general = run(tiny_job(tmp_path / "general", data, max_steps=1))
     job = job_of(data, tmp_path / "a", vocab_size=60, text_only=False)
     job = replace(job, init_from=str(general), model=replace(job.model, d_ff=2 * job.model.d_ff))
-    assert "another model (model.d_ff is " in findings_of(doctor(job))["preparing in plan"]
+    assert "preparing in plan" not in findings_of(doctor(job))
+    found = findings_of(doctor(replace(job, init_from="nothing")))
+    assert "nothing: no such run directory" in found["preparing in plan"]
 
 
 @dataclass
