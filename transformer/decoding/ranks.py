@@ -2,8 +2,8 @@
 
     sets of texts -> batches, as `Batches` cuts them -> deal -> each rank translates its own -> every rank has all
 
-So on as many threads a batch, a translation does not depend on the number of ranks. The batches of all sets are dealt
-at once: a small set has only one.
+So on as many threads a batch, a translation does not depend on the number of ranks; but with CTranslate2, what it
+leaves to torch is in other company. The batches of all sets are dealt at once: a small set has only one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
