@@ -75,7 +75,7 @@ def note_sentences(path: Path) -> None:
     current: list[Any] = []
 
     def noted_step(*arguments: Any, **options: Any) -> Any:
-        current[:] = [options["epoch"], options["index"]]
+        current[:] = [options["place"].epoch, options["place"].step]
         return make_step(*arguments, **options)
 
     def noted_collate(store: Any, ids: Any, *arguments: Any, **options: Any) -> Any:
