@@ -621,6 +621,27 @@ FOUND = (
         "commands/test_hours.py::test_step_work_has_the_logits_of_all_targets",
     ),
     Mutant(
+        "a published model: smoothing takes no account of the biases of the output",
+        "kernels/loss.py",
+        "rows.to(wide) @ sum_of_all + sum_of_biases - z_y",
+        "rows.to(wide) @ sum_of_all - z_y",
+        "unit/test_kernels.py::test_linear_cross_entropy_and_its_gradients_are_those_written_out",
+    ),
+    Mutant(
+        "a published model: its channels stay in Marian's order",
+        "published/names.py",
+        "    return channels_of(d_model).argsort()\n",
+        "    return channels_of(d_model)\n",
+        "commands/test_import.py::test_import_computes_their_logits",
+    ),
+    Mutant(
+        "a published model: padding has a probability",
+        "published/marian.py",
+        "gathered[[PAD, BOS]] = NO_PROBABILITY",
+        "gathered[[PAD, BOS]] = 0.0",
+        "commands/test_import.py::test_import_computes_their_logits",
+    ),
+    Mutant(
         "sweeps do not start on Python 3.14",
         "cli/application.py",
         "hydra_settings=sweep), _any_help_taken():\n",

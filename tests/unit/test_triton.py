@@ -101,6 +101,7 @@ def test_attention_dropout_drops_the_share_asked_for(attention: dict[str, Any]) 
         ("one block", 1e-12),
         ("37,000 pieces", 1e-5),
         ("far apart", 1e-5),
+        ("bias", 1e-12),
         ("no rows", 0.0),
         ("empty rows alone", 0.0),
     ],
@@ -113,10 +114,11 @@ def test_triton_loss_is_the_reference(loss: dict[str, Any], case: str, most: flo
         assert largest <= most * max(1.0, scale)
 
 
-def test_triton_loss_in_bf16_is_off_by_its_rounding(loss: dict[str, Any]) -> None:
-    """Logits are rounded to 8 bits; sums and the gradient of the matrix are fp32."""
-    found = loss["bfloat16"]
+@pytest.mark.parametrize(("case", "n_weights"), [("bfloat16", 1), ("bias in bfloat16", 2)])
+def test_triton_loss_in_bf16_is_off_by_its_rounding(loss: dict[str, Any], case: str, n_weights: int) -> None:
+    """Logits are rounded to 8 bits; sums and the gradients of matrix and bias are fp32."""
+    found = loss[case]
     assert found["found"] == pytest.approx(found["wanted"], rel=2e-2)
-    assert found["dtypes"] == ["torch.bfloat16", "torch.float32"]
+    assert found["dtypes"] == ["torch.bfloat16", *["torch.float32"] * n_weights]
     for largest, scale in zip(found["largest"], found["scale"], strict=True):
         assert largest < 2e-2 * scale
