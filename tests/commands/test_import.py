@@ -287,7 +287,7 @@ def test_import_makes_a_run_that_every_command_takes(
     assert (record["source"], record["revision"], record["licence"]) == (str(theirs), None, "cc-by-4.0")
     assert "# A model" in record["card"]
     assert set(record["sha256"]) == {path.name for path in folder.iterdir()} - {"special_tokens_map.json"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.lock", "saved"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "saved"]
 
     pair = texts_of(tmp_path)
     run_command("evaluate", EvaluateJob(run_dir=str(run_dir), test={"news": pair}, threads=1))
@@ -491,7 +491,9 @@ def test_import_reads_a_pickle_of_tensors_alone(saved: Saved, tmp_path: Path) ->
     tensors = dict(model.state_dict())
     assert any(name.endswith("embed_positions.weight") for name in tensors)
     torch.save(tensors, theirs / "pytorch_model.bin")
+    (theirs / "README.md").write_text("---\ntags: x\n---\nlicense: mine\n", encoding="utf-8")
     import_model(str(theirs), tmp_path / "run", key="from")
+    assert read(tmp_path / "run" / "run.json")["imported"]["licence"] is None  # the front matter has none
     paths = [path / "averaged" / "model.safetensors" for path in (run_dir, tmp_path / "run")]
     assert paths[0].read_bytes() == paths[1].read_bytes()
 

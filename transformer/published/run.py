@@ -47,6 +47,8 @@ from transformer.vocabulary import own_source_size, target_size
 CARD = "README.md"
 LARGEST_CARD = 1 << 18  # bytes of it that run.json keeps
 
+_LICENCE = re.compile(r"\A---\n(?:(?!---).*\n)*?license:[ \t]*([\w.+-]+)")  # in the front matter of a card
+
 # What is fetched of a run: what it translates with and is described by.
 _RUN_FILE = re.compile(
     r"(run|data|results)\.json|config\.yaml|README\.md|tokenizer(\.target)?\.model|hypotheses/[\w-]+\.(src|ref|hyp)|"
@@ -77,6 +79,8 @@ def import_model(
         raise InputError(f"{run_dir}: exists already and is not empty: choose another run_dir, or remove it")
     with _found(source, key) as place:
         _write(place, run_dir, src_lang=src_lang, tgt_lang=tgt_lang)
+    with suppress(OSError):  # of `build_once`: from now on nobody builds this directory
+        run_dir.with_name(f"{run_dir.name}.lock").unlink()
     return find_checkpoint(run_dir, "auto")  # verified, as it will be read
 
 
@@ -126,7 +130,7 @@ def _describe(place: _Place) -> Imported:
     card = None
     with suppress(OSError), open_regular(place.folder / CARD) as file:
         card = file.read(LARGEST_CARD).decode(errors="replace")
-    licence = None if card is None else re.search(r"\A---\n(?:.*\n)*?license:\s*([\w.+-]+)", card)
+    licence = None if card is None else _LICENCE.search(card)
     return Imported(
         source=place.source if place.revision else str(place.folder.absolute()),
         revision=place.revision,

@@ -1,5 +1,6 @@
 """`transformer import`: a published model becomes a run directory, which every command takes."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,6 @@ def format_made(made: Made) -> str:
         f"{made.run_dir}: {made.source}{revision}, {' to '.join(made.languages)}\n"
         f"parameters  {made.parameters:,} with {made.vocabulary}\n"
         f"licence     {licence}\n"
-        f"transformer translate run_dir={made.run_dir} < in.txt\n"
-        f"transformer train init_from={made.run_dir} run_dir=.. data.train.src=..\n"
+        f"transformer translate {shlex.quote(f'run_dir={made.run_dir}')} < in.txt\n"
+        f"transformer train {shlex.quote(f'init_from={made.run_dir}')} run_dir=.. data.train.src=..\n"
     )
