@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from support.corpora import Shell, in_a_child, overrides, read, run, run_command, tiny_job, write_corpus
 from support.marian import ENGLISH, GERMAN, SCRIPTS, VARIANTS, save, sentences
+from support.ranks import ranks
 from transformer.config.jobs import EvaluateJob, TrainJob, TranslateJob
 from transformer.config.settings import (
     Activation,
@@ -380,6 +381,16 @@ def test_init_from_a_published_model_goes_on_from_it(saved: Saved, tmp_path: Pat
     for target in (Target.ctranslate2, Target.marian):
         exported = export(ExportJob(run_dir=str(runs[0]), to=target, output=str(tmp_path / target.value), threads=1))
         assert exported.parity.problems == []
+
+
+@pytest.mark.ci
+def test_init_from_a_published_model_is_imported_by_one_rank_for_all(saved: Saved, tmp_path: Path) -> None:
+    folder, _, imported = saved("two vocabularies")
+    job = job_on(write_corpus(tmp_path / "corpus"), tmp_path / "run", folder, max_steps=1, average=1, max_tokens=100)
+    job.train.learning_rate = 1e-30
+    assert ranks(2, lambda: run(job), tmp_path) == [0, 0]
+    weights = [load_file(path / "averaged" / "model.safetensors") for path in (imported, tmp_path / "run")]
+    assert all(torch.allclose(weights[0][name], weights[1][name], rtol=0, atol=1e-29) for name in weights[0])
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
