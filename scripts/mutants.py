@@ -746,6 +746,27 @@ FOUND = (
         "    if root is not None and len(root.value) > MOST_VALUES:",
         "faults/test_hostile_files.py::test_compose_expands_no_bomb[a list of itself]",
     ),
+    Mutant(
+        "a corpus of mtdata's keeps the order of its name",
+        "data/mtdata.py",
+        "write(*((second, first) if is_swapped else (first, second)))",
+        "write(first, second)",
+        "unit/test_mtdata.py::test_resolve_source_copies_a_corpus_once",
+    ),
+    Mutant(
+        "mtdata ends lines at carriage returns",
+        "data/mtdata.py",
+        'partial(package.open, newline="\\n")',
+        "package.open",
+        "unit/test_mtdata.py::test_read_gives_the_pairs_of_any_kind_of_file[Flores-xz-1-deu-eng]",
+    ),
+    Mutant(
+        "a link in an archive of mtdata's is followed",
+        "data/mtdata.py",
+        "tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)",
+        "pass",
+        "unit/test_mtdata.py::test_read_says_what_is_wrong_in_one_line[Statmt-link-1-deu-eng]",
+    ),
 )
 
 MUTANTS = (*REPORTED, *SURVIVORS, *FOUND)

@@ -51,6 +51,7 @@ SLOW = {
     "onnx",
     "sacremoses",
     "sentencex",
+    "mtdata",
     "triton",
 }
 TRITON = "kernels.gpu."  # the modules that need Triton: they import it as they begin, and are imported in functions
@@ -60,6 +61,7 @@ OWNERS = {
     "datasets": "data.source",
     "huggingface_hub": "data.hub",
     "matplotlib": "tools.plots",
+    "mtdata": "data.mtdata",
     "onnxruntime": "tools.export.onnx",
     "pyarrow": "data",
     "sacremoses": "evaluation.paper_bleu",
@@ -252,12 +254,18 @@ def test_modules_call_nothing_unsafe_or_loud() -> None:
 STARTS = ("subprocess.", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "pty.", "multiprocessing.")
 
 
-def test_modules_start_no_process_but_git_and_the_judges_of_a_command_line() -> None:
+def test_modules_start_no_process_but_git_python_and_the_judges_of_a_command_line() -> None:
     """So nothing that a run directory, a checkpoint or a data set holds is ever run as a command."""
     starts = [(module.name, name) for module, _, name in calls() if name.startswith(STARTS)]
-    assert sorted(starts) == [("evaluation.judges", "subprocess.Popen"), ("machine", "subprocess.run")]
+    assert sorted(starts) == [(name, "subprocess.Popen") for name in ("data.mtdata", "evaluation.judges")] + [
+        ("machine", "subprocess.run")
+    ]
     importers = {found.module.name for found in imports() if found.target.startswith(("subprocess", "pty"))}
-    assert importers == {"evaluation.judges", "machine"}
+    assert importers == {"data.mtdata", "evaluation.judges", "machine"}
+    (command,) = [
+        call.args[0] for module, call, name in calls() if module.name == "data.mtdata" and name.startswith(STARTS)
+    ]
+    assert ast.unparse(command).startswith("[sys.executable, '-P', '-m', __name__, ")
 
 
 def test_judges_are_started_by_the_job_of_evaluate_alone() -> None:

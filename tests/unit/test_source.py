@@ -85,7 +85,7 @@ def left_in(store: Path) -> list[str]:
 def test_resolve_source_reads_a_folder_in_both_directions(twin: Path, tmp_path: Path, home: Path) -> None:
     found = find(twin, tmp_path / "store")
     assert list(found.pairs()) == expected("train")
-    assert found.origin == DatasetOrigin(str(twin), "de-en", "train", ["en", "de"], revision=None)
+    assert found.origin == DatasetOrigin(str(twin), "de-en", "train", ["en", "de"], revision=None, corpus=None)
     about = json.loads(found.files["src"].with_name("about.json").read_bytes())
     assert about == {
         "origin": {
@@ -94,6 +94,7 @@ def test_resolve_source_reads_a_folder_in_both_directions(twin: Path, tmp_path: 
             "split": "train",
             "columns": ["en", "de"],
             "revision": None,
+            "corpus": None,
         },
         "bytes": [found.files[side].stat().st_size for side in ("src", "tgt")],
     }

@@ -326,7 +326,7 @@ class EvaluateJob(DecodeJob):
     )
     format: Format = option(Format.text, "text for people, or JSON for programs")
     test: dict[str, PairConfig] = field(default_factory=dict)
-    store_dir: str | None = option(None, "where copies of hub data sets are kept (null: beside the run)")
+    store_dir: str | None = option(None, "where copies of data sets are kept (null: beside the run)")
     scorer: dict[str, str] = field(
         default_factory=dict,
         metadata={"help": "the command of an external judge, with {src}, {hyp}, {ref} and {out}: see docs/judges.md"},

@@ -382,7 +382,8 @@ class PairConfig:
     dataset: Names | None = option(
         None,
         "instead of two texts: .tsv, .jsonl, .parquet or .tmx, as a file, a pattern, a folder or a list; a data set of "
-        "the Hugging Face hub; or a test set of sacreBLEU, as sacrebleu:wmt14",
+        "the Hugging Face hub; a test set of sacreBLEU, as sacrebleu:wmt14; or a corpus that mtdata knows, as "
+        "mtdata:Statmt-europarl-10-deu-eng",
         on_resume=OnResume.allow,
     )
     subset: str | None = option(
@@ -465,7 +466,7 @@ class DataConfig:
     filter: FilterConfig = field(default_factory=FilterConfig)
     store_dir: str | None = option(
         None,
-        "where prepared corpora, and copies of hub data sets, are kept (null: beside the run)",
+        "where prepared corpora, and copies of data sets, are kept (null: beside the run)",
         on_resume=OnResume.allow,
     )
 

@@ -1,6 +1,6 @@
 """How text becomes the batches of training: each line is a stage, with the modules that do it.
 
-text files, tables, hub data sets     source and shards find them; corpus, table, tmx and testset read them
+text files, tables, data sets         source and shards find them; corpus, table, tmx, testset and mtdata read them
   -> pairs of sentences               corpus screens their text: empty, identical, seen before
   -> piece ids                        tokenizer; round_trip counts the texts that do not survive it
   -> a store on disk                  store; prepare drives everything so far, once for all runs; report records it

@@ -7,7 +7,7 @@
 
 A prepared corpus is named by a digest of the training text, whatever files have it, the filters, the tokenizer's
 settings and the versions of the formats, so it is built once and shared by every run that agrees on these. Whoever
-builds holds a file lock; others wait, then use it. Nothing but copies of hub data sets is written before every text has
+builds holds a file lock; others wait, then use it. Nothing but copies of data sets is written before every text has
 been read to its end. Text is read once for its digest, and three times more to build: memory must not grow with it.
 """
 
@@ -55,7 +55,7 @@ from transformer.data.report import (
     TokenCounts,
 )
 from transformer.data.round_trip import RoundTrip, warn_of_changes
-from transformer.data.source import Source, is_hub_dataset, resolve_source, store_beside
+from transformer.data.source import Source, is_copied, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION, Ids, Mixture, Sentences, Store, StoreWriter
 from transformer.data.tokenizer import Tokenizer, Tokenizers, read_model, read_models, sample_lines, train_tokenizer
 from transformer.errors import InputError, StorageError
@@ -357,7 +357,7 @@ def _at_temperature(
 
 def configured_sets(data: DataConfig) -> dict[str, PairConfig]:
     """Every set of pairs by its key, first those whose faults show soonest: small sets, and files on this machine."""
-    return dict(sorted(data.sets().items(), key=lambda item: is_hub_dataset(item[1])))
+    return dict(sorted(data.sets().items(), key=lambda item: is_copied(item[1])))
 
 
 def _open_set(pair: PairConfig, name: str, data: DataConfig, *, store_dir: Path, is_training: bool) -> _TextSet:

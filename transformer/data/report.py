@@ -81,7 +81,7 @@ class SetReport:
 
     files: dict[str, FileReport]  # by the key that names each; of several, `src[0]`, `tgt[0]`, `src[1]`, ...
     columns: list[str] | None  # of a table
-    origin: DatasetOrigin | None  # of the copy of a hub data set
+    origin: DatasetOrigin | None  # of a copy: of a data set of the hub, or of a corpus of mtdata's
     weight: float | None  # how many copies of each pair an epoch has; None: not trained on
     pairs_read: int
     pairs_kept: int | None  # None: not trained on, and so never filtered

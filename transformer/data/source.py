@@ -1,11 +1,12 @@
-"""Where sentence pairs come from: text files, tables, a test set of sacreBLEU, or a data set of the hub.
+"""Where sentence pairs come from: text files, tables, a test set of sacreBLEU, a corpus of mtdata's or of the hub.
 
     PairConfig (data.train, data.dev, ...)  --resolve_source-->  Source: files on this machine  --pairs-->  pairs
 
 A hub data set is streamed into two text files beside the prepared corpora, once, at one revision; from then on it is
 read from there, without the network, until that copy is deleted. So neither memory nor the hub's own cache grows with
-it, and a cluster's nodes need no network once a command has run where there is one. A directory that is laid out as a
-hub data set is read the same way. Neither is trusted: its README may name any file of this machine.
+it, and a cluster's nodes need no network once a command has run where there is one. A corpus that mtdata knows is
+copied in the same way. So is a directory that is laid out as a hub data set. Neither the hub's nor that is trusted: its
+README may name any file of this machine.
 """
 
 import csv
@@ -15,18 +16,19 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from glob import has_magic
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
 from transformer.data.compression import COMPRESSIONS
 from transformer.data.corpus import Pair, read_pairs, with_tag
 from transformer.data.hub import dataset_revision, first_cause
+from transformer.data.mtdata import CorpusRecord, find_sides, is_corpus, read_corpus
 from transformer.data.shards import Shard, find_files, is_of_language, list_folder, pair_up
 from transformer.data.table import BLOCK, Columns, default_columns, is_table, pairs_of, read_table
 from transformer.data.testset import find_test_set, is_test_set
@@ -47,11 +49,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A split of a hub data set, or of a directory that is laid out as one, and the two columns that are read."""
+    """A split of a hub data set, or of a directory that is laid out as one, and the two columns that are read.
+
+    Of a corpus of mtdata's these are its two languages, and there is no split.
+    """
 
     dataset: str
     subset: str | None
-    split: str
+    split: str | None
     columns: list[str]
 
     def __str__(self) -> str:
@@ -62,7 +67,13 @@ class HubDataset:
 class DatasetOrigin(HubDataset):
     """The data set that a copy was made from."""
 
-    revision: str | None  # the commit of the hub; None: it was a directory
+    revision: str | None  # the commit of the hub; None: it was a directory, or mtdata's
+    corpus: CorpusRecord | None  # None: it was not mtdata's
+
+    @staticmethod
+    def upgrade(table: dict[Any, Any]) -> dict[Any, Any]:
+        """Before there were corpora of mtdata's, nothing said that a data set was none."""
+        return {"corpus": None, **table}
 
 
 @dataclass(frozen=True)
@@ -73,13 +84,17 @@ class _About:
     bytes: list[int]  # the size of each side's file
 
 
+# Writes the pairs of a copy that is made in a folder, by the function that it is given, and says what they are.
+_Fill = Callable[[Path, Callable[[str, str], None]], DatasetOrigin]
+
+
 @dataclass(frozen=True)
 class Source:
     """Files on this machine, read one after the other: pairs of text files, or tables of which two columns are read."""
 
     shards: Sequence[Shard]
     columns: Columns | None = None  # of tables
-    origin: DatasetOrigin | None = None  # of the copy of a hub data set
+    origin: DatasetOrigin | None = None  # of a copy
     tag: str | None = None  # that a model reads in front of each source
 
     @property
@@ -144,7 +159,7 @@ def store_beside(run_dir: str) -> Path:
 
 
 def resolve_source(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -> Source:
-    """The files that a configuration names under `key`; a hub data set is copied to `store_dir` unless it is there.
+    """The files that a configuration names under `key`; what is copied is copied to `store_dir` unless it is there.
 
     `languages` are the columns' names where none are given. Raises InputError, and StorageError where no copy can be
     written.
@@ -166,7 +181,11 @@ def _find(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) ->
         _refuse_unused(pair, key, "src", "tgt", "subset", "split")
         return Source([find_test_set(pair.dataset, key, languages=languages)])
 
-    if is_hub_dataset(pair):
+    if isinstance(pair.dataset, str) and is_corpus(pair.dataset):
+        _refuse_unused(pair, key, "src", "tgt", "subset", "split")
+        return _copy_of_corpus(pair.dataset, key, languages, copies=store_dir / "copies")
+
+    if is_copied(pair):
         return _copy_of_hub_dataset(pair, key, _columns(pair, key, languages), copies=store_dir / "copies")
 
     _refuse_unused(pair, key, "subset", "split")
@@ -225,8 +244,8 @@ def _refuse_unused(pair: PairConfig, key: str, *names: str) -> None:
             )
 
 
-def is_hub_dataset(pair: PairConfig) -> bool:
-    """Whether it is a data set of the hub, or a directory laid out as one: it is copied before it is read."""
+def is_copied(pair: PairConfig) -> bool:
+    """Whether it is copied before it is read: a data set of the hub, a directory laid out as one, mtdata's corpora."""
     name = pair.dataset
     if not isinstance(name, str) or is_table(name) or is_test_set(name):
         return False
@@ -246,7 +265,22 @@ def _columns(pair: PairConfig, key: str, defaults: Columns) -> Columns:
     return columns
 
 
-# ---- copies of hub data sets ----------------------------------------------------------------------------------------
+# ---- copies ---------------------------------------------------------------------------------------------------------
+
+
+def _copy_of_corpus(dataset: str, key: str, languages: Columns, *, copies: Path) -> Source:
+    """The copy of a corpus that mtdata knows, made in the directory `copies` unless it is there."""
+    sides = find_sides(dataset, key, languages=languages)
+    wanted = HubDataset(dataset, None, None, list(sides))
+
+    def fill(folder: Path, write: Callable[[str, str], None]) -> DatasetOrigin:
+        log.info("copying %s, once", wanted)
+        record = read_corpus(dataset, f"{key}.dataset={dataset}", sides=sides, folder=folder, write=write)
+        if record.left_out:
+            log.info("%s: %d pairs with an empty side left out", wanted, record.left_out)
+        return DatasetOrigin(dataset, None, None, wanted.columns, revision=None, corpus=record)
+
+    return _copy_once(copies, [to_json(wanted)], key, fill)
 
 
 def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies: Path) -> Source:
@@ -261,6 +295,19 @@ def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies
     # The name of the copy says what it is of.
     wanted = HubDataset(name, pair.subset, pair.split, list(columns))
     identity = [to_json(wanted), _contents(Path(name)) if is_local else None]
+
+    def fill(_: Path, write: Callable[[str, str], None]) -> DatasetOrigin:
+        revision = None if is_local else dataset_revision(name)  # first: without a network this fails at once
+        log.info("copying %s, once%s", wanted, f" (revision {revision})" if revision else "")
+        for source, target in _stream(wanted, revision):
+            write(source, target)
+        return DatasetOrigin(name, wanted.subset, wanted.split, wanted.columns, revision, corpus=None)
+
+    return _copy_once(copies, identity, key, fill)
+
+
+def _copy_once(copies: Path, identity: Sequence[object], key: str, fill: _Fill) -> Source:
+    """The copy of what `identity` tells from all else, made by `fill` in the directory `copies` unless it is there."""
     path = copies / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
     # A copy that is there can be used even where no lock can be taken.
@@ -269,7 +316,7 @@ def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies
         try:
             build_once(
                 path,
-                lambda folder: _copy(folder, wanted, is_local=is_local),
+                lambda folder: _copy(folder, fill),
                 is_usable=lambda path: _read_origin(path) is not None,
             )
         except OSError as error:
@@ -308,17 +355,16 @@ def _contents(folder: Path) -> list[list[object]]:
     return [[name, files[name].st_size, files[name].st_mtime_ns] for name in names]
 
 
-def _copy(folder: Path, wanted: HubDataset, *, is_local: bool) -> None:
-    """Write the two sides of a split, a line a row, and the record of what they are."""
-    revision = None if is_local else dataset_revision(wanted.dataset)  # first: without a network this fails at once
-    log.info("copying %s, once%s", wanted, f" (revision {revision})" if revision else "")
-
+def _copy(folder: Path, fill: _Fill) -> None:
+    """Write the two sides, a line a pair, and the record of what they are."""
     with (folder / COPY_FILES[0]).open("xb") as source_file, (folder / COPY_FILES[1]).open("xb") as target_file:
-        for source, target in _stream(wanted, revision):
+
+        def write(source: str, target: str) -> None:
             _write(source_file, source)
             _write(target_file, target)
 
-    origin = DatasetOrigin(wanted.dataset, wanted.subset, wanted.split, wanted.columns, revision)
+        origin = fill(folder, write)
+
     about = _About(origin, _sizes(folder))
     write_new(folder / ABOUT, encode_json(to_json(about)))
     for name in COPY_FILES:

@@ -34,6 +34,8 @@ def data_section(runs: Sequence[RunReading]) -> Component:
         assert first.data is not None
         whose = "" if len(group) == len(runs) else f" of {', '.join(run.name for run in group)}"
         blocks += [_pairs(first.data, whose), _filters(first.data, whose), _tokenizer(first, first.data, whose)]
+        if any(counts.origin for counts in first.data.sets.values()):
+            blocks.append(_origins(first.data, whose))
         if first.data.samples:
             blocks.append(_samples(first.data, whose))
         blocks += _pieces(first, whose)
@@ -68,6 +70,23 @@ def _pairs(report: DataReport, whose: str) -> Table:
         *("references that no translation can equal", "SHA-256 of the files"),
     ]
     return Table(f"Sentence pairs{whose}", head, rows, is_numeric=True)
+
+
+def _origins(report: DataReport, whose: str) -> Table:
+    """A row for each set that was copied, with what is known of its licence and of what to cite."""
+    rows: list[list[Cell]] = []
+    for name, counts in report.sets.items():
+        if counts.origin is None:
+            continue
+        corpus = counts.origin.corpus
+        if corpus is None:
+            rows.append([name, str(counts.origin), counts.origin.revision or "", "", "", ""])
+            continue
+        digests = " ".join(download.sha256[:DIGITS] for download in corpus.downloads)
+        license, citations = corpus.license or UNKNOWN, ", ".join(corpus.citations) or UNKNOWN
+        rows.append([name, str(counts.origin), f"mtdata {corpus.mtdata}", license, citations, digests])
+    head = ["set", "data set", "revision", "licence", "to cite (BibTeX in data.json)", "SHA-256 of the downloads"]
+    return Table(f"Data sets by name{whose}", head, rows, is_numeric=False)
 
 
 def _filters(report: DataReport, whose: str) -> Table:
