@@ -463,6 +463,11 @@ class Results:
         at_least(self, "results.", 1, "steps", "sentences", "target_tokens")
         require(bool(self.validations), "results.validations is empty: the last step is always validated")
 
+    @property
+    def scores(self) -> dict[str, Scores]:
+        """The scores of the sets that the results are of: the test sets, or the dev set."""
+        return self.test_sets if self.dev is None else {"dev": self.dev}
+
     def best_validation(self, metric: Metric) -> Validation:
         """The best of the validations, the earlier one of equals."""
         return max(self.validations, key=lambda validation: validation.rank_key(metric))

@@ -1,11 +1,11 @@
 """What a run reports while it trains, and where.
 
-    scalars by step    Tracker       -> TensorBoard, metrics.jsonl
+    scalars by step    Tracker       -> TensorBoard, metrics.jsonl, and the sinks of `train.trackers`
     log lines          log_to        -> train.log, beside whatever the process does with them
     a bar              progress_bar  -> the terminal
 
-A resumed run drops what TensorBoard and metrics.jsonl hold of later steps, so that no step appears twice; train.log is
-a diary and keeps everything.
+A resumed run drops what TensorBoard and metrics.jsonl hold of later steps, so that no step appears twice; sinks cannot,
+and are not sent those steps again. train.log is a diary and keeps everything.
 """
 
 import json
@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,22 +30,23 @@ from transformer.errors import StorageError
 from transformer.files import append_to, open_regular, storage_error, write_file
 from transformer.run_dir import RunDir
 from transformer.terminal import TIMED, PrintableFormatter, printable
+from transformer.trackers.sink import Setting, Sink
 
 LARGEST_METRICS = 1 << 28  # bytes: a million lines
 
-# Scalars for metrics.jsonl alone. The share of padding hardly changes: TensorBoard would stretch the noise of its third
+# Scalars for metrics.jsonl alone. The share of padding hardly changes: a picture would stretch the noise of its third
 # digit over the whole axis.
 METRICS_ALONE = {"speed/padding_share"}
 
 
 class Tracker:
-    """Writes scalars by step to metrics.jsonl and, but for METRICS_ALONE, TensorBoard; texts there only.
+    """Writes scalars by step to metrics.jsonl and, but for METRICS_ALONE, TensorBoard and sinks; tables there only.
 
     Every method raises StorageError where they cannot be written: on a full disk, or in a directory taken away. A
     context manager: if the block ends with an error, that is raised, and not what closing may raise after it.
     """
 
-    def __init__(self, run: RunDir | None, step: int) -> None:
+    def __init__(self, run: RunDir | None, step: int, *, sinks: Sequence[Sink] = ()) -> None:
         """Go on after `step`: what was written for later steps is dropped. Without a run, nothing is written."""
         self._writes = run is not None
         if run is None:
@@ -56,8 +57,9 @@ class Tracker:
         with _errors_named(run.path):  # TensorBoard names a run by the directory of its files
             self._writer = SummaryWriter(str(run.path), purge_step=step + 1)
         with _errors_named(run.metrics):
-            _drop_after(run.metrics, step)
+            self._last_sent = _drop_after(run.metrics, step)
             self._metrics = append_to(run.metrics)
+        self._sinks = sinks
 
     def __enter__(self) -> "Tracker":
         return self
@@ -81,8 +83,7 @@ class Tracker:
 
         summaries_of: Any = hparams  # neither it nor the writer of files below is typed
         writer: Any = self._writer
-        values = {key: _as_hyper_parameter(value) for key, value in leaves(to_json(job)).items() if key != "run_dir"}
-        _, start, _ = summaries_of(values, {})
+        _, start, _ = summaries_of(hyper_parameters(job), {})
         with _errors_named(self._run.path):
             writer.file_writer.add_summary(start)
 
@@ -92,23 +93,33 @@ class Tracker:
             return
         finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
+        shown = {name: value for name, value in finite.items() if name not in METRICS_ALONE}
         with _errors_named(self._run.path):
-            for name, value in finite.items():
-                if name not in METRICS_ALONE:
-                    self._writer.add_scalar(name, value, step)
+            for name, value in shown.items():
+                self._writer.add_scalar(name, value, step)
+        for sink in self._sinks_of(step):
+            sink.scalars(step, shown)
 
         line = json.dumps({"step": step, "time": round(time.time(), 3), **finite})
         with _errors_named(self._run.metrics):
             self._metrics.write(f"{line}\n")
             self._metrics.flush()
 
-    def text(self, step: int, name: str, lines: list[str]) -> None:
-        """Show these lines of `step` in TensorBoard, as they are, with control characters escaped."""
+    def table(self, step: int, name: str, *, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Show texts of `step`, in TensorBoard a line for each, as they are, with control characters escaped."""
         if not self._writes:
             return
-        indented = "\n".join(f"    {printable(line)}" for line in lines)  # Markdown's literal block
+        width = max(map(len, columns))
+        rows = [[printable(cell) for cell in row] for row in rows]
+        lines = [f"    {column:<{width}} {cell}" for row in rows for column, cell in zip(columns, row, strict=True)]
         with _errors_named(self._run.path):
-            self._writer.add_text(name, indented, step)
+            self._writer.add_text(name, "\n".join(lines), step)  # Markdown's literal block
+        for sink in self._sinks_of(step):
+            sink.table(step, name, columns=columns, rows=rows)
+
+    def _sinks_of(self, step: int) -> Sequence[Sink]:
+        """The sinks, unless the process before this one, which was killed, has sent them this step."""
+        return self._sinks if step >= self._last_sent else ()
 
     def flush(self) -> None:
         """Write out what is buffered."""
@@ -126,7 +137,12 @@ class Tracker:
             self._writer.close()
 
 
-def _as_hyper_parameter(value: object) -> str | float:
+def hyper_parameters(job: TrainJob) -> dict[str, Setting]:
+    """The settings by their keys, as trackers show them; without the run's directory, which they name otherwise."""
+    return {key: _as_hyper_parameter(value) for key, value in leaves(to_json(job)).items() if key != "run_dir"}
+
+
+def _as_hyper_parameter(value: object) -> Setting:
     """A number as such, which the tab sorts by; anything else as it is typed."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
@@ -142,15 +158,19 @@ def _errors_named(path: Path) -> Iterator[None]:
         raise storage_error(path, error=error) from error
 
 
-def _drop_after(path: Path, step: int) -> None:
-    """Remove the lines of later steps, and a last line that a crash cut short. Raises StorageError."""
+def _drop_after(path: Path, step: int) -> float:
+    """Remove the lines of later steps, and a last line that a crash cut short. Raises StorageError.
+
+    Returns the last step that there was, dropped or not.
+    """
     if not os.path.lexists(path):
-        return
+        return 0
     if path.lstat().st_size > LARGEST_METRICS:
         raise StorageError(f"{path}: larger than {LARGEST_METRICS} bytes: move it away, and the run begins a new one")
     with open_regular(path) as file:
-        kept = [line for line in file.read().split(b"\n") if _step_of(line) <= step]
-    write_file(path, b"".join(line + b"\n" for line in kept))
+        steps = [(_step_of(line), line) for line in file.read().split(b"\n")]
+    write_file(path, b"".join(line + b"\n" for of_step, line in steps if of_step <= step))
+    return max((of_step for of_step, _ in steps if math.isfinite(of_step)), default=0)
 
 
 def _step_of(line: bytes) -> float:

@@ -101,7 +101,7 @@ NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
             "keep_best",
         )
     ),
-    *("train.metric", "train.samples", "search.batch_tokens", "search.engine", "search.engine_type"),
+    *("train.metric", "train.samples", "train.trackers", "search.batch_tokens", "search.engine", "search.engine_type"),
     "train.kernels",
 }
 

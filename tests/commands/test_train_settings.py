@@ -137,7 +137,7 @@ FREE = {
     *("run_dir", "search.beam_size", "search.length_penalty", "search.max_extra", "search.batch_tokens"),
     *("data.root", "data.store_dir", "train.max_steps", "train.log_every", "train.save_every"),
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
-    *("train.average", "train.samples", "train.prefetch", "train.proof", "train.profile"),
+    *("train.average", "train.samples", "train.trackers", "train.prefetch", "train.proof", "train.profile"),
     *("data.dev.tag", "data.train.tgt_lang", "data.dev.tgt_lang"),
 }
 NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
@@ -172,6 +172,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "train.subword_sampling": 0.1,
     "train.ema_decay": 0.9,
     "train.patience": 2,
+    "train.trackers": [],
     "train.average": 1,
     "train.keep_last": 5,
     "train.device": "cpu",

@@ -13,7 +13,19 @@ from support.source_code import Module, imported, imports, modules
 # From the bottom up. Units of one floor may import one another only where PEERS says so.
 FLOORS = (
     ("arguments", "cluster", "config", "cost", "errors", "files", "machine", "seeding", "terminal", "vocabulary"),
-    ("checkpoint", "compute", "distributed", "kernels", "layout", "liveness", "loss", "records", "run_dir", "tracking"),
+    (
+        "checkpoint",
+        "compute",
+        "distributed",
+        "kernels",
+        "layout",
+        "liveness",
+        "loss",
+        "records",
+        "run_dir",
+        "trackers",
+        "tracking",
+    ),
     ("data", "model"),
     ("average", "decoding", "evaluation", "published"),
     ("training",),
@@ -36,6 +48,7 @@ PEERS = {
     ("checkpoint", "run_dir"),
     ("run_dir", "records"),
     ("tracking", "run_dir"),
+    ("tracking", "trackers"),
     ("kernels", "compute"),
     ("loss", "compute"),
     ("layout", "kernels"),
@@ -52,7 +65,9 @@ SLOW = {
     "sacremoses",
     "sentencex",
     "mtdata",
+    "trackio",
     "triton",
+    "wandb",
 }
 TRITON = "kernels.gpu."  # the modules that need Triton: they import it as they begin, and are imported in functions
 # slow packages imported inside a function, each in its one module or package
@@ -67,6 +82,8 @@ OWNERS = {
     "sacremoses": "evaluation.paper_bleu",
     "sentencex": "decoding.sentences",
     "torch.utils.tensorboard": "tracking",
+    "trackio": "trackers.service",
+    "wandb": "trackers.service",
     "transformers": "tools.export.marian",
     "torch.nn.attention.varlen": "model.attention",
     "transformer.kernels.gpu.attention": "kernels.packed_attention",
@@ -254,14 +271,13 @@ def test_modules_call_nothing_unsafe_or_loud() -> None:
 STARTS = ("subprocess.", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "pty.", "multiprocessing.")
 
 
-def test_modules_start_no_process_but_git_python_and_the_judges_of_a_command_line() -> None:
+def test_modules_start_no_process_but_git_corpora_trackers_and_the_judges_of_a_command_line() -> None:
     """So nothing that a run directory, a checkpoint or a data set holds is ever run as a command."""
     starts = [(module.name, name) for module, _, name in calls() if name.startswith(STARTS)]
-    assert sorted(starts) == [(name, "subprocess.Popen") for name in ("data.mtdata", "evaluation.judges")] + [
-        ("machine", "subprocess.run")
-    ]
+    starters = {"data.mtdata": "Popen", "evaluation.judges": "Popen", "machine": "run", "trackers.sink": "Popen"}
+    assert sorted(starts) == [(name, f"subprocess.{call}") for name, call in starters.items()]
     importers = {found.module.name for found in imports() if found.target.startswith(("subprocess", "pty"))}
-    assert importers == {"data.mtdata", "evaluation.judges", "machine"}
+    assert importers == starters.keys()
     (command,) = [
         call.args[0] for module, call, name in calls() if module.name == "data.mtdata" and name.startswith(STARTS)
     ]

@@ -406,6 +406,7 @@ ON_RESUME = {
     "train.patience": "a",
     "train.average": "a",
     "train.samples": "a",
+    "train.trackers": "a",
     "search.beam_size": "a",
     "search.length_penalty": "a",
     "search.max_extra": "a",

@@ -128,7 +128,7 @@ def test_tracker_reports_what_it_cannot_write(method: str, tmp_path: Path, monke
 
 def use(tracker: Tracker) -> None:
     tracker.scalars(1, {"loss": 1.0})
-    tracker.text(1, "dev/samples", ["a"])
+    tracker.table(1, "dev/samples", columns=["source"], rows=[["a"]])
     tracker.flush()
     tracker.close()
 
@@ -143,11 +143,14 @@ def test_tracker_writes_strict_json_for_numbers_that_are_not_finite(tmp_path: Pa
 
 def test_tracker_shows_texts_as_they_are(tmp_path: Path) -> None:
     tracker = Tracker(RunDir(tmp_path), 0)
-    tracker.text(4, "dev/samples", ["a | b *c* é", "", "# d"])
+    rows = [["a | b *c* é", ""], ["# d", "e"]]
+    tracker.table(4, "dev/samples", columns=["source", "translation"], rows=rows)
     tracker.close()
     (event,) = events(tmp_path).Tensors("dev/samples/text_summary")
     assert event.step == 4
-    assert event.tensor_proto.string_val[0].decode() == "    a | b *c* é\n    \n    # d"
+    assert event.tensor_proto.string_val[0].decode() == (
+        "    source      a | b *c* é\n    translation \n    source      # d\n    translation e"
+    )
 
 
 def hyper_parameter_tab(folder: Path) -> tuple[Any, dict[str, Any]]:

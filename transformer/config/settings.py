@@ -590,6 +590,13 @@ def _check_tokenizer(config: TokenizerConfig | TargetTokenizerConfig, prefix: st
     require(is_allowed, f"{prefix}character_coverage={coverage} must be in [0.98, 1]")
 
 
+class TrackerKind(Enum):
+    """Whose pages show a training, beside TensorBoard."""
+
+    trackio = "trackio"
+    wandb = "wandb"
+
+
 @dataclass
 class TrainConfig:
     """The recipe (section 5) and the run."""
@@ -681,6 +688,11 @@ class TrainConfig:
     )
     samples: int = option(
         3, "dev translations that TensorBoard shows of each validation; the log has the first", on_resume=OnResume.allow
+    )
+    trackers: list[TrackerKind] | None = option(
+        None,
+        "show the training by these, too, such as [trackio]; one that fails never ends or slows it",
+        on_resume=OnResume.allow,
     )
 
     @staticmethod

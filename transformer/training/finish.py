@@ -40,13 +40,8 @@ def is_finished(run: Run) -> bool:
         and results.search == run.job.search
         and results.test_digest == digest_sets(run.test)
         and (results.dev is None or results.dev_digest == run.dev.digest)
-        and all(_has_words_of(run, name, scores) for name, scores in _scores_by_set(results).items())
+        and all(_has_words_of(run, name, scores) for name, scores in results.scores.items())
     )
-
-
-def _scores_by_set(results: Results) -> dict[str, Scores]:
-    """The scores of the sets that the results are of."""
-    return results.test_sets if results.dev is None else {DEV: results.dev}
 
 
 def _has_words_of(run: Run, name: str, scores: Scores) -> bool:

@@ -11,7 +11,7 @@ alone writes.
 
 import logging
 import time
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 
@@ -33,6 +33,7 @@ from transformer.files import MANIFEST
 from transformer.machine import HeapTrimmer
 from transformer.records import Best, CheckpointState, Progress, Results
 from transformer.run_dir import DEV, RunDir, list_steps
+from transformer.trackers.sink import Sink
 from transformer.tracking import HIDDEN_BY_BAR, ProgressBar, Tracker, progress_bar
 from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
@@ -40,7 +41,7 @@ from transformer.training.history import MARKED, add_mark, begin_history
 from transformer.training.optimizer import move_average, rate_of, updates_applied
 from transformer.training.process import process_settings_restored
 from transformer.training.profile import profiled
-from transformer.training.samples import show_samples
+from transformer.training.samples import open_trackers, show_samples, show_scores
 from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.validate import validate
@@ -70,16 +71,21 @@ def train(job: TrainJob) -> Results:
         world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
         if world.from_rank0(lambda: is_finished(run)):
             log.info("%s: finished at step %d already; nothing is left to train", job.run_dir, run.progress.step)
-        else:
-            train_loop(run)
+            return finish(run)
 
-        return finish(run)
+        with open_trackers(run) as sinks:
+            train_loop(run, sinks=sinks)
+            results = finish(run)
+            show_scores(results, sinks)
+        return results
 
 
-def train_loop(run: Run, marked: Collection[int] = MARKED, *, until: int | None = None) -> None:
+def train_loop(
+    run: Run, marked: Collection[int] = MARKED, *, until: int | None = None, sinks: Sequence[Sink] = ()
+) -> None:
     """Take one step after the other, until the last one or until patience ends; or `until` a step, then uncommitted.
 
-    history.json gets a mark at each commit and at the steps that are `marked`.
+    history.json gets a mark at each commit and at the steps that are `marked`. The sinks are shown what TensorBoard is.
 
     Raises Stopped after a signal, with the step in progress committed; several ranks agree on it one step later.
     """
@@ -95,7 +101,7 @@ def train_loop(run: Run, marked: Collection[int] = MARKED, *, until: int | None 
 
     with (
         Signals() as signals,
-        Tracker(run.directory if world.is_rank0 else None, progress.step) as tracker,
+        Tracker(run.directory if world.is_rank0 else None, progress.step, sinks=sinks) as tracker,
         progress_bar(config.max_steps, progress.step, unit="step", shown=world.is_rank0) as bar,
         closing(_steps(run)) as steps,
         closing(run.stores),  # closed before the steps are, whose thread may wait for an epoch
