@@ -20,6 +20,13 @@ from transformer.trackers import sink
 RUN_KEYS = {"train.seed": 1, "train.max_steps": 4, "init_from": "null"}  # some settings, as they are shown
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to start a tracker, and these trainings take a second."""
+    for name in ("AT_END", "AFTER_ERROR"):
+        monkeypatch.setattr(sink, name, 300.0)
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
@@ -68,6 +75,7 @@ json.dump(shown, sys.stdout)
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("patience")
 def test_train_shows_everything_in_one_run_of_trackio(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +105,7 @@ def test_train_shows_everything_in_one_run_of_trackio(
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("patience")
 def test_train_shows_everything_under_one_id_of_wandb(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

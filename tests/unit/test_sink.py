@@ -184,7 +184,7 @@ def test_open_sinks_waits_less_after_an_error(
         assert len(found) == 2
         if error is not None:
             raise error
-    assert waited == [30.0, 30.0] if error is None else [5.0, 5.0]
+    assert waited == [30.0, 30.0] if error is None else [10.0, 10.0]
 
 
 def test_sink_is_left_out_where_the_package_is_missing(

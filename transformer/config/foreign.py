@@ -509,8 +509,8 @@ FOREIGN = (
     Foreign("train.samples", joeynmt="print_valid_sents"),
     Foreign("train.seed", joeynmt="random_seed", also="manual_seed"),
     Foreign(
-        "train.max_steps",
-        "every run writes `metrics.jsonl` and TensorBoard's files: no key is needed",
+        "train.trackers",
+        "every run writes `metrics.jsonl` and TensorBoard's files; `KEY` adds W&B or trackio",
         fairseq="--wandb-project",
         opennmt="tensorboard",
         hugging_face="report_to",

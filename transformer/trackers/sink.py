@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING = 1 << 20  # bytes that wait for a tracker, beside what a pipe holds; what comes then is left out
 AT_END = 30.0  # seconds that a tracker has at the end of a training for what it has not sent yet
-AFTER_ERROR = 5.0  # and at the end of one that was stopped, which may be killed soon
+AFTER_ERROR = 10.0  # and at the end of one that was stopped, which may be killed soon
 
 Setting: TypeAlias = str | float
 
