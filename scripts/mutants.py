@@ -306,9 +306,23 @@ REPORTED = (
     Mutant(
         "metrics.jsonl keeps the steps after the checkpoint",
         "tracking.py",
-        "if _step_of(line) <= step]",
-        "]",
+        " if of_step <= step))",
+        "))",
         "unit/test_tracking.py::test_tracker_writes_no_step_twice_and_misses_none[falls back]",
+    ),
+    Mutant(
+        "what a tracker says of a failure is logged with its secrets",
+        "trackers/service.py",
+        'text = text.replace(value, f"${name}")',
+        "pass",
+        "unit/test_sink.py::test_sink_says_once_why_a_tracker_has_failed[init says what is secret]",
+    ),
+    Mutant(
+        "steps that a killed training has sent are sent again",
+        "tracking.py",
+        "if step >= self._last_sent else ()",
+        "",
+        "unit/test_sink.py::test_tracker_sends_no_step_twice_after_it_fell_back",
     ),
     Mutant(
         "the gradient is a mean of micro-batches, not over the step's tokens",
