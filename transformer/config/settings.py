@@ -691,7 +691,7 @@ class TrainConfig:
     )
     trackers: list[TrackerKind] | None = option(
         None,
-        "show the training by these, too, such as [trackio]; one that fails never ends or slows it",
+        "show the training by these, too: [trackio], [wandb] or both; one that fails never ends or slows it",
         on_resume=OnResume.allow,
     )
 
