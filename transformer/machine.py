@@ -25,8 +25,9 @@ from transformer.errors import InputError, StorageError
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "32"}  # oneDNN's own; ideep's above it
 
 # How often a thread of GNU's OpenMP looks for work before it sleeps. By default it spins for milliseconds: beside other
-# programs, that is the time of the very thread that it waits for. A smaller number costs a quiet machine more than 2 %.
-SPIN_COUNT = "3000"
+# programs, that is the time of the very thread that it waits for. A quiet machine loses at most 2 % by this number, and
+# a busy one at most a fifth beside threads that sleep at once: scripts/benchmark/results/neighbours-two-zen4-cores.md.
+SPIN_COUNT = "10000"
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the environment variables that decide on it
 
 MOST_THREADS_A_CORE = 4

@@ -514,7 +514,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), translator.translate([
 
 def test_forked_child_translates_where_its_parent_has(run_dir: Path) -> None:
     """OpenMP's threads are not in the child, which would wait for them for ever."""
-    environment = {**os.environ, "GOMP_SPINCOUNT": "3000"}  # threads that wait are to leave the processor to others
+    environment = {**os.environ, "GOMP_SPINCOUNT": "10000"}  # threads that wait are to leave the processor to others
     command = [sys.executable, "-c", FORKS, str(run_dir)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "0 True\n"

@@ -38,7 +38,7 @@ from transformer.layout import Packed
 from transformer.loss import smoothed_cross_entropy
 from transformer.machine import describe_processor
 from transformer.model.attention import Look, attend
-from transformer.model.transformer import Transformer, load_parameters, parameters_by_name
+from transformer.model.transformer import Transformer
 from transformer.records import Proof, Resolved
 from transformer.training.step import Objective
 from transformer.vocabulary import PAD
@@ -220,13 +220,13 @@ class Prover:
 def prove(prover: Prover, job: TrainJob, resolved: Resolved, *, model: Transformer, store: Store) -> Resolved:
     """The settings with the first way that is sound, uncompiled; if it is as resolved, `compile` stays as it is.
 
-    `model` stays as it is. Raises InputError where no way is sound.
+    `model` is on the device and without gradients, and stays so. Raises InputError where no way is sound.
     """
-    copy = _without_dropout(model, precision=resolved.precision, device=prover.device)
+    plain_model = _without_dropout(model)
     remedy = "set train.device=cpu, or train.proof=false if you know better"
 
     def plain_gradient(ids: Ids) -> Gradient:
-        return _plain_gradient(copy, store, ids, label_smoothing=job.train.label_smoothing, device=prover.device)
+        return _plain_gradient(plain_model, store, ids, label_smoothing=job.train.label_smoothing, device=prover.device)
 
     all_ids = _pairs_of_all_lengths(store, COMPARED)
     try:
@@ -242,11 +242,11 @@ def prove(prover: Prover, job: TrainJob, resolved: Resolved, *, model: Transform
         if way.attention_kernel is not None:
             _compare_kernel(way, job.model, store, compared, device=prover.device)
         batch = _compared_batch(way, store, compared).to(prover.device)
-        objective = Objective(copy, job.train.label_smoothing, loss_rows=way.loss_rows).train()
+        objective = Objective(plain_model, job.train.label_smoothing, loss_rows=way.loss_rows).train()
         found = _gradient(objective, batch, device=prover.device, precision=way.precision)
         _compare(found, wanted, TOLERANCES[way.precision in HALF])
         with autocast(prover.device, way.precision):
-            leak = largest_leak(copy, batch)
+            leak = largest_leak(plain_model, batch)
         if not leak <= MOST_LEAK:
             raise _DeviatesError(f"what is predicted depends on later tokens (by {leak:.2g})")
         return found.distance(wanted)
@@ -300,14 +300,16 @@ def prove_compiled(
 # ---- what is compared -----------------------------------------------------------------------------------------------
 
 
-def _without_dropout(model: Transformer, *, precision: Precision, device: torch.device) -> Transformer:
-    """A copy of the model that computes the same without dropout."""
+def _without_dropout(model: Transformer) -> Transformer:
+    """A model with the very parameters of this one that computes the same without dropout."""
     config = replace(model.config, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0)
-    random_state = torch.get_rng_state()
-    copy = Transformer(config, model.vocab_sizes).to(device, dtype_of(precision))
-    torch.set_rng_state(random_state)
-    load_parameters(copy, parameters_by_name(model))
-    return copy
+    with torch.device("meta"):  # nothing is drawn
+        other = Transformer(config, model.vocab_sizes)
+    other.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    for name, buffer in model.named_buffers():
+        module, _, own_name = name.rpartition(".")
+        setattr(other.get_submodule(module), own_name, buffer)
+    return other
 
 
 def _pairs_of_all_lengths(store: Store, tokens: int) -> Ids:
