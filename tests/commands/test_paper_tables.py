@@ -236,6 +236,10 @@ def test_table_job_refuses_a_width_that_does_not_fit() -> None:
         TableJob(table="mine.yaml", width=64)
     with pytest.raises(ValueError, match="width=4611686018427387904 must be at most 1048576"):
         TableJob(width=1 << 62)
+    with pytest.raises(ValueError, match="table=3 trains models of its own from their first step on: leave init_from"):
+        TableJob(init_from="runs/a")
+    with pytest.raises(InputError, match=r"model\.n_heads=1: init_from=runs/a brings its own model"):
+        compose("table", ["table=mine.yaml", "init_from=runs/a", "model.n_heads=1"])
 
 
 def test_table_job_refuses_seeds_that_would_be_too_large() -> None:
@@ -287,6 +291,16 @@ def test_table_refuses_a_row_that_sets_what_the_table_decides_on(tmp_path: Path,
     path.write_text(f"a: {row}\n")
     assert "row a: " in (message := refuse(table_job(tmp_path, table=str(path))))
     assert "the table decides on it" in message
+
+
+def test_table_refuses_a_row_with_another_model_beside_init_from(tmp_path: Path) -> None:
+    """Each run would have that of `init_from`, whatever its row says."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("a: {model: {dropout: 0.2}}\nb: {model: {n_heads: 1}}\n")
+    job = replace(table_job(tmp_path, table=str(path)), init_from="runs/a")
+    assert refuse(job).startswith(f"{path}: row b: model.n_heads=1: init_from=runs/a brings its own model")
+    path.write_text("a: {init_from: runs/a, model: {n_heads: 1}}\n")
+    assert "row a: model.n_heads=1: init_from=runs/a" in refuse(replace(job, init_from=None))
 
 
 @pytest.mark.parametrize(("table", "making"), [("1", make_layer_table), ("3", make)])

@@ -57,8 +57,8 @@ class TableJob(TrainJob):
             f"model.d_model={self.model.d_model} must be a multiple of 8, the smallest d_k of table={SCORES}",
         )
         require(
-            self.table != SCORES or self.init_from is None,
-            f"table={SCORES} compares trainings from their first step on: leave init_from out",
+            self.table not in (*PAPER_TABLES, SCORES) or self.init_from is None,
+            f"table={self.table} trains models of its own from their first step on: leave init_from out",
         )
 
         # The tables of the paper at another width.
@@ -76,10 +76,11 @@ class TableJob(TrainJob):
         )
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
-        """Refuse what is given of `model` beside a table of the paper, whose rows have its models.
+        """Refuse what is given of `model` beside `init_from`, or a table of the paper, whose rows have its models.
 
         Most of it would be lost. A recipe may set such keys.
         """
+        super().check_overrides(overrides)
         if self.table not in PAPER_TABLES:
             return
         allowed = tuple(f"model.{name}=" for name in BESIDE_THE_ROWS)

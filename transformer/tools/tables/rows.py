@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from transformer.config.compose import read_rows
 from transformer.config.jobs import TrainJob
-from transformer.config.keys import leaves
+from transformer.config.keys import as_typed, leaves
 from transformer.errors import InputError
 from transformer.tools.tables.grid import Changes, describe_changes, with_changes
 from transformer.tools.tables.job import PAPER_TABLES, SCORES, TableJob
@@ -72,6 +72,10 @@ def _row_of_file(given: TrainJob, name: str, *, changes: Changes, path: str) -> 
         if key in ("run_dir", "train.seed"):  # the row would show it, and it would have no effect
             raise InputError(f"{path}: row {name}: {key}: the table decides on it, by output, train.seed and seeds")
     job = with_changes(given, changes, place=f"{path}: row {name}")
+    try:
+        job.check_overrides([f"{key}={as_typed(value)}" for key, value in leaves(changes).items()])
+    except InputError as error:
+        raise InputError(f"{path}: row {name}: {error}") from error
     return Row(name, describe_changes(changes), published=None, job=job)
 
 
