@@ -120,6 +120,12 @@ def test_summary_of_settings_whose_run_dir_is_a_run_says_so(finished: Path, capl
     assert caplog.messages == []
 
 
+def test_summary_beside_init_from_is_of_the_model_that_comes_from_there(finished: Path, tmp_path: Path) -> None:
+    found = summarise(SummaryJob(run_dir=str(tmp_path / "b"), init_from=str(finished)))
+    own = summarise(SummaryJob(run=str(finished)))
+    assert (found.parameters, found.vocab_size) == (own.parameters, own.vocab_size)
+
+
 def test_summary_of_a_run_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such run directory"):
         summarise(SummaryJob(run=str(tmp_path / "none")))

@@ -30,6 +30,7 @@ from transformer.tools.memory import Memory, estimate_memory
 from transformer.tools.metrics import SPEED, read_curves
 from transformer.tools.summary.job import SummaryJob
 from transformer.training.resolve import resolve_settings
+from transformer.training.warm_start import find_source, with_model_of
 from transformer.vocabulary import (
     VocabSize,
     VocabSizes,
@@ -143,7 +144,11 @@ def summarise(job: SummaryJob) -> Summary:
 def _subject_of_settings(job: SummaryJob) -> _Subject:
     if os.path.exists(RunDir(Path(job.run_dir)).record):
         log.warning("%s is a run: run=%s sums it up; this is of the settings given here", job.run_dir, job.run_dir)
-    return _Subject(job, job.tokenizer.vocab_sizes, _resolve(job))
+    source = find_source(job)
+    if source is None:
+        return _Subject(job, job.tokenizer.vocab_sizes, _resolve(job))
+    with_source = with_model_of(source, job)
+    return _Subject(with_source, source.run_state().vocab_sizes, _resolve(with_source))
 
 
 def _resolve(job: TrainJob) -> Resolved:
