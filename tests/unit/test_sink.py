@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
@@ -15,6 +17,7 @@ import pytest
 from support.corpora import wait_for
 from support.paths import ROOT
 from transformer.config.settings import TrackerKind, TrainConfig
+from transformer.errors import PeerError
 from transformer.run_dir import RunDir
 from transformer.trackers import sink as sinks
 from transformer.trackers.sink import Sink, open_sinks
@@ -123,6 +126,24 @@ def test_sink_leaves_project_and_folder_to_wandbs_own_variables(
     assert (begin[1], begin[5]["dir"]) == ("mine", "elsewhere")
 
 
+def test_sink_closes_in_a_process_with_many_open_files(tmp_path: Path, install: Install) -> None:
+    """More than select() takes, where that many are allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"at most {hard} open files")
+    install("time.sleep(0.2)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            files.enter_context(open(os.devnull, "rb"))
+        sink = opened(tmp_path)
+        for step in range(2500):  # more than a pipe holds
+            sink.scalars(step, {"loss": 1.0})
+        sink.close(100.0)
+    assert calls(tmp_path)[-1] == ["finish"]
+
+
 @pytest.mark.parametrize(("code", "said"), FAILS.values(), ids=FAILS)
 def test_sink_says_once_why_a_tracker_has_failed(
     tmp_path: Path, install: Install, caplog: pytest.LogCaptureFixture, code: str, said: str
@@ -169,9 +190,9 @@ def test_sink_leaves_out_what_a_tracker_does_not_take_and_says_so_once(
     sink.close(0.0)
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+@pytest.mark.parametrize(("error", "seconds"), [(None, 30.0), (KeyboardInterrupt, 10.0), (PeerError, 0.5)])
 def test_open_sinks_waits_less_after_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | None, seconds: float
 ) -> None:
     waited: list[float] = []
     monkeypatch.setattr(Sink, "__init__", lambda *_, **__: None)
@@ -184,7 +205,7 @@ def test_open_sinks_waits_less_after_an_error(
         assert len(found) == 2
         if error is not None:
             raise error
-    assert waited == [30.0, 30.0] if error is None else [10.0, 10.0]
+    assert waited == [seconds, seconds]
 
 
 def test_sink_is_left_out_where_the_package_is_missing(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from transformer.config.settings import TrackerKind
+from transformer.errors import PeerError
 from transformer.terminal import printable
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 1 << 20  # bytes that wait for a tracker, beside what a pipe holds; what comes then is left out
 AT_END = 30.0  # seconds that a tracker has at the end of a training for what it has not sent yet
 AFTER_ERROR = 10.0  # and at the end of one that was stopped, which may be killed soon
+AFTER_LOSS = 0.5  # and where another rank is gone: this one is to say so, and the others wait for it
 
 Setting: TypeAlias = str | float
 
@@ -126,7 +128,7 @@ class Sink:
         """Write what waits, until the deadline."""
         self._write()
         while self._process is not None and self._waiting and time.monotonic() < deadline:
-            select.select([], [_pipe(self._process.stdin)], [], 0.1)
+            time.sleep(0.05)
             self._write()
 
     def _report(self, process: subprocess.Popen[bytes]) -> str:
@@ -162,6 +164,9 @@ def open_sinks(
     try:
         yield sinks
         seconds = AT_END
+    except PeerError:
+        seconds = AFTER_LOSS
+        raise
     finally:
         for sink in sinks:
             sink.close(seconds)
