@@ -679,8 +679,8 @@ FOUND = (
     Mutant(
         "a line of several sentences is passed over in silence",
         "decoding/translate_stream.py",
-        "self.line_check.count(texts))\n",
-        "{})\n",
+        "tally = self.line_check.count(texts)\n",
+        "tally: Tally = {}\n",
         "unit/test_sentences.py::test_translate_warns_once_of_lines_unlike_those_of_training",
     ),
     Mutant(
