@@ -123,6 +123,7 @@ REFUSED = {
     "text for bool": ("translate", ["strict=perhaps"], ["strict", "perhaps", "bool"]),
     "wrong enum, nearest": ("train", ["train.precision=bfloat16"], ["train.precision=", "did you mean 'bf16'?"]),
     "wrong enum of a sweep": ("train", ["-m", "model.norm=pre,pst"], ["model.norm=pst", "did you mean 'post'?"]),
+    "null for a source": ("import", ["from=null"], ["from=null: from cannot be null"]),
     "null for a number": ("train", ["train.seed=null"], ["train.seed=null", "cannot be null"]),
     "unknown sweeper": ("train", ["-m", "hydra/sweeper=optun"], ["hydra/sweeper/optun", "basic"]),
     "a sign too many": ("train", ["train.max_steps==5"], ["train.max_steps==5: ", "a sign"]),

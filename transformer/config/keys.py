@@ -146,10 +146,10 @@ def check_override(override: str, keys: Mapping[str, Key], *, groups: Sequence[s
     # A key of the job.
     _check_key(key, override, keys=keys, groups=groups)
     kind = keys[generic_key(key)].kind
-    key = f"{key}_" if iskeyword(key) else key  # as its field is called
     is_choice = is_multirun and re.search("[,(]", value) is not None
     if value == "null" and type(None) not in get_args(kind):
         raise InputError(f"{override}: {key} cannot be null")
+    key = f"{key}_" if iskeyword(key) else key  # as its field is called
     if value == "null" or is_choice:
         return f"{key}={value}"
     if _is_list(kind):
