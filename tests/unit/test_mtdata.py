@@ -245,7 +245,7 @@ def test_read_gives_the_pairs_of_any_kind_of_file(found: dict[str, Any], server:
         for file in files
     ]
     assert record["left_out"] == left_out
-    assert (record["license"] or "").startswith("https://creativecommons.org") == name.startswith("Flores")
+    assert (record["licence"] or "").startswith("https://creativecommons.org") == name.startswith("Flores")
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -396,9 +396,9 @@ def test_prepare_records_where_a_corpus_comes_from(
     report = from_json(DataReport, written)
     assert report.sets["extra.europarl"].pairs_read == len(PAIRS)
     table = data_tables._origins(report, "")
-    ((name, dataset, revision, license, citations, digests),) = table.rows
+    ((name, dataset, revision, licence, citations, digests),) = table.rows
     assert (name, dataset) == ("extra.europarl", "mtdata:Statmt-zip-1-deu-eng")
-    assert (revision, license, citations) == (f"mtdata {version('mtdata')}", "unknown", "koehn2005europarl")
+    assert (revision, licence, citations) == (f"mtdata {version('mtdata')}", "unknown", "koehn2005europarl")
     assert digests == hashlib.sha256(ZIP).hexdigest()[:12]
 
     # Before there were such corpora, nothing was said of them.

@@ -687,7 +687,7 @@ class TrainConfig:
         5, "last checkpoints to average into the final model (paper, section 6.1)", on_resume=OnResume.allow
     )
     samples: int = option(
-        3, "dev translations that TensorBoard shows of each validation; the log has the first", on_resume=OnResume.allow
+        3, "dev translations that trackers show of each validation; the log has the first", on_resume=OnResume.allow
     )
     trackers: list[TrackerKind] | None = option(
         None,

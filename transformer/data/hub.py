@@ -5,7 +5,8 @@ is executed, and only those that were asked for are fetched.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,20 +38,10 @@ def find_model(source: str, key: str) -> HubModel:
         raise InputError(f"{key}={source}: name a model of the hub as {PREFIX}OWNER/NAME[@REVISION]")
 
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
     name = match["name"]
-    try:
+    with _errors_named(f"{key}={source}", remedy="run this where it can, or name a folder with the model's files"):
         found = HfApi().model_info(name, revision=match["revision"], timeout=10)
-    except HfHubHTTPError as error:
-        raise InputError(
-            f"{key}={source}: not found on the hub ({first_cause(error)}): check the name, or log in"
-        ) from error
-    except Exception as error:  # of whichever HTTP library the hub's client uses
-        raise InputError(
-            f"{key}={source}: the hub cannot be reached ({first_cause(error)}): run this where it can, or name a "
-            "folder with the model's files"
-        ) from error
     return HubModel(name, str(found.sha), [sibling.rfilename for sibling in found.siblings or []])
 
 
@@ -63,8 +54,6 @@ def fetch(model: HubModel, names: Sequence[str], folder: Path) -> None:
     for name in names:
         try:
             hf_hub_download(model.name, name, revision=model.revision, local_dir=folder)
-        except OSError as error:
-            raise InputError(f"{PREFIX}{model.name}: {name} cannot be fetched ({first_cause(error)})") from error
         except Exception as error:  # of whichever HTTP library the hub's client uses
             raise InputError(f"{PREFIX}{model.name}: {name} cannot be fetched ({first_cause(error)})") from error
 
@@ -72,19 +61,25 @@ def fetch(model: HubModel, names: Sequence[str], folder: Path) -> None:
 def dataset_revision(name: str) -> str:
     """The commit of a data set that the hub has now; without a network, the answer comes at once."""
     from huggingface_hub import HfApi
+
+    remedy = (
+        "run `transformer prepare` where it can, or name text files, tables, or a directory with the data set's files"
+    )
+    with _errors_named(name, remedy=remedy):
+        return str(HfApi().dataset_info(name, timeout=10).sha)
+
+
+@contextmanager
+def _errors_named(what: str, *, remedy: str) -> Iterator[None]:
+    """Raise an InputError about `what` for the hub's answer that there is no such thing, and for none."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return str(HfApi().dataset_info(name, timeout=10).sha)
+        yield
     except HfHubHTTPError as error:
-        raise InputError(
-            f"{name}: cannot be downloaded from the hub ({first_cause(error)}): check the name, or log in"
-        ) from error
+        raise InputError(f"{what}: not found on the hub ({first_cause(error)}): check the name, or log in") from error
     except Exception as error:  # of whichever HTTP library the hub's client uses
-        raise InputError(
-            f"{name}: the hub cannot be reached ({first_cause(error)}): run `transformer prepare` where it can, or "
-            "name text files, tables, or a directory with the data set's files"
-        ) from error
+        raise InputError(f"{what}: the hub cannot be reached ({first_cause(error)}): {remedy}") from error
 
 
 def first_cause(error: BaseException) -> str:

@@ -54,7 +54,7 @@ class CorpusRecord:
 
     mtdata: str  # the version
     citations: dict[str, str]  # BibTeX entries by key
-    license: str | None  # a name or a URL; None: mtdata does not say
+    licence: str | None  # a name or a URL; None: mtdata does not say
     downloads: list[Download]
     left_out: int  # pairs with an empty side
 
@@ -209,7 +209,7 @@ def _read(name: str, folder: Path, send: Send) -> CorpusRecord:
         raise InputError(f"{place}cannot be read ({_words(error)})") from error
     if not sent:
         raise InputError("there is no pair in it: choose another corpus")
-    return CorpusRecord(version("mtdata"), citations, _license(entry), downloads, left_out)
+    return CorpusRecord(version("mtdata"), citations, _licence(entry), downloads, left_out)
 
 
 def _look_up(name: str) -> tuple[Any, dict[str, str]]:
@@ -294,14 +294,14 @@ def _one_line(text: str) -> str:
     return re.sub(r"[\n\r\t]", " ", text.strip())
 
 
-def _license(entry: Any) -> str | None:
+def _licence(entry: Any) -> str | None:
     """The licence of a corpus, as far as mtdata has it: in its lists, not in its entries."""
     from mtdata.index import allenai_nllb, elrc_share, flores
 
     if entry.did.group == "ELRC":
         with elrc_share.REFS_FILE.open(encoding="utf-8") as lines:
-            licenses = {fields[6]: fields[7] for fields in (line.split("\t") for line in lines)}
-        return licenses.get(entry.url)
+            licences = {fields[6]: fields[7] for fields in (line.split("\t") for line in lines)}
+        return licences.get(entry.url)
     module = {"AllenAi": allenai_nllb, "Flores": flores}.get(entry.did.group)
     return getattr(module, "_LICENSE", None)
 

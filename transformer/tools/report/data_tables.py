@@ -83,8 +83,8 @@ def _origins(report: DataReport, whose: str) -> Table:
             rows.append([name, str(counts.origin), counts.origin.revision or "", "", "", ""])
             continue
         digests = " ".join(download.sha256[:DIGITS] for download in corpus.downloads)
-        license, citations = corpus.license or UNKNOWN, ", ".join(corpus.citations) or UNKNOWN
-        rows.append([name, str(counts.origin), f"mtdata {corpus.mtdata}", license, citations, digests])
+        licence, citations = corpus.licence or UNKNOWN, ", ".join(corpus.citations) or UNKNOWN
+        rows.append([name, str(counts.origin), f"mtdata {corpus.mtdata}", licence, citations, digests])
     head = ["set", "data set", "revision", "licence", "to cite (BibTeX in data.json)", "SHA-256 of the downloads"]
     return Table(f"Data sets by name{whose}", head, rows, is_numeric=False)
 
