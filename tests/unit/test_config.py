@@ -309,6 +309,7 @@ ON_RESUME = {
     "model.d_v": "r",
     "model.score": "r",
     "model.activation": "r",
+    "model.biases": "r",
     "model.dropout": "r",
     "model.attention_dropout": "r",
     "model.relu_dropout": "r",

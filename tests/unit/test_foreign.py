@@ -81,7 +81,7 @@ MORE = {
     "train.kernels": "train.attention_kernel train.fused_loss",
 }
 NOT_HERE = (  # nothing here is nearly the same, though some keys look alike
-    "train.momentum train.min_steps train.wd train.adam model.rope model.bias model.head_dim model.hidden "
+    "train.momentum train.min_steps train.wd train.adam model.rope model.head_dim model.hidden "
     "model.width data.path data.min_length data.lang_pair tokenizer.lowercase tokenizer.size search.min_length output "
     "verbose train.decay_steps train.stop_metric train.max length data.src_tgt_lang model.n_encoders --output --config"
 )
