@@ -56,7 +56,7 @@ def gpu_obstacle() -> str | None:
     if built_for is None and Path("/dev/nvidia0").exists():
         return f"torch {torch.__version__} is built for CPUs: install a CUDA build to use the NVIDIA GPU here"
     if torch.backends.mps.is_available():
-        return "Apple's GPU (mps) is not supported: this computes on the CPU"
+        return "Apple's GPU (mps) is not supported: its CPU is (device=cpu)"
     return None
 
 

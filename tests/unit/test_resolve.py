@@ -114,10 +114,13 @@ def test_resolve_settings_says_why_batches_are_padded(caplog: pytest.LogCaptureF
     caplog.set_level(logging.INFO)
     resolve_settings(job({"attention_dropout": 0.1}), 1)
     resolve_settings(job(precision=Precision.fp32), 1)
+    resolve_settings(job({"d_v": 32}), 1)
     padded = [record.getMessage() for record in caplog.records if "padded" in record.getMessage()]
     assert padded == [
         "batches are padded: torch's kernel for packed ones has no dropout on weights (model.attention_dropout)",
         "batches are padded: torch's kernel for packed ones does not compute in fp32",
+        "batches are padded: torch's kernel for packed ones needs d_k and d_v to be one multiple of 8 up to 256, "
+        "not 64 and 32",
     ]
 
 
@@ -150,6 +153,7 @@ def test_resolve_settings_on_amd_is_plain(monkeypatch: pytest.MonkeyPatch, caplo
     resolved = resolve_settings(job(), 1)
     assert (resolved.layout, resolved.compile, resolved.attention_kernel) == (LayoutKind.padded, False, None)
     assert "nobody has tried this package on a GPU of AMD's" in caplog.text
+    assert "torch's kernel for packed ones needs an NVIDIA GPU since Ampere" in caplog.text
 
 
 @pytest.mark.usefixtures("gpu")

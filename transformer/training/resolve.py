@@ -126,8 +126,11 @@ def _varlen_obstacle(model: ModelConfig, device: torch.device, precision: Precis
         return "has no dropout on weights (model.attention_dropout)"
     if product_dtype(precision) not in (torch.bfloat16, torch.float16):
         return f"does not compute in {precision.value}"
+    if model.key_width != model.value_width or model.key_width % 8 or model.key_width > 256:
+        widths = f"{model.key_width} and {model.value_width}"
+        return f"needs d_k and d_v to be one multiple of 8 up to 256, not {widths}"
     if not has_varlen_kernel(device, product_dtype(precision), d_k=model.key_width, d_v=model.value_width):
-        return f"needs a GPU since Ampere, and heads of one width, not {model.key_width} and {model.value_width}"
+        return "needs an NVIDIA GPU since Ampere"
     return None
 
 
