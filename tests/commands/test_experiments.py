@@ -50,6 +50,7 @@ RECIPE = {  # base and big of English-German, base and big of English-French; wh
     "model.d_v": None,
     "model.score": "scaled",
     "model.activation": "relu",
+    "model.biases": False,
     "model.dropout": (0.1, 0.3, 0.1, 0.1),
     "model.attention_dropout": 0.0,
     "model.relu_dropout": 0.0,
