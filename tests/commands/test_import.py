@@ -43,6 +43,8 @@ from transformer.tools.export.command import export
 from transformer.tools.export.job import ExportJob, Target
 from transformer.tools.imports.command import import_run
 from transformer.tools.imports.job import ImportJob
+from transformer.tools.replay.command import replay
+from transformer.tools.replay.job import ReplayJob
 from transformer.training.step import Objective
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
@@ -537,6 +539,12 @@ def test_train_refuses_an_imported_run_as_its_own(saved: Saved, tmp_path: Path) 
     with pytest.raises(InputError, match="an imported model: train with init_from="):
         run(tiny_job(run_dir, write_corpus(tmp_path / "corpus")))
     assert (run_dir / "averaged" / "model.safetensors").read_bytes() == before
+
+
+def test_replay_of_an_imported_run_is_refused(saved: Saved) -> None:
+    _, _, run_dir = saved("OPUS-MT")
+    with pytest.raises(InputError, match="an imported model, of whose training nothing is here"):
+        replay(ReplayJob(run_dir=str(run_dir)))
 
 
 # ---- the hub, played by a server ------------------------------------------------------------------------------------

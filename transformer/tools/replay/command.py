@@ -168,6 +168,10 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
     """The run as the checkpoint left it, in one process and eager; without a checkpoint, as it began."""
     # Its settings, as they were when the checkpoint was committed.
     record = directory.read_record()
+    if checkpoint is None and record.imported is not None:
+        raise InputError(
+            f"{directory.path}: an imported model, of whose training nothing is here: there is no step to replay"
+        )
     job = replace(record.config, run_dir=str(directory.path))
     if checkpoint is not None:
         job = replace(job, train=checkpoint.settings("train", TrainConfig))
