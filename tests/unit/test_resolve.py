@@ -149,6 +149,7 @@ def test_resolve_settings_says_why_a_gpu_is_not_used(
 
 @pytest.mark.usefixtures("gpu")
 def test_resolve_settings_on_amd_is_plain(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(torch.version, "hip", "6.3")
     resolved = resolve_settings(job(), 1)
     assert (resolved.layout, resolved.compile, resolved.attention_kernel) == (LayoutKind.padded, False, None)
