@@ -347,6 +347,7 @@ def document(kind: type) -> dict[str, Any]:
         **{"bleu": 1.0, "bleu_signature": "s", "chrf": 2.0, "chrf_signature": "s"},
         **{"chrf_plus_plus": 1.5, "chrf_plus_plus_signature": "s", "judges": {}},
     }
+    imported = {"source": "hf:a/b", "revision": "c", "licence": "mit", "card": "text", "sha256": {"config.json": "f"}}
     resolved = {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 300, "layout": "packed"}
     documents: dict[type, dict[str, Any]] = {
         CheckpointState: {
@@ -365,7 +366,8 @@ def document(kind: type) -> dict[str, Any]:
         RunRecord: {
             **{"format": 2, "id": "x", "started": "2026", "versions": {"torch": "2.13"}, "data_digest": "d" * 64},
             **{"prepare_version": 2, "tokenizer_sha256": "f" * 64},
-            "init_from": {"path": "a", "step": 4, "manifest_sha256": "f" * 64},
+            "init_from": {"path": "a", "step": 4, "manifest_sha256": "f" * 64, "imported": imported},
+            "imported": imported,
             "resolved": {
                 **{**resolved, "compile": False, "micro_batch_multiple": 1},
                 **{"attention_kernel": "varlen", "loss_rows": 4_096},

@@ -19,7 +19,7 @@ class ImportJob(Job):
     """`transformer import`."""
 
     from_: str = option(
-        "", "a folder that save_pretrained of a MarianMTModel wrote, or a model of the hub: hf:OWNER/NAME[@REVISION]"
+        "", "a folder that save_pretrained of a MarianMTModel wrote, or a model of the hub, as hf:OWNER/NAME[@REVISION]"
     )
     run_dir: str = option("runs/imported", "the run directory to make")
     data: Languages = field(default_factory=Languages)
