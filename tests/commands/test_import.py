@@ -4,10 +4,8 @@ import copy
 import hashlib
 import json
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from support.corpora import Shell, in_a_child, overrides, read, run, run_command, tiny_job, write_corpus
+from support.hub import COMMIT, HubHandler, serving
 from support.marian import ENGLISH, GERMAN, SCRIPTS, VARIANTS, save, sentences
 from support.ranks import ranks
 from transformer.config.jobs import EvaluateJob, TrainJob, TranslateJob
@@ -549,26 +548,9 @@ def test_replay_of_an_imported_run_is_refused(saved: Saved) -> None:
 
 # ---- the hub, played by a server ------------------------------------------------------------------------------------
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
-
-class Hub(ThreadingHTTPServer):
-    """Serves a folder as the model ours/en-de, and remembers which paths were asked for."""
-
-    daemon_threads = True
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.folder = folder
-        self.asked: list[str] = []
-
-
-class Answer(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Hub
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+class Answer(HubHandler):
+    """Serves the model ours/en-de."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0].strip("/")
@@ -588,13 +570,6 @@ class Answer(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body if self.command != "HEAD" else b"")
-
 
 @pytest.mark.ci
 def test_import_fetches_a_model_of_the_hub_at_a_revision(saved: Saved, tmp_path: Path) -> None:
@@ -605,8 +580,7 @@ def test_import_fetches_a_model_of_the_hub_at_a_revision(saved: Saved, tmp_path:
     (folder / "tf_model.h5").write_bytes(b"of another library")
     data = write_corpus(tmp_path / "corpus")
     job = job_on(data, tmp_path / "runs" / "tuned", Path("hf:ours/en-de"), max_steps=1, average=1)
-    with Hub(folder) as hub:
-        threading.Thread(target=hub.serve_forever, daemon=True).start()
+    with serving(folder, Answer) as hub:
         environment = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path / "home")}
         with Shell(tmp_path, "transformer.training.loop", **environment, HF_HUB_OFFLINE="0") as shell:
             status, log = shell.run("import", "from=hf:ours/en-de@main", f"run_dir={tmp_path / 'run'}")
@@ -631,7 +605,6 @@ def test_import_fetches_a_model_of_the_hub_at_a_revision(saved: Saved, tmp_path:
             hub.folder = tmp_path / "runs" / "tuned"
             status, log = shell.run("import", "from=hf:ours/en-de", f"run_dir={tmp_path / 'theirs'}")
             assert status == 0, log
-        hub.shutdown()
     theirs, tuned = (tmp_path / name for name in ("theirs", "runs/tuned"))
     assert (theirs / "averaged/model.safetensors").read_bytes() == (tuned / "averaged/model.safetensors").read_bytes()
     assert (theirs / "hypotheses/test.hyp").exists()

@@ -6,12 +6,10 @@ import json
 import multiprocessing
 import re
 import shutil
-import threading
 import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -22,6 +20,7 @@ from pyarrow import parquet
 
 from support.compressed import compressed
 from support.corpora import Shell, read, run, steps_of, tiny_job, write_corpus
+from support.hub import COMMIT, Hub, HubHandler, serving
 from support.observers import watch_disk
 from transformer.config.jobs import EvaluateJob, TrainJob
 from transformer.config.settings import ExtraConfig, PairConfig
@@ -35,7 +34,6 @@ SPLITS = {"train": 60, "validation": 5, "test": 3}
 CARD = "---\nconfigs:\n- config_name: de-en\n  data_files:\n" + "".join(
     f"  - split: {split}\n    path: de-en/{split}-*\n" for split in SPLITS
 )
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NEXT_COMMIT = COMMIT[::-1]
 LANGUAGES = ("en", "de")
 
@@ -631,24 +629,8 @@ def test_resolve_source_names_a_remedy_that_the_command_has(key: str, remedy: st
 # ---- the hub, played by a server ------------------------------------------------------------------------------------
 
 
-class Hub(ThreadingHTTPServer):
-    """Serves a folder as the data set wmt/wmt14; of half/half, no more than `limit` bytes of a file."""
-
-    daemon_threads = True
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.folder = folder
-        self.asked: list[str] = []
-        self.commit = COMMIT
-
-
-class Answer(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Hub
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+class Answer(HubHandler):
+    """Serves the data set wmt/wmt14; of half/half, no more than the beginning of a file."""
 
     def do_GET(self) -> None:
         form = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
@@ -703,18 +685,10 @@ class Answer(BaseHTTPRequestHandler):
     def reply_json(self, value: object) -> None:
         self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body if self.command != "HEAD" else b"")
-
 
 @pytest.fixture
 def hub(twin: Path) -> Iterator[Hub]:
-    with Hub(twin) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(twin, Answer) as server:
         yield server
 
 
