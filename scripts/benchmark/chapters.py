@@ -3,7 +3,8 @@
     python scripts/benchmark/chapters.py --pairs 100000000 --folder scratch
 
 The store is made up, and lies in files as a prepared one does: pairs as long as those of WMT (`steps.py`), whose pieces
-repeat. It is made once, in a folder that must have room for about 125 bytes a pair, and stays there. Then, each in a
+repeat. It is made once, in a folder that must have room for about 125 bytes a pair, and stays there. With `--hollow`,
+the disk gives back what the pieces took, which then read as zeros, and 16 bytes a pair are enough. Then, each in a
 process of its own:
 
 - `start` and `resume`: open the store and take the first step of load_steps, at the start of the first epoch, and in
@@ -34,6 +35,7 @@ from transformer.data.store import SIDES, Ids, Sentences, Store, StoreWriter
 
 VOCAB = 37_000
 BLOCK = 1 << 18  # pairs that are made at a time
+HOLLOW_EVERY = 32  # blocks
 TOKENS = 25_000  # of a step, on each side
 
 
@@ -44,7 +46,7 @@ def main(arguments: list[str]) -> None:
         return
 
     if not args.folder.exists():
-        make(args.folder, args.pairs)
+        make(args.folder, args.pairs, is_hollow=args.hollow)
     facts = {name: in_a_process(name, args.folder) for name in STAGES}
     print("\n".join(page(shlex.join(["python", "scripts/benchmark/chapters.py", *arguments]), facts)))
 
@@ -53,6 +55,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=positive, default=100_000_000, help="sentence pairs (default: %(default)s)")
     parser.add_argument("--folder", type=Path, required=True, help="where the store is, or will be made")
+    parser.add_argument("--hollow", action="store_true", help="keep the lengths of the sentences, not their pieces")
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -70,7 +73,7 @@ def in_a_process(name: str, folder: Path) -> dict[str, Any]:
 # ---- the store ------------------------------------------------------------------------------------------------------
 
 
-def make(folder: Path, pairs: int) -> None:
+def make(folder: Path, pairs: int, *, is_hollow: bool) -> None:
     """Write the store."""
     folder.mkdir(parents=True)
     draw = np.random.default_rng(1)
@@ -82,7 +85,16 @@ def make(folder: Path, pairs: int) -> None:
                 for counts in counts_of(draw, min(BLOCK, pairs - start))
             )
             writer.add(source, target)
+            if is_hollow and start // BLOCK % HOLLOW_EVERY == 0:
+                hollow(folder)
         writer.finish({})
+
+
+def hollow(folder: Path) -> None:
+    """Give back the blocks of the pieces; the size of the files stays."""
+    for path in (folder / f"{side}.ids" for side in SIDES):
+        size = str(path.stat().st_size)
+        subprocess.run(["fallocate", "--punch-hole", "--offset", "0", "--length", size, str(path)], check=True)
 
 
 def counts_of(draw: np.random.Generator, pairs: int) -> list[Ids]:
