@@ -20,7 +20,10 @@ import pytest
 from support.command_line import enter
 from support.paths import ROOT
 from support.source_code import imports
+from transformer.cli.commands import compose
 from transformer.config.keys import shipped
+from transformer.tools.summary.command import summarise
+from transformer.tools.summary.job import SummaryJob
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "data/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -144,6 +147,30 @@ def anchors(page: Path) -> set[str]:
     """What a heading of a page is linked by, as GitHub makes it: lower case, hyphens, no punctuation."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+HOURS = re.findall(r"^\| [^|]+ \| `(\w+)`[^|]* \| [^|]+ \| ([\d,]+) \|([^|]*)\|([^|]*)\|$", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("experiment", "pieces", "cpu", "gpu"), HOURS, ids=[row[0] for row in HOURS])
+def test_readme_has_the_hours_that_summary_tells(experiment: str, pieces: str, cpu: str, gpu: str) -> None:
+    """Those in hours; minutes were measured. On two cores at the speed that is named there, on an A100 by its peak."""
+    (speed,) = re.findall(r"two cores at a measured ([\d,]+) target tokens", README)
+    settings = [f"experiment={experiment}", "data.root=CORPORA", f"tokens_per_second={speed.replace(',', '')}"]
+    job = compose("summary", settings)
+    assert isinstance(job, SummaryJob)
+    assert job.tokenizer.vocab_size == int(pieces.replace(",", ""))
+    hours = {pace.source: pace.hours for pace in summarise(job).paces}
+    told = {"given": cpu, "one A100": gpu}
+    for words, cell in told.items():
+        if cell.strip().endswith(" h"):
+            (real,) = [amount for source, amount in hours.items() if words in source]
+            assert f"{real:.2g}" == cell.strip().removesuffix(" h")
+
+
+def test_readme_has_hours() -> None:
+    assert len(HOURS) >= 7
+    assert sum("h" in "".join(row[2:]) for row in HOURS) >= 5
 
 
 PLACES = [
