@@ -27,6 +27,8 @@ from transformer.config.settings import (
     Positions,
     Precision,
     Score,
+    TargetTokenizerConfig,
+    TokenizerConfig,
     TrainConfig,
 )
 from transformer.data.batch import collate
@@ -38,6 +40,7 @@ from transformer.tools.memory import estimate_memory
 from transformer.tools.summary.command import format_summary, summarise
 from transformer.tools.summary.job import SummaryJob
 from transformer.training.step import Objective
+from transformer.vocabulary import VocabSize, VocabSizes, vocab_size_of
 
 BIG = ModelConfig(d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)
 
@@ -81,7 +84,26 @@ def test_summary_refuses_a_speed_that_is_none(speed: str) -> None:
     assert "tokens_per_second" in result.err
 
 
-# ---- a prediction ---------------------------------------------------------------------------------------------------
+# ---- one vocabulary or two ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "others"),
+    [
+        (TokenizerConfig(vocab_size=61), [VocabSizes(61, 61), VocabSizes(31, 30)]),
+        (TokenizerConfig(vocab_size=60, target=TargetTokenizerConfig(vocab_size=41)), [101, 41]),
+    ],
+    ids=["one", "two"],
+)
+@pytest.mark.parametrize("name", ["post", "biases", "untied, learned"])
+def test_summary_counts_one_vocabulary_against_two_as_models_do(
+    tokenizer: TokenizerConfig, others: list[VocabSize], name: str
+) -> None:
+    config = VARIANTS[name]
+    summary = summarise(SummaryJob(model=config, tokenizer=tokenizer))
+    for other, sizes in zip(summary.other_vocabularies, others, strict=True):
+        assert vocab_size_of(other.vocab_size, other.source_vocab_size) == sizes
+        assert other.parameters == sum(weights.numel() for weights in Transformer(config, sizes).parameters())
 
 
 # ---- a run ----------------------------------------------------------------------------------------------------------
@@ -283,4 +305,14 @@ def test_format_summary_says_what_is_counted() -> None:
         r"estimated",
     ):
         assert re.search(words, text), words
-    assert "  output" not in format_summary(summarise(SummaryJob()))
+
+    plain = format_summary(summarise(SummaryJob()))
+    assert "  output" not in plain
+    assert (
+        "  two instead    81,989,632 with 37,000 source and 37,000 target pieces: 18,944,000 more, "
+        "a softmax over 37,000\n"
+        "  two instead    63,045,632 with 18,500 source and 18,500 target pieces: as many, a softmax over 18,500\n"
+    ) in plain
+    apart = TokenizerConfig(vocab_size=8000, target=TargetTokenizerConfig(vocab_size=6000))
+    fewer = "  one instead    47,173,632 with 6,000 pieces: 4,096,000 fewer, a softmax over 6,000\n"
+    assert fewer in format_summary(summarise(SummaryJob(tokenizer=apart)))

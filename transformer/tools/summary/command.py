@@ -89,12 +89,22 @@ class PaperCost:
 
 
 @dataclass(frozen=True)
+class OtherVocabularies:
+    """What the model would count with two vocabularies in place of its one, or one in place of its two."""
+
+    vocab_size: int  # of the target
+    source_vocab_size: int | None  # None: it is the target's vocabulary, too
+    parameters: int
+
+
+@dataclass(frozen=True)
 class Summary:
     """What a training costs."""
 
     vocab_size: int  # of the target
     source_vocab_size: int | None  # None: it is the target's vocabulary, too
     parameters: Parameters
+    other_vocabularies: list[OtherVocabularies]
     flops: Flops
     memory: Memory  # at the mean length
     longest_memory: Memory  # of a batch of the longest sentences that are let through
@@ -126,6 +136,7 @@ def summarise(job: SummaryJob) -> Summary:
         vocab_size=target_size(subject.vocab_size),
         source_vocab_size=own_source_size(subject.vocab_size),
         parameters=count_parameters(model, subject.vocab_size),
+        other_vocabularies=_other_vocabularies(model, subject.vocab_size),
         flops=flops,
         memory=_memory(subject, mean_length=MEAN_LENGTH),
         longest_memory=_memory(subject, mean_length=longest),
@@ -183,6 +194,22 @@ def _subject_of_run(path: Path) -> _Subject:
     record = run.read_record()
     tokenizers = Tokenizers.load(run.path)
     return _Subject(record.config, tokenizers.vocab_sizes, record.resolved)
+
+
+# ---- one vocabulary or two ------------------------------------------------------------------------------------------
+
+
+def _other_vocabularies(model: ModelConfig, vocab_size: VocabSize) -> list[OtherVocabularies]:
+    """Two as large as the one, and two that divide its pieces; or one of the pieces of both, and the target's alone."""
+    if isinstance(vocab_size, VocabSizes):
+        others: list[VocabSize] = [vocab_size.source + vocab_size.target, vocab_size.target]
+    else:
+        half = vocab_size // 2
+        others = [VocabSizes(vocab_size, vocab_size), VocabSizes(vocab_size - half, half)]
+    return [
+        OtherVocabularies(target_size(other), own_source_size(other), count_parameters(model, other).total)
+        for other in others
+    ]
 
 
 # ---- FLOPs and hours ------------------------------------------------------------------------------------------------
@@ -292,6 +319,7 @@ def format_summary(summary: Summary) -> str:
     """The summary as lines of text."""
     lines = [
         *_parameter_lines(summary.parameters, vocab_size_of(summary.vocab_size, summary.source_vocab_size)),
+        *_vocabulary_lines(summary),
         *_flop_lines(summary.flops, summary.paper),
         *_memory_lines(summary),
         *_time_lines(summary.paces),
@@ -320,6 +348,18 @@ def _parameter_lines(parameters: Parameters, vocab_size: VocabSize) -> list[str]
     ]
     if parameters.output:
         lines.append(f"  output         {parameters.output:,}")
+    return lines
+
+
+def _vocabulary_lines(summary: Summary) -> list[str]:
+    lines = []
+    for other in summary.other_vocabularies:
+        number = "one" if other.source_vocab_size is None else "two"
+        sizes = describe_vocab_size(vocab_size_of(other.vocab_size, other.source_vocab_size))
+        more = other.parameters - summary.parameters.total
+        difference = f"{abs(more):,} {'more' if more > 0 else 'fewer'}" if more else "as many"
+        softmax = f"a softmax over {other.vocab_size:,}"
+        lines.append(f"  {number} instead    {other.parameters:,} with {sizes}: {difference}, {softmax}")
     return lines
 
 
