@@ -8,7 +8,7 @@ import math
 import os
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentencepiece import SentencePieceProcessor
 
 from support.corpora import finish, run, run_command, start, tiny_job, write_corpus, write_pair
 from support.interventions import before_each_pass, before_each_update
 from support.paths import ROOT
 from transformer.config.settings import (
+    Algorithm,
     DataConfig,
     Device,
     ExtraConfig,
@@ -31,6 +33,7 @@ from transformer.config.settings import (
     OptimizerKind,
     PairConfig,
     Precision,
+    TargetTokenizerConfig,
     TokenizerConfig,
 )
 from transformer.data.batch import collate
@@ -41,15 +44,18 @@ from transformer.data.plan import Batching
 from transformer.data.prepare import prepare
 from transformer.data.source import Source
 from transformer.data.store import Store
+from transformer.data.tokenizer import Tokenizer, train_tokenizer
 from transformer.errors import FindingsError, InputError
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
 from transformer.records import MemoryCheck, Resolved
+from transformer.tools.doctor import vocabulary
 from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
 from transformer.tools.doctor.findings import Check, Level, Place, measured
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.survey import survey
 from transformer.tools.doctor.training import check_cost, check_device, check_overfit
+from transformer.tools.doctor.vocabulary import check_sizes, rare_shares
 from transformer.training.memory import Trial
 from transformer.training.proof import largest_leak
 from transformer.training.resolve import resolve_settings
@@ -246,7 +252,7 @@ def findings_of(diagnosis: Diagnosis) -> dict[str, str]:
 def test_doctor_is_silent_on_a_slice_of_multi30k(tmp_path: Path) -> None:
     """Everything of it, the model and the machine included."""
     data = Corpus.of(SLICE).write(tmp_path / "corpus")
-    diagnosis = doctor(job_of(data, tmp_path / "runs" / "a", vocab_size=4000, text_only=False))
+    diagnosis = doctor(job_of(data, tmp_path / "runs" / "a", vocab_size=1000, text_only=False))
     assert findings_of(diagnosis) == {}
     names = {check.name for check in diagnosis.checks}
     assert {fault.check for fault in FAULTS.values()} <= names
@@ -535,6 +541,77 @@ def test_doctor_takes_the_model_of_init_from_and_finds_that_there_is_none(tmp_pa
     assert "nothing: no such run directory" in found["preparing in plan"]
 
 
+# ---- the size of a vocabulary ---------------------------------------------------------------------------------------
+
+
+MANY = "abdeghiklmnoprst"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "letters", "count", "where", "remedy"),
+    [
+        ((14, None), ("abcd", "abcd"), 4_000, "vocabulary", r"raise tokenizer\.vocab_size, several times: 100 .*Gowda"),
+        ((60, None), ("abcd", "abcd"), 400, None, ""),
+        ((2000, None), (MANY, MANY), 400, "vocabulary", r"lower tokenizer\.vocab_size: .*; of \d+ pieces half .*Gowda"),
+        ((60, 2000), ("abcd", MANY), 400, "target vocabulary", r"lower tokenizer\.target\.vocab_size: "),
+    ],
+    ids=["far too small", "sound", "far too large", "the target's is far too large"],
+)
+def test_check_sizes_finds_a_vocabulary_far_from_what_the_text_fills(
+    sizes: tuple[int, int | None], letters: tuple[str, str], count: int, where: str | None, remedy: str, tmp_path: Path
+) -> None:
+    """On pairs of 40 letters each, drawn at random; the figure is counted by SentencePiece itself."""
+    draw = random.Random(1)
+    source, target = (["".join(draw.choices(of_side, k=40)) for _ in range(count)] for of_side in letters)
+    pairs = list(zip(source, target, strict=True))
+    data = DataConfig(train=write_pair(tmp_path, "train", pairs), dev=write_pair(tmp_path, "dev", pairs[:9]))
+    tokenizer = TokenizerConfig(vocab_size=sizes[0], target=TargetTokenizerConfig(vocab_size=sizes[1]))
+    job = replace(tiny_job(tmp_path / "a", data), tokenizer=tokenizer)
+    prepared = prepare(job)
+    checks = check_sizes(prepared, job)
+
+    assert len(checks) == len(prepared.tokenizers.models)
+    assert [check.where for check in checks if check.level is Level.warning] == ([where] if where else [])
+    check = checks[-1]
+    assert re.match(remedy, check.remedy or "")
+
+    of_files = TargetTokenizerConfig(model="b.model") if sizes[1] else TargetTokenizerConfig()
+    for given in (replace(job, init_from="b"), replace(job, tokenizer=TokenizerConfig(model="a", target=of_files))):
+        assert {check.found for check in check_sizes(prepared, given)} == {"a tokenizer that is given"}
+
+    name = [*prepared.tokenizers.models][-1]
+    processor = SentencePieceProcessor(model_file=str(prepared.path / name))
+    lines = [line for pair in pairs for line in (pair[1:] if len(checks) == 2 else pair)]
+    times = Counter(piece for line in lines for piece in processor.encode(line, out_type=str))
+    several = {piece for piece in map(processor.id_to_piece, range(4, len(processor))) if len(piece) > 1}
+    in_order = sorted(times[piece] for piece in several)
+    rare = sum(count < 100 for count in in_order) / len(several)
+    assert check.value == (in_order[len(in_order) // 20] if rare <= 0.05 else rare)
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.bpe, Algorithm.unigram])
+def test_rare_shares_are_near_those_of_tokenizers_that_are_trained(algorithm: Algorithm) -> None:
+    """The demo's, of 800 pieces and of 400; a unigram model's order is not quite that in which pieces are pruned."""
+    lines = [line for lang in ("en", "de") for line in read_lines(ROOT / "data" / "demo" / f"train.{lang}", 2_000)]
+
+    def shares_of(vocab_size: int) -> Any:
+        tokenizer = Tokenizer.from_bytes(train_tokenizer(lines, TokenizerConfig(algorithm, vocab_size)))
+        ids = [piece for pieces in tokenizer.encode(lines) for piece in pieces]
+        return rare_shares(tokenizer.vocabulary(), np.bincount(ids, minlength=vocab_size))
+
+    large, small = shares_of(800), shares_of(400)
+    assert len(large) - len(small) == 400
+    assert large[len(small) - 1] == pytest.approx(small[-1], abs=0.01 if algorithm is Algorithm.bpe else 0.1)
+
+
+def test_check_sizes_counts_a_large_corpus_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 40 equal sentences ten are read, four at a time."""
+    monkeypatch.setattr(vocabulary, "COUNTED", 10)
+    monkeypatch.setattr(vocabulary, "BLOCK", 4)
+    store = Store.from_pieces([[5, 6, 5]] * 40, [[7]] * 40)
+    assert vocabulary.piece_counts(store, 0, vocab_size=8).tolist() == [0, 0, 0, 0, 0, 80, 40, 0]
+
+
 @dataclass
 class Clock:
     """The time of a process in which nothing takes time but what a test says."""
@@ -663,5 +740,5 @@ def test_doctor_is_silent_on_newstest2013(tmp_path: Path) -> None:
     sides = [read_lines(DATA / "newstest2013" / f"newstest2013.{lang}", None) for lang in ("en", "de")]
     parts = {"train": slice(0, 2000), "dev": slice(2000, 2500), "test": slice(2500, 3000)}
     data = Corpus({name: [lines[part] for lines in sides] for name, part in parts.items()}).write(tmp_path / "c")
-    diagnosis = doctor(job_of(data, tmp_path / "a", vocab_size=4000, text_only=False))
+    diagnosis = doctor(job_of(data, tmp_path / "a", vocab_size=2000, text_only=False))
     assert findings_of(diagnosis) == {}

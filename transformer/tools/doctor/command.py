@@ -1,7 +1,7 @@
 """`transformer doctor`: examines corpus, tokenizer, model and machine before the hours of a training are spent.
 
     files -> survey -> text, languages, alignment, pieces    checks of the text, as it is in its files
-          -> prepare, as training does it -> pieces          checks of tokenizer and plan; training finds this done
+          -> prepare, as training does it -> pieces, vocabulary  checks of tokenizer and plan; training finds this done
           -> training                                        checks of the model, which learns a few pairs, and of costs
     all of them -> findings: Checks -> Diagnosis
 
@@ -29,6 +29,7 @@ from transformer.tools.doctor.pieces import check_characters, check_dropped, che
 from transformer.tools.doctor.survey import KnownTexts, Survey, is_training_set, survey
 from transformer.tools.doctor.text import check_text
 from transformer.tools.doctor.training import check_cost, check_device, check_leak, check_overfit
+from transformer.tools.doctor.vocabulary import check_sizes
 from transformer.tools.preview import preview_epoch
 from transformer.training.resolve import batching_of, resolve_settings
 from transformer.training.warm_start import find_source, with_model_of
@@ -139,6 +140,7 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
     # Tokenizer and plan.
     checks = [
         *check_pieces(surveys, tokenizers),
+        *check_sizes(prepared, job),
         *check_longest(surveys, job, tokenizers),
         check_dropped(prepared, job),
         check_plan(preview, job),
