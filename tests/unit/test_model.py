@@ -372,6 +372,19 @@ def test_transformer_layers_are_torchs(name: str) -> None:
         assert_close(torch.cat([g for g in gradients if g is not None]), theirs.get_parameter(theirs_name).grad)
 
 
+def test_feed_forward_is_two_convolutions_of_kernel_size_1() -> None:
+    """As 3.3 says it another way; torch's convolutions have the positions last."""
+    torch.manual_seed(0)
+    module = FeedForward(8, 12, activation=Activation.relu, dropout=0.0)
+    weights = []
+    for linear in (module.W_1, module.W_2):
+        nn.init.normal_(linear.bias)
+        weights.append((linear.weight.unsqueeze(2), linear.bias))
+    x = torch.randn(3, 5, 8)
+    inner = nn.functional.conv1d(x.mT, *weights[0]).relu()
+    assert_close(module(x), nn.functional.conv1d(inner, *weights[1]).mT)
+
+
 # Positions, embeddings, initial values
 
 
@@ -389,6 +402,19 @@ def test_sinusoids_are_interleaved() -> None:
 @pytest.mark.parametrize("d_model", [2, 6, 512])
 def test_sinusoids_are_the_formula(d_model: int) -> None:
     torch.testing.assert_close(sinusoids(300, d_model), paper_positions(300, d_model), rtol=0, atol=1e-12)
+
+
+def test_sinusoids_of_an_offset_are_one_rotation_for_all_positions() -> None:
+    """3.5: wavelengths are a geometric series from 2 pi, and k turns each pair by k / wavelength of a whole turn."""
+    table = sinusoids(300, 16)
+    wavelengths = [2.0 * math.pi * 10_000 ** (i / 8) for i in range(8)]
+    for offset in (1, 7, 100):
+        turns = []
+        for wavelength in wavelengths:
+            angle = 2.0 * math.pi * offset / wavelength
+            turns.append(torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]))
+        rotation = torch.block_diag(*turns)
+        torch.testing.assert_close(table[:-offset] @ rotation.T, table[offset:], rtol=0, atol=1e-12)
 
 
 def test_sinusoids_are_rounded_once_in_float32() -> None:
