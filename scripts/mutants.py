@@ -403,7 +403,7 @@ REPORTED = (
     ),
     Mutant(
         "corpora under different tags share a store",
-        "data/prepare.py",
+        "data/training_text.py",
         '[{"tag": tag}]',
         "[]",
         "commands/test_tags.py::test_prepare_names_a_corpus_by_its_tags",
@@ -496,7 +496,7 @@ FOUND = (
     ),
     Mutant(
         "targets are encoded with the source's tokenizer",
-        "data/prepare.py",
+        "data/building.py",
         "target=Sentences.of(tokenizers.target.encode(targets))",
         "target=Sentences.of(tokenizers.source.encode(targets))",
         "commands/test_two_vocabularies.py::test_prepare_trains_a_tokenizer_on_each_side_and_encodes_with_it",

@@ -137,7 +137,7 @@ def test_prepare_makes_the_same_with_any_threads_and_blocks(
 ) -> None:
     manifests = []
     for threads, block in ((1, 10_000), (3, 7)):  # 7: many more blocks than threads, and a last one of three
-        monkeypatch.setattr("transformer.data.prepare.BLOCK", block)
+        monkeypatch.setattr("transformer.data.building.BLOCK", block)
         job.train.threads, job.data.store_dir = threads, str(tmp_path / str(threads))
         prepare(job)
         (manifest,) = Path(job.data.store_dir).glob("*/MANIFEST.json")
@@ -280,7 +280,7 @@ def test_prepare_does_not_warn_of_references_that_come_back(job: TrainJob, caplo
 def test_prepare_checks_a_sample_of_training_targets(
     job: TrainJob, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer.data.prepare.SAMPLED_TARGETS", 100)
+    monkeypatch.setattr("transformer.data.building.SAMPLED_TARGETS", 100)
     job.data.train.tgt = write(Path(job.data.train.tgt), [f"{spell(n, ZAHLEN)}！" for n in range(500)])
     job.tokenizer.normalization = Normalization.nmt_nfkc
     report = prepare(job).report
@@ -321,7 +321,7 @@ def test_prepare_trains_the_tokenizer_on_as_many_lines_as_it_may(
         seen.extend(lines)
         return train_tokenizer(seen, config)
 
-    monkeypatch.setattr("transformer.data.prepare.train_tokenizer", train)
+    monkeypatch.setattr("transformer.data.building.train_tokenizer", train)
     job.tokenizer.sample_lines = 200
     prepare(job)
     lines = {spell(n, words): n for words in (WORDS, ZAHLEN) for n in range(500)}
@@ -398,7 +398,7 @@ def test_prepare_has_another_digest_for_another_version_of_a_format(
     name: str, job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = prepare(job).report.digest
-    monkeypatch.setattr(f"transformer.data.prepare.{name}", 99)
+    monkeypatch.setattr(f"transformer.data.training_text.{name}", 99)
     assert prepare(job).report.digest != before
 
 
@@ -558,7 +558,7 @@ def test_prepare_reads_a_table_for_its_digest_once(job: TrainJob, monkeypatch: p
         digested.append(1)
         return digest_pairs(pairs)
 
-    monkeypatch.setattr("transformer.data.prepare.digest_pairs", count)
+    monkeypatch.setattr("transformer.data.training_text.digest_pairs", count)
     first = prepare(job)
     assert prepare(job).report == first.report
     assert digested == [1]
@@ -713,7 +713,7 @@ def test_prepare_makes_the_same_of_compressed_files_in_small_blocks(
     job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = prepare(job)
-    monkeypatch.setattr("transformer.data.prepare.BLOCK", 7)
+    monkeypatch.setattr("transformer.data.building.BLOCK", 7)
     for side, suffix in (("src", ".gz"), ("tgt", ".zst")):
         path = getattr(job.data.train, side)
         Path(f"{path}{suffix}").write_bytes(compressed(Path(path).read_bytes(), suffix))
@@ -838,7 +838,7 @@ def test_prepare_raises_an_error_of_encoding_as_it_is_and_ends_every_thread(
     owner, name = (Tokenizer, "encode") if place.endswith("encode") else (StoreWriter, "add")
     real, job.train.threads = getattr(owner, name), 3
     with monkeypatch.context() as patch:
-        patch.setattr("transformer.data.prepare.BLOCK", 7)
+        patch.setattr("transformer.data.building.BLOCK", 7)
         patch.setattr(place, fail)
         with pytest.raises(RuntimeError) as caught:
             prepare(job)
@@ -868,7 +868,7 @@ def test_prepare_does_not_read_blocks_far_ahead_of_what_is_written(
 
     monkeypatch.setattr(Source, "pairs", counted)
     monkeypatch.setattr(StoreWriter, "add", watched)
-    monkeypatch.setattr("transformer.data.prepare.BLOCK", 10)
+    monkeypatch.setattr("transformer.data.building.BLOCK", 10)
     job.train.threads = 2
     prepare(job)
     assert len(ahead) == 50
@@ -876,7 +876,7 @@ def test_prepare_does_not_read_blocks_far_ahead_of_what_is_written(
 
 
 SLOWLY = """
-import time, transformer.data.prepare as module
+import time, transformer.data.building as module
 from transformer.data.tokenizer import Tokenizer
 encode, module.BLOCK = Tokenizer.encode, 1
 def slowly(*arguments):
@@ -902,7 +902,7 @@ def test_prepare_interrupted_while_encoding_leaves_nothing_half_done(job: TrainJ
 
 
 MARKING = """
-import sys, transformer.data.prepare as module
+import sys, transformer.data.building as module
 sample = module.sample_lines
 def marked(*arguments, **options):
     yield from sample(*arguments, **options)
@@ -946,13 +946,13 @@ import transformer.data.prepare as module
 from transformer.config.jobs import *
 from transformer.config.primitives import *
 from transformer.config.settings import *
-real = module._build
+real = module.build
 def counted(*arguments):
     with open(sys.argv[2], "a", encoding="utf-8") as file:
         file.write("build\\n")
     time.sleep(float(sys.argv[3]))
     real(*arguments)
-module._build = counted
+module.build = counted
 folder = pathlib.Path(sys.argv[1])
 pair = lambda name: PairConfig(str(folder / f"corpus/{name}.en"), str(folder / f"corpus/{name}.de"))
 job = TrainJob(

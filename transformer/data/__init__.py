@@ -1,9 +1,10 @@
 """How text becomes the batches of training: each line is a stage, with the modules that do it.
 
 text files, tables, data sets         source and shards find them; corpus, table, tmx, testset and mtdata read them
-  -> pairs of sentences               corpus screens their text: empty, identical, seen before
+  -> pairs of sentences               screening judges their text: empty, identical, seen before, a detector's find
   -> piece ids                        tokenizer; round_trip counts the texts that do not survive it
-  -> a store on disk                  store; prepare drives everything so far, once for all runs; report records it
+  -> a store on disk                  building, into a store; report records what became of the text
+                                      prepare drives all so far, once for all runs that agree on their training_text
   -> the pieces of an epoch           epochs; subwords draws other ones for each epoch, under train.subword_sampling
   -> the steps of an epoch            plan: which sentences each optimizer update is made of
   -> the micro-batches of a step      plan: as many as memory needs

@@ -28,9 +28,10 @@ from transformer.config.keys import PACKAGE, as_typed, generic_key, keys_of, lea
 from transformer.config.primitives import to_json
 from transformer.config.settings import Decay, Device, OnResume
 from transformer.data.plan import plan_version
-from transformer.data.prepare import PREPARE_VERSION, Prepared
+from transformer.data.prepare import Prepared
 from transformer.data.report import read_report
 from transformer.data.store import Mixture
+from transformer.data.training_text import PREPARE_VERSION
 from transformer.errors import CheckpointError, FindingsError, StorageError
 from transformer.evaluation.sets import digest_sets
 from transformer.files import MANIFEST, remove, write_file, write_json

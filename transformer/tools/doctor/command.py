@@ -17,8 +17,9 @@ import torch
 
 from transformer.compute import avoid_cudnn_attention
 from transformer.config.jobs import TrainJob
-from transformer.data.prepare import configured_sets, prepare
+from transformer.data.prepare import prepare
 from transformer.data.source import resolve_source, store_beside
+from transformer.data.training_text import configured_sets
 from transformer.errors import CheckpointError, FindingsError, InputError
 from transformer.published.run import located
 from transformer.tools.doctor.alignment import check_alignment

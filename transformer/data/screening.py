@@ -1,0 +1,111 @@
+"""The first reading of the training text: a verdict on the text of every pair.
+
+    empty, identical, duplicate     `screen_pairs`, on all sets in one go
+    what a detector finds           those that `data.filter.doctor` asks for, on each set by itself
+
+A verdict is a byte a pair. What is kept here may still be dropped by its number of pieces: see `building`.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+
+from transformer.config.settings import Detector
+from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, screen_pairs
+from transformer.data.detectors import cleaning
+from transformer.data.report import DroppedPair
+from transformer.data.training_text import TrainingText
+from transformer.errors import InputError
+
+MOST_NAMED = 4  # files that an error names
+SAMPLES = 5  # pairs that are shown of what each detector has dropped
+SHOWN = 200  # characters of each of their sides
+
+DETECTED = {detector: DUPLICATE + number for number, detector in enumerate(Detector, 1)}  # verdicts
+REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"} | {
+    code: detector.name for detector, code in DETECTED.items()
+}
+
+# For bytes.translate: the verdict on a pair becomes 1 if it is kept, else 0.
+KEPT_MASK = bytes(code == KEPT for code in range(256))
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TextCounts:
+    """How many pairs of the training text are kept by their text, and why the others are dropped."""
+
+    read: list[int]  # of each set
+    kept: list[int]  # of each set
+    dropped: dict[str, int]  # by reason
+    samples: dict[str, list[DroppedPair]]  # the first few, by detector
+
+
+@dataclass(frozen=True)
+class Screened:
+    """The outcome of the first reading."""
+
+    verdicts: list[bytes]  # of each set, as `screen_pairs` gives them, with those of DETECTED
+    samples: dict[str, list[DroppedPair]] = field(default_factory=dict)  # by detector
+
+    @property
+    def kept_by_text(self) -> bytes:
+        """A byte for each pair of all the sets: 1 for a pair that is kept, else 0."""
+        return b"".join(self.verdicts).translate(KEPT_MASK)
+
+    def count(self) -> TextCounts:
+        """What the report says of them."""
+        return TextCounts(
+            read=[len(verdicts) for verdicts in self.verdicts],
+            kept=[verdicts.count(KEPT) for verdicts in self.verdicts],
+            dropped={
+                reason: sum(verdicts.count(code) for verdicts in self.verdicts) for code, reason in REASONS.items()
+            },
+            samples=self.samples,
+        )
+
+
+def screen(corpus: TrainingText) -> Screened:
+    """Read all of the text and judge every pair. Raises InputError where it cannot be read, and where none is kept."""
+    pairs = [text_set.source.pairs() for text_set in corpus.sets]
+    screened = _clean(corpus, Screened(screen_pairs(pairs, corpus.filters)))
+    counts = screened.count()
+    refuse_empty(sum(counts.kept), corpus, counts.dropped)
+    return screened
+
+
+def _clean(corpus: TrainingText, screened: Screened) -> Screened:
+    """The verdicts, with those of the detectors on the pairs that were kept, and samples of what these drop."""
+    detectors = corpus.filters.doctor
+    if not detectors:
+        return screened
+
+    log.info("looking for faults: %s", ", ".join(detector.name for detector in detectors))
+    verdicts = []
+    samples: dict[str, list[DroppedPair]] = {}
+    for number, text_set in enumerate(corpus.sets):
+        codes = bytearray(screened.verdicts[number])
+        faults = cleaning.find_faults(text_set.source.pairs, detectors, text_set.codes)
+        for index, (fault, pair) in enumerate(zip(faults, text_set.source.pairs(), strict=True)):
+            if fault is None or codes[index] != KEPT:
+                continue
+            codes[index] = DETECTED[fault]
+            shown = samples.setdefault(fault.name, [])
+            if len(shown) < SAMPLES:
+                shown.append(DroppedPair(number, index + 1, *(text[:SHOWN] for text in pair)))
+        verdicts.append(bytes(codes))
+    return Screened(verdicts, samples)
+
+
+def refuse_empty(kept: int, corpus: TrainingText, dropped: dict[str, int]) -> None:
+    """Raise InputError where no pair is kept."""
+    if kept > 0:
+        return
+    paths = [file.path for text_set in corpus.sets for file in text_set.files.values()]
+    files = ", ".join(paths[:MOST_NAMED]) + (f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else "")
+    counts = Counter(dropped)
+    reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items() if count) or "the files are empty"
+    have_no_text = counts.total() == counts["empty"] + counts["no_pieces"]  # no setting of data.filter drops those
+    remedy = "data.train" if have_no_text else "data.filter"
+    raise InputError(f"{files}: no sentence pair is left to train on ({reasons}): check {remedy}")
