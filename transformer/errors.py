@@ -1,4 +1,4 @@
-"""One class per exit status: a command that fails prints the error's one line and exits with its status.
+"""Each class of errors has an exit status: a command that fails prints the error's one line and exits with its status.
 
 The message names the file (and line, where there is one), what is wrong, and the remedy. Exit status 1 is for
 exceptions of other classes, which are bugs.
@@ -51,6 +51,12 @@ class FindingsError(TransformerError):
     """`doctor` found something to mend before a training, or `verify` that a training did not come to the same."""
 
     exit_status = 8
+
+
+class TooEarly(TransformerError):
+    """What another command makes is not there yet: the same command goes on when it is."""
+
+    exit_status = 75
 
 
 class Stopped(TransformerError):

@@ -50,7 +50,7 @@ from transformer.cli.application import _name_of
 from transformer.cli.completion import complete
 from transformer.cli.overrides import parse_arguments
 from transformer.config.compose import composing_error
-from transformer.config.jobs import AverageJob, EvaluateJob, ScoreJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, PrepareJob, ScoreJob, TrainJob, TranslateJob
 from transformer.config.settings import (
     Algorithm,
     Decay,
@@ -81,7 +81,7 @@ from transformer.tools.verify.job import VerifyJob
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 JOBS = {
-    "prepare": TrainJob,
+    "prepare": PrepareJob,
     "train": TrainJob,
     "translate": TranslateJob,
     "score": ScoreJob,

@@ -30,7 +30,7 @@ from support.ranks import ranks
 from support.resumed_runs import damage, snapshot, stop_at, with_value
 from transformer.checkpoint import load_weights
 from transformer.cli.commands import compose
-from transformer.config.jobs import TrainJob
+from transformer.config.jobs import PrepareJob, TrainJob
 from transformer.config.settings import (
     Activation,
     DataConfig,
@@ -350,7 +350,7 @@ def test_init_from_is_refused_in_one_line_by_the_commands(
     monkeypatch.chdir(tmp_path)
     missing = warm(Path("b"), other, "missing")
     jobs = {
-        "prepare": (missing, "init_from=missing: no run directory"),
+        "prepare": (PrepareJob(**vars(missing)), "init_from=missing: no run directory"),
         "train": (missing, "missing: no such run directory"),
     }
     for name, (job, words) in jobs.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from support.corpora import Ended, in_a_child, read
-from transformer.config.jobs import AverageJob, EvaluateJob, Job, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, Job, PrepareJob, TrainJob, TranslateJob
 
 LAST = 4
 
@@ -16,7 +16,7 @@ def enter(command: str, job: TrainJob, text: str = "", checkpoint: str = "auto")
     """The command on the run directory of the job, in a child."""
     of_command: dict[str, Job] = {
         "train": job,
-        "prepare": job,
+        "prepare": PrepareJob(**vars(job)),
         "translate": TranslateJob(run_dir=job.run_dir, checkpoint=checkpoint, threads=1),
         "evaluate": EvaluateJob(run_dir=job.run_dir, checkpoint=checkpoint, threads=1),
         "average": AverageJob(run_dir=job.run_dir),

@@ -1,8 +1,12 @@
 """Ids on disk and in a batch: what was written comes back, and damage is found."""
 
+import errno
 import json
+import os
 import random
 import tracemalloc
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +16,7 @@ from torch import Tensor
 
 from support.observers import watch_disk
 from transformer.data.batch import Batch, collate
-from transformer.data.store import Sentences, Store, StoreWriter
+from transformer.data.store import Sentences, Store, StoreWriter, join_stores
 from transformer.errors import InputError
 from transformer.files import build_once
 from transformer.layout import Layout, Packed, Padded
@@ -50,6 +54,48 @@ def test_store_gives_back_what_was_written(kind: str, tmp_path: Path) -> None:
     assert (flat.tolist(), counts.tolist()) == ([22, 23, 24, 25], [4])
     flat, counts = store.gather(np.zeros(0, dtype=np.int64), 1)
     assert (flat.tolist(), counts.tolist()) == ([], [])
+
+
+@pytest.mark.parametrize("cuts", [[0, 5], [0, 0, 1, 1, 4, 5, 5], range(6)])
+def test_store_that_was_joined_is_like_one_that_was_written_at_once(cuts: Sequence[int], tmp_path: Path) -> None:
+    parts = []
+    for number, (start, end) in enumerate(pairwise(cuts)):  # some without a pair
+        parts.append(tmp_path / str(number))
+        parts[-1].mkdir()
+        writer = StoreWriter(parts[-1], 100)
+        writer.add(*(Sentences.of(side[start:end]) for side in (SOURCE, TARGET)))
+        writer.finish({})
+    path = tmp_path / "joined"
+    path.mkdir()
+    join_stores(path, parts, {"tokenizer.model": b"model"})
+
+    plain, joined = Store.open(written(tmp_path / "plain")), Store.open(path)
+    assert joined.lengths[:].tolist() == plain.lengths[:].tolist()
+    assert (joined.longest, joined.dtype) == (plain.longest, plain.dtype)
+    for ids in ([4, 0, 3, 0], [1], [], range(5)):
+        for side in (0, 1):
+            found, expected = (store.gather(np.array(ids, np.int64), side) for store in (joined, plain))
+            assert found.pieces.dtype == np.int64
+            assert (found.pieces.tolist(), found.counts.tolist()) == (
+                expected.pieces.tolist(),
+                expected.counts.tolist(),
+            )
+    assert (path / "tokenizer.model").read_bytes() == b"model"
+    assert os.path.samefile(path / "source.0.ids", parts[0] / "source.ids")  # nothing is copied
+
+    (path / "target.0.ids").unlink()
+    with pytest.raises(InputError, match=r"not a complete prepared corpus .*target\.0\.ids"):
+        Store.open(path)
+
+
+def test_store_is_joined_by_copies_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "joined").mkdir()
+    join_stores(tmp_path / "joined", [written(tmp_path / "s")] * 2, {})
+    assert Store.open(tmp_path / "joined").lengths[:].tolist() == [[4, 3], [2, 5], [3, 2], [1, 2], [5, 4]] * 2
 
 
 def test_store_reads_lengths_from_its_offsets_and_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +192,8 @@ def test_store_open_finds_every_flipped_bit_cut_and_missing_file(tmp_path: Path)
     [
         (b"", "not a complete prepared corpus .*Expecting value"),
         (b"[]", "not a complete prepared corpus .*Manifest"),
-        (b"{}", "a prepared corpus of format None, not 1"),
-        (b'{"format": 2}', "a prepared corpus of format 2, not 1"),
+        (b"{}", "a prepared corpus of format None, not 1 or 2"),
+        (b'{"format": 3}', "a prepared corpus of format 3, not 1 or 2"),
         (b'{"format": 1, "files": 3}', "not a complete prepared corpus .*Manifest"),
         (b"\xff", "not a complete prepared corpus .*'utf-8' codec"),
     ],
@@ -162,7 +208,8 @@ def test_store_open_refuses_a_foreign_manifest(manifest: bytes, message: str, tm
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "s: a prepared corpus of format 2, not 1"),
+        ({"format": 3}, "s: a prepared corpus of format 3, not 1 or 2"),
+        ({"format": 2}, r"MANIFEST\.json: damaged"),  # of a store that was joined, whose ids are in several files
         ({"dtype": "<f4"}, r"MANIFEST\.json: damaged"),
         ({"files": {}}, r"MANIFEST\.json: damaged"),
     ],

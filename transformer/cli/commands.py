@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from transformer.config.jobs import AverageJob, EvaluateJob, Job, ScoreJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, Job, PrepareJob, ScoreJob, TrainJob, TranslateJob
 from transformer.config.keys import did_you_mean, shipped
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
@@ -102,11 +102,16 @@ def job_of(command: str) -> type[Job]:
 # ---- what each command does -----------------------------------------------------------------------------------------
 
 
-def _prepare(job: TrainJob) -> None:
+def _prepare(job: PrepareJob) -> None:
+    from transformer.data.parts import prepare_part
     from transformer.data.prepare import prepare
     from transformer.published.run import located
 
-    prepare(located(job))
+    share = job.share()
+    if share is None:
+        prepare(located(job))
+    else:
+        prepare_part(located(job), *share)
 
 
 def _train(job: TrainJob) -> float | None:
@@ -305,10 +310,13 @@ OWN_TEXT = "data.train.src=train.en data.train.tgt=train.de data.dev.src=dev.en 
 
 COMMANDS = {
     "prepare": Command(
-        TrainJob,
+        PrepareJob,
         _prepare,
         "read, filter and tokenise a corpus, ready for training",
-        (f"transformer prepare experiment=small run_dir=runs/mine {OWN_TEXT}",),
+        (
+            f"transformer prepare experiment=small run_dir=runs/mine {OWN_TEXT}",
+            "transformer prepare experiment=wmt14_en_fr_base part=3/64",
+        ),
         goes_on=True,
     ),
     "train": Command(

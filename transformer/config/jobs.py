@@ -4,6 +4,7 @@ The groups of keys are those of `settings`. Checks that compare keys of several 
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -44,6 +45,8 @@ from transformer.errors import InputError
 
 J = TypeVar("J", bound="Job")
 
+MOST_PARTS = 256  # of a corpus: a prepared one keeps two files of each open
+
 # Settings of the model that its weights do not depend on: of `max_positions`, where positions are computed.
 OF_TRAINING = frozenset({"dropout", "attention_dropout", "relu_dropout", "max_positions"})
 
@@ -67,7 +70,7 @@ def checked(kind: type[J], job: object) -> J:
 
 @dataclass
 class TrainJob(Job):
-    """`transformer train` and `transformer prepare`."""
+    """`transformer train`; `transformer prepare` takes the same keys, and one more."""
 
     run_dir: str = option(
         "runs/base",
@@ -129,6 +132,33 @@ class TrainJob(Job):
                 budget is None or budget >= longest,
                 f"train.{key}={budget} cannot hold a sentence of data.filter.max_length={longest - 1} pieces",
             )
+
+
+@dataclass
+class PrepareJob(TrainJob):
+    """`transformer prepare`."""
+
+    part: str | None = option(
+        None,
+        "encode one part of the corpus, of 0/N to N-1/N, each a command of its own, anywhere that shares the disk: 0 "
+        "first, which trains the tokenizer; one that comes too early ends with 75; without part, all are put together",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.share()
+
+    def share(self) -> tuple[int, int] | None:
+        """The number of the part, counted from 0, and how many there are; None: all of the corpus."""
+        if self.part is None:
+            return None
+        match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", str(self.part))
+        number, parts = (int(match[1]), int(match[2])) if match else (0, 0)
+        require(
+            number < parts <= MOST_PARTS,
+            f"part={self.part}: write K/N, such as 3/64: part K of N, counted from 0, of {MOST_PARTS} at most",
+        )
+        return number, parts
 
 
 @dataclass

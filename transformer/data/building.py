@@ -221,7 +221,7 @@ def encode_pairs(
     """
     filters = corpus.filters
     kept = bytearray()  # 1 for a pair that is written
-    dropped = Counter[str]()
+    dropped = Counter(dict.fromkeys(REASONS[3:], 0))
     sampled_targets: list[str] = []
     several_sentences = 0
     lengths = np.zeros(filters.max_length + 1, np.int64)
@@ -284,3 +284,17 @@ def _filter_by_pieces(
     for reason, is_dropped in (("no_pieces", empty), ("too_long", too_long), ("ratio", ratio)):
         dropped[reason] += int(is_dropped.sum())
     return ~(empty | too_long | ratio)
+
+
+def sum_counts(parts: Sequence[PieceCounts]) -> PieceCounts:
+    """What encoding all the pairs at once would have told."""
+    dropped = Counter[str]()
+    for part in parts:
+        dropped.update(part.dropped)
+    return PieceCounts(
+        kept=[sum(of_set) for of_set in zip(*(part.kept for part in parts), strict=True)],
+        dropped=dict(dropped),
+        several_sentences=sum(part.several_sentences for part in parts),
+        lengths=[sum(of_length) for of_length in zip(*(part.lengths for part in parts), strict=True)],
+        targets=RoundTrip.sum([part.targets for part in parts]),
+    )

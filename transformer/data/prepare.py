@@ -17,28 +17,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transformer.config.jobs import TrainJob
-from transformer.config.languages import language_of
 from transformer.config.settings import DataConfig
 from transformer.data.building import Built, build, is_usable, open_built
 from transformer.data.corpus import Pair
+from transformer.data.parts import folder_of, is_begun, join_parts, retire_parts
 from transformer.data.report import DataReport, PairCounts, SetReport
 from transformer.data.round_trip import RoundTrip, warn_of_changes
 from transformer.data.screening import screen
-from transformer.data.source import store_beside
 from transformer.data.store import Mixture, Store
 from transformer.data.tokenizer import Tokenizer, Tokenizers
 from transformer.data.training_text import (
     TextSet,
     TrainingText,
-    configured_sets,
+    check_languages,
     digest_text,
     models_of,
-    open_set,
+    open_sets,
+    store_dir_of,
+    training_text,
     training_weights,
 )
 from transformer.errors import InputError, StorageError
 from transformer.files import build_once
-from transformer.machine import resolve_threads
 from transformer.vocabulary import UNK, describe_vocab_size, own_source_size
 
 log = logging.getLogger(__name__)
@@ -121,27 +121,14 @@ def prepare(job: TrainJob) -> Prepared:
     """
     # Refuse what is cheap to refuse.
     began = time.monotonic()
-    for key, language in job.data.tgt_langs().items():
-        language_of(language, f"data.{key}")
-    if job.data.filter.doctor:
-        language_of(job.data.src_lang, "data.src_lang")
-    store_dir = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
+    check_languages(job.data)
+    store_dir = store_dir_of(job)
     mixture_weights = training_weights(job.data)
     models = models_of(job)
 
-    # Find every set. Development and test sets are read whole: their faults must show before hours of work.
-    sets = {
-        name: open_set(pair, name, job.data, store_dir=store_dir, is_training=name in mixture_weights)
-        for name, pair in configured_sets(job.data).items()
-    }
-
     # Build the prepared corpus from the training sets, or open the one that is there.
-    corpus = TrainingText(
-        sets=[sets[name] for name in mixture_weights],
-        filters=job.data.filter,
-        models=models,
-        threads=resolve_threads(job.train.threads),
-    )
+    sets = open_sets(job.data, store_dir)
+    corpus = training_text(job, sets, models)
     digests = digest_text(corpus, store_dir)
     built = _open_or_build(store_dir / digests.of_text[:16], corpus)
     digests.remember(store_dir)
@@ -195,7 +182,7 @@ def _at_temperature(
 
 
 def _open_or_build(path: Path, corpus: TrainingText) -> Built:
-    """Open the prepared corpus; if it is not there, screen the training text and build it, under a lock.
+    """Open the prepared corpus; if it is not there, join its parts, or screen the text and build it, under a lock.
 
     Another process may have built it by the time that this one has the lock; then that one is opened.
     """
@@ -205,13 +192,26 @@ def _open_or_build(path: Path, corpus: TrainingText) -> Built:
     except InputError as error:
         log.warning("%s; it is built again", error)
 
-    screened = screen(corpus)
+    parts = folder_of(corpus, path.parent)
+    is_in_parts = is_begun(parts)
+    screened = None if is_in_parts else screen(corpus)
     try:
-        build_once(path, lambda folder: build(folder, corpus, screened), is_usable=is_usable)
+        build_once(
+            path,
+            lambda folder: (
+                join_parts(folder, corpus, parts, name=path.name)
+                if screened is None
+                else build(folder, corpus, screened)
+            ),
+            is_usable=is_usable,
+        )
     except OSError as error:
         reason = error.strerror or error
         raise StorageError(f"{path}: cannot be written ({reason}): free space or set data.store_dir") from error
-    return open_built(path)
+    built = open_built(path)
+    if is_in_parts:
+        retire_parts(parts, path.name)
+    return built
 
 
 # ---- what is said of it ---------------------------------------------------------------------------------------------

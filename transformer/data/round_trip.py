@@ -5,7 +5,7 @@ even a perfect one loses points. So every development and test set is checked, a
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transformer.config.settings import Normalization, TokenizerConfig
@@ -42,6 +42,16 @@ class RoundTrip:
             changed=len(changed),
             unknown=sum(UNK in ids for ids in ids_of_changed),
             example=_around_the_difference(*changed[0]) if changed else None,
+        )
+
+    @classmethod
+    def sum(cls, parts: Sequence["RoundTrip"]) -> "RoundTrip":
+        """What the texts of all of these would have come to, one after the other."""
+        return cls(
+            checked=sum(part.checked for part in parts),
+            changed=sum(part.changed for part in parts),
+            unknown=sum(part.unknown for part in parts),
+            example=next((part.example for part in parts if part.example is not None), None),
         )
 
 

@@ -9,6 +9,7 @@ A verdict is a byte a pair. What is kept here may still be dropped by its number
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from transformer.config.settings import Detector
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, screen_pairs
@@ -47,6 +48,7 @@ class Screened:
     """The outcome of the first reading."""
 
     verdicts: list[bytes]  # of each set, as `screen_pairs` gives them, with those of DETECTED
+    shards: list[list[int]]  # of each set: the pairs of each of its shards
     samples: dict[str, list[DroppedPair]] = field(default_factory=dict)  # by detector
 
     @property
@@ -68,8 +70,13 @@ class Screened:
 
 def screen(corpus: TrainingText) -> Screened:
     """Read all of the text and judge every pair. Raises InputError where it cannot be read, and where none is kept."""
-    pairs = [text_set.source.pairs() for text_set in corpus.sets]
-    screened = _clean(corpus, Screened(screen_pairs(pairs, corpus.filters)))
+    shards = [text_set.source.parts() for text_set in corpus.sets]
+    found = iter(screen_pairs([shard.pairs() for shard in chain.from_iterable(shards)], corpus.filters))
+    verdicts = [list(islice(found, len(of_set))) for of_set in shards]
+    screened = _clean(
+        corpus,
+        Screened([b"".join(of_set) for of_set in verdicts], [[len(shard) for shard in of_set] for of_set in verdicts]),
+    )
     counts = screened.count()
     refuse_empty(sum(counts.kept), corpus, counts.dropped)
     return screened
@@ -95,7 +102,7 @@ def _clean(corpus: TrainingText, screened: Screened) -> Screened:
             if len(shown) < SAMPLES:
                 shown.append(DroppedPair(number, index + 1, *(text[:SHOWN] for text in pair)))
         verdicts.append(bytes(codes))
-    return Screened(verdicts, samples)
+    return Screened(verdicts, screened.shards, samples)
 
 
 def refuse_empty(kept: int, corpus: TrainingText, dropped: dict[str, int]) -> None:

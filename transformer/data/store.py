@@ -2,7 +2,8 @@
 
 A store is a directory. For each side it has two flat little-endian files: `SIDE.ids`, the pieces of all sentences end
 to end (uint16, or int32 above 65,536 pieces), and `SIDE.offsets` (int64), where sentence i is ids[offsets[i] :
-offsets[i + 1]]. MANIFEST.json has the sizes and SHA-256 of all files.
+offsets[i + 1]]. MANIFEST.json has the sizes and SHA-256 of all files. A store that was joined from several has their
+files of ids, `SIDE.0.ids`, `SIDE.1.ids` and so on, which are read as if they were one.
 
 The ids hold pieces only, without BOS and EOS. `lengths` count EOS, as everything that budgets tokens does. Reading goes
 through plain array views of the memory maps, because `np.memmap` makes each small slice slow.
@@ -12,10 +13,11 @@ Shapes: `n` pairs in the store, `b` sentences of a selection.
 
 import mmap
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -37,8 +39,8 @@ from transformer.files import (
 )
 
 STORE_VERSION = 1
+JOINED_VERSION = 2  # of a store that was joined: earlier versions of this package cannot read it
 SIDES = ("source", "target")
-FILES = [f"{side}.{kind}" for side in SIDES for kind in ("ids", "offsets")]
 BLOCK = 1 << 20  # pairs
 _NARROW, _WIDE = "<u2", "<i4"
 
@@ -156,12 +158,29 @@ def longest_of(lengths: Lengths) -> tuple[int, int]:
     return source, target
 
 
+class JoinedPieces:
+    """The pieces of several stores, end to end, each where it is."""
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self._arrays = arrays
+        self._starts = np.cumsum([0, *map(len, arrays)])[:-1]  # of each array, among all pieces
+        self.dtype = arrays[0].dtype
+
+    def gather(self, starts: Ids, counts: Ids) -> Array:
+        """The pieces `(sum of counts,)` of the sentences `(b,)` that start there and have so many."""
+        which = np.searchsorted(self._starts, starts, side="right") - 1  # (b,): the array that holds each sentence
+        starts = starts - self._starts[which]
+        places = zip(which.tolist(), starts.tolist(), (starts + counts).tolist(), strict=True)
+        found = [self._arrays[number][start:end] for number, start, end in places]
+        return np.concatenate(found) if found else np.zeros(0, self.dtype)
+
+
 class Store:
     """Sentence pairs as piece ids; pair `i` keeps its number for ever. Side 0 is the source, side 1 the target."""
 
     def __init__(
         self,
-        pieces: tuple[Array, Array],
+        pieces: tuple[Array | JoinedPieces, Array | JoinedPieces],
         offsets: tuple[Ids, Ids],
         *,
         files: Sequence[_MappedFile] = (),
@@ -189,13 +208,16 @@ class Store:
         _refuse_cut(self._files)
         starts = self._offsets[side][ids]  # (b,)
         counts = self._offsets[side][ids + 1] - starts  # (b,)
+        pieces = self._pieces[side]
+        if isinstance(pieces, JoinedPieces):
+            return Sentences(pieces.gather(starts, counts).astype(np.int64), counts)
 
         # Each sentence is shifted from where it begins among the gathered ones to where it begins in the store.
         ends = counts.cumsum()
         total = int(ends[-1]) if len(ids) else 0
         shifts = starts - (ends - counts)  # (b,)
         index = np.arange(total) + np.repeat(shifts, counts)  # (total,)
-        return Sentences(self._pieces[side][index].astype(np.int64), counts)
+        return Sentences(pieces[index].astype(np.int64), counts)
 
     @classmethod
     def from_pieces(cls, source: list[list[int]], target: list[list[int]]) -> "Store":
@@ -208,44 +230,61 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, *, is_verified: bool = False) -> "Store":
-        """Map a store that `StoreWriter` made; `is_verified` says that another process has just read every byte of it.
+        """Map a store that `StoreWriter` or `join_stores` made.
+
+        `is_verified` says that another process has just read every byte of it.
 
         Raises InputError where a file is missing, foreign or damaged.
         """
         manifest = _read_manifest(path)
         if not is_verified:
-            _verify(path, manifest)
+            verify_files(path, manifest.files)
 
-        id_files = [_MappedFile.of(path / f"{side}.ids") for side in SIDES]
-        offset_files = [_MappedFile.of(path / f"{side}.offsets") for side in SIDES]
-        source_pieces, target_pieces = (np.frombuffer(file.content, dtype=manifest.dtype) for file in id_files)
-        source_offsets, target_offsets = (np.frombuffer(file.content, dtype="<i8") for file in offset_files)
-        return cls(
-            (source_pieces, target_pieces),
-            (source_offsets, target_offsets),
-            files=[*id_files, *offset_files],
-        )
+        files: list[_MappedFile] = []
+
+        def mapped(name: str, dtype: str) -> Any:
+            files.append(_MappedFile.of(path / name))
+            return np.frombuffer(files[-1].content, dtype)
+
+        source, target = ([mapped(name, manifest.dtype) for name in _id_files(manifest.files, side)] for side in SIDES)
+        source_offsets, target_offsets = (mapped(f"{side}.offsets", "<i8") for side in SIDES)
+        is_joined = manifest.format == JOINED_VERSION
+        pieces = (JoinedPieces(source), JoinedPieces(target)) if is_joined else (source[0], target[0])
+        return cls(pieces, (source_offsets, target_offsets), files=files)
 
 
 def _read_manifest(path: Path) -> Manifest:
     """The manifest of a store. Raises InputError where the store is not complete, or of another version."""
     try:
         data = read_json(path / MANIFEST)
-        if isinstance(data, dict) and data.get("format") != STORE_VERSION:
-            raise InputError(f"{path}: a prepared corpus of format {data.get('format')}, not {STORE_VERSION}")
+        if isinstance(data, dict) and data.get("format") not in (STORE_VERSION, JOINED_VERSION):
+            raise InputError(
+                f"{path}: a prepared corpus of format {data.get('format')}, not {STORE_VERSION} or {JOINED_VERSION}"
+            )
         manifest = from_json(Manifest, data, complete=True)
         if (path / MANIFEST).read_bytes() != encode_json(to_json(manifest)):
             raise ValueError(f"{MANIFEST} is not as it was written")
-        if manifest.dtype not in (_NARROW, _WIDE) or not set(FILES) <= manifest.files.keys():
+        source, target = (_id_files(manifest.files, side) for side in SIDES)
+        is_joined = "source.ids" not in source
+        has_all = len(source) == len(target) > 0 and all(f"{side}.offsets" in manifest.files for side in SIDES)
+        is_of_format = manifest.format == (JOINED_VERSION if is_joined else STORE_VERSION)
+        if manifest.dtype not in (_NARROW, _WIDE) or not (has_all and is_of_format):
             raise InputError(f"{path / MANIFEST}: damaged")
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a complete prepared corpus ({type(error).__name__}: {error})") from error
     return manifest
 
 
-def _verify(path: Path, manifest: Manifest) -> None:
-    """Raise InputError unless all files have the sizes and digests that the manifest names."""
-    for name, expected in manifest.files.items():
+def _id_files(names: Mapping[str, Digest], side: str) -> list[str]:
+    """The files of ids of one side, in order: `SIDE.ids`, or `SIDE.0.ids`, `SIDE.1.ids` and so on."""
+    if f"{side}.ids" in names:
+        return [f"{side}.ids"]
+    return list(takewhile(names.__contains__, (f"{side}.{number}.ids" for number in count())))
+
+
+def verify_files(path: Path, files: Mapping[str, Digest]) -> None:
+    """Raise InputError unless all files in the directory `path` have the sizes and digests that its manifest names."""
+    for name, expected in files.items():
         try:
             with open_regular(path / name) as file:
                 check_digest(file, expected)
@@ -299,16 +338,62 @@ class StoreWriter:
             (self._path / name).write_bytes(content)
 
         files = {}
-        for name in (*FILES, *extras):
+        for name in (*(f"{side}.{kind}" for side in SIDES for kind in ("ids", "offsets")), *extras):
             sync(self._path / name)
             files[name] = digest_file(self._path / name)
-
-        manifest = Manifest(STORE_VERSION, self._dtype, files)
-        write_new(self._path / MANIFEST, encode_json(to_json(manifest)))
-        sync(self._path)
+        _write_manifest(self._path, Manifest(STORE_VERSION, self._dtype, files))
 
     def close(self) -> None:
         """Close the files; safe to call again."""
         for ids, offsets in self._files:
             ids.close()
             offsets.close()
+
+
+def join_stores(path: Path, parts: Sequence[Path], extras: Mapping[str, bytes]) -> None:
+    """Make the empty directory `path` one store of all pairs of the stores `parts`, in their order.
+
+    Their ids are not copied: the files get another name, on file systems that have hard links. Offsets are written
+    anew. OSError passes through, as from StoreWriter; InputError where a part is no store.
+    """
+    manifests = [_read_manifest(part) for part in parts]
+    files = {}
+    for side in SIDES:
+        for number, (part, manifest) in enumerate(zip(parts, manifests, strict=True)):
+            name = f"{side}.{number}.ids"
+            _link(part / f"{side}.ids", path / name)
+            files[name] = manifest.files[f"{side}.ids"]
+        with (path / f"{side}.offsets").open("xb") as joined:
+            _join_offsets([part / f"{side}.offsets" for part in parts], joined)
+    for name, content in extras.items():
+        (path / name).write_bytes(content)
+
+    for name in (*(f"{side}.offsets" for side in SIDES), *extras):
+        sync(path / name)
+        files[name] = digest_file(path / name)
+    _write_manifest(path, Manifest(JOINED_VERSION, manifests[0].dtype, files))
+
+
+def _join_offsets(parts: Sequence[Path], joined: IO[bytes]) -> None:
+    """Write the offsets of several stores as one store has them."""
+    joined.write(bytes(8))
+    total = 0  # pieces of the stores that came before
+    for part in parts:
+        offsets = np.frombuffer(_MappedFile.of(part).content, "<i8")
+        for start in range(1, len(offsets), BLOCK):
+            joined.write((offsets[start : start + BLOCK] + total).tobytes())
+        total += int(offsets[-1])
+
+
+def _link(file: Path, name: Path) -> None:
+    """Give a file another name, or copy it where the file system has no links."""
+    try:
+        os.link(file, name)
+    except OSError:
+        shutil.copyfile(file, name)
+        sync(name)
+
+
+def _write_manifest(path: Path, manifest: Manifest) -> None:
+    write_new(path / MANIFEST, encode_json(to_json(manifest)))
+    sync(path)

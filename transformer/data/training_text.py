@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, compress
 from pathlib import Path
 
@@ -22,11 +22,12 @@ from transformer.config.settings import DataConfig, FilterConfig, PairConfig, To
 from transformer.data.corpus import Pair, digest_pairs
 from transformer.data.detectors import cleaning
 from transformer.data.report import FileReport
-from transformer.data.source import Source, is_copied, resolve_source
+from transformer.data.source import Source, is_copied, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION
 from transformer.data.tokenizer import Tokenizer, read_model, read_models
 from transformer.errors import InputError, StorageError
 from transformer.files import digest_file, read_json, write_json
+from transformer.machine import resolve_threads
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER, RunDir, list_steps
 
 PREPARE_VERSION = 3
@@ -37,13 +38,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TextSet:
-    """A configured set of pairs, whose files have been found and digested."""
+    """A configured set of pairs, whose files have been found."""
 
     source: Source
     languages: tuple[str, str]  # of both sides, as they are set
-    files: dict[str, FileReport]
-    pairs: list[Pair] | None  # None: of a training set, which is read block by block
-    left_out: dict[str, int]  # what its files have beside pairs, by kind; of a training set, the digests know it
+    files: dict[str, FileReport] = field(default_factory=dict)  # empty: they have not been digested
+    pairs: list[Pair] | None = None  # None: of a training set, which is read block by block
+    left_out: dict[str, int] = field(
+        default_factory=dict
+    )  # what its files have beside pairs, by kind; of a training set, the digests know it
 
     @property
     def codes(self) -> tuple[str, str]:
@@ -100,6 +103,29 @@ class TrainingText:
 # ---- the sets of a job ----------------------------------------------------------------------------------------------
 
 
+def check_languages(data: DataConfig) -> None:
+    """Raise InputError for a language that is no code, where one is needed: before anything is read."""
+    for key, language in data.tgt_langs().items():
+        language_of(language, f"data.{key}")
+    if data.filter.doctor:
+        language_of(data.src_lang, "data.src_lang")
+
+
+def store_dir_of(job: TrainJob) -> Path:
+    """Where the prepared corpora of a job are."""
+    return Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
+
+
+def training_text(job: TrainJob, sets: Mapping[str, TextSet], models: list[Model]) -> TrainingText:
+    """The training text of a job; `sets` are its sets by name, those that are trained on among them."""
+    return TrainingText(
+        sets=[sets[name] for name in training_weights(job.data)],
+        filters=job.data.filter,
+        models=models,
+        threads=resolve_threads(job.train.threads),
+    )
+
+
 def training_weights(data: DataConfig) -> dict[str, float]:
     """The training sets in the order of the store, each with the copies of a pair that an epoch has."""
     weights = {"train": 1.0}
@@ -113,17 +139,29 @@ def configured_sets(data: DataConfig) -> dict[str, PairConfig]:
     return dict(sorted(data.sets().items(), key=lambda item: is_copied(item[1])))
 
 
-def open_set(pair: PairConfig, name: str, data: DataConfig, *, store_dir: Path, is_training: bool) -> TextSet:
-    """Find and digest the files of a set, and read it whole unless it is trained on. Raises InputError."""
-    key = f"data.{name}"
-    source = resolve_source(pair, key, languages=data.languages_of(name), store_dir=store_dir)
-    files = {part: _describe(path, key) for part, path in source.files.items()}
-    left_out = Counter[str]()
-    pairs = None if is_training else source.load(key, left_out)
-    return TextSet(source, data.languages_of(name), files, pairs, left_out)
+def find_set(pair: PairConfig, name: str, data: DataConfig, *, store_dir: Path) -> TextSet:
+    """Find the files of a set. Raises InputError."""
+    languages = data.languages_of(name)
+    return TextSet(resolve_source(pair, f"data.{name}", languages=languages, store_dir=store_dir), languages)
 
 
-def _describe(path: Path, key: str) -> FileReport:
+def open_sets(data: DataConfig, store_dir: Path) -> dict[str, TextSet]:
+    """Find and digest the files of every set. Raises InputError.
+
+    Development and test sets are read whole: their faults must show before hours of work.
+    """
+    trained_on = training_weights(data)
+    sets = {}
+    for name, pair in configured_sets(data).items():
+        found = find_set(pair, name, data, store_dir=store_dir)
+        files = {part: describe_file(path, f"data.{name}") for part, path in found.source.files.items()}
+        left_out = Counter[str]()
+        pairs = None if name in trained_on else found.source.load(f"data.{name}", left_out)
+        sets[name] = replace(found, files=files, pairs=pairs, left_out=left_out)
+    return sets
+
+
+def describe_file(path: Path, key: str) -> FileReport:
     """Path, size and digest of a file."""
     try:
         if path.is_fifo():
@@ -248,6 +286,25 @@ def digest_text(corpus: TrainingText, store_dir: Path) -> Digests:
         if not text_set.source.is_plain_text:
             texts[number] = [None, *digest_pairs(text_set.source.pairs(left_out[number]))]
     return Digests(_digest(corpus, texts), of_files, [dict(counts) for counts in left_out] if any(left_out) else [])
+
+
+def digest_outline(corpus: TrainingText) -> str:
+    """A digest of the settings, and of the names and sizes of the files: known at once, but not of what they hold.
+
+    Raises InputError where there is no such file.
+    """
+    texts: list[list[object]] = []
+    for text_set in corpus.sets:
+        sizes = [[path.name, _size(path)] for path in text_set.source.files.values()]
+        texts.append([text_set.columns, *sizes])
+    return _digest(corpus, texts)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}): check data.root") from error
 
 
 def _digest(corpus: TrainingText, texts: Sequence[Sequence[object]]) -> str:

@@ -1,0 +1,383 @@
+"""A corpus that many commands prepare, each a part of it: `transformer prepare part=K/N`, for K from 0 to N - 1.
+
+    STORE_DIR/DIGEST.parts/     DIGEST: of the settings, and of the names and sizes of the training files
+        plan/                   which pairs are kept by their text, where each part begins, the tokenizers
+        0/, 1/, ...             the parts: each a store, with what was counted
+        joined.json             instead of all these, once there is a store of them: its name
+
+Part 0 makes the plan before it encodes its own share: it reads all of the text, judges every pair and trains the
+tokenizer, exactly as preparing without parts does. So the parts have the same pairs, pieces and counts, too, wherever
+they are cut. The others need the plan, and nothing of each other. `prepare` without a part joins them.
+
+Each folder is complete or not there, and a command that finds its part ends at once. So whatever starts commands, and
+starts those again that fail, is engine enough.
+"""
+
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import accumulate, chain, compress, islice, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from transformer.config.jobs import TrainJob
+from transformer.config.primitives import from_json, to_json
+from transformer.data import building
+from transformer.data.building import (
+    REPORT,
+    PieceCounts,
+    encode_pairs,
+    report_of,
+    sampled_every,
+    store_writer,
+    sum_counts,
+    train_models,
+)
+from transformer.data.corpus import Pair
+from transformer.data.report import FileReport, TokenCounts
+from transformer.data.screening import TextCounts, screen
+from transformer.data.source import Source
+from transformer.data.store import Ids, Store, join_stores, verify_files
+from transformer.data.tokenizer import Tokenizers
+from transformer.data.training_text import (
+    Digests,
+    TrainingText,
+    check_languages,
+    describe_file,
+    digest_outline,
+    digest_text,
+    find_set,
+    models_of,
+    open_sets,
+    store_dir_of,
+    training_text,
+    training_weights,
+)
+from transformer.errors import InputError, StorageError, TooEarly
+from transformer.files import (
+    MANIFEST,
+    Digest,
+    build_once,
+    encode_json,
+    read_json,
+    remove,
+    sync,
+    write_json,
+    write_new,
+)
+
+PLAN = "plan"  # the folder, and plan.json in it
+KEPT = "kept"  # beside plan.json: a byte for each pair of all the sets, 1 for one that is kept by its text
+COUNTS = "counts.json"  # beside the store of a part
+JOINED = "joined.json"
+CHUNK = 1 << 20  # pairs
+MOST_NAMED = 8  # parts that an error names
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What part 0 finds out, and the others go by."""
+
+    parts: int
+    digests: Digests
+    files: list[dict[str, FileReport]]  # of each training set
+    shards: list[list[int]]  # of each training set: the pairs of each of its shards
+    starts: list[int]  # the first pair of each part, of the pairs of all the sets, and where the last part ends
+    text: TextCounts
+
+    @property
+    def sha256(self) -> str:
+        """By which a part says what plan it is of."""
+        return hashlib.sha256(encode_json(to_json(self))).hexdigest()
+
+
+@dataclass(frozen=True)
+class PartCounts:
+    """What encoding a part told."""
+
+    plan: str  # its SHA-256
+    pieces: PieceCounts
+
+
+# ---- a part ---------------------------------------------------------------------------------------------------------
+
+
+def prepare_part(job: TrainJob, number: int, parts: int) -> None:
+    """Encode part `number`, counted from 0, of so many; part 0 makes the plan first. Nothing to do where it is there.
+
+    Raises TooEarly where there is no plan yet, InputError for bad files and settings, and StorageError.
+    """
+    began = time.monotonic()
+    check_languages(job.data)
+    store_dir = store_dir_of(job)
+    models = models_of(job)
+    if number == 0:
+        sets = open_sets(job.data, store_dir)  # all of them, digested: their faults must show before hours of work
+    else:
+        names = training_weights(job.data)
+        sets = {name: find_set(job.data.sets()[name], name, job.data, store_dir=store_dir) for name in names}
+    corpus = training_text(job, sets, models)
+    folder = folder_of(corpus, store_dir)
+
+    joined = _joined_store(folder)
+    if joined is not None and (number > 0 or digest_text(corpus, store_dir).of_text.startswith(joined)):
+        log.info("part %d of %d: in the prepared corpus %s already", number, parts, store_dir / joined)
+        return
+    try:
+        plan = _make_plan(folder, corpus, parts=parts) if number == 0 else _find_plan(folder, parts=parts)
+        part = _encode_part(folder, plan, corpus, number)
+    except OSError as error:
+        reason = error.strerror or error
+        raise StorageError(f"{folder}: cannot be written ({reason}): free space or set data.store_dir") from error
+    pairs = f"{sum(part.kept):,} of {plan.starts[number + 1] - plan.starts[number]:,} pairs"
+    log.info("part %d of %d is ready: %s; %.1f s", number, parts, pairs, time.monotonic() - began)
+
+
+def folder_of(corpus: TrainingText, store_dir: Path) -> Path:
+    """Where the parts of a corpus are, and its plan. Raises InputError where a file is missing."""
+    return store_dir / f"{digest_outline(corpus)[:16]}.parts"
+
+
+def _joined_store(folder: Path) -> str | None:
+    """The name of the prepared corpus that the parts are in; None where there is none."""
+    try:
+        name = read_json(folder / JOINED)["store"]
+        return name if (folder.parent / name / MANIFEST).is_file() else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _find_plan(folder: Path, *, parts: int) -> Plan:
+    """The plan that part 0 has made. Raises TooEarly where there is none, InputError for one of other parts."""
+    try:
+        plan = _read_plan(folder)
+    except InputError as error:
+        raise TooEarly(
+            f"part 0 of {parts} is not ready, or was given other settings or files: give this command again later "
+            f"({folder / PLAN} is not there)"
+        ) from error
+    _check_parts(plan, parts, folder)
+    return plan
+
+
+def _check_parts(plan: Plan, parts: int, folder: Path) -> None:
+    if plan.parts != parts:
+        raise InputError(
+            f"part=K/{parts}: {folder} was begun as {plan.parts} parts: give part=K/{plan.parts}, or remove the folder"
+        )
+
+
+def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int) -> PieceCounts:
+    """Write the store of a part, unless it is there. Raises InputError where the text is not what part 0 has read."""
+
+    def fill(path: Path) -> None:
+        start, end = plan.starts[number : number + 2]
+        ranges = _cut(plan, corpus, start, end)
+        for one in ranges:
+            one.check(plan.parts)
+        with (folder / PLAN / KEPT).open("rb") as file:
+            file.seek(start)
+            kept = file.read(end - start)
+        borders = pairwise(accumulate(plan.text.read, initial=-start))  # of the sets, in `kept`
+        tokenizers = Tokenizers.load(folder / PLAN)
+
+        log.info("encoding %s pairs", f"{kept.count(1):,}")
+        with closing(store_writer(path, tokenizers)) as writer:
+            pieces = encode_pairs(
+                compress(chain.from_iterable(one.pairs() for one in ranges), kept),
+                writer,
+                tokenizers,
+                corpus=corpus,
+                kept_by_text=[kept.count(1, max(first, 0), max(last, 0)) for first, last in borders],
+                sampled_every=sampled_every(plan.text),
+            )
+            writer.finish({COUNTS: encode_json(to_json(PartCounts(plan.sha256, pieces)))})
+
+    path = folder / str(number)
+    build_once(path, fill, is_usable=lambda path: _open_part(path, plan) is not None)
+    return from_json(PartCounts, read_json(path / COUNTS)).pieces
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Neighbouring pairs of one shard of a training set."""
+
+    shard: Source
+    known: Sequence[FileReport]  # the files of the shard, as part 0 has read them
+    first: int  # pair of the shard
+    end: int
+
+    def pairs(self) -> Iterator[Pair]:
+        """The pairs, with the tag of their set. Those before them are read, too: a stream has no other way in."""
+        return islice(self.shard.tagged_pairs(), self.first, self.end)
+
+    def check(self, parts: int) -> None:
+        """Raise InputError unless the files hold what part 0 has read."""
+        for path, known in zip(self.shard.files.values(), self.known, strict=True):
+            if describe_file(path, "data.train").sha256 != known.sha256:
+                raise InputError(
+                    f"{path}: not the text that part 0 has read: put that back, or give part=0/{parts} again"
+                )
+
+
+def _cut(plan: Plan, corpus: TrainingText, start: int, end: int) -> list[_Range]:
+    """Where the pairs from `start` to `end` are, of those of all the sets. Shards without such pairs are left out."""
+    ranges = []
+    before = 0  # pairs of the shards that came before
+    for text_set, files, counts in zip(corpus.sets, plan.files, plan.shards, strict=True):
+        known = iter(files.values())
+        for shard, pairs in zip(text_set.source.parts(), counts, strict=True):
+            of_shard = list(islice(known, len(shard.files)))
+            first, last = max(start - before, 0), min(end - before, pairs)
+            if first < last:
+                ranges.append(_Range(shard, of_shard, first, last))
+            before += pairs
+    return ranges
+
+
+def _open_part(path: Path, plan: Plan) -> tuple[PieceCounts, Ids] | None:
+    """What was counted of a part, and its tokens on either side `(2,)`; None unless it is whole, and of this plan."""
+    try:
+        tokens = Store.open(path).lengths.totals
+        counts = from_json(PartCounts, read_json(path / COUNTS))
+    except (OSError, ValueError, InputError):
+        return None
+    return (counts.pieces, tokens) if counts.plan == plan.sha256 else None
+
+
+# ---- the plan -------------------------------------------------------------------------------------------------------
+
+
+def _make_plan(folder: Path, corpus: TrainingText, *, parts: int) -> Plan:
+    """Read all of the text, and write what the parts need, unless that is there and of the same text."""
+    files = [text_set.files for text_set in corpus.sets]
+
+    def is_usable(_: Path) -> bool:
+        with suppress(InputError):
+            return _digests_of(_read_plan(folder).files) == _digests_of(files)
+        return False
+
+    def fill(path: Path) -> None:
+        digests = digest_text(corpus, folder.parent)
+        digests.remember(folder.parent)
+        screened = screen(corpus)
+        kept = screened.kept_by_text
+        plan = Plan(parts, digests, files, screened.shards, _starts(kept, parts), screened.count())
+        contents = {
+            f"{PLAN}.json": encode_json(to_json(plan)),
+            KEPT: kept,
+            **train_models(corpus, kept),
+        }
+        manifest = {name: write_new(path / name, content) for name, content in contents.items()}
+        write_new(path / MANIFEST, encode_json(to_json(_Manifest(manifest))))
+        sync(path)
+
+    remove(folder / JOINED)  # of a prepared corpus that has been deleted, or of other text
+    build_once(folder / PLAN, fill, is_usable=is_usable)
+    plan = _read_plan(folder)
+    _check_parts(plan, parts, folder)
+    return plan
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """MANIFEST.json of the plan."""
+
+    files: dict[str, Digest]
+
+
+def _read_plan(folder: Path) -> Plan:
+    """The plan that part 0 has made. Raises InputError where there is none, or a damaged one."""
+    path = folder / PLAN
+    try:
+        verify_files(path, from_json(_Manifest, read_json(path / MANIFEST)).files)
+        return from_json(Plan, read_json(path / f"{PLAN}.json"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not complete ({error})") from error
+
+
+def _digests_of(files: Sequence[Mapping[str, FileReport]]) -> list[list[str]]:
+    return [[file.sha256 for file in of_set.values()] for of_set in files]
+
+
+def _starts(kept: bytes, parts: int) -> list[int]:
+    """The first pair of each part, and the end of the last: each has as many blocks of kept pairs as the others.
+
+    Blocks are those of preparing without parts, of which the sample of targets depends. `kept` has a byte for each
+    pair, 1 for one that is kept.
+    """
+    blocks = math.ceil(kept.count(1) / building.BLOCK)
+    firsts = [building.BLOCK * (blocks * part // parts) for part in range(parts)]  # of the pairs that are kept
+
+    starts: list[int] = []
+    before = 0  # kept pairs that came before the chunk
+    for start in range(0, len(kept), CHUNK):
+        indices = np.flatnonzero(np.frombuffer(kept[start : start + CHUNK], np.uint8))
+        while len(starts) < parts and firsts[len(starts)] < before + len(indices):
+            starts.append(start + int(indices[firsts[len(starts)] - before]))
+        before += len(indices)
+    return [*starts, len(kept)]
+
+
+# ---- joining --------------------------------------------------------------------------------------------------------
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a corpus is being prepared in parts, which wait to be joined."""
+    return folder.is_dir() and not (folder / JOINED).exists()
+
+
+def join_parts(path: Path, corpus: TrainingText, folder: Path, *, name: str) -> None:
+    """Write the prepared corpus of all the parts into the directory `path`; `name` is to be its name.
+
+    Raises InputError where a part is missing, or is of other text. OSError passes through.
+    """
+    instead = f"or remove {folder} to prepare without parts"
+    try:
+        plan = _read_plan(folder)
+    except InputError as error:
+        raise InputError(f"part 0 is missing: give part=0/N with the same settings, {instead}") from error
+    if not plan.digests.of_text.startswith(name):
+        raise InputError(f"the text has changed since part 0 has read it: give part=0/{plan.parts} again, {instead}")
+
+    # Every byte of the parts is verified.
+    parts = [folder / str(number) for number in range(plan.parts)]
+    opened = [_open_part(part, plan) for part in parts]
+    missing = [str(number) for number, part in enumerate(opened) if part is None]
+    if missing:
+        shown = ", ".join(missing[:MOST_NAMED]) + (
+            f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+        )
+        are = "part {} of {} is missing" if len(missing) == 1 else "parts {} of {} are missing"
+        raise InputError(
+            f"{are.format(shown, plan.parts)}: give part={missing[0]}/{plan.parts} with the same settings, {instead}"
+        )
+
+    log.info("joining %d parts", plan.parts)
+    found = [part for part in opened if part is not None]
+    source, target = np.sum([tokens for _, tokens in found], axis=0).tolist()
+    tokenizers = Tokenizers.load(folder / PLAN)
+    report = report_of(
+        corpus,
+        plan.text,
+        sum_counts([pieces for pieces, _ in found]),
+        tokens=TokenCounts(source, target),
+        tokenizers=tokenizers,
+    )
+    join_stores(path, parts, {**tokenizers.models, REPORT: report})
+
+
+def retire_parts(folder: Path, name: str) -> None:
+    """Leave of the parts only that they are in the prepared corpus of this name; no harm if that fails."""
+    with suppress(StorageError):
+        write_json(folder / JOINED, {"store": name})
+        for path in folder.iterdir():
+            if path.name != JOINED:
+                remove(path)
