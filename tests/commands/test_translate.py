@@ -325,29 +325,17 @@ def test_translator_cuts_a_source_too_long_and_reports_it(
         translator.translate(texts, first_line=41, strict=True)
 
 
-def never_ending(translator: Translator, search: SearchConfig) -> Translator:
-    """One whose translations are piece 7 without end."""
+def test_translator_writes_no_more_than_the_model_can(translator: Translator) -> None:
+    """Sources up to the model's last position, translations that never end."""
     model = translator.model
     norm = "decoder.0.feed_forward_norm"
     with torch.no_grad():
         model.get_parameter(f"{norm}.weight").zero_()
         model.get_parameter(f"{norm}.bias").fill_(1.0)
         model.output[:] = torch.arange(model.vocab_size).eq(7).unsqueeze(1).double()  # piece 7, always
-    return translator_with(model, translator.tokenizers.source, search=search)
-
-
-def test_translator_writes_no_more_than_the_model_can(translator: Translator) -> None:
-    """Sources up to the model's last position, translations that never end."""
-    wordy = never_ending(translator, replace(SEARCH, max_extra=1_000))
+    wordy = translator_with(model, translator.tokenizers.source, search=replace(SEARCH, max_extra=1_000))
     [[hypothesis]] = wordy.hypotheses([[5] * 59], n_best=1)
     assert (hypothesis.tokens, hypothesis.finished) == ([7] * 60, False)
-
-
-def test_translator_writes_at_most_50_pieces_more_than_the_source(translator: Translator) -> None:
-    """Section 6.1; the source's EOS does not count."""
-    wordy = never_ending(translator, SearchConfig())
-    [[short], [longer]] = wordy.hypotheses([[5], [5] * 6], n_best=1)
-    assert (short.tokens, longer.tokens) == ([7] * 51, [7] * 56)
 
 
 def test_translator_stops_when_asked_and_leaves_the_model_as_it_was(translator: Translator) -> None:
