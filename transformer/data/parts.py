@@ -6,11 +6,8 @@
         joined.json             instead of all these, once there is a store of them: its name
 
 Part 0 makes the plan before it encodes its own share: it reads all of the text, judges every pair and trains the
-tokenizer, exactly as preparing without parts does. So the parts have the same pairs, pieces and counts, too, wherever
-they are cut. The others need the plan, and nothing of each other. `prepare` without a part joins them.
-
-Each folder is complete or not there, and a command that finds its part ends at once. So whatever starts commands, and
-starts those again that fail, is engine enough.
+tokenizer, exactly as preparing without parts does. The others need the plan, and nothing of each other; `prepare`
+without a part joins them. Each folder is complete or not there, and a command that finds its part ends at once.
 """
 
 import hashlib
